@@ -1,0 +1,60 @@
+"""Workers and their DP units, as the scheduler sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+
+class Role(Enum):
+    """What an instance serves."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    UNIFIED = "unified"
+    CONVERTIBLE = "convertible"
+
+    @property
+    def prefills(self) -> bool:
+        """Whether the scheduler's window is dispatched to it."""
+        return self is not Role.DECODE
+
+    @property
+    def decodes(self) -> bool:
+        """Whether prefilled requests may be handed to it."""
+        return self is not Role.PREFILL
+
+
+class UnitId(NamedTuple):
+    """One DP unit: the smallest thing that is scheduled."""
+
+    worker_id: str
+    unit: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """What a worker is; constant while it lives. ``num_blocks`` is per DP unit."""
+
+    worker_id: str
+    address: str
+    role: Role
+    model: str
+    num_units: int
+    chunk_tokens: int
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+    kv_bytes_per_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnitLoad:
+    """Load of one DP unit at one instant; tokens, requests and blocks."""
+
+    unit: int
+    queued_prefill_tokens: int
+    num_running: int
+    kv_tokens: int
+    num_free_blocks: int

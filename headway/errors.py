@@ -1,0 +1,46 @@
+"""What a refused caller is told: one error type, one code per way out."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Code(Enum):
+    """A refusal's kind; the edges turn it into a gRPC and an HTTP status."""
+
+    INVALID_ARGUMENT = "invalid_argument"
+    UNAUTHENTICATED = "unauthenticated"
+    PERMISSION_DENIED = "permission_denied"
+    NOT_FOUND = "not_found"
+    FAILED_PRECONDITION = "failed_precondition"
+    RESOURCE_EXHAUSTED = "resource_exhausted"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    CANCELLED = "cancelled"
+    UNAVAILABLE = "unavailable"
+    INTERNAL = "internal"
+
+
+class HeadwayError(Exception):
+    """A refusal: the message names the value, the limit and the way out.
+
+    ``param`` is the offending field's name as the caller knows it; ``retry_after`` is in
+    seconds, 0 where waiting does not help.
+    """
+
+    def __init__(
+        self, code: Code, message: str, *, param: str | None = None, retry_after: float = 0.0
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+
+
+def invalid(param: str, value: object, limit: str) -> HeadwayError:
+    """The commonest refusal: ``param`` has a ``value`` outside its ``limit``."""
+    shown = repr(value)
+    if len(shown) > 80:
+        shown = shown[:77] + "..."
+    message = f"{param} is {shown}; it must be {limit}"
+    return HeadwayError(Code.INVALID_ARGUMENT, message, param=param)

@@ -1,0 +1,226 @@
+"""What the services say to each other, and a forward pass: the events and actions of the cores.
+
+Each message of ``protos/`` that a core reads or writes has its dataclass here; the wire
+(``services.runtime.wire``) is the one place that maps between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from headway.cluster import Role, UnitLoad, WorkerInfo
+from headway.errors import Code
+from headway.request import FinishReason, Request, SamplingParams, StreamKey, TokenLogprobs
+
+# --- gateway and scheduler ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The request went to this worker."""
+
+    key: StreamKey
+    worker_id: str
+    unit: int
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The request will not be served; ``retry_after`` in seconds, 0 for no hint."""
+
+    key: StreamKey
+    code: Code
+    message: str
+    retry_after: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The worker that had these requests is gone: submit them again."""
+
+    keys: tuple[StreamKey, ...]
+    reason: str
+
+
+# --- scheduler and worker -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class UnitBatch:
+    """Requests for one DP unit."""
+
+    unit: int
+    requests: tuple[Request, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Requests for one instance and forward pass; a repeat of the id is harmless."""
+
+    dispatch_id: int
+    batches: tuple[UnitBatch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    """Send a prefilled request's KV to this unit."""
+
+    key: StreamKey
+    target_worker_id: str
+    target_address: str
+    target_unit: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelStream:
+    """Stop a request and free its blocks; unknown keys are ignored."""
+
+    key: StreamKey
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Take no new request; what runs goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRequest:
+    """A request that a worker holds KV for or has queued."""
+
+    key: StreamKey
+    request_id: str
+    unit: int
+    num_tokens: int
+    awaiting_handoff: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRequest:
+    """A request that a worker is done with."""
+
+    key: StreamKey
+    unit: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a worker is and holds; its first word to a scheduler."""
+
+    info: WorkerInfo
+    loads: tuple[UnitLoad, ...]
+    held: tuple[HeldRequest, ...] = ()
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The dispatch has arrived; its requests are queued on the device."""
+
+    dispatch_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndForward:
+    """One forward pass has ended; ``pass_time`` in seconds."""
+
+    pass_id: int
+    pass_time: float
+    dispatch_ids: tuple[int, ...]
+    loads: tuple[UnitLoad, ...]
+    prefilled: tuple[HeldRequest, ...] = ()
+    finished: tuple[FinishedRequest, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffResult:
+    """How a handoff ended; not ``retriable`` when the source no longer holds the request."""
+
+    key: StreamKey
+    target_worker_id: str
+    target_unit: int
+    ok: bool
+    retriable: bool = True
+    message: str = ""
+
+
+# --- worker and gateway ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFailure:
+    """A request that ended without a token."""
+
+    stream_id: int
+    finish_reason: FinishReason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """The tokens of one forward pass for one gateway: parallel arrays, one entry a token.
+
+    ``finish_reasons`` has None where the request goes on; ``logprobs`` is keyed by entry.
+    """
+
+    worker_id: str
+    stream_ids: Sequence[int]
+    indices: Sequence[int]
+    token_ids: Sequence[int]
+    finish_reasons: Sequence[FinishReason | None]
+    logprobs: Mapping[int, TokenLogprobs]
+    failures: Sequence[StreamFailure] = ()
+
+
+# --- worker core and its backend ------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PassItem:
+    """One request's share of a forward pass.
+
+    ``token_ids`` are computed at positions ``start, start + 1, …``; ``block_table`` covers
+    positions 0 to ``start + len(token_ids) - 1`` and holds blocks of the backend's one pool.
+    With ``sample`` the next token is drawn after the last of them; drawing reads
+    ``prompt_token_ids`` and ``output_token_ids`` (penalties; the output's length is the
+    position of the draw) and must not change them.
+    """
+
+    key: StreamKey
+    token_ids: Sequence[int]
+    start: int
+    block_table: Sequence[int]
+    sample: bool
+    sampling: SamplingParams
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardPass:
+    """One execution of the model over one ragged batch, all DP units in lock-step."""
+
+    pass_id: int
+    items: tuple[PassItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The token drawn for one request."""
+
+    key: StreamKey
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """What a forward pass drew, for the items that asked; ``pass_time`` in seconds."""
+
+    pass_id: int
+    pass_time: float
+    sampled: tuple[Sampled, ...]
