@@ -44,7 +44,23 @@ class Lost:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class GatewayHello:
+    """A gateway's first word to the scheduler."""
+
+    gateway_id: str
+    address: str
+
+
 # --- scheduler and worker -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ControlHello:
+    """A scheduler's first word to a worker; the newest fencing token wins."""
+
+    scheduler_id: str
+    fencing_token: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +162,25 @@ class HandoffResult:
     ok: bool
     retriable: bool = True
     message: str = ""
+
+
+# --- worker to worker -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KvHeader:
+    """What the KV bytes that follow are.
+
+    ``shape`` is (layers, 2, tokens padded to whole blocks, KV heads, head size).
+    """
+
+    request: Request
+    unit: int
+    num_computed_tokens: int
+    num_bytes: int
+    block_size: int
+    dtype: str
+    shape: tuple[int, ...]
 
 
 # --- worker and gateway ---------------------------------------------------------------
