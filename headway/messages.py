@@ -142,7 +142,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class EndForward:
-    """One forward pass has ended; ``pass_time`` in seconds."""
+    """One forward pass has ended; ``pass_time`` in seconds, 0 for news without a pass."""
 
     pass_id: int
     pass_time: float

@@ -334,7 +334,7 @@ class EndForward(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     pass_id: _builtins.int
     pass_time: _builtins.float
-    """seconds"""
+    """seconds; 0: no pass ran (news between passes)"""
     @_builtins.property
     def dispatch_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """dispatches whose first pass this was"""

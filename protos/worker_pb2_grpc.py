@@ -62,7 +62,8 @@ class WorkerServicer(object):
     def TransferKv(self, request_iterator, context):
         """KV blocks of one request, worker to worker: header first, then data in layer-block order.
         The target replies once the request runs there; only then may the source free its blocks.
-        RESOURCE_EXHAUSTED: no room; try another unit. ALREADY_EXISTS never: a repeat replaces.
+        RESOURCE_EXHAUSTED: no room; try another unit. A request that runs
+        at the target already is acknowledged again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -40,7 +40,8 @@ class WorkerStub:
     TransferKv: _grpc.StreamUnaryMultiCallable[_worker_pb2.KvChunk, _worker_pb2.KvReceipt]
     """KV blocks of one request, worker to worker: header first, then data in layer-block order.
     The target replies once the request runs there; only then may the source free its blocks.
-    RESOURCE_EXHAUSTED: no room; try another unit. ALREADY_EXISTS never: a repeat replaces.
+    RESOURCE_EXHAUSTED: no room; try another unit. A request that runs
+    at the target already is acknowledged again.
     """
 
 @_typing.type_check_only
@@ -55,7 +56,8 @@ class WorkerAsyncStub(WorkerStub):
     TransferKv: _aio.StreamUnaryMultiCallable[_worker_pb2.KvChunk, _worker_pb2.KvReceipt]  # type: ignore[assignment]
     """KV blocks of one request, worker to worker: header first, then data in layer-block order.
     The target replies once the request runs there; only then may the source free its blocks.
-    RESOURCE_EXHAUSTED: no room; try another unit. ALREADY_EXISTS never: a repeat replaces.
+    RESOURCE_EXHAUSTED: no room; try another unit. A request that runs
+    at the target already is acknowledged again.
     """
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
@@ -79,7 +81,8 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_worker_pb2.KvReceipt, _abc.Awaitable[_worker_pb2.KvReceipt]]:
         """KV blocks of one request, worker to worker: header first, then data in layer-block order.
         The target replies once the request runs there; only then may the source free its blocks.
-        RESOURCE_EXHAUSTED: no room; try another unit. ALREADY_EXISTS never: a repeat replaces.
+        RESOURCE_EXHAUSTED: no room; try another unit. A request that runs
+        at the target already is acknowledged again.
         """
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,260 @@
+"""The worker's decisions: what each forward pass computes, and what becomes of its tokens.
+
+One pass is in flight at a time, over all DP units in lock-step. Blocks of a sequence that
+is in the pass are freed only when it has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from headway.cluster import Role, UnitLoad, WorkerInfo
+from headway.core.worker_events import (
+    GatewayGone,
+    KvAborted,
+    KvArrived,
+    KvOffered,
+    PassFailed,
+    SchedulerConnected,
+    TransferEnded,
+    WorkerAction,
+    WorkerEvent,
+)
+from headway.core.worker_plan import PassPlanner
+from headway.core.worker_state import SequenceState, Stage, WorkerState
+from headway.core.worker_transfers import answer_offer, end_arrival, end_transfer, start_handoff
+from headway.messages import (
+    Accepted,
+    CancelStream,
+    Dispatch,
+    Drain,
+    EndForward,
+    ForwardPass,
+    Handoff,
+    PassItem,
+    PassResult,
+    Snapshot,
+)
+from headway.policies.batching import Batching
+from headway.request import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """``watermark``: share of a unit's blocks kept free at admission, [0, 1).
+
+    ``report_interval``: seconds between reports while a worker only decodes.
+    """
+
+    watermark: float = 0.1
+    report_interval: float = 0.05
+    num_dispatches_remembered: int = 1024
+
+
+class WorkerCore:
+    """``Core[WorkerEvent, WorkerAction]``; ``docs/architecture.md`` shows its place."""
+
+    def __init__(
+        self,
+        info: WorkerInfo,
+        eos_token_ids: Iterable[int],
+        batching: Batching,
+        settings: WorkerSettings | None = None,
+    ) -> None:
+        self.settings = settings or WorkerSettings()
+        self._state = WorkerState(info, eos_token_ids)
+        self._planner = PassPlanner(batching, info.chunk_tokens, self.settings.watermark)
+        self._draining = False
+        self._pass: ForwardPass | None = None
+        self._pass_id = 0
+        self._reported_at = 0.0
+        self._seen_dispatches: dict[int, None] = {}
+        self._waiting_dispatches: list[int] = []  # acknowledged, no pass planned since
+        self._pass_dispatches: list[int] = []
+
+    @property
+    def next_wakeup(self) -> float | None:
+        """A worker's core acts on events alone."""
+        return None
+
+    @property
+    def num_held(self) -> int:
+        """Requests that this worker has not let go of."""
+        return sum(len(unit.sequences) for unit in self._state.units)
+
+    @property
+    def loads(self) -> tuple[UnitLoad, ...]:
+        """Every unit's load now."""
+        return self._state.loads
+
+    def wake(self, *, now: float) -> Sequence[WorkerAction]:
+        """Nothing waits for time."""
+        return ()
+
+    def handle(self, event: WorkerEvent, *, now: float) -> Sequence[WorkerAction]:
+        """React to one event, then start the next pass if none is in flight."""
+        actions: list[WorkerAction] = []
+        if isinstance(event, PassResult):
+            self._on_pass_result(event, actions, now)
+        elif isinstance(event, PassFailed):
+            self._on_pass_failed(event)
+        elif isinstance(event, Handoff | TransferEnded | KvOffered | KvArrived | KvAborted):
+            self._on_transfer(event, actions)
+        else:
+            self._on_order(event, actions)
+        self._start_pass(actions, now)
+        self._report_without_pass(actions, now)
+        return [*self._state.outbox.flush(), *actions]
+
+    # --- the scheduler's and the gateways' orders -------------------------------------
+
+    def _on_order(
+        self,
+        event: Dispatch | CancelStream | Drain | SchedulerConnected | GatewayGone,
+        actions: list[WorkerAction],
+    ) -> None:
+        match event:
+            case Dispatch():
+                self._on_dispatch(event, actions)
+            case CancelStream(key):
+                self._state.cancel(key)
+            case GatewayGone(gateway_id):
+                for unit in self._state.units:
+                    for key in [k for k in unit.sequences if k.gateway_id == gateway_id]:
+                        self._state.cancel(key)
+            case SchedulerConnected():
+                actions.append(self._snapshot())
+            case Drain():
+                self._draining = True
+                actions.append(self._snapshot())
+
+    def _on_dispatch(self, dispatch: Dispatch, actions: list[WorkerAction]) -> None:
+        actions.append(Accepted(dispatch.dispatch_id))
+        if dispatch.dispatch_id in self._seen_dispatches:
+            return
+        self._seen_dispatches[dispatch.dispatch_id] = None
+        if len(self._seen_dispatches) > self.settings.num_dispatches_remembered:
+            del self._seen_dispatches[next(iter(self._seen_dispatches))]
+        self._waiting_dispatches.append(dispatch.dispatch_id)
+        for batch in dispatch.batches:
+            for request in batch.requests:
+                self._state.queue(request, batch.unit)
+
+    def _on_transfer(
+        self,
+        event: Handoff | TransferEnded | KvOffered | KvArrived | KvAborted,
+        actions: list[WorkerAction],
+    ) -> None:
+        match event:
+            case Handoff():
+                action = start_handoff(self._state, event)
+                if action is not None:
+                    actions.append(action)
+            case TransferEnded():
+                actions.append(end_transfer(self._state, event))
+            case KvOffered(header):
+                actions.append(answer_offer(self._state, header))
+            case KvArrived(key):
+                end_arrival(self._state, key, ok=True)
+            case KvAborted(key):
+                end_arrival(self._state, key, ok=False)
+
+    # --- forward passes ---------------------------------------------------------------
+
+    def _start_pass(self, actions: list[WorkerAction], now: float) -> None:
+        if self._pass is not None:
+            return
+        items: list[PassItem] = []
+        for unit in self._state.units:
+            items += self._planner.plan(unit, now=now)
+        if not items:
+            return
+        self._pass_id += 1
+        self._pass = ForwardPass(self._pass_id, tuple(items))
+        self._pass_dispatches, self._waiting_dispatches = self._waiting_dispatches, []
+        actions.append(self._pass)
+
+    def _on_pass_result(self, result: PassResult, actions: list[WorkerAction], now: float) -> None:
+        drawn = {sampled.key: sampled for sampled in result.sampled}
+        for item, sequence in self._close_pass(result.pass_id):
+            sequence.num_computed += len(item.token_ids)
+            if sequence.cancelled:
+                self._state.end(sequence, FinishReason.CANCELLED)
+            elif item.sample:
+                sampled = drawn[item.key]
+                sequence.output.append(sampled.token_id)
+                reason = sequence.finish_reason(self._state.eos_token_ids, self._state.max_len)
+                index = len(sequence.output) - 1
+                self._state.outbox.add(sequence.request, index, sampled, reason)
+                self._after_token(sequence, reason)
+        if self._pass_dispatches or self._has_news or self._is_report_due(now):
+            actions.append(self._end_forward(result.pass_time, self._pass_dispatches, now))
+            self._pass_dispatches = []
+
+    def _after_token(self, sequence: SequenceState, reason: FinishReason | None) -> None:
+        if reason is not None:
+            self._state.end(sequence, reason)
+        elif self._state.info.role is Role.PREFILL:
+            sequence.stage = Stage.HANDOFF
+            self._state.prefilled.append(sequence.held())
+
+    def _on_pass_failed(self, event: PassFailed) -> None:
+        in_pass = self._close_pass(event.pass_id)
+        blamed = set(event.keys) & {item.key for item, _ in in_pass}
+        for item, sequence in in_pass:
+            if sequence.cancelled:
+                self._state.end(sequence, FinishReason.CANCELLED)
+            elif not blamed or item.key in blamed:
+                request = replace(sequence.request, output_token_ids=tuple(sequence.output))
+                self._state.units[sequence.unit].remove(sequence)
+                self._state.fail(request, sequence.unit, event.message)
+        self._waiting_dispatches = self._pass_dispatches + self._waiting_dispatches
+        self._pass_dispatches = []
+
+    def _close_pass(self, pass_id: int) -> list[tuple[PassItem, SequenceState]]:
+        assert self._pass is not None, "a result comes from the pass in flight"
+        assert self._pass.pass_id == pass_id, "one pass is in flight at a time"
+        closed: list[tuple[PassItem, SequenceState]] = []
+        for item in self._pass.items:
+            sequence = self._state.find(item.key)
+            assert sequence is not None, "sequences stay while they are in a pass"
+            sequence.in_pass = False
+            closed.append((item, sequence))
+        self._pass = None
+        return closed
+
+    # --- reports ----------------------------------------------------------------------
+
+    @property
+    def _has_news(self) -> bool:
+        return bool(self._state.prefilled or self._state.finished)
+
+    def _is_report_due(self, now: float) -> bool:
+        return now - self._reported_at >= self.settings.report_interval
+
+    def _report_without_pass(self, actions: list[WorkerAction], now: float) -> None:
+        """What ended, or could not begin, while no pass is in flight that would tell it."""
+        if self._pass is None and (self._has_news or self._waiting_dispatches):
+            actions.append(self._end_forward(0.0, self._waiting_dispatches, now))
+            self._waiting_dispatches = []
+
+    def _end_forward(self, pass_time: float, dispatch_ids: Iterable[int], now: float) -> EndForward:
+        self._reported_at = now
+        report = EndForward(
+            pass_id=self._pass_id,
+            pass_time=pass_time,
+            dispatch_ids=tuple(dispatch_ids),
+            loads=self._state.loads,
+            prefilled=tuple(self._state.prefilled),
+            finished=tuple(self._state.finished),
+        )
+        self._state.prefilled.clear()
+        self._state.finished.clear()
+        return report
+
+    def _snapshot(self) -> Snapshot:
+        self._state.prefilled.clear()  # the snapshot says it: awaiting_handoff
+        self._state.finished.clear()  # … and by leaving them out
+        held = [s.held() for unit in self._state.units for s in unit.sequences.values()]
+        return Snapshot(self._state.info, self._state.loads, tuple(held), self._draining)

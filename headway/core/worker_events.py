@@ -1,0 +1,151 @@
+"""What a worker's core is told, and what it wants done, beyond ``headway.messages``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.errors import HeadwayError
+from headway.messages import (
+    Accepted,
+    CancelStream,
+    Dispatch,
+    Drain,
+    EndForward,
+    ForwardPass,
+    Handoff,
+    HandoffResult,
+    KvHeader,
+    PassResult,
+    Snapshot,
+    TokenBatch,
+)
+from headway.request import Request, StreamKey
+
+# --- events ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConnected:
+    """A scheduler leader opened its control stream: it wants a snapshot."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayGone:
+    """A gateway cannot be reached: nobody waits for its requests' tokens."""
+
+    gateway_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PassFailed:
+    """A forward pass drew nothing; ``keys`` are to blame, all of its requests if empty."""
+
+    pass_id: int
+    keys: tuple[StreamKey, ...]
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransferEnded:
+    """An outgoing KV transfer was acknowledged (``ok``) or failed."""
+
+    key: StreamKey
+    target_worker_id: str
+    target_unit: int
+    ok: bool
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KvOffered:
+    """Another worker wants to send a request's KV."""
+
+    header: KvHeader
+
+
+@dataclass(frozen=True, slots=True)
+class KvArrived:
+    """All of an accepted offer's KV is in its blocks."""
+
+    key: StreamKey
+
+
+@dataclass(frozen=True, slots=True)
+class KvAborted:
+    """An accepted offer's KV will not come."""
+
+    key: StreamKey
+
+
+WorkerEvent = (
+    Dispatch
+    | Handoff
+    | CancelStream
+    | Drain
+    | SchedulerConnected
+    | GatewayGone
+    | PassResult
+    | PassFailed
+    | TransferEnded
+    | KvOffered
+    | KvArrived
+    | KvAborted
+)
+
+# --- actions --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SendTokens:
+    """Bring these tokens to a gateway."""
+
+    gateway_id: str
+    gateway_address: str
+    batch: TokenBatch
+
+
+@dataclass(frozen=True, slots=True)
+class StartTransfer:
+    """Stream these blocks' KV to another worker."""
+
+    request: Request
+    num_computed_tokens: int
+    blocks: tuple[int, ...]
+    handoff: Handoff
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptKv:
+    """Take the offered KV into these blocks."""
+
+    key: StreamKey
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AcknowledgeKv:
+    """The offered request runs here already: acknowledge, take nothing."""
+
+    key: StreamKey
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseKv:
+    """Refuse the offered KV."""
+
+    key: StreamKey
+    error: HeadwayError
+
+
+WorkerAction = (
+    ForwardPass
+    | Snapshot
+    | Accepted
+    | EndForward
+    | HandoffResult
+    | SendTokens
+    | StartTransfer
+    | AcceptKv
+    | AcknowledgeKv
+    | RefuseKv
+)

@@ -1,0 +1,122 @@
+"""KV on its way between workers: what the source keeps, and what the target reserves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headway.blocks import blocks_for
+from headway.core.worker_events import (
+    AcceptKv,
+    AcknowledgeKv,
+    RefuseKv,
+    StartTransfer,
+    TransferEnded,
+    WorkerAction,
+)
+from headway.core.worker_state import SequenceState, Stage, WorkerState
+from headway.errors import Code, HeadwayError
+from headway.messages import Handoff, HandoffResult, KvHeader
+from headway.request import FinishReason, Request, StreamKey
+
+# --- the source -----------------------------------------------------------------------
+
+
+def start_handoff(state: WorkerState, handoff: Handoff) -> WorkerAction | None:
+    """Stream the request's KV to its target; None if that is under way already."""
+    sequence = state.find(handoff.key)
+    if sequence is None or sequence.cancelled or sequence.stage is not Stage.HANDOFF:
+        return HandoffResult(
+            handoff.key,
+            handoff.target_worker_id,
+            handoff.target_unit,
+            ok=False,
+            retriable=False,
+            message="this worker does not hold the request for a handoff",
+        )
+    if sequence.moving:
+        return None
+    sequence.moving = True
+    return StartTransfer(
+        request=replace(sequence.request, output_token_ids=tuple(sequence.output)),
+        num_computed_tokens=sequence.num_computed,
+        blocks=tuple(sequence.blocks),
+        handoff=handoff,
+    )
+
+
+def end_transfer(state: WorkerState, event: TransferEnded) -> HandoffResult:
+    """The target has the request, or the source goes on holding it."""
+    sequence = state.find(event.key)
+    retriable = sequence is not None and not sequence.cancelled
+    if sequence is not None:
+        sequence.moving = False
+        if event.ok:
+            state.units[sequence.unit].remove(sequence)
+        elif sequence.cancelled:
+            state.end(sequence, FinishReason.CANCELLED)
+    return HandoffResult(
+        event.key,
+        event.target_worker_id,
+        event.target_unit,
+        ok=event.ok,
+        retriable=retriable,
+        message=event.message,
+    )
+
+
+# --- the target -----------------------------------------------------------------------
+
+
+def answer_offer(state: WorkerState, header: KvHeader) -> WorkerAction:
+    """Reserve blocks for an offered request, or say why not."""
+    request, unit = header.request, header.unit
+    present = state.find(request.key)
+    if present is not None and present.stage is not Stage.ARRIVING:
+        return AcknowledgeKv(request.key)
+    if present is not None:
+        message = "this request's KV is arriving already: try again when that has ended"
+        return RefuseKv(request.key, HeadwayError(Code.UNAVAILABLE, message))
+    problem = state.problem(request, unit) or _header_problem(header)
+    if problem is not None:
+        return RefuseKv(request.key, HeadwayError(Code.INVALID_ARGUMENT, problem))
+    return _reserve(state, request, unit, header.num_computed_tokens)
+
+
+def _header_problem(header: KvHeader) -> str | None:
+    if not 0 < header.num_computed_tokens < header.request.num_tokens:
+        return (
+            f"num_computed_tokens is {header.num_computed_tokens}; it must be over 0 and "
+            f"below the request's {header.request.num_tokens} tokens"
+        )
+    return None
+
+
+def _reserve(
+    state: WorkerState, request: Request, unit: int, num_computed_tokens: int
+) -> WorkerAction:
+    pool = state.units[unit].pool
+    sequence = SequenceState(request, unit, Stage.ARRIVING, list(request.output_token_ids))
+    sequence.num_computed = num_computed_tokens
+    if not pool.grow(sequence.blocks, request.num_tokens):
+        needed = blocks_for(request.num_tokens, pool.block_size)
+        message = (
+            f"unit {unit} has {pool.num_free} free KV blocks, the request needs {needed}: "
+            "try another unit"
+        )
+        return RefuseKv(request.key, HeadwayError(Code.RESOURCE_EXHAUSTED, message))
+    state.units[unit].sequences[request.key] = sequence
+    filled = blocks_for(num_computed_tokens, pool.block_size)
+    return AcceptKv(request.key, tuple(sequence.blocks[:filled]))
+
+
+def end_arrival(state: WorkerState, key: StreamKey, *, ok: bool) -> None:
+    """All of an accepted offer's KV is here (``ok``), or will not come."""
+    sequence = state.find(key)
+    if sequence is None or sequence.stage is not Stage.ARRIVING:
+        return
+    if not ok:
+        state.units[sequence.unit].remove(sequence)
+        return
+    sequence.stage = Stage.RUNNING
+    if sequence.cancelled:
+        state.end(sequence, FinishReason.CANCELLED)

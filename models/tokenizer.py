@@ -1,0 +1,112 @@
+"""The tokenizer: one id per byte, five markers, and a chat template in the usual style.
+
+Token ids 0..255 are the bytes of UTF-8 text themselves, so any text can be written. There are
+no merges. ``<think>`` and ``</think>`` are ordinary added tokens (they stay visible when special
+tokens are skipped); the other markers are special.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+THINK, END_THINK = "<think>", "</think>"
+MARKERS = (END_OF_TEXT, IM_START, IM_END, THINK, END_THINK)  # ids 256..260 in this order
+MARKER_IDS = {marker: 256 + place for place, marker in enumerate(MARKERS)}
+VOCAB_SIZE = 256 + len(MARKERS)
+MAX_POSITIONS = 2048
+
+# Earlier assistant turns lose their reasoning; the turns after the last user message keep it.
+CHAT_TEMPLATE = """\
+{%- set ns = namespace(last_user=-1) -%}
+{%- for message in messages -%}
+    {%- if message.role == 'user' -%}{%- set ns.last_user = loop.index0 -%}{%- endif -%}
+{%- endfor -%}
+{%- for message in messages -%}
+    {%- set text = namespace(content='', reasoning='') -%}
+    {%- if message.content is string -%}
+        {%- set text.content = message.content -%}
+    {%- elif message.content -%}
+        {%- for part in message.content if part.type == 'text' -%}
+            {%- set text.content = text.content + part.text -%}
+        {%- endfor -%}
+    {%- endif -%}
+    {%- if message.role == 'assistant' -%}
+        {%- if message.reasoning_content is string -%}
+            {%- set text.reasoning = message.reasoning_content -%}
+        {%- elif '</think>' in text.content -%}
+            {%- set text.reasoning = text.content.split('</think>')[0].split('<think>')[-1] -%}
+        {%- endif -%}
+        {%- set text.content = text.content.split('</think>')[-1].lstrip('\\n') -%}
+        {%- if loop.index0 > ns.last_user and text.reasoning -%}
+            {%- set text.content = '<think>\\n' + text.reasoning.strip('\\n')
+                + '\\n</think>\\n\\n' + text.content -%}
+        {%- endif -%}
+    {%- endif -%}
+    {{- '<|im_start|>' + message.role + '\\n' + text.content + '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{- '<|im_start|>assistant\\n' -}}
+    {%- if enable_thinking is defined and enable_thinking is false -%}
+        {{- '<think>\\n\\n</think>\\n\\n' -}}
+    {%- endif -%}
+{%- endif -%}
+"""
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Map the printable stand-in of every byte, as byte-level tokenizers write it, to the byte."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    alphabet = {chr(byte): byte for byte in plain}
+    alphabet.update({chr(256 + place): byte for place, byte in enumerate(others)})
+    return alphabet
+
+
+def build_tokenizer() -> Tokenizer:
+    """Build the byte-level tokenizer with its markers as ids 256..260."""
+    tokenizer = Tokenizer(models.BPE(vocab=_byte_alphabet(), merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    for marker in MARKERS:
+        special = marker not in (THINK, END_THINK)
+        tokenizer.add_tokens([AddedToken(marker, special=special, normalized=False)])
+    return tokenizer
+
+
+def tokenizer_config() -> dict[str, object]:
+    """Build what ``tokenizer_config.json`` holds, the chat template included."""
+    added = {
+        str(MARKER_IDS[marker]): {
+            "content": marker,
+            "lstrip": False,
+            "normalized": False,
+            "rstrip": False,
+            "single_word": False,
+            "special": marker not in (THINK, END_THINK),
+        }
+        for marker in MARKERS
+    }
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "added_tokens_decoder": added,
+        "bos_token": None,
+        "eos_token": IM_END,
+        "pad_token": END_OF_TEXT,
+        "unk_token": None,
+        "additional_special_tokens": [IM_START],
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": MAX_POSITIONS,
+        "chat_template": CHAT_TEMPLATE,
+    }
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Write ``tokenizer.json`` and ``tokenizer_config.json`` into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    build_tokenizer().save(str(folder / "tokenizer.json"))
+    text = json.dumps(tokenizer_config(), indent=2, ensure_ascii=False)
+    (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")

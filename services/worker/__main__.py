@@ -1,0 +1,23 @@
+"""``python -m services.worker``: one worker."""
+
+from __future__ import annotations
+
+from protos import worker_pb2_grpc
+from services.runtime.config import load_config
+from services.runtime.service import Runtime, run_service
+from services.worker.config import WorkerConfig
+from services.worker.service import WorkerService
+
+
+async def build(runtime: Runtime[WorkerConfig]) -> WorkerService:
+    """The service, its RPCs registered."""
+    service = WorkerService(runtime)
+    runtime.server.add(
+        lambda server: worker_pb2_grpc.add_WorkerServicer_to_server(service, server),
+        "headway.v1.Worker",
+    )
+    return service
+
+
+if __name__ == "__main__":
+    run_service(load_config(WorkerConfig), build)

@@ -1,0 +1,39 @@
+"""A worker's configuration: flags, or ``HEADWAY_*`` in the environment."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from services.runtime.config import ServiceConfig
+
+
+class WorkerConfig(ServiceConfig):
+    """One instance: one replica of a model on one device."""
+
+    model: str = Field("models/headway-mini", description="hub id or folder of the checkpoint")
+    model_name: str = Field("", description="name that requests use; default: the folder's name")
+    role: Literal["prefill", "decode", "unified", "convertible"] = "unified"
+    device: str = Field("cpu", description="cpu, cuda or cuda:N")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dp: int = Field(1, ge=1, le=64, description="DP units, in lock-step")
+    num_threads: int = Field(0, ge=0, description="torch threads; 0: torch's choice")
+    block_size: int = Field(16, ge=1, le=512, description="tokens per KV block")
+    num_blocks: int = Field(0, ge=0, description="KV blocks per DP unit; 0: from kv_cache_gib")
+    kv_cache_gib: float = Field(
+        0.0, ge=0.0, description="KV memory of all DP units, GiB; 0: 1 on a CPU, 80 % of what is free on a GPU"
+    )
+    chunk_tokens: int = Field(512, ge=1, description="most tokens of a DP unit in one pass")
+    max_model_len: int = Field(0, ge=0, description="prompt + output tokens; 0: the model's own")
+    batching: str = Field("sarathi", description="batching policy, a name of the registry")
+    watermark: float = Field(
+        0.1, ge=0.0, lt=1.0, description="share of KV blocks kept free at admission"
+    )
+    transfer_timeout: float = Field(30.0, gt=0.0, description="seconds for one KV transfer")
+    token_queue_batches: int = Field(
+        4096, ge=1, description="passes queued for a gateway that does not read, then it is dropped"
+    )
+    gateway_patience: float = Field(
+        5.0, ge=0.0, description="seconds to reach a gateway before its requests are dropped"
+    )

@@ -1,0 +1,106 @@
+"""The scheduler leader's control stream: orders in, reports out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+from headway.core.worker_events import SchedulerConnected
+from headway.errors import Code, HeadwayError, invalid
+from headway.messages import (
+    Accepted,
+    CancelStream,
+    ControlHello,
+    Dispatch,
+    Drain,
+    EndForward,
+    Handoff,
+    HandoffResult,
+    Snapshot,
+)
+from protos import worker_pb2
+from services.runtime import wire
+from services.runtime.logs import get_logger
+
+Report = Snapshot | Accepted | EndForward | HandoffResult
+Order = SchedulerConnected | Dispatch | Handoff | CancelStream | Drain
+
+
+class ControlSession:
+    """At most one leader speaks to the worker; a newer fencing token replaces an older one."""
+
+    def __init__(self, post: Callable[[Order], None], num_reports_queued: int = 65_536) -> None:
+        self._post = post
+        self._fencing_token = 0
+        self._num_reports_queued = num_reports_queued
+        self._reports: asyncio.Queue[Report | HeadwayError | None] | None = None
+        self._log = get_logger()
+
+    def report(self, report: Report) -> None:
+        """Queue a report; without a leader it is dropped (the next one gets a snapshot)."""
+        if self._reports is None:
+            return
+        try:
+            self._reports.put_nowait(report)
+        except asyncio.QueueFull:
+            self._end(HeadwayError(Code.RESOURCE_EXHAUSTED, "the scheduler does not read"))
+
+    def _end(self, error: HeadwayError | None) -> None:
+        reports, self._reports = self._reports, None
+        if reports is None:
+            return
+        while reports.full():
+            reports.get_nowait()
+        reports.put_nowait(error)
+
+    async def serve(
+        self, orders: AsyncIterator[worker_pb2.SchedulerToWorker]
+    ) -> AsyncIterator[worker_pb2.WorkerToScheduler]:
+        """One leader's stream, until it hangs up or a newer leader comes."""
+        self._greet(await anext(orders, None))
+        reports: asyncio.Queue[Report | HeadwayError | None]
+        reports = asyncio.Queue(self._num_reports_queued)
+        self._reports = reports
+        reader = asyncio.create_task(self._read(orders, reports))
+        try:
+            self._post(SchedulerConnected())
+            while (report := await reports.get()) is not None:
+                if isinstance(report, HeadwayError):
+                    raise report
+                yield wire.pack_from_worker(report)
+        finally:
+            reader.cancel()
+            if self._reports is reports:
+                self._reports = None
+
+    def _greet(self, first: worker_pb2.SchedulerToWorker | None) -> None:
+        hello = wire.unpack_to_worker(first) if first is not None else None
+        if not isinstance(hello, ControlHello):
+            raise invalid("the first message", type(hello).__name__, "a ControlHello")
+        if hello.fencing_token < self._fencing_token:
+            raise HeadwayError(
+                Code.FAILED_PRECONDITION,
+                f"fencing token is {hello.fencing_token}; a leader with {self._fencing_token} "
+                "has come since: this scheduler leads no more",
+            )
+        self._log.info("scheduler_connected", scheduler_id=hello.scheduler_id)
+        self._fencing_token = hello.fencing_token
+        self._end(HeadwayError(Code.FAILED_PRECONDITION, "a newer leader has come"))
+
+    async def _read(
+        self,
+        orders: AsyncIterator[worker_pb2.SchedulerToWorker],
+        reports: asyncio.Queue[Report | HeadwayError | None],
+    ) -> None:
+        end: HeadwayError | None = None
+        try:
+            async for message in orders:
+                order = wire.unpack_to_worker(message)
+                if isinstance(order, ControlHello):
+                    raise invalid("a later message", "ControlHello", "an order")
+                self._post(order)
+        except HeadwayError as error:
+            end = error
+        finally:
+            if self._reports is reports:
+                self._end(end)

@@ -1,0 +1,50 @@
+"""A worker's Prometheus metrics, updated once a pass or report."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from headway.messages import EndForward, ForwardPass
+
+_PASS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+class WorkerMetrics:
+    """Names begin with ``headway_worker_``; units are in the names."""
+
+    def __init__(self) -> None:
+        self._passes = Counter("headway_worker_forward_passes", "Forward passes started")
+        self._tokens = Counter("headway_worker_computed_tokens", "Tokens computed, by phase", ["phase"])
+        self._pass_time = Histogram(
+            "headway_worker_forward_pass_seconds",
+            "Duration of reported forward passes, seconds",
+            buckets=_PASS_BUCKETS,
+        )
+        self._finished = Counter("headway_worker_finished_requests", "Requests ended here", ["reason"])
+        self._running = Gauge("headway_worker_running_requests", "Requests decoding", ["unit"])
+        self._queued = Gauge(
+            "headway_worker_queued_prefill_tokens", "Prompt tokens accepted, not computed", ["unit"]
+        )
+        self._kv_tokens = Gauge("headway_worker_kv_tokens", "Tokens whose KV is held", ["unit"])
+        self._free_blocks = Gauge("headway_worker_free_kv_blocks", "KV blocks free", ["unit"])
+
+    def pass_started(self, forward_pass: ForwardPass) -> None:
+        """Count a pass and its tokens."""
+        num_tokens = sum(len(item.token_ids) for item in forward_pass.items)
+        num_decode = sum(1 for item in forward_pass.items if item.sample and len(item.token_ids) == 1)
+        self._passes.inc()
+        self._tokens.labels("decode").inc(num_decode)
+        self._tokens.labels("prefill").inc(num_tokens - num_decode)
+
+    def reported(self, report: EndForward) -> None:
+        """Show what the scheduler is told."""
+        if report.pass_time > 0.0:
+            self._pass_time.observe(report.pass_time)
+        for finished in report.finished:
+            self._finished.labels(finished.finish_reason.value).inc()
+        for load in report.loads:
+            unit = str(load.unit)
+            self._running.labels(unit).set(load.num_running)
+            self._queued.labels(unit).set(load.queued_prefill_tokens)
+            self._kv_tokens.labels(unit).set(load.kv_tokens)
+            self._free_blocks.labels(unit).set(load.num_free_blocks)

@@ -1,0 +1,197 @@
+"""The worker: RPCs into events, actions into passes, tokens, transfers and reports."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+
+from headway.cluster import Role, WorkerInfo
+from headway.core.worker import WorkerCore, WorkerSettings
+from headway.core.worker_events import (
+    AcceptKv,
+    AcknowledgeKv,
+    RefuseKv,
+    SendTokens,
+    StartTransfer,
+    WorkerAction,
+    WorkerEvent,
+)
+from headway.errors import Code, HeadwayError
+from headway.messages import Drain, EndForward, ForwardPass
+from headway.policies import registry
+from protos import worker_pb2, worker_pb2_grpc
+from services.runtime import wire
+from services.runtime.driver import Driver
+from services.runtime.service import Runtime
+from services.worker.config import WorkerConfig
+from services.worker.control import ControlSession
+from services.worker.engine.backend import TorchBackend
+from services.worker.engine_thread import EngineThread
+from services.worker.kv_transfer import KvReceiver, KvSender
+from services.worker.metrics import WorkerMetrics
+from services.worker.sizing import blocks_per_unit
+from services.worker.token_link import TokenLinks
+
+
+class WorkerService(worker_pb2_grpc.WorkerServicer):
+    """The shell around :class:`WorkerCore`."""
+
+    def __init__(self, runtime: Runtime[WorkerConfig]) -> None:
+        self._runtime = runtime
+        self._config = runtime.config
+        self._log = runtime.log
+        self._metrics = WorkerMetrics()
+        self._ready = False
+        self._control = ControlSession(self._post)
+        self._tokens = TokenLinks(self._config, self._post)
+
+    @property
+    def model_name(self) -> str:
+        """The name that requests use."""
+        return self._config.model_name or Path(self._config.model).name
+
+    # --- life -------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Load the model, then take work."""
+        config = self._config
+        backend = await asyncio.to_thread(self._load)
+        info = WorkerInfo(
+            worker_id=config.service_id,
+            address=self._runtime.address,
+            role=Role(config.role),
+            model=self.model_name,
+            num_units=config.dp,
+            chunk_tokens=config.chunk_tokens,
+            block_size=config.block_size,
+            num_blocks=backend.num_blocks // config.dp,
+            max_model_len=self._max_model_len(backend),
+            kv_bytes_per_token=backend.kv_bytes_per_token,
+        )
+        _refuse_a_pool_too_small(info)
+        batching = registry.make("batching", config.batching)
+        settings = WorkerSettings(watermark=config.watermark)
+        self._core = WorkerCore(info, backend.eos_token_ids, batching, settings)
+        self._driver: Driver[WorkerEvent, WorkerAction] = Driver(
+            self._core, self._perform, self._runtime.clock
+        )
+        self._engine = EngineThread(backend, self._post)
+        self._sender = KvSender(config, backend, self._post)
+        self._receiver = KvReceiver(config.service_id, backend, self._post)
+        self._ready = True
+        self._log.info(
+            "worker_ready",
+            role=config.role,
+            model=self.model_name,
+            dtype=backend.dtype_name,
+            num_blocks=info.num_blocks,
+            max_model_len=info.max_model_len,
+        )
+
+    def _load(self) -> TorchBackend:
+        config = self._config
+        backend = TorchBackend.load(
+            config.model,
+            device=config.device,
+            dtype=config.dtype,
+            block_size=config.block_size,
+            num_blocks=lambda shape: config.dp * blocks_per_unit(config, shape),
+            num_threads=config.num_threads or None,
+        )
+        backend.warm_up()
+        return backend
+
+    def _max_model_len(self, backend: TorchBackend) -> int:
+        asked, own = self._config.max_model_len, backend.model_max_len
+        if asked > own:
+            raise HeadwayError(
+                Code.INVALID_ARGUMENT,
+                f"max_model_len is {asked}; the model's limit is {own}: ask for less",
+            )
+        return asked or own
+
+    async def drain(self) -> None:
+        """Tell the scheduler, then wait until nothing is held."""
+        if not self._ready:
+            return
+        self._post(Drain())
+        while self._core.num_held:
+            await asyncio.sleep(0.02)
+
+    async def stop(self) -> None:
+        """End streams, transfers and the engine's thread."""
+        if not self._ready:
+            return
+        self._ready = False
+        await self._tokens.close()
+        await self._sender.close()
+        self._driver.close()
+        await asyncio.to_thread(self._engine.close)
+
+    # --- events and actions -----------------------------------------------------------
+
+    def _post(self, event: WorkerEvent) -> None:
+        if self._ready:
+            self._driver.post(event)
+
+    def _perform(self, action: WorkerAction) -> None:
+        if isinstance(action, ForwardPass):
+            self._metrics.pass_started(action)
+            self._engine.start(action)
+        elif isinstance(action, SendTokens):
+            self._tokens.send(action)
+        elif isinstance(action, StartTransfer):
+            self._sender.start(action)
+        elif isinstance(action, AcceptKv | AcknowledgeKv | RefuseKv):
+            self._receiver.answer(action)
+        else:
+            if isinstance(action, EndForward):
+                self._metrics.reported(action)
+            self._control.report(action)
+
+    # --- RPCs -------------------------------------------------------------------------
+
+    async def Control(  # noqa: N802 (the proto's name)
+        self,
+        request_iterator: AsyncIterator[worker_pb2.SchedulerToWorker],
+        context: grpc.aio.ServicerContext[
+            worker_pb2.SchedulerToWorker, worker_pb2.WorkerToScheduler
+        ],
+    ) -> AsyncIterator[worker_pb2.WorkerToScheduler]:
+        """See ``protos/worker.proto``."""
+        try:
+            self._refuse_while_loading()
+            async for report in self._control.serve(aiter(request_iterator)):
+                yield report
+        except HeadwayError as error:
+            await wire.abort(context, error)
+
+    async def TransferKv(  # noqa: N802 (the proto's name)
+        self,
+        request_iterator: AsyncIterator[worker_pb2.KvChunk],
+        context: grpc.aio.ServicerContext[worker_pb2.KvChunk, worker_pb2.KvReceipt],
+    ) -> worker_pb2.KvReceipt:
+        """See ``protos/worker.proto``."""
+        try:
+            self._refuse_while_loading()
+            return await self._receiver.receive(aiter(request_iterator))
+        except HeadwayError as error:
+            await wire.abort(context, error)
+            raise
+
+    def _refuse_while_loading(self) -> None:
+        if not self._ready:
+            raise HeadwayError(Code.UNAVAILABLE, "the worker is starting or stopping: try again")
+
+
+def _refuse_a_pool_too_small(info: WorkerInfo) -> None:
+    capacity = info.num_blocks * info.block_size
+    if capacity < info.max_model_len:
+        raise HeadwayError(
+            Code.INVALID_ARGUMENT,
+            f"the KV pool holds {capacity} tokens per DP unit; one request of max_model_len "
+            f"needs {info.max_model_len}: raise kv_cache_gib or num_blocks, or lower max_model_len",
+        )

@@ -1,0 +1,174 @@
+"""A model for core tests: it reads its context from paged memory, so wrong paging shows."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from headway.core.worker import WorkerCore
+from headway.core.worker_events import (
+    AcceptKv,
+    AcknowledgeKv,
+    KvAborted,
+    KvArrived,
+    KvOffered,
+    RefuseKv,
+    SendTokens,
+    StartTransfer,
+    TransferEnded,
+    WorkerAction,
+    WorkerEvent,
+)
+from headway.messages import ForwardPass, KvHeader, PassItem, PassResult, Sampled
+
+EOS = 0
+
+
+def next_token(context: Sequence[int], vocabulary: int = 50) -> int:
+    """Any function of the whole context will do; never EOS."""
+    value = 17
+    for position, token in enumerate(context):
+        value = (value * 31 + token * (position + 7)) % 1_000_003
+    return 1 + value % vocabulary
+
+
+def expected_output(prompt: Sequence[int], count: int) -> list[int]:
+    """What an endless memory would generate."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+class PagedFake:
+    """Runs passes of one worker over a dict of (block, offset) -> token id."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.memory: dict[tuple[int, int], int] = {}
+
+    def run(self, forward_pass: ForwardPass) -> PassResult:
+        sampled = tuple(
+            Sampled(item.key, token)
+            for item in forward_pass.items
+            if (token := self._compute(item)) is not None
+        )
+        return PassResult(forward_pass.pass_id, 0.01, sampled)
+
+    def _compute(self, item: PassItem) -> int | None:
+        size = self.block_size
+        for offset, token in enumerate(item.token_ids):
+            position = item.start + offset
+            self.memory[item.block_table[position // size], position % size] = token
+        if not item.sample:
+            return None
+        stop = item.start + len(item.token_ids)
+        context = [self.memory[item.block_table[p // size], p % size] for p in range(stop)]
+        return next_token(context)
+
+    def read(self, blocks: Sequence[int]) -> list[int | None]:
+        return [self.memory.get((b, o)) for b in blocks for o in range(self.block_size)]
+
+    def write(self, blocks: Sequence[int], tokens: Sequence[int | None]) -> None:
+        slots = [(b, o) for b in blocks for o in range(self.block_size)]
+        for slot, token in zip(slots, tokens, strict=True):
+            if token is None:
+                self.memory.pop(slot, None)
+            else:
+                self.memory[slot] = token
+
+
+class WorkerHarness:
+    """One worker core with its fake model; passes run when the test says so."""
+
+    def __init__(self, core: WorkerCore, block_size: int) -> None:
+        self.core = core
+        self.model = PagedFake(block_size)
+        self.passes: deque[ForwardPass] = deque()
+        self.log: list[WorkerAction] = []
+        self.tokens: dict[int, dict[int, int]] = {}
+        self.ends: dict[int, list[str]] = {}
+        self.transfers: deque[StartTransfer] = deque()
+        self.now = 0.0
+
+    def post(self, event: WorkerEvent) -> list[WorkerAction]:
+        self.now += 0.001
+        actions = list(self.core.handle(event, now=self.now))
+        for action in actions:
+            self.log.append(action)
+            if isinstance(action, ForwardPass):
+                self.passes.append(action)
+            elif isinstance(action, StartTransfer):
+                self.transfers.append(action)
+            elif isinstance(action, SendTokens):
+                self._take(action)
+        return actions
+
+    def _take(self, action: SendTokens) -> None:
+        batch = action.batch
+        rows = zip(
+            batch.stream_ids, batch.indices, batch.token_ids, batch.finish_reasons, strict=True
+        )
+        for stream_id, index, token, reason in rows:
+            stream = self.tokens.setdefault(stream_id, {})
+            assert index not in stream, "a token comes once"
+            stream[index] = token
+            if reason is not None:
+                self.ends.setdefault(stream_id, []).append(reason.value)
+        for failure in batch.failures:
+            self.ends.setdefault(failure.stream_id, []).append(failure.finish_reason.value)
+
+    def run_pass(self) -> bool:
+        if not self.passes:
+            return False
+        forward_pass = self.passes.popleft()
+        self.post(self.model.run(forward_pass))
+        return True
+
+    def run_all(self, limit: int = 10_000) -> None:
+        while self.run_pass():
+            limit -= 1
+            assert limit > 0, "the worker never comes to rest"
+
+
+def transfer(
+    source: WorkerHarness,
+    target: WorkerHarness,
+    *,
+    fails: bool = False,
+    after_offer: Callable[[], None] | None = None,
+) -> bool:
+    """Perform the source's next transfer; True if the target has the request."""
+    start = source.transfers.popleft()
+    request = start.request
+    tokens = source.model.read(start.blocks)
+    header = KvHeader(
+        request,
+        start.handoff.target_unit,
+        start.num_computed_tokens,
+        0,
+        1,
+        "int",
+        (1, 2, len(tokens), 1, 1),
+    )
+    answer = next(
+        a
+        for a in target.post(KvOffered(header))
+        if isinstance(a, AcceptKv | AcknowledgeKv | RefuseKv)
+    )
+    if after_offer is not None:
+        after_offer()
+    ok = not fails and not isinstance(answer, RefuseKv)
+    if isinstance(answer, AcceptKv):
+        if ok:
+            target.model.write(answer.blocks, tokens[: len(answer.blocks) * _size(target)])
+            target.post(KvArrived(request.key))
+        else:
+            target.post(KvAborted(request.key))
+    handoff = start.handoff
+    source.post(TransferEnded(request.key, handoff.target_worker_id, handoff.target_unit, ok))
+    return ok
+
+
+def _size(harness: WorkerHarness) -> int:
+    return harness.model.block_size

@@ -1,0 +1,86 @@
+"""Whatever happens to a worker, requests end once with the right tokens and blocks are kept."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from paged_fake import EOS, WorkerHarness, expected_output
+
+from headway.cluster import Role, WorkerInfo
+from headway.core.worker import WorkerCore, WorkerSettings
+from headway.messages import CancelStream, Dispatch, UnitBatch
+from headway.policies.batching import Batching
+from headway.policies.batching.fcfs import Fcfs
+from headway.policies.batching.sarathi import Sarathi
+from headway.request import Request, SamplingParams, StreamKey
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("submit"), st.integers(1, 20), st.integers(1, 12)),
+        st.tuples(st.just("pass"), st.integers(1, 4), st.just(0)),
+        st.tuples(st.just("cancel"), st.integers(0, 30), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+def request_of(stream_id: int, num_prompt: int, max_tokens: int) -> Request:
+    return Request(
+        request_id=str(stream_id),
+        attempt=0,
+        stream_id=stream_id,
+        gateway_id="g",
+        gateway_address="g:1",
+        model="m",
+        prompt_token_ids=tuple((stream_id * 7 + i) % 50 + 1 for i in range(num_prompt)),
+        sampling=SamplingParams(temperature=0.0, max_tokens=max_tokens),
+        arrival_at=float(stream_id),
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    steps=STEPS,
+    block_size=st.sampled_from([1, 2, 4]),
+    num_tokens_of_memory=st.integers(34, 60),
+    chunk=st.integers(1, 24),
+    num_units=st.integers(1, 3),
+    batching=st.sampled_from([Fcfs(), Sarathi()]),
+)
+def test_every_request_ends_once_with_the_tokens_of_an_endless_memory(
+    steps: list[tuple[str, int, int]],
+    block_size: int,
+    num_tokens_of_memory: int,
+    chunk: int,
+    num_units: int,
+    batching: Batching,
+) -> None:
+    num_blocks = num_tokens_of_memory // block_size
+    info = WorkerInfo(
+        "w", "w:1", Role.UNIFIED, "m", num_units, chunk, block_size, num_blocks, 1000, 8
+    )
+    worker = WorkerHarness(WorkerCore(info, [EOS], batching, WorkerSettings()), block_size)
+    requests: dict[int, Request] = {}
+    cancelled: set[int] = set()
+    for name, first, second in steps:
+        if name == "submit":
+            request = request_of(len(requests), first, second)
+            requests[request.stream_id] = request
+            batch = UnitBatch(request.stream_id % num_units, (request,))
+            worker.post(Dispatch(request.stream_id, (batch,)))
+        elif name == "pass":
+            for _ in range(first):
+                worker.run_pass()
+        elif first in requests:
+            cancelled.add(first)
+            worker.post(CancelStream(StreamKey("g", first)))
+    worker.run_all()
+    for stream_id, request in requests.items():
+        tokens = worker.tokens.get(stream_id, {})
+        expected = expected_output(request.prompt_token_ids, request.sampling.max_tokens)
+        assert [tokens[i] for i in range(len(tokens))] == expected[: len(tokens)]
+        if stream_id not in cancelled:
+            assert len(tokens) == request.sampling.max_tokens
+            assert worker.ends[stream_id] == ["length"]
+    assert worker.core.num_held == 0
+    assert all(load.num_free_blocks == num_blocks for load in worker.core.loads)
