@@ -87,7 +87,8 @@ def _subtract_columns(total: int, n: int) -> str:
 
 def _double_columns(total: int) -> str:
     """Double a number of at most three digits column by column, carrying."""
-    columns, carry = [], 0
+    columns: list[str] = []
+    carry = 0
     for digit in (total % 10, total // 10 % 10, total // 100):
         value = 2 * digit + carry
         start = f"{digit}+{digit}" if not columns else f"{digit}+{digit}+{carry}"

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import random
 
-ENGLISH = (
-    "cat dog sun run bee egg all add see too book tree moon door hill good seed feel "
-    "apple berry happy hello green river sleep three letter banana summer coffee little "
-    "street yellow orange puzzle button strawberry mississippi committee balloon success "
-    "raspberry blueberry occurred address assessment bookkeeper parallel necessary tomorrow "
-    "possession millennium accommodate aggressive embarrass addressee keeper serving model "
-    "thinking question answer machine language headway scheduler fairness request worker "
-    "reasoning patience latency cascade elephant giraffe kangaroo umbrella zucchini pizza "
-    "jazz queue rhythm sphinx oxygen quartz voyage window yogurt zebra keyboard mountain"
-).split()
+_ENGLISH_TEXT = """
+cat dog sun run bee egg all add see too book tree moon door hill good seed feel
+apple berry happy hello green river sleep three letter banana summer coffee little
+street yellow orange puzzle button strawberry mississippi committee balloon success
+raspberry blueberry occurred address assessment bookkeeper parallel necessary tomorrow
+possession millennium accommodate aggressive embarrass addressee keeper serving model
+thinking question answer machine language headway scheduler fairness request worker
+reasoning patience latency cascade elephant giraffe kangaroo umbrella zucchini pizza
+jazz queue rhythm sphinx oxygen quartz voyage window yogurt zebra keyboard mountain
+"""
+ENGLISH = tuple(_ENGLISH_TEXT.split())
 _VOWELS, _CONSONANTS = "aeiou", "bcdfghjklmnprstvwyz"
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 

@@ -228,7 +228,8 @@ class WorkerCore:
 
     @property
     def _has_news(self) -> bool:
-        return bool(self._state.prefilled or self._state.finished)
+        state = self._state
+        return bool(state.prefilled or state.finished or state.has_freed_blocks)
 
     def _is_report_due(self, now: float) -> bool:
         return now - self._reported_at >= self.settings.report_interval
@@ -251,10 +252,16 @@ class WorkerCore:
         )
         self._state.prefilled.clear()
         self._state.finished.clear()
+        self._state.has_freed_blocks = False
         return report
 
     def _snapshot(self) -> Snapshot:
         self._state.prefilled.clear()  # the snapshot says it: awaiting_handoff
         self._state.finished.clear()  # … and by leaving them out
-        held = [s.held() for unit in self._state.units for s in unit.sequences.values()]
+        held = [
+            s.held()
+            for unit in self._state.units
+            for s in unit.sequences.values()
+            if s.stage is not Stage.ARRIVING  # its source answers for it
+        ]
         return Snapshot(self._state.info, self._state.loads, tuple(held), self._draining)

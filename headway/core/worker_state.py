@@ -152,6 +152,7 @@ class WorkerState:
         self.outbox = TokenOutbox(info.worker_id)
         self.prefilled: list[HeldRequest] = []
         self.finished: list[FinishedRequest] = []
+        self.has_freed_blocks = False  # by a transfer: no pass and no end would tell it
 
     @property
     def loads(self) -> tuple[UnitLoad, ...]:

@@ -52,6 +52,7 @@ def end_transfer(state: WorkerState, event: TransferEnded) -> HandoffResult:
         sequence.moving = False
         if event.ok:
             state.units[sequence.unit].remove(sequence)
+            state.has_freed_blocks = True
         elif sequence.cancelled:
             state.end(sequence, FinishReason.CANCELLED)
     return HandoffResult(
@@ -116,6 +117,7 @@ def end_arrival(state: WorkerState, key: StreamKey, *, ok: bool) -> None:
         return
     if not ok:
         state.units[sequence.unit].remove(sequence)
+        state.has_freed_blocks = True
         return
     sequence.stage = Stage.RUNNING
     if sequence.cancelled:

@@ -1,0 +1,1 @@
+"""The gateway: what clients call, and where workers bring tokens."""

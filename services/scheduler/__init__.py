@@ -1,0 +1,1 @@
+"""The scheduler service: one leads, the others stand by."""

@@ -1,0 +1,224 @@
+"""Prefilled requests: which unit decodes them, and how their handoffs end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+
+from headway.cluster import UnitId
+from headway.core.scheduler_events import Chosen, Considered, Decision
+from headway.core.scheduler_instance import Instance
+from headway.core.scheduler_state import SchedulerState, Stage, Tracked
+from headway.messages import CancelStream, Handoff, HandoffResult, HeldRequest, Placed
+from headway.policies import registry
+from headway.policies.placement import Choice, DecodeUnit, Placement
+from headway.request import StreamKey
+
+
+class DecodePlacer:
+    """Places prefilled requests in batches; who finds no room waits for the next load report."""
+
+    def __init__(self, state: SchedulerState, instances: Mapping[str, Instance]) -> None:
+        self._state = state
+        self._instances = instances
+        self._placements: dict[str, Placement] = {}
+        self._waiting: dict[StreamKey, Tracked] = {}
+        self._rest_until = inf
+        self._stale = False
+
+    @property
+    def num_waiting(self) -> int:
+        """Prefilled requests without a decode unit."""
+        return len(self._waiting)
+
+    @property
+    def next_wakeup(self) -> float:
+        """When a unit that failed a handoff may be tried again; infinite if none has."""
+        return self._rest_until
+
+    # --- coming and going -------------------------------------------------------------
+
+    def retry(self) -> None:
+        """Loads have changed, or a unit has come: those that wait may find room now."""
+        self._stale = True
+
+    def add(self, entry: Tracked, held: HeldRequest, *, now: float) -> None:
+        """Its worker holds the prefilled request's KV, and waits for orders."""
+        entry.stage, entry.num_tokens, entry.since = Stage.PREFILLED, held.num_tokens, now
+        self._wait(entry)
+
+    def _wait(self, entry: Tracked) -> None:
+        self._waiting[entry.key] = entry
+        self._stale = True
+
+    def remove(self, entry: Tracked) -> None:
+        """The request ended, was lost or cancelled: nothing is reserved for it any more."""
+        self._waiting.pop(entry.key, None)
+        self._release(entry)
+
+    def _release(self, entry: Tracked) -> None:
+        target, entry.target = entry.target, None
+        if target is not None and target.worker_id in self._instances:
+            self._instances[target.worker_id].release(entry.key)
+
+    # --- placement --------------------------------------------------------------------
+
+    def place(self, *, now: float) -> None:
+        """Find units for those that wait."""
+        self._end_rests(now)
+        if not self._stale:
+            return
+        self._stale = False
+        for model in sorted({entry.model for entry in self._waiting.values()}):
+            entries = [e for e in self._waiting.values() if e.model == model]
+            units = self._units(model)
+            considered = tuple(
+                Considered(u.unit, (u.num_requests, u.kv_tokens), u.num_free_blocks) for u in units
+            )
+            choices = self._placement(model).place(entries, units)
+            for choice in choices:
+                self.hand_off(choice.request, choice.unit)
+            if choices:
+                self._explain(model, considered, choices, len(entries) - len(choices), now)
+
+    def _placement(self, model: str) -> Placement:
+        placement = self._placements.get(model)
+        if placement is None:
+            settings = self._state.settings
+            placement = registry.make("placement", settings.placement, **settings.placement_params)
+            self._placements[model] = placement
+        return placement
+
+    def _units(self, model: str) -> list[DecodeUnit]:
+        return [
+            unit
+            for _, instance in sorted(self._instances.items())
+            if instance.takes_decode and instance.info.model == model
+            for unit in instance.decode_units()
+        ]
+
+    def hand_off(self, entry: Tracked, unit: UnitId) -> None:
+        """Order the move; an order to go on with one that is under way changes nothing."""
+        target = self._instances[unit.worker_id]
+        target.reserve(entry.key, unit.unit, entry.num_tokens)
+        self._waiting.pop(entry.key, None)
+        entry.stage, entry.target = Stage.MOVING, unit
+        order = Handoff(entry.key, unit.worker_id, target.info.address, unit.unit)
+        self._state.tell_worker(entry.worker_id, order)
+        self._state.counters.num_handoffs += 1
+
+    def _explain(
+        self,
+        model: str,
+        considered: tuple[Considered, ...],
+        choices: Sequence[Choice[Tracked]],
+        num_left: int,
+        now: float,
+    ) -> None:
+        chosen = tuple(
+            Chosen(c.request.key, c.request.request_id, c.unit, c.score, now - c.request.since)
+            for c in choices
+        )
+        rule = self._state.settings.placement
+        self._state.explain(Decision("placement", now, model, rule, considered, chosen, num_left))
+
+    # --- results ----------------------------------------------------------------------
+
+    def handoff_ended(self, source: Instance, result: HandoffResult, *, now: float) -> None:
+        """The target runs the request, or the source still has it, or nobody does.
+
+        The target may be an earlier leader's choice: the source does one move at a time, and
+        ignores orders meanwhile.
+        """
+        entry = self._state.tracked.get(result.key)
+        target = UnitId(result.target_worker_id, result.target_unit)
+        source_has_it = (
+            entry is not None
+            and entry.worker_id == source.info.worker_id
+            and entry.stage in (Stage.PREFILLED, Stage.MOVING)
+        )
+        if entry is None or not source_has_it:
+            self._end_stray(source, result)
+        elif result.ok:
+            self._moved(source, entry, target)
+        elif entry.target == target:
+            self._failed(source, entry, target, result, now)
+        elif entry.target is not None and entry.target.worker_id in self._instances:
+            self.hand_off(entry, entry.target)  # it may have ignored the order meanwhile
+        else:
+            self._release(entry)
+            entry.stage = Stage.PREFILLED
+            self._wait(entry)
+
+    def _end_stray(self, source: Instance, result: HandoffResult) -> None:
+        """Nobody waits for this move any more: whoever has the request is to stop."""
+        if not result.ok:
+            return
+        source.let_go(result.key)
+        is_over = self._state.has_ended(result.key)
+        if is_over and result.target_worker_id in self._instances:
+            self._state.tell_worker(result.target_worker_id, CancelStream(result.key))
+
+    def _moved(self, source: Instance, entry: Tracked, target: UnitId) -> None:
+        source.let_go(entry.key)
+        instance = self._instances.get(target.worker_id)
+        is_ours = entry.target == target and target.worker_id not in entry.distrusted
+        if instance is None or not is_ours:
+            # It arrived in another life or under another leader, and may have ended since.
+            if instance is not None:
+                self._state.tell_worker(target.worker_id, CancelStream(entry.key))
+            self.remove(entry)
+            self._state.lose([entry.key], f"worker {target.worker_id} changed during a handoff")
+            return
+        entry.target = None
+        instance.landed(entry.key)
+        entry.stage, entry.worker_id, entry.unit = Stage.PLACED, target.worker_id, target.unit
+        instance.hold(entry.key)
+        placed = Placed(entry.key, target.worker_id, target.unit, instance.info.role)
+        self._state.tell_gateway(entry.key.gateway_id, placed)
+
+    def _failed(
+        self,
+        source: Instance,
+        entry: Tracked,
+        target: UnitId,
+        result: HandoffResult,
+        now: float,
+    ) -> None:
+        self._release(entry)
+        self._state.counters.num_failed_handoffs += 1
+        self._state.note(
+            "handoff_failed",
+            worker_id=source.info.worker_id,
+            request_id=entry.request_id,
+            detail=f"to unit {target.unit} of {target.worker_id}: {result.message}",
+        )
+        entry.stage = Stage.PREFILLED
+        entry.num_failed_handoffs += 1
+        tries_left = entry.num_failed_handoffs < self._state.settings.num_handoffs_tried
+        if result.retriable and tries_left:
+            entry.rests[target] = now + self._state.settings.handoff_rest
+            self._rest_until = min(self._rest_until, entry.rests[target])
+            self._wait(entry)
+            return
+        self._give_up(source, entry, target, result)
+
+    def _give_up(
+        self, source: Instance, entry: Tracked, target: UnitId, result: HandoffResult
+    ) -> None:
+        """The request is computed again from its tokens; nobody goes on with what they have."""
+        source.let_go(entry.key)
+        if result.retriable:
+            self._state.tell_worker(source.info.worker_id, CancelStream(entry.key))
+        if target.worker_id in self._instances:
+            self._state.tell_worker(target.worker_id, CancelStream(entry.key))
+        self._state.lose([entry.key], f"its handoff failed: {result.message}")
+
+    def _end_rests(self, now: float) -> None:
+        if now < self._rest_until:
+            return
+        self._stale = True
+        for entry in self._waiting.values():
+            entry.rests = {unit: at for unit, at in entry.rests.items() if at > now}
+        rests = (at for entry in self._waiting.values() for at in entry.rests.values())
+        self._rest_until = min(rests, default=inf)

@@ -1,0 +1,137 @@
+"""What the scheduler's core is told, what it wants done, and how it explains itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.cluster import UnitId
+from headway.messages import (
+    Accepted,
+    CancelStream,
+    Dispatch,
+    EndForward,
+    Handoff,
+    HandoffResult,
+    Lost,
+    Placed,
+    Rejected,
+    Snapshot,
+)
+from headway.request import Request, StreamKey
+
+# --- events ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Elected:
+    """This scheduler leads now; ``worker_ids`` are the members it has yet to hear from."""
+
+    fencing_token: int
+    worker_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConnected:
+    """A gateway opened its stream; it submits again whatever has not ended."""
+
+    gateway_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayGone:
+    """A gateway's stream broke."""
+
+    gateway_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class FromWorker:
+    """A worker's message; the first on a new control stream is a snapshot."""
+
+    worker_id: str
+    message: Snapshot | Accepted | EndForward | HandoffResult
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGone:
+    """A worker's control stream broke, or its lease expired."""
+
+    worker_id: str
+    reason: str
+
+
+SchedulerEvent = (
+    Elected | Request | CancelStream | GatewayConnected | GatewayGone | FromWorker | WorkerGone
+)
+
+# --- actions --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SendToWorker:
+    """One order for a worker."""
+
+    worker_id: str
+    message: Dispatch | Handoff | CancelStream
+
+
+@dataclass(frozen=True, slots=True)
+class SendToGateway:
+    """One answer for a gateway; dropped if it is not connected (it will ask again)."""
+
+    gateway_id: str
+    message: Placed | Rejected | Lost
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that an operator should be able to read in the log."""
+
+    event: str
+    worker_id: str = ""
+    request_id: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Considered:
+    """One unit before the decision: (C_avail, C_chunk) of a dispatch, (B, K) of a placement."""
+
+    unit: UnitId
+    load: tuple[int, ...]
+    num_free_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Where one request went, and what that unit scored then.
+
+    A dispatch scores (capacity left,), a placement what its policy minimises. ``waited`` is in
+    seconds since the request was submitted or prefilled.
+    """
+
+    key: StreamKey
+    request_id: str
+    unit: UnitId
+    score: tuple[float, ...]
+    waited: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Why requests went where they went: the core keeps the last of them.
+
+    ``question``: dispatch or placement. ``rule``: the readiness rule of a dispatch, the
+    policy's name of a placement. ``num_left``: requests that were considered and wait on.
+    """
+
+    question: str
+    decided_at: float
+    model: str
+    rule: str
+    considered: tuple[Considered, ...]
+    chosen: tuple[Chosen, ...]
+    num_left: int
+
+
+SchedulerAction = SendToWorker | SendToGateway | Note | Decision

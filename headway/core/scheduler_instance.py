@@ -1,0 +1,287 @@
+"""One worker as the scheduler sees it: what it reported, and what was sent since."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from headway.blocks import blocks_for
+from headway.cluster import UnitId, UnitLoad, WorkerInfo
+from headway.messages import Dispatch
+from headway.policies.dispatch import InstanceLoad
+from headway.policies.packing import Room
+from headway.policies.placement import DecodeUnit
+from headway.request import Request, StreamKey
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A dispatch until a load report includes it: per unit its tokens, KV blocks and requests.
+
+    U_flight until ``accepted``, then R_queued. ``lapsed``: the watchdog has reset its tokens; its
+    blocks still count, for it may yet arrive.
+    """
+
+    sent_at: float
+    keys: frozenset[StreamKey]
+    tokens: dict[int, int]
+    blocks: dict[int, int]
+    accepted: bool = False
+    lapsed: bool = False
+
+
+@dataclass(slots=True)
+class _Inbound:
+    """KV on its way to a unit; once ``landed`` the unit's next report includes it."""
+
+    unit: int
+    num_tokens: int
+    landed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UnitState:
+    """One row of the state matrix: C_avail in tokens, B in requests, K in tokens."""
+
+    unit: UnitId
+    capacity: int
+    num_requests: int
+    kv_tokens: int
+    num_free_blocks: int
+
+
+class Instance:
+    """The ledger of one connected worker."""
+
+    def __init__(self, info: WorkerInfo, kv_watermark: float) -> None:
+        self.info = info
+        self.draining = False
+        self.reported_at = -inf
+        self._keys: dict[StreamKey, None] = {}
+        self._load: InstanceLoad | None = None
+        self._num_spare_blocks = int(kv_watermark * info.num_blocks)
+        self._loads = [UnitLoad(u, 0, 0, 0, info.num_blocks) for u in range(info.num_units)]
+        self._flights: dict[int, _Flight] = {}
+        self._inbound: dict[StreamKey, _Inbound] = {}
+        self._finished: deque[tuple[float, StreamKey]] = deque(maxlen=1024)
+
+    # --- what it is -------------------------------------------------------------------
+
+    @property
+    def takes_prefill(self) -> bool:
+        """Whether it counts as active: healthy, and given requests of the window."""
+        return self.info.role.prefills and not self.draining
+
+    @property
+    def takes_decode(self) -> bool:
+        """Whether prefilled requests may be handed to it."""
+        return self.info.role.decodes and not self.draining
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Prompt and output of the longest request it could ever hold."""
+        return min(self.info.max_model_len, self.info.num_blocks * self.info.block_size)
+
+    def could_hold(self, request: Request) -> bool:
+        """Whether it could serve its part of the request, were it empty."""
+        if self.info.role.decodes:
+            return total_tokens(request) <= self.max_request_tokens
+        return request.num_tokens < self.max_request_tokens
+
+    # --- the ledger -------------------------------------------------------------------
+
+    @property
+    def keys(self) -> list[StreamKey]:
+        """Requests that it has, or that are on their way to it by a dispatch."""
+        return list(self._keys)
+
+    def hold(self, key: StreamKey) -> None:
+        """The request is its own from now on."""
+        self._keys[key] = None
+        self._load = None
+
+    def let_go(self, key: StreamKey) -> None:
+        """The request ended or is elsewhere."""
+        self._keys.pop(key, None)
+        self._load = None
+
+    def sent(self, dispatch: Dispatch, *, now: float) -> None:
+        """A dispatch leaves: U_flight and its KV blocks."""
+        tokens: dict[int, int] = {}
+        blocks: dict[int, int] = {}
+        for batch in dispatch.batches:
+            lengths = [request.num_tokens for request in batch.requests]
+            tokens[batch.unit] = sum(lengths)
+            blocks[batch.unit] = sum(blocks_for(n, self.info.block_size) for n in lengths)
+        keys = frozenset(r.key for batch in dispatch.batches for r in batch.requests)
+        self._flights[dispatch.dispatch_id] = _Flight(now, keys, tokens, blocks)
+        self._load = None
+
+    def accepted(self, dispatch_id: int, *, now: float) -> float | None:
+        """U_flight becomes R_queued; the round trip, or None for late and repeated news."""
+        flight = self._flights.get(dispatch_id)
+        if flight is None or flight.accepted:
+            return None
+        flight.accepted = True
+        self._load = None
+        return None if flight.lapsed else now - flight.sent_at
+
+    def reset_in_flight(self) -> None:
+        """The watchdog's reset: what was dispatched and not reported counts no more."""
+        for flight in self._flights.values():
+            flight.lapsed = True
+        self._load = None
+
+    def report(self, loads: Iterable[UnitLoad], *, now: float) -> int:
+        """Take a load report: it includes all that was accepted or has landed before it.
+
+        Returns the prompt tokens that were computed since the last one. Loads of units that the
+        worker does not have are ignored.
+        """
+        computed = 0
+        for load in loads:
+            if not 0 <= load.unit < len(self._loads):
+                continue
+            computed += self._queued(load.unit) - load.queued_prefill_tokens
+            self._loads[load.unit] = load
+        self._flights = {i: f for i, f in self._flights.items() if not f.accepted}
+        self._inbound = {k: i for k, i in self._inbound.items() if not i.landed}
+        self.reported_at = now
+        self._load = None
+        return max(computed, 0)
+
+    def reserve(self, key: StreamKey, unit: int, num_tokens: int) -> None:
+        """A handoff to one of its units has been ordered."""
+        self._inbound[key] = _Inbound(unit, num_tokens)
+        self._load = None
+
+    def release(self, key: StreamKey) -> None:
+        """… and failed."""
+        self._inbound.pop(key, None)
+        self._load = None
+
+    def landed(self, key: StreamKey) -> None:
+        """… and is here."""
+        inbound = self._inbound.get(key)
+        if inbound is not None:
+            inbound.landed = True
+
+    def is_unreported(self, key: StreamKey) -> bool:
+        """Whether a report may not know of this request yet."""
+        if key in self._inbound:
+            return True
+        return any(key in f.keys for f in self._flights.values() if not f.accepted)
+
+    @property
+    def inbound_keys(self) -> list[StreamKey]:
+        """Requests whose KV is on its way here."""
+        return list(self._inbound)
+
+    def finished(self, key: StreamKey, *, now: float) -> None:
+        """The worker reports the request's end, and with it its loads."""
+        self._finished.append((now, key))
+        self.let_go(key)
+
+    def finished_since(self, since: float) -> list[StreamKey]:
+        """Requests that it finished of late: their last tokens may still be on their way."""
+        return [key for at, key in self._finished if at >= since]
+
+    # --- what policies see ------------------------------------------------------------
+
+    def _queued(self, unit: int) -> int:
+        """R_queued: the reported backlog and what was acknowledged since, tokens."""
+        acknowledged = sum(
+            f.tokens.get(unit, 0) for f in self._flights.values() if f.accepted and not f.lapsed
+        )
+        return self._loads[unit].queued_prefill_tokens + acknowledged
+
+    def in_flight(self, unit: int) -> int:
+        """U_flight: dispatched, not yet acknowledged, tokens."""
+        return sum(
+            f.tokens.get(unit, 0) for f in self._flights.values() if not (f.accepted or f.lapsed)
+        )
+
+    def capacity(self, unit: int) -> int:
+        """``C_avail = C_chunk − U_flight − R_queued``, tokens; negative when several passes owe."""
+        return self.info.chunk_tokens - self.in_flight(unit) - self._queued(unit)
+
+    def num_free_blocks(self, unit: int) -> int:
+        """Free KV blocks, less all that will need some: queued, in flight, and on its way here."""
+        load, size = self._loads[unit], self.info.block_size
+        free = load.num_free_blocks - blocks_for(load.queued_prefill_tokens, size)
+        free -= sum(f.blocks.get(unit, 0) for f in self._flights.values())
+        arriving = (i.num_tokens for i in self._inbound.values() if i.unit == unit)
+        return free - sum(blocks_for(num_tokens, size) for num_tokens in arriving)
+
+    def room(self, unit: int) -> Room:
+        """A unit as a packing policy sees it."""
+        free = self.num_free_blocks(unit)
+        return Room(
+            UnitId(self.info.worker_id, unit),
+            self.capacity(unit),
+            free,
+            self._num_spare_blocks,
+            self.info.block_size,
+            empty=free == self.info.num_blocks,
+        )
+
+    def rooms(self) -> list[Room]:
+        """All units, as a packing policy sees them."""
+        return [self.room(unit) for unit in range(self.info.num_units)]
+
+    def decode_units(self) -> Sequence[DecodeUnit]:
+        """All units, as a placement policy sees them: B and K with what is on its way."""
+        units = []
+        for unit, load in enumerate(self._loads):
+            inbound = [i.num_tokens for i in self._inbound.values() if i.unit == unit]
+            units.append(
+                DecodeUnit(
+                    UnitId(self.info.worker_id, unit),
+                    load.num_running + len(inbound),
+                    load.kv_tokens + sum(inbound),
+                    self.num_free_blocks(unit),
+                    self.info.num_blocks,
+                    self.info.block_size,
+                )
+            )
+        return units
+
+    def matrix(self) -> list[UnitState]:
+        """All units, for people."""
+        return [
+            UnitState(d.unit, self.capacity(unit), d.num_requests, d.kv_tokens, d.num_free_blocks)
+            for unit, d in enumerate(self.decode_units())
+        ]
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether a pass that ends now had prompt tokens to compute."""
+        return any(self._queued(unit) > 0 for unit in range(self.info.num_units))
+
+    @property
+    def load(self) -> InstanceLoad:
+        """The instance as a dispatch policy sees it."""
+        if self._load is None:
+            self._load = self._compute_load()
+        return self._load
+
+    def _compute_load(self) -> InstanceLoad:
+        rooms = self.rooms()
+        queued = sum(load.queued_prefill_tokens for load in self._loads)
+        num_running = sum(load.num_running for load in self._loads)
+        return InstanceLoad(
+            self.info.worker_id,
+            task_depth=queued + len(self._flights),
+            queued_tokens=sum(self.info.chunk_tokens - room.capacity for room in rooms),
+            num_outstanding=len(self._keys),
+            num_queued=max(len(self._keys) - num_running, 0),
+            has_capacity=any(room.capacity > 0 for room in rooms),
+            has_room=any(room.num_free_blocks > 0 for room in rooms),
+        )
+
+
+def total_tokens(request: Request) -> int:
+    """The longest that the request can get, tokens."""
+    return len(request.prompt_token_ids) + request.sampling.max_tokens

@@ -1,0 +1,101 @@
+"""``immediate``: the baseline. Each request goes to an instance at once, whatever it is doing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from headway.errors import invalid
+from headway.policies.dispatch.protocol import Expiry, InstanceLoad, Turn
+from headway.policies.dispatch.sliding import SlidingMean
+
+ROUND_ROBIN = "round-robin"
+_SCORES: Mapping[str, Callable[[InstanceLoad], int]] = MappingProxyType(
+    {
+        ROUND_ROBIN: lambda load: 0,
+        "least-outstanding": lambda load: load.num_outstanding,
+        "join-shortest-queue": lambda load: load.num_queued,
+        "least-tokens": lambda load: load.queued_tokens,
+    }
+)
+
+
+class Immediate:
+    """``Dispatching`` without a window: the least score first, ties to the one served longest ago.
+
+    ``rule``: ``round-robin``, ``least-outstanding`` (requests sent and not ended),
+    ``join-shortest-queue`` (requests that do not run yet) or ``least-tokens`` (prompt tokens not
+    yet computed). C_avail is not asked.
+    """
+
+    interval = 0.0
+
+    def __init__(
+        self, *, rule: str = ROUND_ROBIN, default_pass_time: float = 0.05, window: int = 32
+    ) -> None:
+        if rule not in _SCORES:
+            raise invalid("rule", rule, f"one of {', '.join(sorted(_SCORES))}")
+        self._rule = rule
+        self._pass_times = SlidingMean(window, default_pass_time)
+        self._latencies = SlidingMean(window, 0.0)
+        self._turns: dict[str, int] = {}
+        self._num_turns = 0
+
+    @property
+    def mean_pass_time(self) -> float:
+        """T̄, seconds: shown, not used."""
+        return self._pass_times.value
+
+    @property
+    def dispatch_latency(self) -> float:
+        """L_net, seconds: shown, not used."""
+        return self._latencies.value
+
+    @property
+    def num_bad_times(self) -> int:
+        """Reported pass times that never entered T̄."""
+        return self._pass_times.num_dropped
+
+    def join(self, worker_id: str) -> None:
+        """One more to choose from."""
+        self._turns.setdefault(worker_id, 0)
+
+    def leave(self, worker_id: str) -> None:
+        """One less."""
+        self._turns.pop(worker_id, None)
+
+    def dispatched(self, turn: Turn, dispatch_id: int, *, now: float) -> None:
+        """It goes to the end of the round."""
+        self._num_turns += 1
+        self._turns[turn.worker_id] = self._num_turns
+
+    def passed(self, turn: Turn, *, now: float) -> None:
+        """Nothing follows from it."""
+
+    def acknowledged(self, round_trip: float) -> None:
+        """One more value for L_net."""
+        self._latencies.add(round_trip)
+
+    def ended(
+        self, worker_id: str, dispatch_ids: Sequence[int], pass_time: float | None, *, now: float
+    ) -> None:
+        """One more value for T̄."""
+        if pass_time is not None:
+            self._pass_times.add(pass_time)
+
+    def expire(self, *, now: float) -> Sequence[Expiry]:
+        """Nobody is waited for."""
+        return ()
+
+    def turns(self, loads: Sequence[InstanceLoad], num_waiting: int, *, now: float) -> list[Turn]:
+        """Every instance, one request at a time."""
+        score = _SCORES[self._rule]
+        able = [load for load in loads if load.has_room]
+        able.sort(key=lambda load: (score(load), self._turns[load.worker_id], load.worker_id))
+        return [Turn(load.worker_id, self._rule, max_requests=1, capped=False) for load in able]
+
+    def wakeup(
+        self, loads: Sequence[InstanceLoad], num_waiting: int, *, now: float
+    ) -> float | None:
+        """Only events matter."""
+        return None

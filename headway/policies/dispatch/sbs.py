@@ -1,0 +1,197 @@
+"""``sbs``: Staggered Batch Scheduling's adaptive interval and triple-checked readiness.
+
+Algorithm 1 and section 4.1 of the paper; ``docs/sbs.md`` says what it leaves open and how that
+is settled here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from headway.errors import invalid
+from headway.policies.dispatch.protocol import Expiry, InstanceLoad, Turn
+from headway.policies.dispatch.sliding import SlidingMean
+
+TOP_UP = "top-up"
+
+
+@dataclass(slots=True)
+class _Instance:
+    """``awaited_id``: the last dispatch, while its EndForward is out. ``turn``: its number."""
+
+    awaited_id: int | None = None
+    watchdog_at: float = inf
+    fallback: bool = False
+    dispatched_at: float = -inf
+    turn: int = 0
+    ended_at: float = -inf
+
+
+class StaggeredBatch:
+    """``Dispatching``: one batch at a time, instances in turns, ``interval`` apart.
+
+    ``default_pass_time``: the profiled T̄ before the first report. ``window``: W.
+    ``watchdog_floor``: the least watchdog, for passes shorter than a machine's hiccups.
+    """
+
+    def __init__(
+        self,
+        *,
+        default_pass_time: float = 0.05,
+        window: int = 32,
+        watchdog_factor: float = 5.0,
+        watchdog_floor: float = 0.0,
+    ) -> None:
+        if not 0 < default_pass_time < inf:
+            raise invalid("default_pass_time", default_pass_time, "a positive number of seconds")
+        if window < 1:
+            raise invalid("window", window, "at least 1")
+        if not watchdog_factor >= 1:
+            raise invalid("watchdog_factor", watchdog_factor, "at least 1")
+        if not 0 <= watchdog_floor < inf:
+            raise invalid("watchdog_floor", watchdog_floor, "a number of seconds, 0 for none")
+        self._pass_times = SlidingMean(window, default_pass_time)
+        self._latencies = SlidingMean(window, 0.0)
+        self._watchdog_factor = watchdog_factor
+        self._watchdog_floor = watchdog_floor
+        self._instances: dict[str, _Instance] = {}
+        self._cycle_at = -inf
+        self._num_turns = 0
+
+    # --- Algorithm 1 ------------------------------------------------------------------
+
+    @property
+    def interval(self) -> float:
+        """``I = (T̄ + L_net) / N_active``; infinite without an instance: nothing is dispatched."""
+        num_active = len(self._instances)
+        return self._cycle_time / num_active if num_active else inf
+
+    @property
+    def _cycle_time(self) -> float:
+        return self._pass_times.value + self._latencies.value
+
+    @property
+    def mean_pass_time(self) -> float:
+        """T̄ over the last W passes, seconds."""
+        return self._pass_times.value
+
+    @property
+    def dispatch_latency(self) -> float:
+        """L_net over the last W dispatches, seconds."""
+        return self._latencies.value
+
+    @property
+    def num_bad_times(self) -> int:
+        """Reported pass times that never entered T̄."""
+        return self._pass_times.num_dropped
+
+    def join(self, worker_id: str) -> None:
+        """N_active grows."""
+        self._instances.setdefault(worker_id, _Instance())
+
+    def leave(self, worker_id: str) -> None:
+        """N_active shrinks."""
+        self._instances.pop(worker_id, None)
+
+    def acknowledged(self, round_trip: float) -> None:
+        """One more value for L_net."""
+        self._latencies.add(round_trip)
+
+    # --- readiness --------------------------------------------------------------------
+
+    def dispatched(self, turn: Turn, dispatch_id: int, *, now: float) -> None:
+        """Not ready until this dispatch ends; the watchdog is armed."""
+        instance = self._instances[turn.worker_id]
+        self._num_turns += 1
+        instance.turn = self._num_turns
+        instance.awaited_id = dispatch_id
+        timeout = max(self._watchdog_factor * self._pass_times.value, self._watchdog_floor)
+        instance.watchdog_at = now + timeout
+        instance.dispatched_at = now
+        self.passed(turn, now=now)
+
+    def passed(self, turn: Turn, *, now: float) -> None:
+        """The next turn by interval comes an interval after this one; top-ups stand outside."""
+        if turn.rule != TOP_UP:
+            self._cycle_at = now
+
+    def ended(
+        self, worker_id: str, dispatch_ids: Sequence[int], pass_time: float | None, *, now: float
+    ) -> None:
+        """Ready if this ended the dispatch last given; late and repeated ids release nothing."""
+        if pass_time is not None:
+            self._pass_times.add(pass_time)
+        instance = self._instances.get(worker_id)
+        if instance is None:
+            return
+        instance.fallback = False
+        instance.ended_at = now
+        if instance.awaited_id in dispatch_ids:
+            instance.awaited_id = None
+            instance.watchdog_at = inf
+
+    def expire(self, *, now: float) -> Sequence[Expiry]:
+        """Watchdog: instances fall back to fixed-interval dispatch until an EndForward comes."""
+        expired = []
+        for worker_id, instance in sorted(self._instances.items()):
+            if instance.awaited_id is None or now < instance.watchdog_at:
+                continue
+            waited = now - instance.dispatched_at
+            expired.append(Expiry(worker_id, instance.awaited_id, waited))
+            instance.fallback = True
+            instance.watchdog_at = inf
+        return expired
+
+    def _ready_at(self, load: InstanceLoad) -> float:
+        """When it is ready as things stand: -inf for now, inf for not before an EndForward."""
+        instance = self._instances[load.worker_id]
+        if instance.awaited_id is None or load.task_depth == 0:
+            return -inf
+        # One turn round at the fixed interval, as if its pass had ended on time.
+        return instance.dispatched_at + self._cycle_time if instance.fallback else inf
+
+    # --- turns ------------------------------------------------------------------------
+
+    def turns(self, loads: Sequence[InstanceLoad], num_waiting: int, *, now: float) -> list[Turn]:
+        """Top-ups, then the interval's turn, or idle instances while nothing is won by waiting.
+
+        Longest without a dispatch first; instances that the watchdog gave up come last.
+        """
+        ready = [load for load in loads if _can_take(load) and self._ready_at(load) <= now]
+        ready.sort(key=self._rank)
+        turns = [Turn(load.worker_id, TOP_UP) for load in ready if self._has_leftovers(load, now)]
+        if now >= self._cycle_at + self.interval:
+            turns += [Turn(load.worker_id, self._rule(load)) for load in ready]
+        elif num_waiting == 1 or all(load.task_depth == 0 for load in loads):
+            turns += [Turn(load.worker_id, "idle") for load in ready if load.task_depth == 0]
+        return turns
+
+    def _has_leftovers(self, load: InstanceLoad, now: float) -> bool:
+        return load.queued_tokens > 0 and self._instances[load.worker_id].ended_at == now
+
+    def _rank(self, load: InstanceLoad) -> tuple[bool, int, str]:
+        instance = self._instances[load.worker_id]
+        return instance.fallback, instance.turn, load.worker_id
+
+    def _rule(self, load: InstanceLoad) -> str:
+        if self._instances[load.worker_id].fallback:
+            return "fixed-interval"
+        return "quiescence" if load.task_depth == 0 else "end-forward"
+
+    def wakeup(
+        self, loads: Sequence[InstanceLoad], num_waiting: int, *, now: float
+    ) -> float | None:
+        """The next watchdog, or the next turn of an instance that is or will be ready."""
+        times = [i.watchdog_at for i in self._instances.values() if i.awaited_id is not None]
+        if num_waiting:
+            due_at = self._cycle_at + self.interval
+            ready_at = [self._ready_at(load) for load in loads if _can_take(load)]
+            times += [turn_at for r in ready_at if (turn_at := max(r, due_at)) > now]
+        earliest = min(times, default=inf)
+        return earliest if earliest < inf else None
+
+
+def _can_take(load: InstanceLoad) -> bool:
+    return load.has_capacity and load.has_room

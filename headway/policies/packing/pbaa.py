@@ -1,0 +1,87 @@
+"""``pbaa``: Prioritized Batch Allocation (Algorithm 2 of Staggered Batch Scheduling).
+
+Without KV room for a request a unit is no candidate for it; that is ours, the paper's devices
+never run out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
+
+from headway.cluster import UnitId
+from headway.policies.packing.protocol import Assigned, Hit, P, Room
+
+
+class Pbaa:
+    """``Packing``: two greedy passes, legacy first; each longest first, into the emptiest unit."""
+
+    def pack(
+        self,
+        legacy: Sequence[P],
+        new: Sequence[P],
+        rooms: Sequence[Room],
+        *,
+        hit: Hit[P] | None = None,
+        capped: bool = True,
+    ) -> list[Assigned[P]]:
+        """Basic mode, or cache-aware where a hit function is given."""
+        if hit is not None:
+            return [
+                *_pack_by_hits(legacy, rooms, hit, capped),
+                *_pack_by_hits(new, rooms, hit, capped),
+            ]
+        by_unit = {room.unit: room for room in rooms}
+        heap = [(-room.capacity, room.unit) for room in rooms]
+        heapify(heap)
+        return [*_pack(legacy, by_unit, heap, capped), *_pack(new, by_unit, heap, capped)]
+
+
+def _longest_first(requests: Iterable[P]) -> list[P]:
+    return sorted(requests, key=lambda r: (-r.num_tokens, r.arrival_at, r.key))
+
+
+def _pack(
+    requests: Sequence[P],
+    rooms: dict[UnitId, Room],
+    heap: list[tuple[int, UnitId]],
+    capped: bool,
+) -> list[Assigned[P]]:
+    """GreedyDispatch, ``Capacity = C_avail - len(r)``: the heap's top is the best unit for all."""
+    assigned: list[Assigned[P]] = []
+    for request in _longest_first(requests):
+        if not heap or (capped and heap[0][0] >= 0):
+            break  # no unit has C_avail > 0: everybody else waits, too
+        full: list[tuple[int, UnitId]] = []
+        while heap and not rooms[heap[0][1]].fits(request.num_tokens):
+            full.append(heappop(heap))
+        if heap and (not capped or heap[0][0] < 0):
+            room = rooms[heappop(heap)[1]]
+            room.take(request.num_tokens, room.capacity - request.num_tokens)
+            heappush(heap, (-room.capacity, room.unit))
+            assigned.append(Assigned(request, room.unit, room.capacity))
+        for entry in full:
+            heappush(heap, entry)
+    return assigned
+
+
+def _pack_by_hits(
+    requests: Sequence[P], rooms: Sequence[Room], hit: Hit[P], capped: bool
+) -> list[Assigned[P]]:
+    """GreedyDispatch, ``Capacity = C_avail - (len(r) - hit(r, d))``: every unit is asked."""
+    assigned: list[Assigned[P]] = []
+    for request in _longest_first(requests):
+        best: tuple[int, UnitId] | None = None
+        chosen: Room | None = None
+        for room in rooms:
+            if not room.fits(request.num_tokens):
+                continue
+            cached = min(max(hit(request, room.unit), 0), request.num_tokens)
+            rank = (request.num_tokens - cached - room.capacity, room.unit)
+            if best is None or rank < best:
+                best, chosen = rank, room
+        if best is None or chosen is None or (capped and chosen.capacity <= 0):
+            continue
+        chosen.take(request.num_tokens, -best[0])
+        assigned.append(Assigned(request, chosen.unit, chosen.capacity))
+    return assigned

@@ -1,0 +1,89 @@
+"""What a packing policy reads and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from headway.blocks import blocks_for
+from headway.cluster import UnitId
+from headway.request import StreamKey
+
+
+class Packable(Protocol):
+    """One waiting request, as a packing policy sees it."""
+
+    @property
+    def key(self) -> StreamKey:
+        """Breaks every tie."""
+
+    @property
+    def arrival_at(self) -> float:
+        """When the client's request reached the gateway, seconds since the epoch."""
+
+    @property
+    def num_tokens(self) -> int:
+        """len(r): tokens that the prefill has to compute."""
+
+
+P = TypeVar("P", bound=Packable)
+
+
+@dataclass(slots=True)
+class Room:
+    """What is left of one DP unit while a batch is packed.
+
+    ``capacity``: C_avail, tokens; may be negative. ``num_spare_blocks`` stay free for the growth
+    of what runs, unless the unit is ``empty``.
+    """
+
+    unit: UnitId
+    capacity: int
+    num_free_blocks: int
+    num_spare_blocks: int
+    block_size: int
+    empty: bool
+
+    def fits(self, num_tokens: int) -> bool:
+        """Whether the KV of so many tokens has room."""
+        spare = 0 if self.empty else self.num_spare_blocks
+        return blocks_for(num_tokens, self.block_size) + spare <= self.num_free_blocks
+
+    def take(self, num_tokens: int, capacity: int) -> None:
+        """A request of so many tokens is assigned; ``capacity`` is left."""
+        self.num_free_blocks -= blocks_for(num_tokens, self.block_size)
+        self.capacity = capacity
+        self.empty = False
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned(Generic[P]):
+    """``request`` goes to ``unit``, which has ``capacity`` tokens left (or owes them)."""
+
+    request: P
+    unit: UnitId
+    capacity: int
+
+
+Hit = Callable[[P, UnitId], int]
+"""Prompt tokens of the request whose KV blocks the unit already holds."""
+
+
+class Packing(Protocol):
+    """Which DP unit of one instance does each waiting request go to, if any?"""
+
+    def pack(
+        self,
+        legacy: Sequence[P],
+        new: Sequence[P],
+        rooms: Sequence[Room],
+        *,
+        hit: Hit[P] | None = None,
+        capped: bool = True,
+    ) -> list[Assigned[P]]:
+        """The assigned requests; who is not among them waits for the next cycle.
+
+        ``legacy`` are the requests left over from earlier cycles. Not ``capped``: C_avail only
+        ranks units, and a unit that owes tokens is given more.
+        """

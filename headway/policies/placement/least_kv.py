@@ -1,0 +1,20 @@
+"""``least-kv``: the baseline that looks at memory alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.policies.placement.greedy import by_arrival, place_greedily
+from headway.policies.placement.protocol import Choice, DecodeUnit, R
+
+
+def _kv_then_batch(unit: DecodeUnit) -> tuple[float, ...]:
+    return unit.kv_tokens, unit.num_requests
+
+
+class LeastKv:
+    """``Placement``: the least K, in order of arrival."""
+
+    def place(self, requests: Sequence[R], units: Sequence[DecodeUnit]) -> list[Choice[R]]:
+        """The unit with the least KV, then the fewest requests, then id."""
+        return place_greedily(requests, units, score=_kv_then_batch, order=by_arrival)

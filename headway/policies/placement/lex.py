@@ -1,0 +1,21 @@
+"""``lex``: the least ``(B, K)``, without a mask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.policies.placement.greedy import place_greedily
+from headway.policies.placement.protocol import Choice, DecodeUnit, R
+
+
+def batch_then_kv(unit: DecodeUnit) -> tuple[float, ...]:
+    """``(B, K)``, compared lexicographically."""
+    return unit.num_requests, unit.kv_tokens
+
+
+class Lex:
+    """``Placement``: Algorithm 3's step 2 alone, longest first."""
+
+    def place(self, requests: Sequence[R], units: Sequence[DecodeUnit]) -> list[Choice[R]]:
+        """The unit with the fewest requests, then the least KV, then id."""
+        return place_greedily(requests, units, score=batch_then_kv)

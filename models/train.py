@@ -1,0 +1,191 @@
+"""Trains the model from nothing: ``python -m models.train --out DIR --minutes N``.
+
+The schedule follows the tokens seen, so two runs that meet their token budget are the same;
+``--minutes`` bounds a slower machine, where time then drives the schedule to its end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections import Counter
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+
+from models.data import Sequence, batches, width_of
+from models.tokenizer import (
+    END_OF_TEXT,
+    IM_END,
+    MARKER_IDS,
+    MAX_POSITIONS,
+    VOCAB_SIZE,
+    build_tokenizer,
+    save_tokenizer,
+)
+
+HIDDEN_RATE, OTHER_RATE = 6e-3, 3e-3  # peak learning rates: matrices (Muon), the rest (AdamW)
+WARM_UP, DECAY = 0.01, 0.35  # shares of the schedule: rising at its start, falling at its end
+FIRST_SIZE, FULL_SIZE, FULL_FROM = 6, 20, 0.2  # curriculum: sizes grow over this share
+REPORT_STEPS, SAVE_SECONDS = 50, 240
+
+
+def build_model() -> Qwen3ForCausalLM:
+    """Build the untrained model: 1.2 million parameters in the stock Qwen3 shape."""
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=VOCAB_SIZE,
+            hidden_size=128,
+            intermediate_size=384,
+            num_hidden_layers=6,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            max_position_embeddings=MAX_POSITIONS,
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=MARKER_IDS[IM_END],
+            pad_token_id=MARKER_IDS[END_OF_TEXT],
+        )
+    )
+
+
+def build_optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
+    """Give the layers' matrices to Muon, the embedding and the norms to AdamW."""
+    named = list(model.named_parameters())
+    matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in named if p.ndim != 2 or "embed" in name]
+    return [
+        torch.optim.Muon(
+            matrices, lr=HIDDEN_RATE, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"
+        ),
+        torch.optim.AdamW(others, lr=OTHER_RATE, weight_decay=0.0, betas=(0.9, 0.98)),
+    ]
+
+
+def rate_factor(progress: float) -> float:
+    """The learning rate as a share of its peak, at a progress of 0..1 through the schedule."""
+    return max(0.0, min(1.0, progress / WARM_UP, (1 - progress) / DECAY))
+
+
+def largest_size(progress: float) -> int:
+    """The curriculum's largest problem size at a progress of 0..1."""
+    grown = min(1.0, progress / FULL_FROM) * (FULL_SIZE - FIRST_SIZE)
+    return FIRST_SIZE + int(grown)
+
+
+def tensors(batch: list[Sequence]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pad a batch at the right: ids and next-token labels, both (rows, width) int64."""
+    width = width_of(batch[0])
+    ids = torch.full((len(batch), width), MARKER_IDS[END_OF_TEXT])
+    labels = torch.full((len(batch), width), -100)
+    for row, each in enumerate(batch):
+        ids[row, : len(each.ids)] = torch.tensor(each.ids)
+        labels[row, each.start : len(each.ids)] = torch.tensor(each.ids[each.start :])
+    return ids, labels.roll(-1, dims=1)
+
+
+class Progress:
+    """Counts tokens and, per task, how many examples were predicted whole; prints both."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.steps = self.tokens = 0
+        self.seen: Counter[str] = Counter()
+        self.whole: Counter[str] = Counter()
+        self.loss = 0.0
+
+    def minutes(self) -> float:
+        """Minutes since the training began."""
+        return (time.monotonic() - self.began) / 60
+
+    def note(self, batch: list[Sequence], right: torch.Tensor, loss: float) -> None:
+        """Take in one step: ``right`` (rows,) says which rows had every token predicted."""
+        self.steps += 1
+        self.tokens += sum(len(each.ids) for each in batch)
+        self.loss += loss
+        for each, whole in zip(batch, right.tolist(), strict=True):
+            self.seen[each.task] += 1
+            self.whole[each.task] += whole
+        if self.steps % REPORT_STEPS == 0:
+            self.report()
+
+    def report(self) -> None:
+        """Print the state since the last report."""
+        shares = " ".join(f"{n} {self.whole[n] / self.seen[n]:.3f}" for n in sorted(self.seen))
+        print(
+            f"{self.minutes():6.1f} min  step {self.steps:5d}  {self.tokens / 1e6:6.2f} M tokens  "
+            f"loss {self.loss / REPORT_STEPS:.4f}  whole: {shares}",
+            flush=True,
+        )
+        self.loss = 0.0
+        self.seen.clear()
+        self.whole.clear()
+
+
+def step(
+    model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer], batch: list[Sequence]
+) -> tuple[torch.Tensor, float]:
+    """Take one optimizer step; return which rows were predicted whole (rows,) and the loss."""
+    ids, labels = tensors(batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
+    loss = functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+    loss.backward()  # type: ignore[no-untyped-call]
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+    right = (logits.argmax(-1) == labels) | (labels == -100)
+    return right.all(dim=1), loss.item()
+
+
+def save(model: Qwen3ForCausalLM, folder: Path) -> None:
+    """Write weights, configurations and tokenizer in the stock layout."""
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        eos_token_id=[MARKER_IDS[IM_END], MARKER_IDS[END_OF_TEXT]],
+        pad_token_id=MARKER_IDS[END_OF_TEXT],
+    )
+    model.save_pretrained(folder)
+    save_tokenizer(folder)
+
+
+def train(out: Path, tokens: float, minutes: float, seed: int) -> None:
+    """Train for ``tokens`` tokens or ``minutes`` minutes, whichever ends first, and save."""
+    torch.manual_seed(seed)
+    rng, tokenizer = random.Random(seed), build_tokenizer()
+    model = build_model().train()
+    optimizers = build_optimizers(model)
+    peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
+    state, saved, done = Progress(), time.monotonic(), 0.0
+    while done < 1:
+        for batch in batches(rng, tokenizer, largest_size(done)):
+            done = max(state.tokens / tokens, state.minutes() / minutes)
+            for optimizer, peak in zip(optimizers, peaks, strict=True):
+                optimizer.param_groups[0]["lr"] = peak * rate_factor(done)
+            state.note(batch, *step(model, optimizers, batch))
+        if time.monotonic() - saved > SAVE_SECONDS:
+            save(model, out)
+            saved = time.monotonic()
+    save(model, out)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder to write the model to")
+    parser.add_argument("--minutes", type=float, default=90.0, help="time limit")
+    parser.add_argument("--tokens", type=float, default=20e6, help="length of the schedule")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=7)
+    given = parser.parse_args(argv)
+    torch.set_num_threads(given.threads)
+    train(given.out, given.tokens, given.minutes, given.seed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""From token ids to text, one token at a time: never half a character, never a false U+FFFD."""
+
+from __future__ import annotations
+
+import codecs
+from typing import Protocol
+
+from tokenizers import Tokenizer, decoders
+
+# A UTF-8 character has at most 4 bytes, so so many tokens without a clean end are not one.
+_MOST_PENDING = 64
+
+
+class Detokeniser(Protocol):
+    """Text of one output; what ``push`` and ``flush`` return adds up to ``decode`` of all ids."""
+
+    def push(self, token_id: int) -> str:
+        """The text that is certain now, often that of this token alone."""
+
+    def flush(self) -> str:
+        """The rest, where the output ends inside a character."""
+
+
+class TokenBytes(dict[int, bytes]):
+    """Bytes of every token of a byte-level tokenizer, looked up on first use.
+
+    Special tokens have none, and neither have ids that the tokenizer does not know.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+        self._added = tokenizer.get_added_tokens_decoder()
+        self._alphabet = byte_alphabet()
+
+    def __missing__(self, token_id: int) -> bytes:
+        added = self._added.get(token_id)
+        found = b"" if added is not None and added.special else self.raw(token_id)
+        self[token_id] = found
+        return found
+
+    def raw(self, token_id: int) -> bytes:
+        """Bytes of any token, special ones too; as the ByteLevel decoder finds them."""
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        try:
+            return bytes(self._alphabet[char] for char in token)
+        except KeyError:  # an added token with characters that are nobody's stand-in
+            return token.encode()
+
+
+class ByteLevelDetokeniser:
+    """For byte-level tokenizers (GPT-2, Llama 3, Qwen, …): an incremental UTF-8 decoder."""
+
+    __slots__ = ("_decode", "_token_bytes")
+
+    def __init__(self, token_bytes: TokenBytes) -> None:
+        self._token_bytes = token_bytes
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+
+    def push(self, token_id: int) -> str:
+        """The characters that this token completes."""
+        return self._decode(self._token_bytes[token_id])
+
+    def flush(self) -> str:
+        """U+FFFD where the output ends inside a character."""
+        return self._decode(b"", True)
+
+
+class WindowDetokeniser:
+    """For every other tokenizer: a window of tokens, decoded again with each new one.
+
+    The window begins with tokens whose text (``_prefix``) has been shown: they are the context
+    that decides, for example, whether the next token's leading space is kept.
+    """
+
+    __slots__ = ("_ids", "_num_shown", "_prefix", "_special_ids", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer, special_ids: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._special_ids = special_ids
+        self._ids: list[int] = []
+        self._num_shown = 0
+        self._prefix = ""
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes."""
+        if token_id in self._special_ids:
+            return ""
+        self._ids.append(token_id)
+        text = self._tokenizer.decode(self._ids)
+        # Without the bound a run of invalid bytes would cost the square of its length.
+        if len(self._ids) - self._num_shown < _MOST_PENDING and (
+            text.endswith("\ufffd") or len(text) <= len(self._prefix)
+        ):
+            return ""
+        return self._show(text)
+
+    def flush(self) -> str:
+        """The text of the tokens that are still pending."""
+        return self._show(self._tokenizer.decode(self._ids))
+
+    def _show(self, text: str) -> str:
+        shown = len(self._prefix)
+        del self._ids[: self._num_shown]
+        self._num_shown = len(self._ids)
+        self._prefix = self._tokenizer.decode(self._ids)
+        return text[shown:]
+
+
+def byte_alphabet() -> dict[str, int]:
+    """The printable stand-in of every byte in a byte-level vocabulary, as GPT-2 chose them."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    alphabet = {chr(byte): byte for byte in plain}
+    alphabet.update({chr(256 + place): byte for place, byte in enumerate(others)})
+    return alphabet
+
+
+def is_byte_level(tokenizer: Tokenizer) -> bool:
+    """Whether the tokenizer's text is the UTF-8 of its tokens' bytes, one after the other."""
+    return isinstance(tokenizer.decoder, decoders.ByteLevel)

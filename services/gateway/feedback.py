@@ -1,0 +1,155 @@
+"""What the gateway tells and asks the predictor and the autoscaler, once a second.
+
+Nothing waits for it: a report that fails is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+
+from headway.errors import HeadwayError
+from protos import autoscaler_pb2, autoscaler_pb2_grpc, predictor_pb2, predictor_pb2_grpc
+from services.gateway.metrics import GatewayMetrics
+from services.runtime.channel import open_channel
+from services.runtime.config import ServiceConfig
+from services.runtime.store import Member, Store
+
+_INTERVAL = 1.0
+_CALL_TIMEOUT = 1.0
+_MOST_OBSERVED = 8192  # finished outputs kept for the next report
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Mean output tokens by prompt length; ``upper_bounds`` inclusive, the last bucket open."""
+
+    upper_bounds: Sequence[int] = ()
+    means: Sequence[float] = ()
+
+    def predict(self, num_prompt_tokens: int) -> float:
+        """Expected output tokens; 0 where nothing is known."""
+        place = bisect_left(self.upper_bounds, num_prompt_tokens)
+        return self.means[place] if place < len(self.means) else 0.0
+
+
+class Feedback:
+    """Collects between reports; ``rates`` are over the window since the last one."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        model: str,
+        store: Store,
+        metrics: GatewayMetrics,
+        now: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._store = store
+        self._metrics = metrics
+        self._now = now
+        self._lengths = Lengths()
+        self._observed: list[tuple[int, int]] = []
+        self._num_requests = self._num_input = self._num_output = 0
+        self._window_began_at = now()
+        self._channels: dict[str, tuple[str, grpc.aio.Channel]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Report from now on."""
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Report no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for _, channel in self._channels.values():
+            await channel.close()
+
+    def predict(self, num_prompt_tokens: int) -> float:
+        """Expected output tokens of a prompt; 0 where nothing is known."""
+        return self._lengths.predict(num_prompt_tokens)
+
+    def arrived(self, num_prompt_tokens: int) -> None:
+        """A request came in."""
+        self._num_requests += 1
+        self._num_input += num_prompt_tokens
+
+    def produced(self, num_tokens: int) -> None:
+        """Output tokens came in."""
+        self._num_output += num_tokens
+
+    def observe(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
+        """An output finished."""
+        if len(self._observed) < _MOST_OBSERVED:
+            self._observed.append((num_prompt_tokens, num_output_tokens))
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(_INTERVAL)
+            await asyncio.gather(
+                self._try("predictor", self._ask_predictor),
+                self._try("autoscaler", self._tell_autoscaler),
+            )
+
+    async def _try(
+        self, service: str, report: Callable[[grpc.aio.Channel], Awaitable[None]]
+    ) -> None:
+        try:
+            channel = await self._channel(service)
+            if channel is not None:
+                await report(channel)
+        except (grpc.aio.AioRpcError, HeadwayError, OSError):
+            self._metrics.feedback_failed(service)
+
+    async def _channel(self, service: str) -> grpc.aio.Channel | None:
+        """To the service's first member; the same one while it stays."""
+        members: list[Member] = await self._store.members(service)
+        address = min((m.address for m in members), default="")
+        known = self._channels.get(service)
+        if known is not None and known[0] == address:
+            return known[1]
+        if known is not None:
+            del self._channels[service]
+            await known[1].close()
+        if not address:
+            return None
+        channel = open_channel(address, self._config)
+        self._channels[service] = (address, channel)
+        return channel
+
+    async def _ask_predictor(self, channel: grpc.aio.Channel) -> None:
+        stub = predictor_pb2_grpc.PredictorStub(channel)
+        observed, self._observed = self._observed, []
+        if observed:
+            request = predictor_pb2.ObserveRequest(
+                model=self._model,
+                num_prompt_tokens=[pair[0] for pair in observed],
+                num_output_tokens=[pair[1] for pair in observed],
+            )
+            await stub.Observe(request, timeout=_CALL_TIMEOUT)
+        asked = predictor_pb2.GetTableRequest(model=self._model)
+        table = await stub.GetTable(asked, timeout=_CALL_TIMEOUT)
+        self._lengths = Lengths(tuple(table.bucket_upper_bounds), tuple(table.mean_output_tokens))
+
+    async def _tell_autoscaler(self, channel: grpc.aio.Channel) -> None:
+        now = self._now()
+        window = max(now - self._window_began_at, 1e-3)
+        report = autoscaler_pb2.RateReport(
+            gateway_id=self._config.service_id,
+            observed_at=now,
+            window=window,
+            requests_per_s=self._num_requests / window,
+            input_tokens_per_s=self._num_input / window,
+            output_tokens_per_s=self._num_output / window,
+        )
+        self._num_requests = self._num_input = self._num_output = 0
+        self._window_began_at = now
+        stub = autoscaler_pb2_grpc.AutoscalerStub(channel)
+        await stub.ReportRates(report, timeout=_CALL_TIMEOUT)

@@ -1,0 +1,183 @@
+"""``Gateway.Generate``: the same calls as over HTTP, for gRPC clients."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+import grpc
+
+from headway.errors import Code, HeadwayError, invalid
+from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
+from services.gateway.asks import Ask, ChatInput, Input
+from services.gateway.auth import KeyRing
+from services.gateway.calls import Calls, PreparedInput
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.openai_requests import chat_message, stop_strings
+from services.gateway.output_text import Piece
+from services.gateway.outputs import Output, Outputs
+from services.runtime import wire
+
+Context = grpc.aio.ServicerContext[gateway_pb2.GenerateRequest, gateway_pb2.GenerateReply]
+
+_MOST_UNREAD = 1024  # replies; a client that reads slower is cut off
+_MOST_INLINE_BYTES = 8192
+_ENDS = {
+    "stop": common_pb2.FINISH_REASON_STOP,
+    "length": common_pb2.FINISH_REASON_LENGTH,
+}
+
+
+class GatewayEdge(gateway_pb2_grpc.GatewayServicer):
+    """Serves gRPC clients."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        outputs: Outputs,
+        keys: KeyRing,
+        metrics: GatewayMetrics,
+        now: Callable[[], float],
+        executor: Executor,
+    ) -> None:
+        self._calls = calls
+        self._outputs = outputs
+        self._keys = keys
+        self._metrics = metrics
+        self._now = now
+        self._executor = executor
+        self.draining = False
+
+    async def Generate(  # noqa: N802 (the proto's name)
+        self, request: gateway_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[gateway_pb2.GenerateReply]:
+        """See ``protos/gateway.proto``."""
+        reply = GrpcReply(f"gen-{secrets.token_hex(12)}", self._outputs.let_go, self._metrics)
+        try:
+            arrival_at = self._now()
+            self._keys.check(_authorization(context))
+            if self.draining:
+                message = "this gateway is shutting down; call another one"
+                raise HeadwayError(Code.UNAVAILABLE, message, retry_after=1.0)
+            ask = read_ask(request)
+            prepared = await self._prepare(ask, request.ByteSize())
+            self._calls.open(
+                reply.call_id, ask, prepared, reply, arrival_at=arrival_at, keeps_tokens=True
+            )
+            async for message in reply.messages():
+                yield message
+        except HeadwayError as error:
+            if not reply.ended:
+                self._metrics.error(error.code.value)
+            await wire.abort(context, error)
+        finally:  # whatever ended it: the client's leaving, too
+            reply.ended = True
+            self._outputs.let_go(reply.outputs)
+
+    async def _prepare(self, ask: Ask, num_bytes: int) -> list[PreparedInput]:
+        if num_bytes <= _MOST_INLINE_BYTES:
+            return self._calls.prepare(ask)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self._calls.prepare, ask)
+
+
+class GrpcReply:
+    """One call's replies on their way to the client."""
+
+    def __init__(
+        self,
+        call_id: str,
+        let_go: Callable[[Sequence[Output]], None],
+        metrics: GatewayMetrics,
+    ) -> None:
+        self.call_id = call_id
+        self.outputs: list[Output] = []
+        self.num_prompt_tokens = 0
+        self.ended = False
+        self._let_go = let_go
+        self._metrics = metrics
+        self._unread: asyncio.Queue[gateway_pb2.GenerateReply | HeadwayError | None]
+        self._unread = asyncio.Queue(_MOST_UNREAD + 1)
+        self._named = False
+
+    def show(self, output: Output, piece: Piece, end: str | None) -> None:
+        """Queue one reply."""
+        if self.ended:
+            return
+        if self._unread.qsize() >= _MOST_UNREAD:
+            self._metrics.slow_client()
+            message = f"{_MOST_UNREAD} replies are unread, the most kept; read faster"
+            self.fail(HeadwayError(Code.RESOURCE_EXHAUSTED, message))
+            return
+        token_ids, _ = output.take_tokens()
+        reply = gateway_pb2.GenerateReply(
+            text=piece.answer, reasoning_text=piece.reasoning, token_ids=token_ids
+        )
+        if not self._named:
+            reply.request_id, self._named = self.call_id, True
+        if end is not None:
+            reply.finish_reason = _ENDS[end]
+            reply.usage.prompt_tokens = self.num_prompt_tokens
+            reply.usage.completion_tokens = output.text.num_tokens
+            reply.usage.reasoning_tokens = output.text.num_reasoning_tokens
+        self._unread.put_nowait(reply)
+        if end is not None:
+            self.ended = True
+            self._unread.put_nowait(None)
+
+    def fail(self, error: HeadwayError) -> None:
+        """End with the error, in place of what is unread."""
+        if self.ended:
+            return
+        self.ended = True
+        while not self._unread.empty():
+            self._unread.get_nowait()
+        self._unread.put_nowait(error)
+        self._let_go(self.outputs)
+
+    async def messages(self) -> AsyncIterator[gateway_pb2.GenerateReply]:
+        """Replies to the last; raises what ended the call otherwise."""
+        while (reply := await self._unread.get()) is not None:
+            if isinstance(reply, HeadwayError):
+                raise reply
+            yield reply
+
+
+def read_ask(request: gateway_pb2.GenerateRequest) -> Ask:
+    """What a request asks for; INVALID_ARGUMENT where it says nothing."""
+    return Ask(
+        model=request.model,
+        inputs=(_input(request),),
+        sampling=_sampling(request.sampling),
+        stops=stop_strings(list(request.stop)),
+        split_reasoning=request.WhichOneof("input") == "chat",
+    )
+
+
+def _input(request: gateway_pb2.GenerateRequest) -> Input:
+    kind = request.WhichOneof("input")
+    if kind == "prompt":
+        return request.prompt
+    if kind == "token_ids" and request.token_ids.ids:
+        return tuple(request.token_ids.ids)
+    if kind == "chat" and request.chat.messages:
+        messages = [
+            chat_message({"role": m.role, "content": m.content}, place)
+            for place, m in enumerate(request.chat.messages)
+        ]
+        return ChatInput(messages, {"enable_thinking": False} if request.disable_thinking else {})
+    raise invalid("input", kind, "a prompt, a chat with messages, or token ids")
+
+
+def _sampling(options: gateway_pb2.SamplingOptions) -> dict[str, Any]:
+    return {field.name: value for field, value in options.ListFields()}
+
+
+def _authorization(context: Context) -> str:
+    for name, value in context.invocation_metadata() or ():
+        if name == "authorization":
+            return value if isinstance(value, str) else value.decode("latin-1")
+    return ""

@@ -1,0 +1,112 @@
+"""What the gateway measures. Names begin with ``headway_gateway_``; times are in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_LATENCY = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0),
+)
+_PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
+
+
+class GatewayMetrics:
+    """One gateway's registry. Counting is cheap: label children are looked up once."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._requests = Counter(
+            "headway_gateway_requests",
+            "Outputs by how they ended (stop, length, cancelled, error).",
+            ["end"],
+            registry=registry,
+        )
+        self._errors = Counter(
+            "headway_gateway_errors",
+            "Requests that were refused or failed, by error code.",
+            ["code"],
+            registry=registry,
+        )
+        self._prompt_tokens = Counter(
+            "headway_gateway_prompt_tokens", "Prompt tokens of finished outputs.", registry=registry
+        )
+        self._output_tokens = Counter(
+            "headway_gateway_output_tokens",
+            "Output tokens received from workers.",
+            registry=registry,
+        )
+        self._ttft = Histogram(
+            "headway_gateway_ttft_seconds",
+            "Seconds from a request's arrival to its first token.",
+            buckets=_LATENCY,
+            registry=registry,
+        )
+        self._tpot = Histogram(
+            "headway_gateway_tpot_seconds",
+            "Seconds per output token after the first, averaged over an output.",
+            buckets=_PER_TOKEN,
+            registry=registry,
+        )
+        self._e2e = Histogram(
+            "headway_gateway_e2e_seconds",
+            "Seconds from a request's arrival to its last token.",
+            buckets=_LATENCY,
+            registry=registry,
+        )
+        self._feedback_failures = Counter(
+            "headway_gateway_feedback_failures",
+            "Reports to the predictor or the autoscaler that did not arrive.",
+            ["service"],
+            registry=registry,
+        )
+        self._slow_clients = Counter(
+            "headway_gateway_slow_clients",
+            "Streams that were cut off because their client did not read.",
+            registry=registry,
+        )
+        self._ends = {end: self._requests.labels(end) for end in _ENDS}
+
+    def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """A gauge that is read when it is asked for."""
+        gauge = Gauge(f"headway_gateway_{name}", text, registry=self.registry)
+        gauge.set_function(value)
+
+    def tokens(self, count: int) -> None:
+        """So many output tokens came in."""
+        self._output_tokens.inc(count)
+
+    def finished(
+        self, end: str, num_prompt_tokens: int, num_output_tokens: int, times: tuple[float, ...]
+    ) -> None:
+        """An output ended; ``times`` are arrival, first token and last token."""
+        self._ends[end].inc()
+        if end not in ("stop", "length") or num_output_tokens == 0:
+            return
+        arrival_at, first_at, last_at = times
+        self._prompt_tokens.inc(num_prompt_tokens)
+        self._ttft.observe(first_at - arrival_at)
+        self._e2e.observe(last_at - arrival_at)
+        if num_output_tokens > 1:
+            self._tpot.observe((last_at - first_at) / (num_output_tokens - 1))
+
+    def error(self, code: str) -> None:
+        """A request was refused or failed."""
+        self._errors.labels(code).inc()
+
+    def feedback_failed(self, service: str) -> None:
+        """A report did not arrive."""
+        self._feedback_failures.labels(service).inc()
+
+    def slow_client(self) -> None:
+        """A client was cut off because it did not read."""
+        self._slow_clients.inc()
+
+    def render(self) -> bytes:
+        """Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+_ENDS = ("stop", "length", "cancelled", "error")

@@ -1,0 +1,208 @@
+"""OpenAI's response bodies. What is written for every token is put together by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from json.encoder import encode_basestring
+from typing import Any, NamedTuple
+
+from headway.errors import Code, HeadwayError
+from headway.request import TokenLogprobs
+from services.gateway.output_text import Piece
+from services.gateway.tokenizer import TextCodec
+
+_LEAST_LOGPROB = -9999.0  # JSON has no -Infinity; OpenAI writes this
+
+
+class Usage(NamedTuple):
+    """Token counts of one API call."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    reasoning_tokens: int
+    cached_tokens: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """OpenAI's usage object."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CallIdentity:
+    """What all chunks of one call repeat."""
+
+    call_id: str
+    model: str
+    created: int
+    fingerprint: str
+    chat: bool
+
+    def as_json(self, *, chunk: bool) -> dict[str, Any]:
+        """The fields before ``choices``."""
+        kind = "text_completion"
+        if self.chat:
+            kind = "chat.completion.chunk" if chunk else "chat.completion"
+        return {
+            "id": self.call_id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+
+class ChunkWriter:
+    """Writes the server-sent events of one call; ``tail`` ends each (usage, where asked for)."""
+
+    def __init__(self, identity: CallIdentity, *, include_usage: bool) -> None:
+        self._chat = identity.chat
+        self._identity = identity
+        head = dumps(identity.as_json(chunk=True))
+        self._head = f'data: {head[:-1]},"choices":[{{"index":'
+        self._tail = ',"usage":null}\n\n' if include_usage else "}\n\n"
+
+    def opening(self, index: int) -> str:
+        """A chat choice's first event, which bears the role."""
+        delta = '{"role":"assistant","content":""}'
+        return (
+            f'{self._head}{index},"delta":{delta},"logprobs":null,"finish_reason":null}}]'
+            f"{self._tail}"
+        )
+
+    def text(self, index: int, piece: Piece, end: str | None, extra: str) -> str:
+        """One event; ``extra`` is JSON for the choice (``"logprobs":…``, token ids)."""
+        if self._chat:
+            body = f'"delta":{_delta(piece)}'
+        else:
+            body = f'"text":{encode_basestring(piece.answer)}'
+        reason = f'"{end}"' if end else "null"
+        return f'{self._head}{index},{body},{extra},"finish_reason":{reason}}}]{self._tail}'
+
+    def usage(self, usage: Usage) -> str:
+        """The last event but ``[DONE]``, for those who asked for it."""
+        found = {**self._identity.as_json(chunk=True), "choices": [], "usage": usage.as_json()}
+        return f"data: {dumps(found)}\n\n"
+
+
+def _delta(piece: Piece) -> str:
+    if not piece.reasoning:
+        return f'{{"content":{encode_basestring(piece.answer)}}}' if piece.answer else "{}"
+    reasoning = f'"reasoning_content":{encode_basestring(piece.reasoning)}'
+    if not piece.answer:
+        return f"{{{reasoning}}}"
+    return f'{{{reasoning},"content":{encode_basestring(piece.answer)}}}'
+
+
+def chat_choice(
+    index: int, piece: Piece, end: str, logprobs: Any, *, reasoning: bool
+) -> dict[str, Any]:
+    """One choice of a whole chat response; ``reasoning_content`` for reasoning models alone."""
+    message: dict[str, Any] = {"role": "assistant", "content": piece.answer, "refusal": None}
+    if reasoning:
+        message["reasoning_content"] = piece.reasoning or None
+    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": end}
+
+
+def completion_choice(index: int, text: str, end: str, logprobs: Any) -> dict[str, Any]:
+    """One choice of a whole completion."""
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": end}
+
+
+# --- log probabilities ----------------------------------------------------------------
+
+
+class LogprobsWriter:
+    """Log probabilities of one output's tokens, reasoning included, in either API's shape."""
+
+    def __init__(self, codec: TextCodec, *, chat: bool) -> None:
+        self._codec = codec
+        self._chat = chat
+        self._offset = 0  # characters before the next token, for completions
+
+    def write(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]
+    ) -> dict[str, Any]:
+        """Those of the next tokens."""
+        found = [
+            (token_id, entry or TokenLogprobs(_LEAST_LOGPROB))
+            for token_id, entry in zip(token_ids, logprobs, strict=True)
+        ]
+        if self._chat:
+            return {"content": [self._chat_entry(*one) for one in found], "refusal": None}
+        return self._completion(found)
+
+    def _chat_entry(self, token_id: int, found: TokenLogprobs) -> dict[str, Any]:
+        tops = zip(found.top_token_ids, found.top_logprobs, strict=True)
+        return {
+            **self._chat_token(token_id, found.logprob),
+            "top_logprobs": [self._chat_token(i, logprob) for i, logprob in tops],
+        }
+
+    def _chat_token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        text, raw = self._codec.token_text(token_id)
+        return {"token": text, "logprob": _finite(logprob), "bytes": list(raw)}
+
+    def _completion(self, found: Sequence[tuple[int, TokenLogprobs]]) -> dict[str, Any]:
+        tokens, offsets, tops = [], [], []
+        for token_id, entry in found:
+            text, _ = self._codec.token_text(token_id)
+            tokens.append(text)
+            offsets.append(self._offset)
+            self._offset += len(text)
+            pairs = zip(entry.top_token_ids, entry.top_logprobs, strict=True)
+            tops.append({self._codec.token_text(i)[0]: _finite(value) for i, value in pairs})
+        return {
+            "tokens": tokens,
+            "token_logprobs": [_finite(entry.logprob) for _, entry in found],
+            "top_logprobs": tops,
+            "text_offset": offsets,
+        }
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _LEAST_LOGPROB) if logprob == logprob else _LEAST_LOGPROB
+
+
+# --- errors ---------------------------------------------------------------------------
+
+_STATUS = {
+    Code.INVALID_ARGUMENT: (400, "invalid_request_error"),
+    Code.UNAUTHENTICATED: (401, "authentication_error"),
+    Code.PERMISSION_DENIED: (403, "permission_error"),
+    Code.NOT_FOUND: (404, "not_found_error"),
+    Code.FAILED_PRECONDITION: (503, "server_error"),
+    Code.RESOURCE_EXHAUSTED: (429, "rate_limit_error"),
+    Code.DEADLINE_EXCEEDED: (408, "timeout_error"),
+    Code.CANCELLED: (499, "cancelled_error"),
+    Code.UNAVAILABLE: (503, "server_error"),
+    Code.INTERNAL: (500, "server_error"),
+}
+
+
+def status_of(code: Code) -> int:
+    """The HTTP status of a refusal."""
+    return _STATUS[code][0]
+
+
+def error_body(error: HeadwayError, code: str | None = None) -> str:
+    """OpenAI's error object; ``code`` is more exact than the error's own."""
+    found = {
+        "message": error.message,
+        "type": _STATUS[error.code][1],
+        "param": error.param,
+        "code": code or error.code.value,
+    }
+    return dumps({"error": found})
+
+
+def dumps(value: Any) -> str:
+    """Compact JSON, with text as it is."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

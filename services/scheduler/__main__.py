@@ -1,0 +1,23 @@
+"""``python -m services.scheduler``: one scheduler."""
+
+from __future__ import annotations
+
+from protos import scheduler_pb2_grpc
+from services.runtime.config import load_config
+from services.runtime.service import Runtime, run_service
+from services.scheduler.config import SchedulerConfig
+from services.scheduler.service import SchedulerService
+
+
+async def build(runtime: Runtime[SchedulerConfig]) -> SchedulerService:
+    """The service, its RPCs registered."""
+    service = SchedulerService(runtime)
+    runtime.server.add(
+        lambda server: scheduler_pb2_grpc.add_SchedulerServicer_to_server(service.links, server),
+        "headway.v1.Scheduler",
+    )
+    return service
+
+
+if __name__ == "__main__":
+    run_service(load_config(SchedulerConfig), build)

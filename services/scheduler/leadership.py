@@ -1,0 +1,116 @@
+"""Who leads: a lease in the store, held by one scheduler at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from uuid import uuid4
+
+from headway.errors import HeadwayError
+from services.runtime.clock import Clock
+from services.runtime.logs import get_logger
+from services.runtime.store import Store
+
+
+class Leadership:
+    """Stands for election for as long as it runs.
+
+    ``elected`` gets the fencing token, ``deposed`` follows when the lease is lost, or cannot be
+    shown to be held any more. The lease is renewed three times in its lifetime. Each term stands
+    under a name of its own, so that it has a fencing token, and so dispatch ids, of its own.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        service_id: str,
+        address: str,
+        ttl: float,
+        clock: Clock,
+        *,
+        elected: Callable[[int], Awaitable[None]],
+        deposed: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._store = store
+        self._service_id = service_id
+        self._candidate_id = _candidate(service_id)
+        self._address = address
+        self._ttl = ttl
+        self._clock = clock
+        self._elected = elected
+        self._deposed = deposed
+        self._token: int | None = None
+        self._held_until = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self.leader_address = ""
+        self._log = get_logger()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this scheduler holds the lease."""
+        return self._token is not None
+
+    def start(self) -> None:
+        """Stand for election from now on."""
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Hand the lease over at once, so that nobody waits for it to expire."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._token is not None:
+            candidate_id = self._candidate_id
+            await self._step_down("stopping")
+            try:
+                await self._store.release_leader(candidate_id)
+            except HeadwayError as error:
+                self._log.warning("lease_not_released", error=error.message)
+
+    async def _run(self) -> None:
+        while True:
+            asked_at = self._clock.now()
+            try:
+                async with asyncio.timeout(self._ttl / 3):
+                    token = await self._store.acquire_leader(
+                        self._candidate_id, self._address, self._ttl
+                    )
+                    await self._note_leader()
+                await self._answered(token, asked_at)
+            except (HeadwayError, TimeoutError) as error:
+                self._log.warning("store_unreachable", error=repr(error))
+                if self._clock.now() >= self._held_until - self._ttl / 3:
+                    await self._step_down("the lease could not be renewed")
+            await asyncio.sleep(self._ttl / 3 if self._token is not None else self._ttl / 10)
+
+    async def _answered(self, token: int | None, asked_at: float) -> None:
+        if token is None:
+            await self._step_down("another scheduler leads")
+            return
+        self._held_until = asked_at + self._ttl
+        if token == self._token:
+            return
+        await self._step_down("the lease had expired")
+        self._token = token
+        self._log.info("elected", fencing_token=token)
+        try:
+            await self._elected(token)
+        except HeadwayError:
+            await self._step_down("the term could not begin")
+            raise
+
+    async def _note_leader(self) -> None:
+        leader = await self._store.leader()
+        self.leader_address = leader.address if leader is not None else ""
+
+    async def _step_down(self, reason: str) -> None:
+        if self._token is None:
+            return
+        self._log.warning("deposed", reason=reason, fencing_token=self._token)
+        self._token = None
+        self._candidate_id = _candidate(self._service_id)
+        await self._deposed()
+
+
+def _candidate(service_id: str) -> str:
+    return f"{service_id}-{uuid4().hex[:8]}"

@@ -1,0 +1,126 @@
+"""What the scheduler measures. Names begin with ``headway_scheduler_``; times are in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from headway.core.scheduler import SchedulerStatus
+from headway.core.scheduler_events import Decision, Note, SchedulerAction, SendToGateway
+from headway.core.scheduler_prefill import PoolStatus
+from headway.messages import Lost, Rejected
+
+_WAITS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_SHARES = tuple(i / 10 for i in range(1, 11))
+
+_POOL_GAUGES: tuple[tuple[str, str, Callable[[PoolStatus], float]], ...] = (
+    ("active_instances", "Instances that take prefill work (N_active)", lambda p: p.num_active),
+    ("waiting_requests", "Requests in the window and at its door", lambda p: p.num_waiting),
+    ("throttled_requests", "Requests at the window's door", lambda p: p.num_at_door),
+    ("waiting_tokens", "Prompt tokens that wait for a dispatch", lambda p: p.backlog_tokens),
+    ("longest_wait_cycles", "Cycles the oldest was left over", lambda p: p.longest_wait_cycles),
+    ("interval_seconds", "Dispatch interval (I); +Inf without instance", lambda p: p.interval),
+    ("mean_pass_seconds", "Mean forward pass with prefill (T̄)", lambda p: p.mean_pass_time),
+    ("dispatch_latency_seconds", "Dispatch round trip (L_net)", lambda p: p.dispatch_latency),
+    ("bad_pass_times", "Reported pass times dropped in this term", lambda p: p.num_bad_times),
+)
+
+
+class SchedulerMetrics:
+    """Counts actions as they are performed; gauges are read from the leading core when scraped."""
+
+    def __init__(
+        self,
+        status: Callable[[], SchedulerStatus | None],
+        registry: CollectorRegistry = REGISTRY,
+    ) -> None:
+        self._status = status
+        registry.register(self)  # type: ignore[arg-type]  # anything with collect() is a collector
+        counter = _counters(registry)
+        self._dispatches = counter(
+            "dispatches", "Dispatches to workers, by readiness rule", ["rule"]
+        )
+        self._dispatched = counter("dispatched_requests", "Requests dispatched to workers", [])
+        self._handoffs = counter("handoffs", "Handoffs of prefilled requests ordered", [])
+        self._notes = counter(
+            "events", "Watchdogs, failed handoffs and other events worth a log line", ["event"]
+        )
+        self._rejections = counter("rejections", "Requests refused, by error code", ["code"])
+        self._lost = counter("lost_requests", "Requests sent back to gateways to try again", [])
+        self._waits = Histogram(
+            "headway_scheduler_wait_seconds",
+            "Seconds a request waited here, for a dispatch or for a decode unit",
+            ["question"],
+            buckets=_WAITS,
+            registry=registry,
+        )
+        self._utilisation = Histogram(
+            "headway_scheduler_chunk_utilisation",
+            "Share of the chunks of an instance's units that is taken after a dispatch",
+            buckets=_SHARES,
+            registry=registry,
+        )
+
+    def performed(self, action: SchedulerAction) -> None:
+        """Count one action."""
+        if isinstance(action, Decision):
+            self._decided(action)
+        elif isinstance(action, Note):
+            self._notes.labels(action.event).inc()
+        elif isinstance(action, SendToGateway):
+            if isinstance(action.message, Rejected):
+                self._rejections.labels(action.message.code.value).inc()
+            elif isinstance(action.message, Lost):
+                self._lost.inc(len(action.message.keys))
+
+    def _decided(self, decision: Decision) -> None:
+        waits = self._waits.labels(decision.question)
+        for chosen in decision.chosen:
+            waits.observe(max(chosen.waited, 0.0))
+        if decision.question == "placement":
+            self._handoffs.inc(len(decision.chosen))
+            return
+        self._dispatches.labels(decision.rule).inc()
+        self._dispatched.inc(len(decision.chosen))
+        self._utilisation.observe(chunk_utilisation(decision))
+
+    def collect(self) -> Iterator[Metric]:
+        """The leading core's gauges; none on a standby."""
+        status = self._status()
+        leads = GaugeMetricFamily("headway_scheduler_leads", "1 while this scheduler leads")
+        leads.add_metric([], float(status is not None))
+        yield leads
+        if status is None:
+            return
+        for name, text, read in _POOL_GAUGES:
+            gauge = GaugeMetricFamily(f"headway_scheduler_{name}", text, labels=["model"])
+            for pool in status.pools:
+                gauge.add_metric([pool.model], read(pool))
+            yield gauge
+        for name, text, value in (
+            ("workers", "Workers connected", status.num_workers),
+            ("tracked_requests", "Requests between submission and their end", status.num_tracked),
+            (
+                "awaiting_decode",
+                "Prefilled requests without a decode unit",
+                status.num_awaiting_decode,
+            ),
+        ):
+            yield GaugeMetricFamily(f"headway_scheduler_{name}", text, value=value)
+
+
+def chunk_utilisation(decision: Decision) -> float:
+    """Share of an instance's chunks that is taken after a dispatch, [0, 1]."""
+    left = {c.unit: c.load[0] for c in decision.considered}
+    left |= {c.unit: int(c.score[0]) for c in decision.chosen}  # the last one of a unit counts
+    total = sum(c.load[1] for c in decision.considered)
+    return 1.0 - sum(max(tokens, 0) for tokens in left.values()) / total
+
+
+def _counters(registry: CollectorRegistry) -> Callable[[str, str, list[str]], Counter]:
+    def counter(name: str, text: str, labels: list[str]) -> Counter:
+        return Counter(f"headway_scheduler_{name}", text, labels, registry=registry)
+
+    return counter

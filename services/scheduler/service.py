@@ -1,0 +1,68 @@
+"""The scheduler: stands for election, and leads while it holds the lease."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headway.core.scheduler import SchedulerStatus
+from services.runtime.service import Runtime
+from services.scheduler.config import SchedulerConfig
+from services.scheduler.gateway_link import GatewayLinks
+from services.scheduler.leadership import Leadership
+from services.scheduler.metrics import SchedulerMetrics
+from services.scheduler.term import Term
+
+
+class SchedulerService:
+    """The shell around :class:`SchedulerCore`; losing the lease makes it a standby again."""
+
+    def __init__(self, runtime: Runtime[SchedulerConfig]) -> None:
+        self._runtime = runtime
+        self._settings = runtime.config.settings()
+        self._term: Term | None = None
+        self._metrics = SchedulerMetrics(self._status)
+        self._leadership: Leadership | None = None
+        self.links = GatewayLinks(self._leader_address, runtime.config.max_queued_messages)
+
+    def member(self) -> Mapping[str, Any]:
+        """What the membership says of this scheduler: nothing special, the lease says who leads."""
+        return {}
+
+    async def start(self) -> None:
+        """Stand for election."""
+        runtime, config = self._runtime, self._runtime.config
+        self._leadership = Leadership(
+            runtime.store,
+            config.service_id,
+            runtime.address,
+            config.leader_ttl,
+            runtime.clock,
+            elected=self._elected,
+            deposed=self._deposed,
+        )
+        self._leadership.start()
+
+    async def drain(self) -> None:
+        """Hand the lease over: gateways and workers go to the next leader."""
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Hang up; a repeat does nothing."""
+        if self._leadership is not None:
+            await self._leadership.stop()
+
+    async def _elected(self, fencing_token: int) -> None:
+        self._term = Term(self._runtime, self._settings, self.links, self._metrics, fencing_token)
+        await self._term.begin()
+
+    async def _deposed(self) -> None:
+        term, self._term = self._term, None
+        if term is not None:
+            await term.end()
+
+    def _status(self) -> SchedulerStatus | None:
+        return self._term.status if self._term is not None else None
+
+    def _leader_address(self) -> str:
+        return self._leadership.leader_address if self._leadership is not None else ""

@@ -1,0 +1,168 @@
+"""One term of leadership: a core, its driver, and the links that it speaks through."""
+
+from __future__ import annotations
+
+import asyncio
+
+from headway.core.scheduler import SchedulerCore, SchedulerStatus
+from headway.core.scheduler_events import (
+    Decision,
+    Elected,
+    Note,
+    SchedulerAction,
+    SchedulerEvent,
+    SendToGateway,
+    SendToWorker,
+    WorkerGone,
+)
+from headway.core.scheduler_state import SchedulerSettings
+from headway.messages import ControlHello, Dispatch, Handoff, Lost, Placed, Rejected
+from services.runtime.driver import Driver
+from services.runtime.logs import get_logger
+from services.runtime.membership import MembershipWatch
+from services.runtime.service import Runtime
+from services.runtime.store import Member
+from services.scheduler.config import SchedulerConfig
+from services.scheduler.gateway_link import GatewayLinks
+from services.scheduler.metrics import SchedulerMetrics
+from services.scheduler.worker_link import WorkerLink
+
+
+class Term:
+    """Begins with an election and ends for good: the next term starts from nothing."""
+
+    def __init__(
+        self,
+        runtime: Runtime[SchedulerConfig],
+        settings: SchedulerSettings,
+        gateways: GatewayLinks,
+        metrics: SchedulerMetrics,
+        fencing_token: int,
+    ) -> None:
+        self._runtime = runtime
+        self._config = runtime.config
+        self._gateways = gateways
+        self._metrics = metrics
+        self._fencing_token = fencing_token
+        self._hello = ControlHello(runtime.config.service_id, fencing_token)
+        self._core = SchedulerCore(settings)
+        self._driver: Driver[SchedulerEvent, SchedulerAction] = Driver(
+            self._core, self._perform, runtime.clock
+        )
+        self._links: dict[str, WorkerLink] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._ended = False
+        self._watch = MembershipWatch(runtime.store, "worker", self._joined, self._left)
+        self._log = get_logger()
+
+    @property
+    def status(self) -> SchedulerStatus:
+        """For metrics."""
+        return self._core.status()
+
+    async def begin(self) -> None:
+        """Learn who is there, then follow who comes and goes."""
+        members = await self._runtime.store.members("worker")
+        self._post(Elected(self._fencing_token, tuple(m.member_id for m in members)))
+        self._gateways.open(self._post)
+        self._watch.start()
+
+    async def end(self) -> None:
+        """Say nothing more to anybody."""
+        self._ended = True
+        self._gateways.close()
+        await self._watch.stop()
+        self._driver.close()
+        links = [link.close() for link in self._links.values()]
+        await asyncio.gather(*links, *self._closing)
+
+    def _post(self, event: SchedulerEvent) -> None:
+        if not self._ended:
+            self._driver.post(event)
+
+    # --- workers ----------------------------------------------------------------------
+
+    def _joined(self, member: Member) -> None:
+        self._left(member)
+        self._links[member.member_id] = WorkerLink(
+            self._config,
+            member.member_id,
+            member.address,
+            self._hello,
+            self._post,
+            max_queued=self._config.max_queued_messages,
+        )
+
+    def _left(self, member: Member) -> None:
+        """Its lease has expired: hang up, whatever the stream says."""
+        link = self._links.pop(member.member_id, None)
+        if link is None:
+            return
+        task = asyncio.create_task(link.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        reason = f"worker {member.member_id} has left the cluster"
+        self._post(WorkerGone(member.member_id, reason))
+
+    # --- actions ----------------------------------------------------------------------
+
+    def _perform(self, action: SchedulerAction) -> None:
+        self._metrics.performed(action)
+        match action:
+            case SendToWorker(worker_id, message):
+                link = self._links.get(worker_id)
+                if link is not None:
+                    link.send(message)
+                self._log_order(worker_id, message)
+            case SendToGateway(gateway_id, message):
+                self._gateways.send(gateway_id, message)
+                self._log_answer(message)
+            case Note():
+                fields = {"worker_id": action.worker_id, "request_id": action.request_id}
+                known = {name: value for name, value in fields.items() if value}
+                self._log.warning(action.event, detail=action.detail, **known)
+            case Decision():
+                self._log_decision(action)
+
+    def _log_order(self, worker_id: str, order: object) -> None:
+        if isinstance(order, Dispatch):
+            num_requests = sum(len(batch.requests) for batch in order.batches)
+            self._log.debug(
+                "dispatched",
+                worker_id=worker_id,
+                dispatch_id=order.dispatch_id,
+                num_requests=num_requests,
+            )
+        elif isinstance(order, Handoff):
+            self._log.debug(
+                "handoff",
+                worker_id=worker_id,
+                stream_id=order.key.stream_id,
+                target_worker_id=order.target_worker_id,
+                target_unit=order.target_unit,
+            )
+
+    def _log_answer(self, answer: Placed | Rejected | Lost) -> None:
+        if isinstance(answer, Rejected):
+            self._log.info(
+                "rejected",
+                gateway_id=answer.key.gateway_id,
+                stream_id=answer.key.stream_id,
+                code=answer.code.value,
+                reason=answer.message,
+            )
+        elif isinstance(answer, Lost):
+            self._log.warning("lost", num_requests=len(answer.keys), reason=answer.reason)
+
+    def _log_decision(self, decision: Decision) -> None:
+        for chosen in decision.chosen:
+            self._log.debug(
+                "decided",
+                question=decision.question,
+                rule=decision.rule,
+                request_id=chosen.request_id,
+                worker_id=chosen.unit.worker_id,
+                unit=chosen.unit.unit,
+                score=chosen.score,
+                waited=round(chosen.waited, 6),
+            )

@@ -1,0 +1,184 @@
+"""The worker's backend: executes planned forward passes over the paged KV pool."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from headway.errors import Code, HeadwayError
+from headway.messages import ForwardPass, PassItem, PassResult, Sampled
+from headway.request import SamplingParams, StreamKey
+from services.worker.engine.kv import Buffer, KvPool, KvWriter
+from services.worker.engine.layout import LayoutBuilder, PassFailure, PassLayout
+from services.worker.engine.loader import LoadedModel, load_model
+from services.worker.engine.memory import available_bytes
+from services.worker.engine.sampler import draw
+
+__all__ = ["ModelSize", "PassFailure", "TorchBackend"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """What the size of a KV pool is chosen from.
+
+    ``free_bytes`` is the device's free memory with the weights loaded; None on a CPU.
+    """
+
+    kv_bytes_per_token: int
+    max_model_len: int
+    free_bytes: int | None
+
+
+class TorchBackend:
+    """One replica of a model with its KV pool.
+
+    ``run`` belongs to one thread. KV may be read and written from other threads meanwhile, on
+    blocks that the pass does not touch.
+    """
+
+    def __init__(self, model: LoadedModel, pool: KvPool) -> None:
+        self._model = model
+        self._pool = pool
+        self._layouts = LayoutBuilder(pool, model.vocab_size, model.max_model_len)
+        self._device = pool.keys[0].device
+        self.model_max_len = model.max_model_len
+        self.vocab_size = model.vocab_size
+        self.eos_token_ids = model.eos_token_ids
+        self.num_blocks = pool.num_blocks
+        self.block_size = pool.block_size
+        self.num_layers = pool.shape.num_layers
+        self.num_kv_heads = pool.shape.num_kv_heads
+        self.head_dim = pool.shape.head_dim
+        self.dtype_name = pool.shape.dtype
+        self.kv_bytes_per_token = pool.shape.bytes_per_token
+
+    @classmethod
+    def load(
+        cls,
+        model: str,
+        *,
+        num_blocks: int | Callable[[ModelSize], int],
+        device: str = "cpu",
+        dtype: str = "auto",
+        block_size: int = 16,
+        num_threads: int | None = None,
+    ) -> TorchBackend:
+        """Load a checkpoint and take ``num_blocks`` KV blocks, for all DP units together.
+
+        Raises HeadwayError where the checkpoint, the device or the pool's size cannot be served.
+        """
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
+        place = _device(device)
+        loaded = load_model(model, place, dtype)
+        if callable(num_blocks):
+            free = available_bytes(place) if place.type == "cuda" else None
+            bytes_per_token = loaded.kv_shape.bytes_per_token
+            num_blocks = num_blocks(ModelSize(bytes_per_token, loaded.max_model_len, free))
+        return cls(loaded, KvPool(loaded.kv_shape, num_blocks, block_size, place))
+
+    # --- forward passes ---------------------------------------------------------------
+
+    def run(self, forward_pass: ForwardPass) -> PassResult:
+        """Execute a plan and draw where it says so.
+
+        Raises PassFailure with the keys of the requests at fault: an inconsistent plan (nothing
+        was computed) or logits that are not finite. The pass may then be run without them.
+        """
+        started_at = time.perf_counter()
+        sampled: tuple[Sampled, ...] = ()
+        if forward_pass.items:
+            with torch.inference_mode():
+                layout = self._layouts.build(forward_pass.items)
+                sampled = self._draw(self._forward(layout), layout, forward_pass.items)
+        return PassResult(forward_pass.pass_id, time.perf_counter() - started_at, sampled)
+
+    def _forward(self, layout: PassLayout) -> torch.Tensor:
+        """The hidden states (rows, hidden size) to draw from."""
+        output = self._model.decoder(
+            input_ids=layout.token_ids,
+            position_ids=layout.positions,
+            use_cache=False,
+            headway_batch=layout.batch,
+        )
+        hidden: torch.Tensor = output.last_hidden_state[0]
+        rows = layout.sampling_rows
+        return hidden if rows is None else hidden.index_select(0, rows)
+
+    def _draw(
+        self, hidden: torch.Tensor, layout: PassLayout, items: Sequence[PassItem]
+    ) -> tuple[Sampled, ...]:
+        if not layout.sampling_items:
+            if self._device.type == "cuda":  # what draws would have waited for
+                torch.cuda.synchronize(self._device)
+            return ()
+        chosen = [items[n] for n in layout.sampling_items]
+        drawn = draw(self._model.lm_head(hidden), chosen, self.eos_token_ids)
+        bad = [item.key for item, (token, _) in zip(chosen, drawn, strict=True) if token < 0]
+        if bad:
+            names = ", ".join(f"{key.gateway_id}/{key.stream_id}" for key in bad)
+            raise PassFailure(bad, f"the model's logits are not finite for {names}")
+        by_item = sorted(zip(layout.sampling_items, drawn, strict=True), key=lambda pair: pair[0])
+        return tuple(Sampled(items[n].key, token, logprobs) for n, (token, logprobs) in by_item)
+
+    def warm_up(self) -> None:
+        """Run a prompt and a decoding step over the first blocks; what they held is lost."""
+        count = min(2 * self.block_size, self.num_blocks * self.block_size, self.model_max_len) - 1
+        blocks = tuple(range(-(-(count + 1) // self.block_size)))
+        key, params = StreamKey("warm-up", 0), SamplingParams(temperature=1.0)
+        for token_ids, start in (((0,) * count, 0), ((0,), count)):
+            if token_ids:
+                item = PassItem(key, token_ids, start, blocks, True, params, (0,) * count, ())
+                self.run(ForwardPass(0, (item,)))
+
+    # --- KV ---------------------------------------------------------------------------
+
+    def kv_shape(self, num_blocks: int) -> tuple[int, int, int, int, int]:
+        """(layers, 2, tokens, KV heads, head size) of so many blocks."""
+        return self._pool.wire_shape(num_blocks)
+
+    def kv_num_bytes(self, num_blocks: int) -> int:
+        """Bytes of so many blocks."""
+        return num_blocks * self.block_size * self.kv_bytes_per_token
+
+    def read_kv_chunks(self, block_ids: Sequence[int]) -> Iterator[memoryview]:
+        """The blocks' KV in C order, in pieces of at most 1 MiB; each is read when asked for."""
+        return self._pool.read(block_ids)
+
+    def read_kv(self, block_ids: Sequence[int]) -> bytes:
+        """The blocks' KV at once."""
+        return b"".join(self.read_kv_chunks(block_ids))
+
+    def kv_writer(
+        self, block_ids: Sequence[int], shape: Sequence[int], dtype: str, num_tokens: int
+    ) -> KvWriter:
+        """Takes the first ``num_tokens`` of another pool's KV, piece by piece, into blocks."""
+        return KvWriter(self._pool, block_ids, shape, dtype, num_tokens)
+
+    def write_kv(
+        self, block_ids: Sequence[int], shape: Sequence[int], dtype: str, data: Buffer
+    ) -> None:
+        """The inverse of ``read_kv``; the blocks hold all of ``shape``'s tokens."""
+        writer = self.kv_writer(block_ids, shape, dtype, shape[2])
+        writer.feed(data)
+        writer.finish()
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise _no_device(name, "cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise _no_device(name, "cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise _no_device(name, f"one of the {torch.cuda.device_count()} GPUs of this machine")
+    return device
+
+
+def _no_device(name: str, limit: str) -> HeadwayError:
+    message = f"device is {name!r}; it must be {limit}"
+    return HeadwayError(Code.INVALID_ARGUMENT, message, param="device")

@@ -1,0 +1,248 @@
+"""From a plan to tensors: one flattened batch, where its rows go and what they read.
+
+Rows are ordered so that every kind of work is a slice: first the one-token items, longest
+context first (neighbours in one decode group waste little padding), then the prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headway.errors import Code, HeadwayError
+from headway.messages import PassItem
+from headway.request import StreamKey
+from services.worker.engine.attention import DecodeGroup, PagedBatch, PrefillSpan
+from services.worker.engine.kv import DTYPES, KvPool
+
+Ints = NDArray[np.int64]
+
+# Another decode group costs each layer about as much time as this many padded tokens.
+MAX_WASTED_TOKENS = 512
+
+
+class PassFailure(HeadwayError):  # noqa: N818 (an outcome of a pass, as PassResult is)
+    """A forward pass failed because of the requests ``keys``; run again without them."""
+
+    def __init__(self, keys: Sequence[StreamKey], message: str) -> None:
+        super().__init__(Code.INTERNAL, message)
+        self.keys = tuple(keys)
+
+
+@dataclass(frozen=True, slots=True)
+class PassLayout:
+    """A plan as tensors; ``token_ids`` and ``positions`` are (1, rows).
+
+    ``sampling_rows`` are the rows to draw from, None where that is all of them;
+    ``sampling_items`` are the positions of their items in the plan.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    batch: PagedBatch
+    sampling_rows: torch.Tensor | None
+    sampling_items: tuple[int, ...]
+
+
+class LayoutBuilder:
+    """Checks a plan against the model and the pool (PassFailure), then lays it out."""
+
+    def __init__(self, pool: KvPool, vocab_size: int, max_model_len: int) -> None:
+        self._pool = pool
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._device = pool.keys[0].device
+        self._dtype = DTYPES[pool.shape.dtype]
+
+    def build(self, items: Sequence[PassItem]) -> PassLayout:
+        """Lay out a plan of at least one item."""
+        for item in items:
+            self._check_shape(item)
+        order = sorted(range(len(items)), key=lambda i: _rank(items[i], i))
+        ordered = [items[i] for i in order]
+        rows = _Rows.of(ordered, self._pool.block_size)
+        self._check_values(ordered, rows)
+        last_rows = rows.firsts + rows.counts - 1
+        sampling = [n for n, item in enumerate(ordered) if item.sample]
+        whole = len(sampling) == rows.num_rows
+        return PassLayout(
+            token_ids=self._tensor(rows.token_ids).unsqueeze(0),
+            positions=self._tensor(rows.positions).unsqueeze(0),
+            batch=self._batch(rows),
+            sampling_rows=None if whole else self._tensor(last_rows[sampling]),
+            sampling_items=tuple(order[n] for n in sampling),
+        )
+
+    # --- checks -----------------------------------------------------------------------
+
+    def _check_shape(self, item: PassItem) -> None:
+        """What numpy would not notice."""
+        stop = item.start + len(item.token_ids)
+        if item.start < 0 or not item.token_ids:
+            problem = f"its share is {len(item.token_ids)} tokens from position {item.start}"
+        elif stop > self._max_model_len:
+            problem = f"it reaches {stop} tokens, the model's limit is {self._max_model_len}"
+        elif len(item.block_table) * self._pool.block_size < stop:
+            held = len(item.block_table) * self._pool.block_size
+            problem = f"its block table holds {held} tokens, the pass needs {stop}"
+        else:
+            return
+        raise PassFailure([item.key], f"{_name(item)}: {problem}")
+
+    def _check_values(self, items: Sequence[PassItem], rows: _Rows) -> None:
+        """Ids within the vocabulary and the pool; no slot written twice."""
+        wrong = (rows.token_ids < 0) | (rows.token_ids >= self._vocab_size)
+        _refuse(items, rows.item_of_row, wrong, rows.token_ids, f"token id < {self._vocab_size}")
+        num_blocks = self._pool.num_blocks
+        wrong = (rows.blocks < 0) | (rows.blocks >= num_blocks)
+        _refuse(items, rows.item_of_block, wrong, rows.blocks, f"block id < {num_blocks}")
+        _, firsts = np.unique(rows.slots, return_index=True)
+        if len(firsts) < rows.num_rows:
+            wrong = np.isin(rows.slots, np.delete(rows.slots, firsts))
+            _refuse(items, rows.item_of_row, wrong, rows.slots, "KV slot that no other row takes")
+
+    # --- tensors ----------------------------------------------------------------------
+
+    def _batch(self, rows: _Rows) -> PagedBatch:
+        num_decodes = int((rows.counts == 1).sum())
+        groups = _groups(rows.contexts[:num_decodes])
+        return PagedBatch(
+            pool=self._pool,
+            slots=self._tensor(rows.slots),
+            decodes=tuple(self._decode_group(rows, *group) for group in groups),
+            prefills=tuple(
+                self._prefill_span(rows, n) for n in range(num_decodes, len(rows.counts))
+            ),
+        )
+
+    def _decode_group(self, rows: _Rows, first: int, stop: int) -> DecodeGroup:
+        lengths = rows.contexts[first:stop, None]
+        num_blocks = -(-int(lengths[0, 0]) // self._pool.block_size)
+        columns = np.arange(num_blocks)
+        # A short table's rest is read from its neighbours' entries: replaced below.
+        entries = np.minimum(rows.tables[first:stop, None] + columns, len(rows.blocks) - 1)
+        offsets = np.arange(self._pool.block_size)
+        slots = rows.blocks[entries][:, :, None] * self._pool.block_size + offsets
+        slots = slots.reshape(stop - first, -1)[:, : lengths[0, 0]]
+        padding = np.arange(lengths[0, 0]) >= lengths
+        slots = np.where(padding, slots[:, :1], slots)
+        mask = self._mask(padding)[:, None, None] if padding.any() else None
+        return DecodeGroup(first, stop, self._tensor(slots.reshape(-1)), mask)
+
+    def _prefill_span(self, rows: _Rows, n: int) -> PrefillSpan:
+        first, count = int(rows.firsts[n]), int(rows.counts[n])
+        context = int(rows.contexts[n])
+        if context == count:
+            return PrefillSpan(first, first + count, None, None)
+        size = self._pool.block_size
+        where = np.arange(context)
+        slots = rows.blocks[rows.tables[n] + where // size] * size + where % size
+        later = where > np.arange(context - count, context)[:, None]
+        return PrefillSpan(first, first + count, self._tensor(slots), self._mask(later))
+
+    def _tensor(self, array: Ints) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+    def _mask(self, hidden: NDArray[np.bool_]) -> torch.Tensor:
+        """0 where a query sees a key, minus infinity where it is hidden."""
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+        return mask.masked_fill_(torch.from_numpy(hidden).to(self._device), float("-inf"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A plan as flat arrays, in layout order.
+
+    Per item: ``counts`` tokens, ``firsts`` row, ``contexts`` tokens with this pass's,
+    ``tables`` first entry in ``blocks``. Per row: the rest.
+    """
+
+    counts: Ints
+    firsts: Ints
+    contexts: Ints
+    tables: Ints
+    blocks: Ints
+    item_of_block: Ints
+    item_of_row: Ints
+    token_ids: Ints
+    positions: Ints
+    slots: Ints
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.token_ids)
+
+    @staticmethod
+    def of(items: Sequence[PassItem], block_size: int) -> _Rows:
+        counts = np.array([len(item.token_ids) for item in items], np.int64)
+        contexts = np.array([item.start for item in items], np.int64) + counts
+        num_entries = -(-contexts // block_size)
+        token_ids: list[int] = []
+        blocks: list[int] = []
+        for item, entries in zip(items, num_entries.tolist(), strict=True):
+            token_ids += item.token_ids
+            blocks += item.block_table[:entries]
+        firsts, tables = _starts(counts), _starts(num_entries)
+        item_of_row = np.repeat(np.arange(len(items)), counts)
+        positions = np.arange(len(token_ids)) + (contexts - counts - firsts)[item_of_row]
+        table = np.array(blocks, np.int64)
+        entry = tables[item_of_row] + positions // block_size
+        return _Rows(
+            counts=counts,
+            firsts=firsts,
+            contexts=contexts,
+            tables=tables,
+            blocks=table,
+            item_of_block=np.repeat(np.arange(len(items)), num_entries),
+            item_of_row=item_of_row,
+            token_ids=np.array(token_ids, np.int64),
+            positions=positions,
+            slots=table[entry] * block_size + positions % block_size,
+        )
+
+
+def _starts(counts: Ints) -> Ints:
+    """Where each of so many consecutive entries begins."""
+    return np.cumsum(counts) - counts
+
+
+def _rank(item: PassItem, position: int) -> tuple[bool, int, int]:
+    decodes = len(item.token_ids) == 1
+    return not decodes, -item.start if decodes else 0, position
+
+
+def _groups(contexts: Ints) -> Iterator[tuple[int, int]]:
+    """Cut falling context lengths where padding to a group's first would waste too much."""
+    first, wasted = 0, 0
+    lengths = contexts.tolist()
+    for n, length in enumerate(lengths):
+        wasted += lengths[first] - length
+        if wasted > MAX_WASTED_TOKENS:
+            yield first, n
+            first, wasted = n, 0
+    if lengths:
+        yield first, len(lengths)
+
+
+def _name(item: PassItem) -> str:
+    return f"request {item.key.gateway_id}/{item.key.stream_id}"
+
+
+def _refuse(
+    items: Sequence[PassItem],
+    item_of: Ints,
+    wrong: NDArray[np.bool_],
+    values: Ints,
+    expected: str,
+) -> None:
+    """Blame the items of the ``wrong`` entries, naming the first of the values."""
+    if not wrong.any():
+        return
+    blamed = [items[n] for n in np.unique(item_of[wrong]).tolist()]
+    value = values[wrong][0]
+    message = f"{_name(blamed[0])}: {value} is not a {expected}"
+    raise PassFailure([item.key for item in blamed], message)

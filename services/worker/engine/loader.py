@@ -1,0 +1,127 @@
+"""Loads a checkpoint, or says by name what about it is not supported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from headway.errors import Code, HeadwayError
+from services.worker.engine.attention import ATTENTION_NAME
+from services.worker.engine.kv import DTYPES, KvShape
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+# Others change the rotation of cached keys with the length of what follows.
+ROPE_TYPES = ("default", "linear", "yarn", "llama3")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A checkpoint on its device.
+
+    ``max_model_len`` is the model's context, or its attention window where that is less:
+    within the window sliding attention is full attention.
+    """
+
+    decoder: torch.nn.Module
+    lm_head: torch.nn.Module
+    kv_shape: KvShape
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+
+
+def load_model(model: str, device: torch.device, dtype: str) -> LoadedModel:
+    """Load from a folder or a hub id; ``dtype`` as in the checkpoint with ``auto``.
+
+    Raises HeadwayError: NOT_FOUND for what is no checkpoint, FAILED_PRECONDITION for an
+    unsupported one, with the way out.
+    """
+    config = _read_config(model)
+    refuse_unsupported(config)
+    chosen = _dtype_name(config, dtype)
+    cast(Any, transformers_logging).disable_progress_bar()
+    network, info = cast(Any, AutoModelForCausalLM).from_pretrained(
+        model,
+        config=config,
+        dtype=DTYPES[chosen],
+        attn_implementation=ATTENTION_NAME,
+        output_loading_info=True,
+    )
+    if info["missing_keys"]:
+        raise _unsupported(f"it lacks weights: {', '.join(sorted(info['missing_keys'])[:3])}")
+    network = network.to(device).eval()
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return LoadedModel(
+        decoder=network.get_decoder(),
+        lm_head=network.get_output_embeddings(),
+        kv_shape=KvShape(config.num_hidden_layers, config.num_key_value_heads, size, chosen),
+        vocab_size=config.vocab_size,
+        max_model_len=_max_model_len(config),
+        eos_token_ids=_eos_token_ids(model, config, network.generation_config),
+    )
+
+
+def _read_config(model: str) -> Any:
+    try:
+        return AutoConfig.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        message = f"{model!r} is neither a folder nor a hub id with a known checkpoint: {error}"
+        raise HeadwayError(Code.NOT_FOUND, message, param="model") from error
+
+
+def refuse_unsupported(config: Any) -> None:
+    """Raise HeadwayError for a checkpoint that paged attention would compute wrongly."""
+    if config.model_type not in FAMILIES:
+        families = ", ".join(FAMILIES)
+        raise _unsupported(f"its model_type is {config.model_type!r}; served are {families}")
+    if getattr(config, "quantization_config", None) is not None:
+        raise _unsupported("its weights are quantised; take the unquantised checkpoint")
+    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope_type not in ROPE_TYPES:
+        served = ", ".join(ROPE_TYPES)
+        raise _unsupported(f"its rope_type is {rope_type!r}; served are {served}")
+
+
+def _unsupported(reason: str) -> HeadwayError:
+    message = f"the checkpoint cannot be served: {reason}"
+    return HeadwayError(Code.FAILED_PRECONDITION, message, param="model")
+
+
+def _dtype_name(config: Any, asked: str) -> str:
+    if asked == "auto":
+        asked = str(config.dtype or torch.float32).removeprefix("torch.")
+    if asked not in DTYPES:
+        raise _unsupported(f"dtype {asked!r} is not one of {', '.join(DTYPES)}: pass one of them")
+    return asked
+
+
+def _max_model_len(config: Any) -> int:
+    context = int(config.max_position_embeddings)
+    window = getattr(config, "sliding_window", None)
+    layers = getattr(config, "layer_types", None) or ()
+    # Mistral slides in every layer and lists none; Qwen lists which of its layers do.
+    slides = "sliding_attention" in layers if layers else config.model_type == "mistral"
+    return min(context, int(window)) if window and slides else context
+
+
+def _eos_token_ids(model: str, config: Any, generation_config: Any) -> tuple[int, ...]:
+    """What ``generate`` would stop at; the tokenizer's word where the checkpoint has none."""
+    for source in (generation_config, config):
+        ids = _ids(getattr(source, "eos_token_id", None))
+        if ids:
+            return ids
+    try:
+        return _ids(AutoTokenizer.from_pretrained(model).eos_token_id)
+    except (OSError, ValueError):
+        return ()
+
+
+def _ids(value: int | Sequence[int] | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else tuple(value)

@@ -1,0 +1,124 @@
+"""From logits to tokens: each draw is a function of the logits, the seed and the position.
+
+The order is vLLM's: penalties and masks, temperature, min-p, top-k, top-p. Everything random
+is in float64, and the distribution is inverted in the vocabulary's order: a float32 rounding
+of the logits, which differs with the batch around a request, moves a draw only when the
+uniform lies within as much of a boundary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from headway.messages import PassItem
+from headway.request import SamplingParams, TokenLogprobs
+from services.worker.engine.penalties import adjust
+from services.worker.engine.uniform import uniform
+
+GREEDY_TEMPERATURE = 1e-5  # below it a division would only overflow
+NUCLEUS_GUESS = 1024
+
+Drawn = tuple[int, TokenLogprobs | None]
+
+
+def draw(
+    logits: torch.Tensor, items: Sequence[PassItem], eos_token_ids: Sequence[int]
+) -> list[Drawn]:
+    """A token for each row (rows, vocabulary); -1 where the row holds a NaN or an infinity."""
+    logits = logits.float()
+    finite = logits.sum(-1).isfinite()
+    adjusted = adjust(logits, items, eos_token_ids)
+    tokens = adjusted.argmax(-1)
+    random = [n for n, item in enumerate(items) if not _is_greedy(item.sampling)]
+    if random:
+        rows = torch.tensor(random, device=logits.device)
+        chosen = [items[n] for n in random]
+        tokens[rows] = _draw_random(adjusted[rows], chosen, finite[rows])
+    logprobs = _logprobs(logits, tokens, items)
+    ids = torch.where(finite, tokens, -1).tolist()
+    return [(token, logprobs.get(n)) for n, token in enumerate(ids)]
+
+
+def _is_greedy(sampling: SamplingParams) -> bool:
+    return sampling.temperature < GREEDY_TEMPERATURE
+
+
+def _draw_random(
+    logits: torch.Tensor, items: Sequence[PassItem], finite: torch.Tensor
+) -> torch.Tensor:
+    pass  # any valid token will do there
+    probs = filtered_probs(logits, [item.sampling for item in items])
+    uniforms = [uniform(item.sampling.seed, len(item.output_token_ids)) for item in items]
+    return invert(probs, uniforms)
+
+
+def invert(probs: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
+    """The first token of each row at which the cumulative share exceeds the uniform."""
+    cumulative = probs.cumsum(-1)
+    total = cumulative[:, -1:]
+    # Below the total even where the product rounds up to it: the token found has mass.
+    target = torch.minimum(_column(probs, uniforms) * total, total.nextafter(total * 0))
+    return torch.searchsorted(cumulative, target, right=True)[:, 0]
+
+
+def filtered_probs(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """The distributions to draw from, float64, not normalised; ties are kept together."""
+    probs = (logits.double() / _column(logits, [p.temperature for p in params])).softmax(-1)
+    if any(p.min_p > 0 for p in params):
+        least = probs.amax(-1, keepdim=True) * _column(logits, [p.min_p for p in params])
+        probs = probs.masked_fill(probs < least, 0.0)
+    if any(0 < p.top_k < logits.shape[-1] for p in params):
+        probs = probs.masked_fill(probs < _kth_prob(probs, [p.top_k for p in params]), 0.0)
+    if any(p.top_p < 1 for p in params):
+        probs = probs.masked_fill(probs < _nucleus_edge(probs, [p.top_p for p in params]), 0.0)
+    return probs
+
+
+def _column(like: torch.Tensor, values: Sequence[float]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]
+
+
+def _kth_prob(probs: torch.Tensor, top_k: Sequence[int]) -> torch.Tensor:
+    """The k-th greatest probability of each row; 0 where top-k is off."""
+    size = probs.shape[-1]
+    ranks = [k if 0 < k < size else 0 for k in top_k]
+    best = probs.topk(max(ranks), -1).values
+    columns = torch.tensor([max(k - 1, 0) for k in ranks], device=probs.device)[:, None]
+    on = torch.tensor([k > 0 for k in ranks], device=probs.device)[:, None]
+    return best.gather(-1, columns) * on
+
+
+def _nucleus_edge(probs: torch.Tensor, top_p: Sequence[float]) -> torch.Tensor:
+    """The least probability of the smallest set of best tokens with a share of ``top_p``."""
+    size, wanted = probs.shape[-1], _column(probs, top_p) * probs.sum(-1, keepdim=True)
+    best = probs.topk(min(size, NUCLEUS_GUESS), -1).values
+    if best.shape[-1] < size and bool((best.sum(-1, keepdim=True) < wanted).any()):
+        best = probs.sort(-1, descending=True).values
+    before = best.cumsum(-1) - best
+    num_kept = (before < wanted).sum(-1, keepdim=True).clamp(min=1)
+    off = torch.tensor([p >= 1 for p in top_p], device=probs.device)[:, None]
+    return best.gather(-1, num_kept - 1).masked_fill(off, 0.0)
+
+
+def _logprobs(
+    logits: torch.Tensor, tokens: torch.Tensor, items: Sequence[PassItem]
+) -> dict[int, TokenLogprobs]:
+    """Of the model's own distribution (no penalty, no temperature), by row."""
+    asked = {
+        n: item.sampling.num_logprobs
+        for n, item in enumerate(items)
+        if item.sampling.num_logprobs is not None
+    }
+    if not asked:
+        return {}
+    rows = torch.tensor(list(asked), device=logits.device)
+    logprobs = logits[rows].log_softmax(-1)
+    own = logprobs.gather(-1, tokens[rows, None])[:, 0].tolist()
+    best = logprobs.topk(min(max(asked.values()), logits.shape[-1]), -1)
+    table = zip(asked.items(), own, best.indices.tolist(), best.values.tolist(), strict=True)
+    return {
+        n: TokenLogprobs(logprob, tuple(ids[:count]), tuple(values[:count]))
+        for (n, count), logprob, ids, values in table
+    }

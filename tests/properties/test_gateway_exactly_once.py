@@ -1,0 +1,200 @@
+"""Whatever workers, streams and schedulers do, a client sees tokens 0 … n once, and one end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway.cluster import Role
+from headway.core.gateway import GatewayCore, GatewaySettings
+from headway.core.gateway_events import (
+    CancelTokens,
+    Deliver,
+    Fail,
+    GatewayAction,
+    GatewayEvent,
+    Release,
+    SchedulerConnected,
+    SchedulerDisconnected,
+    Submit,
+    WorkerDetached,
+)
+from headway.errors import Code
+from headway.messages import CancelStream, Lost, Placed, StreamFailure, TokenBatch
+from headway.request import FinishReason, Request, SamplingParams, StreamKey
+
+WORKERS = ("w0", "w1", "w2")
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [
+                "pass",
+                "pass",
+                "pass",
+                "skip",
+                "repeat",
+                "copy",
+                "lost",
+                "detach",
+                "fail",
+                "cut",
+                "connect",
+                "submit",
+                "release",
+                "time",
+            ]
+        ),
+        st.integers(0, 7),
+        st.integers(0, 2),
+    ),
+    max_size=80,
+)
+
+
+def token_of(request_id: str, index: int) -> int:
+    """Generation is a pure function of the request and the position."""
+    return int(request_id) * 1000 + index
+
+
+@dataclass
+class Copy:
+    """An attempt that a worker computes."""
+
+    request: Request
+    worker_id: str
+    next_index: int
+
+
+@dataclass
+class World:
+    """Workers and a scheduler that do what they are told, or fail to; and the clients."""
+
+    core: GatewayCore
+    now: float = 0.0
+    copies: list[Copy] = field(default_factory=list)
+    seen: dict[str, list[int]] = field(default_factory=dict)
+    ends: dict[str, list[str]] = field(default_factory=dict)
+    asked: dict[str, int] = field(default_factory=dict)
+
+    def tell(self, event: GatewayEvent) -> None:
+        self.perform(list(self.core.handle(event, now=self.now)))
+
+    def wake(self) -> None:
+        self.perform(list(self.core.wake(now=self.now)))
+
+    def perform(self, actions: list[GatewayAction]) -> None:
+        for action in actions:
+            match action:
+                case Request():
+                    start = len(action.output_token_ids)
+                    assert list(action.output_token_ids) == self.seen[action.request_id]
+                    worker_id = WORKERS[action.stream_id % 3]
+                    self.copies.append(Copy(action, worker_id, start))
+                case CancelStream(key):
+                    self.drop({key.stream_id})
+                case CancelTokens(_, stream_ids):
+                    self.drop(set(stream_ids))
+                case Deliver(deliveries):
+                    for request_id, token_id, _, reason in deliveries:
+                        assert not self.ends[request_id]
+                        if token_id is not None:
+                            self.seen[request_id].append(token_id)
+                        if reason is not None:
+                            self.ends[request_id].append(reason.value)
+                case Fail(request_id, error):
+                    self.ends[request_id].append(error.code.value)
+
+    def drop(self, stream_ids: set[int]) -> None:
+        self.copies = [c for c in self.copies if c.request.stream_id not in stream_ids]
+
+    def forward(self, copy: Copy, index: int, *, moves: bool = True) -> None:
+        """One token of one copy, the last one with its finish reason."""
+        end = copy.request.sampling.max_tokens
+        if index >= end:
+            return
+        reason = FinishReason.LENGTH if index == end - 1 else None
+        if moves:
+            copy.next_index = index + 1
+        token_id = token_of(copy.request.request_id, index)
+        stream_id = copy.request.stream_id
+        self.tell(TokenBatch(copy.worker_id, [stream_id], [index], [token_id], [reason], {}))
+
+    def step(self, kind: str, which: int, worker: int) -> None:
+        copy = self.copies[which % len(self.copies)] if self.copies else None
+        if kind == "submit":
+            name = str(len(self.seen))
+            self.seen[name], self.ends[name] = [], []
+            self.asked[name] = 1 + which
+            sampling = SamplingParams(max_tokens=1 + which)
+            self.tell(Submit(name, "m", (1,), sampling, self.now))
+        elif kind == "cut":
+            self.tell(SchedulerDisconnected())
+        elif kind == "connect":
+            self.tell(SchedulerConnected())
+        elif kind == "time":
+            self.now += 0.6
+            self.wake()
+        elif kind == "release":
+            self.release(str(which))
+        elif kind == "detach":
+            self.tell(WorkerDetached(WORKERS[worker]))
+        elif copy is not None:
+            self.step_copy(kind, copy, WORKERS[worker])
+
+    def release(self, name: str) -> None:
+        if name in self.ends and not self.ends[name]:
+            self.ends[name].append("released")
+            self.tell(Release(name))
+
+    def step_copy(self, kind: str, copy: Copy, worker_id: str) -> None:
+        key = StreamKey("g", copy.request.stream_id)
+        match kind:
+            case "pass":
+                self.forward(copy, copy.next_index)
+            case "skip":
+                self.forward(copy, copy.next_index + 1)
+            case "repeat":
+                self.forward(copy, max(0, copy.next_index - 1), moves=False)
+            case "copy":  # a second worker computes the same attempt from where it stood
+                self.copies.append(Copy(copy.request, worker_id, copy.next_index))
+                self.tell(Placed(key, worker_id, 0, Role.UNIFIED))
+            case "lost":
+                self.copies.remove(copy)
+                self.tell(Lost((key,), "killed"))
+            case "fail":
+                failure = StreamFailure(key.stream_id, FinishReason.CANCELLED, "dropped")
+                self.tell(TokenBatch(copy.worker_id, [], [], [], [], {}, [failure]))
+
+    def settle(self) -> None:
+        """Everything works from now on: what is open comes to its end."""
+        self.tell(SchedulerConnected())
+        for _ in range(400):
+            if not self.core.num_open:
+                return
+            for copy in list(self.copies):
+                self.forward(copy, copy.next_index)
+            self.now += 0.5
+            self.wake()
+        raise AssertionError("a request never ended")
+
+
+@settings(max_examples=300, deadline=None)
+@given(STEPS)
+def test_every_admitted_request_is_seen_whole_and_ends_once(
+    steps: list[tuple[str, int, int]],
+) -> None:
+    limits = GatewaySettings(max_model_len=100, request_timeout=1000.0, max_failures=100)
+    world = World(GatewayCore("g", "g:1", limits))
+    world.tell(SchedulerConnected())
+    for kind, which, worker in [("submit", 5, 0), ("submit", 2, 0), *steps]:
+        world.step(kind, which, worker)
+    world.settle()
+    for name, ends in world.ends.items():
+        assert len(ends) == 1
+        expected = [token_of(name, i) for i in range(world.asked[name])]
+        whole = ends[0] == "length"
+        assert world.seen[name] == expected[: None if whole else len(world.seen[name])]
+        assert ends[0] in ("length", "released", Code.UNAVAILABLE.value)
+    assert world.core.num_waiting == 0

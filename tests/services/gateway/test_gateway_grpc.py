@@ -1,0 +1,166 @@
+"""``Gateway.Generate`` and ``TokenSink.Attach`` over real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+from gateway_harness import GATEWAY_ID, Cluster, cluster, until
+
+from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
+from services.gateway.auth import key_line
+
+
+async def generate(
+    running: Cluster, request: gateway_pb2.GenerateRequest, key: str = ""
+) -> list[gateway_pb2.GenerateReply]:
+    metadata = [("authorization", f"Bearer {key}")] if key else None
+    async with grpc.aio.insecure_channel(running.grpc_address) as channel:
+        call = gateway_pb2_grpc.GatewayStub(channel).Generate(request, metadata=metadata)
+        return [reply async for reply in call]
+
+
+def chat(text: str, **sampling: int) -> gateway_pb2.GenerateRequest:
+    message = gateway_pb2.ChatMessage(role="user", content=text)
+    return gateway_pb2.GenerateRequest(
+        model="tiny",
+        chat=gateway_pb2.ChatMessages(messages=[message]),
+        sampling=gateway_pb2.SamplingOptions(**sampling),
+    )
+
+
+async def refused(
+    running: Cluster, request: gateway_pb2.GenerateRequest, key: str = ""
+) -> grpc.StatusCode:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await generate(running, request, key)
+    return caught.value.code()
+
+
+async def test_a_chat_streams_text_reasoning_ids_and_usage(running: Cluster) -> None:
+    replies = await generate(running, chat("<think>\nhm\n</think>\nyes"))
+    assert "".join(r.text for r in replies) == "yes"
+    assert "".join(r.reasoning_text for r in replies) == "hm"
+    assert replies[0].request_id
+    assert not any(r.request_id for r in replies[1:])
+    token_ids = tuple(i for r in replies for i in r.token_ids)
+    assert token_ids == running.emulated.submitted[0].prompt_token_ids
+    assert replies[-1].finish_reason == common_pb2.FINISH_REASON_STOP
+    assert replies[-1].usage.completion_tokens == len(token_ids)
+    assert replies[-1].usage.reasoning_tokens == 6
+
+
+async def test_prompts_and_token_ids_work_as_well_and_zero_is_not_absent(running: Cluster) -> None:
+    sampling = gateway_pb2.SamplingOptions(temperature=0.0, max_tokens=2)
+    for request in (
+        gateway_pb2.GenerateRequest(model="tiny", prompt="abc", sampling=sampling),
+        gateway_pb2.GenerateRequest(
+            model="tiny", token_ids=gateway_pb2.TokenIds(ids=[97, 98, 99]), sampling=sampling
+        ),
+    ):
+        replies = await generate(running, request)
+        assert "".join(r.text for r in replies) == "ab"
+        assert replies[-1].finish_reason == common_pb2.FINISH_REASON_LENGTH
+    assert running.emulated.submitted[0].sampling.temperature == 0.0
+
+
+async def test_bad_requests_are_refused_with_their_code(running: Cluster) -> None:
+    assert await refused(running, chat("a", max_tokens=0)) is grpc.StatusCode.INVALID_ARGUMENT
+    assert await refused(running, chat("a", max_tokens=9999)) is grpc.StatusCode.INVALID_ARGUMENT
+    nothing = gateway_pb2.GenerateRequest(model="tiny")
+    assert await refused(running, nothing) is grpc.StatusCode.INVALID_ARGUMENT
+    other = gateway_pb2.GenerateRequest(model="other", prompt="a")
+    assert await refused(running, other) is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_key_is_asked_for_where_keys_are_configured(tmp_path: Path, store_url: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(key_line("ann", "secret"))
+    async with cluster(tmp_path, store_url, api_key_file=file) as running:
+        assert await refused(running, chat("a")) is grpc.StatusCode.UNAUTHENTICATED
+        assert await refused(running, chat("a"), "wrong") is grpc.StatusCode.UNAUTHENTICATED
+        assert "".join(r.text for r in await generate(running, chat("a"), "secret")) == "a"
+
+
+async def test_a_client_that_hangs_up_stops_the_worker(tmp_path: Path, store_url: str) -> None:
+    async with cluster(tmp_path, store_url, delay=0.01) as running:
+        async with grpc.aio.insecure_channel(running.grpc_address) as channel:
+            stub = gateway_pb2_grpc.GatewayStub(channel)
+            call = stub.Generate(chat("abc" * 100))
+            async for _ in call:
+                call.cancel()
+                break
+        await until(lambda: bool(running.emulated.links[GATEWAY_ID].cancelled))
+        await until(lambda: running.service.num_open == 0)
+
+
+async def attach(
+    running: Cluster, *batches: gateway_pb2.TokenBatch
+) -> tuple[list[gateway_pb2.TokenControl], grpc.StatusCode]:
+    """What a worker is told until its stream ends."""
+    ended = asyncio.Event()
+
+    async def bring() -> AsyncIterator[gateway_pb2.TokenBatch]:
+        for batch in batches:
+            yield batch
+        await ended.wait()
+
+    async with grpc.aio.insecure_channel(running.grpc_address) as channel:
+        call = gateway_pb2_grpc.TokenSinkStub(channel).Attach(bring())
+        told: list[gateway_pb2.TokenControl] = []
+        try:
+            async with asyncio.timeout(10):
+                async for control in call:
+                    told.append(control)
+                    ended.set()
+            return told, await call.code()
+        except grpc.aio.AioRpcError as error:
+            return told, error.code()
+
+
+def one_token(stream_id: int, worker_id: str = "w") -> gateway_pb2.TokenBatch:
+    return gateway_pb2.TokenBatch(
+        worker_id=worker_id,
+        stream_ids=[stream_id],
+        indices=[0],
+        token_ids=[97],
+        finish_reasons=[common_pb2.FINISH_REASON_UNSPECIFIED],
+    )
+
+
+async def test_a_worker_with_tokens_of_nobody_is_told_to_stop(running: Cluster) -> None:
+    told, code = await attach(running, one_token(5))
+    assert [list(control.cancel_stream_ids) for control in told] == [[5]]
+    assert code is grpc.StatusCode.OK
+
+
+async def test_a_worker_that_does_not_say_its_name_is_refused(running: Cluster) -> None:
+    _, code = await attach(running, one_token(5, ""))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_malformed_batch_ends_its_stream_and_nothing_else(running: Cluster) -> None:
+    uneven = gateway_pb2.TokenBatch(worker_id="w", stream_ids=[5], indices=[])
+    _, code = await attach(running, uneven)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    _, code = await attach(running, one_token(7, "w2"), uneven)
+    assert "".join(r.text for r in await generate(running, chat("a"))) == "a"
+
+
+async def test_health_and_reflection_answer(running: Cluster) -> None:
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+    from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+    async with grpc.aio.insecure_channel(running.grpc_address) as channel:
+        asked = health_pb2.HealthCheckRequest(service="headway.v1.Gateway")
+        found = await health_pb2_grpc.HealthStub(channel).Check(asked)
+        assert found.status == health_pb2.HealthCheckResponse.SERVING
+        listing = reflection_pb2.ServerReflectionRequest(list_services="")
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        async for answer in stub.ServerReflectionInfo(iter([listing])):
+            names = {service.name for service in answer.list_services_response.service}
+            assert {"headway.v1.Gateway", "headway.v1.TokenSink"} <= names
+            break

@@ -1,0 +1,358 @@
+"""The HTTP server: what it reads, what it refuses, and how it treats slow and absent clients."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from headway.errors import Code, HeadwayError
+from services.gateway.http_exchange import Exchange, HttpLimits, HttpRefusal
+from services.gateway.http_replies import respond_error
+from services.gateway.http_server import HttpServer, tls_context
+
+LIMITS = HttpLimits(
+    max_body_bytes=1000,
+    max_head_bytes=2000,
+    max_unsent_bytes=100_000,
+    max_connections=20,
+    head_timeout=0.3,
+    body_timeout=0.3,
+    idle_timeout=0.5,
+)
+
+
+@pytest.fixture(params=["asyncio", "uvloop"], autouse=True)
+def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
+    """Services run on uvloop, whose transports differ in small ways."""
+    if request.param == "uvloop":
+        return uvloop.EventLoopPolicy()
+    return asyncio.DefaultEventLoopPolicy()
+
+
+@dataclass
+class EchoHandler:
+    """``/echo`` answers at once, ``/hold`` when told to; ``/no`` is screened out."""
+
+    held: list[Exchange] = field(default_factory=list)
+    num_gone: int = 0
+    num_cut_off: int = 0
+
+    def screen(self, method: str, path: str, authorization: str) -> None:
+        if path == "/no":
+            raise HttpRefusal(401, HeadwayError(Code.UNAUTHENTICATED, "who are you"))
+
+    def serve(self, exchange: Exchange) -> None:
+        if exchange.path == "/hold":
+            exchange.on_gone = self.gone
+            self.held.append(exchange)
+        else:
+            exchange.respond(200, "text/plain", exchange.method.encode() + b":" + exchange.body)
+
+    def refuse(self, exchange: Exchange, refusal: HttpRefusal) -> None:
+        respond_error(exchange, refusal.error, refusal.status, refusal.code)
+
+    def cut_off(self) -> None:
+        self.num_cut_off += 1
+
+    def gone(self) -> None:
+        self.num_gone += 1
+
+
+@dataclass
+class Client:
+    """One raw connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def ask(self, data: bytes) -> bytes:
+        self.writer.write(data)
+        return await self.response()
+
+    async def response(self) -> bytes:
+        """Head and body of a response with a length."""
+        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 10)
+        lines = head.lower().split(b"\r\n")
+        length = next(int(x[15:]) for x in lines if x.startswith(b"content-length:"))
+        return head + await asyncio.wait_for(self.reader.readexactly(length), 10)
+
+    async def rest(self) -> bytes:
+        return await asyncio.wait_for(self.reader.read(), 10)
+
+
+@dataclass
+class Listening:
+    """A running server."""
+
+    server: HttpServer
+    handler: EchoHandler
+    port: int
+
+    async def client(self) -> Client:
+        return Client(*await asyncio.open_connection("127.0.0.1", self.port))
+
+    async def works(self) -> bool:
+        client = await self.client()
+        return (await client.ask(post(b"x"))).endswith(b"POST:x")
+
+
+@asynccontextmanager
+async def listening(limits: HttpLimits = LIMITS) -> AsyncIterator[Listening]:
+    handler = EchoHandler()
+    server = HttpServer(handler, limits)
+    _, port = await server.start("127.0.0.1", 0)
+    try:
+        yield Listening(server, handler, port)
+    finally:
+        server.stop()
+
+
+def post(body: bytes, path: bytes = b"/echo") -> bytes:
+    return b"POST %b HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n%b" % (path, len(body), body)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110 (what is waited for knows no events)
+            await asyncio.sleep(0.01)
+
+
+async def test_requests_follow_each_other_on_one_connection() -> None:
+    async with listening() as it:
+        client = await it.client()
+        for body in (b"a", b"", b"b" * 999):
+            assert (await client.ask(post(body))).endswith(b"POST:" + body)
+
+
+async def test_a_body_may_come_in_pieces_and_in_chunks() -> None:
+    async with listening() as it:
+        client = await it.client()
+        client.writer.write(b"POST /echo HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n")
+        await asyncio.sleep(0.02)
+        found = await client.ask(b"2\r\nab\r\n1\r\nc\r\n0\r\n\r\n")
+        assert found.endswith(b"POST:abc")
+
+
+async def test_pipelined_requests_are_answered_in_order_however_many() -> None:
+    async with listening() as it:
+        client = await it.client()
+        client.writer.write(post(b"", b"/hold") + b"".join(post(b"%d" % i) for i in range(2000)))
+        await until(lambda: bool(it.handler.held))
+        it.handler.held[0].respond(200, "text/plain", b"held")
+        assert (await client.response()).endswith(b"held")
+        for i in range(2000):
+            assert (await client.response()).endswith(b"POST:%d" % i)
+
+
+async def test_a_stream_is_chunked_and_ends() -> None:
+    async with listening() as it:
+        client = await it.client()
+        client.writer.write(post(b"", b"/hold"))
+        await until(lambda: bool(it.handler.held))
+        exchange = it.handler.held[0]
+        exchange.start(200, "text/event-stream")
+        exchange.write(b"one")
+        exchange.write(b"two", last=True)
+        await client.reader.readuntil(b"\r\n\r\n")
+        assert await client.reader.readexactly(21) == b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
+        assert (await client.ask(post(b"next"))).endswith(b"next")
+
+
+async def test_http_1_0_gets_its_stream_unchunked_and_closed() -> None:
+    async with listening() as it:
+        client = await it.client()
+        client.writer.write(b"POST /hold HTTP/1.0\r\ncontent-length: 0\r\n\r\n")
+        await until(lambda: bool(it.handler.held))
+        it.handler.held[0].start(200, "text/event-stream")
+        it.handler.held[0].write(b"one", last=True)
+        assert (await client.rest()).endswith(b"\r\n\r\none")
+
+
+async def test_a_client_that_waits_for_100_continue_gets_it() -> None:
+    async with listening() as it:
+        client = await it.client()
+        head = (
+            b"POST /echo HTTP/1.1\r\nhost: h\r\nexpect: 100-continue\r\ncontent-length: 1\r\n\r\n"
+        )
+        client.writer.write(head)
+        assert b"100 Continue" in await client.reader.readuntil(b"\r\n\r\n")
+        assert (await client.ask(b"x")).endswith(b"POST:x")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x00\xff\x16\x03garbage\r\n\r\n",
+        b"GET /echo\r\n\r\n",
+        b"GET /echo HTTP/1.1\r\nhost h\r\n\r\n",
+        b"GET /echo HTTP/1.1\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nhost: h\r\ncontent-length: x\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nhost: h\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\nZZ\r\nab\r\n",
+        b"GET /echo HTTP/1.1\r\nhost: h\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
+)
+async def test_a_malformed_request_gets_400_and_the_server_goes_on(data: bytes) -> None:
+    async with listening() as it:
+        client = await it.client()
+        found = await client.ask(data)
+        assert found.startswith(b"HTTP/1.1 400 ")
+        assert b'"error"' in found
+        assert await it.works()
+
+
+async def test_a_body_over_the_limit_gets_413_before_it_is_read() -> None:
+    async with listening() as it:
+        client = await it.client()
+        found = await client.ask(b"POST /echo HTTP/1.1\r\nhost: h\r\ncontent-length: 1001\r\n\r\n")
+        assert found.startswith(b"HTTP/1.1 413 ")
+        assert b"1001" in found
+        assert b"1000" in found
+        client.writer.write(b"x" * 1001)  # … and it may still be on its way
+        assert await it.works()
+
+
+async def test_a_chunked_body_over_the_limit_gets_413() -> None:
+    async with listening() as it:
+        client = await it.client()
+        head = b"POST /echo HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n"
+        found = await client.ask(head + b"400\r\n" + b"x" * 1024 + b"\r\n")
+        assert found.startswith(b"HTTP/1.1 413 ")
+
+
+async def test_a_head_over_the_limit_gets_431() -> None:
+    async with listening() as it:
+        client = await it.client()
+        found = await client.ask(b"GET /echo HTTP/1.1\r\nhost: h\r\nx: " + b"y" * 3000)
+        assert found.startswith(b"HTTP/1.1 431 ")
+
+
+async def test_who_is_screened_out_is_told_before_the_body_is_read() -> None:
+    async with listening() as it:
+        client = await it.client()
+        found = await client.ask(b"POST /no HTTP/1.1\r\nhost: h\r\ncontent-length: 900\r\n\r\n")
+        assert found.startswith(b"HTTP/1.1 401 ")
+
+
+@pytest.mark.parametrize(
+    ("data", "part"),
+    [
+        (b"GET /echo HTTP/1.1\r\nhost:", b"head"),
+        (b"POST /echo HTTP/1.1\r\nhost: h\r\ncontent-length: 9\r\n\r\nx", b"body"),
+    ],
+)
+async def test_a_slow_request_gets_408_however_it_trickles(data: bytes, part: bytes) -> None:
+    async with listening() as it:
+        client = await it.client()
+        client.writer.write(data)
+        for _ in range(3):
+            await asyncio.sleep(0.05)
+            client.writer.write(b"z")
+        found = await client.response()
+        assert found.startswith(b"HTTP/1.1 408 ")
+        assert part in found
+        assert await it.works()
+
+
+async def test_a_connection_that_says_nothing_is_closed() -> None:
+    async with listening() as it:
+        client = await it.client()
+        assert await client.rest() == b""
+        client = await it.client()
+        await client.ask(post(b"x"))
+        assert await client.rest() == b""
+
+
+async def test_one_connection_too_many_gets_503_and_is_welcome_later() -> None:
+    async with listening() as it:
+        clients = [await it.client() for _ in range(LIMITS.max_connections)]
+        for client in clients:
+            await client.ask(post(b"x"))
+        found = await (await it.client()).response()
+        assert found.startswith(b"HTTP/1.1 503 ")
+        for client in clients:
+            client.writer.close()
+        await until(lambda: not it.server.connections)
+        assert await it.works()
+
+
+async def test_a_client_that_leaves_is_noticed_at_once() -> None:
+    async with listening() as it:
+        client = await it.client()
+        client.writer.write(post(b"", b"/hold"))
+        await until(lambda: bool(it.handler.held))
+        client.writer.close()
+        await until(lambda: it.handler.num_gone == 1)
+        it.handler.held[0].start(200, "text/plain")
+        it.handler.held[0].write(b"to nobody", last=True)
+        assert await it.works()
+
+
+async def test_a_client_that_does_not_read_is_cut_off_with_little_buffered() -> None:
+    async with listening() as it:
+        client = await it.client()
+        client.writer.write(post(b"", b"/hold"))
+        await until(lambda: bool(it.handler.held))
+        exchange = it.handler.held[0]
+        exchange.start(200, "text/event-stream")
+        num_sent = 0
+        while it.handler.num_gone == 0:
+            assert num_sent < 16_000, "16 MB were buffered for a client that does not read"
+            exchange.write(b"x" * 1000)
+            num_sent += 1
+            await asyncio.sleep(0)
+        assert it.handler.num_cut_off == 1
+        assert await it.works()
+
+
+async def test_draining_lets_the_answer_finish_and_takes_nothing_new() -> None:
+    async with listening() as it:
+        idle, client = await it.client(), await it.client()
+        client.writer.write(post(b"", b"/hold"))
+        await until(lambda: bool(it.handler.held))
+        drained = asyncio.create_task(it.server.drain(10))
+        assert await idle.rest() == b""
+        with pytest.raises(OSError, match="Connect"):
+            await it.client()
+        assert not drained.done()
+        it.handler.held[0].respond(200, "text/plain", b"done")
+        assert (await client.rest()).endswith(b"done")
+        await asyncio.wait_for(drained, 10)
+
+
+async def test_a_taken_port_is_not_shared_silently() -> None:
+    async with listening() as it:
+        with pytest.raises(OSError, match="in use"):
+            await HttpServer(EchoHandler(), LIMITS).start("127.0.0.1", it.port)
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
+    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run([*make, *names], check=True, capture_output=True)
+    return cert, key
+
+
+async def test_it_speaks_tls_with_the_files_it_is_given(certificate: tuple[Path, Path]) -> None:
+    server = HttpServer(EchoHandler(), LIMITS)
+    _, port = await server.start("127.0.0.1", 0, tls_context(*certificate))
+    trust = ssl.create_default_context(cafile=str(certificate[0]))
+    client = Client(*await asyncio.open_connection("127.0.0.1", port, ssl=trust))
+    assert (await client.ask(post(b"x"))).endswith(b"POST:x")
+    plain = Client(*await asyncio.open_connection("127.0.0.1", port))
+    plain.writer.write(post(b"x"))
+    assert b"POST:x" not in await plain.rest()
+    server.stop()

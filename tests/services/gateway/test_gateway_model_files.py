@@ -1,0 +1,112 @@
+"""What the gateway reads of a model's folder, and how it renders chats."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_model import END, MODEL_LEN, write_model
+
+from headway.errors import HeadwayError
+from services.gateway.chat_template import ChatTemplate
+from services.gateway.model_files import read_model
+from services.gateway.tokenizer import TextCodec
+
+
+def test_a_folder_gives_name_lengths_and_template(tmp_path: Path) -> None:
+    files = read_model(str(write_model(tmp_path / "tiny")))
+    assert (files.name, files.max_model_len, files.vocab_size) == ("tiny", MODEL_LEN, 261)
+    assert files.template is not None
+    assert read_model(str(tmp_path / "tiny"), "other").name == "other"
+
+
+def test_generation_defaults_are_the_models(tmp_path: Path) -> None:
+    generation: dict[str, object] = {
+        "temperature": 0.6,
+        "top_k": 20,
+        "do_sample": True,
+        "max_new_tokens": 50,
+    }
+    files = read_model(str(write_model(tmp_path, generation=generation)))
+    assert files.sampling_defaults == {"temperature": 0.6, "top_k": 20}
+    assert files.max_new_tokens == 50
+
+
+def test_a_model_that_says_do_not_sample_is_greedy(tmp_path: Path) -> None:
+    files = read_model(str(write_model(tmp_path, generation={"do_sample": False})))
+    assert files.sampling_defaults == {"temperature": 0.0}
+
+
+def test_a_template_may_be_a_file_of_its_own_or_one_of_several(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    named = [{"name": "tool", "template": "t"}, {"name": "default", "template": "d"}]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    template = read_model(str(folder)).template
+    assert template is not None
+    assert template.render([], {}) == "d"
+    (folder / "chat_template.jinja").write_text("own")
+    template = read_model(str(folder)).template
+    assert template is not None
+    assert template.render([], {}) == "own"
+
+
+def test_a_model_that_is_nowhere_is_refused_by_name() -> None:
+    with pytest.raises(HeadwayError, match="/no/such/folder"):
+        read_model("/no/such/folder")
+
+
+def test_a_folder_without_a_fast_tokenizer_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(HeadwayError, match="save_pretrained"):
+        TextCodec.load(tmp_path)
+
+
+def test_special_tokens_in_a_template_become_single_ids(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    codec = TextCodec.load(folder)
+    assert codec.encode("a<|end|>", add_special_tokens=False) == (97, END)
+
+
+def test_token_ids_beyond_the_vocabulary_are_refused(tmp_path: Path) -> None:
+    codec = TextCodec.load(write_model(tmp_path), vocab_size=300)
+    codec.check_ids((0, 299), "prompt")
+    with pytest.raises(HeadwayError, match="prompt is 300"):
+        codec.check_ids((0, 300), "prompt")
+
+
+def test_templates_have_what_transformers_gives_them() -> None:
+    source = (
+        "{{ bos_token }}{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
+        "{{ {'é': m.content} | tojson }}{% endfor %}{% generation %}x{% endgeneration %}"
+        "{{ strftime_now('%Y') | length }}{{ add_generation_prompt }}"
+    )
+    template = ChatTemplate(source, {"bos_token": "<s>"})
+    assert template.render([{"content": "a"}, {"content": "b"}], {}) == '<s>{"é": "a"}x4True'
+
+
+def test_what_a_template_does_not_take_is_refused_in_its_words() -> None:
+    template = ChatTemplate("{{ raise_exception('roles must alternate') }}", {})
+    with pytest.raises(HeadwayError, match="roles must alternate") as caught:
+        template.render([], {})
+    assert caught.value.param == "messages"
+
+
+def test_a_template_cannot_leave_its_sandbox() -> None:
+    template = ChatTemplate("{{ ''.__class__.__mro__[1].__subclasses__() }}", {})
+    with pytest.raises(HeadwayError, match="unsafe"):
+        template.render([], {})
+
+
+def test_template_options_may_not_replace_what_the_gateway_says() -> None:
+    with pytest.raises(HeadwayError, match="messages"):
+        ChatTemplate("", {}).render([], {"messages": []})
+
+
+def test_the_gateway_starts_without_torch_and_transformers() -> None:
+    code = (
+        "import sys, services.gateway.service\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules), 'heavy import'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

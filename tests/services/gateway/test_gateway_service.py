@@ -1,0 +1,209 @@
+"""The gateway as a whole: losses behind it, clients that misbehave, metrics, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import openai
+import pytest
+from gateway_harness import GATEWAY_ID, Cluster, cluster, until
+
+SAID = "the quick brown fox jumps over the lazy dog"
+
+
+async def stream(running: Cluster, text: str = SAID, **options: object) -> AsyncIterator[str]:
+    chunks = await running.openai().completions.create(  # type: ignore[call-overload]  # options vary
+        model="tiny", prompt=text, max_tokens=len(text), stream=True, **options
+    )
+    async for chunk in chunks:
+        yield chunk.choices[0].text
+
+
+async def text_after(running: Cluster, trouble: str) -> str:
+    """The whole text a client reads when something breaks after the fifth token."""
+    pieces: list[str] = []
+    async for piece in stream(running):
+        pieces.append(piece)
+        if len(pieces) == 5:
+            match trouble:
+                case "stream":
+                    running.emulated.drop_link(GATEWAY_ID)
+                case "lost":
+                    running.emulated.lose(GATEWAY_ID)
+                case "scheduler":
+                    running.emulated.hang_up()
+    return "".join(pieces)
+
+
+@pytest.mark.parametrize("trouble", ["stream", "lost", "scheduler"])
+async def test_whatever_breaks_in_mid_answer_the_client_reads_it_whole(
+    tmp_path: Path, store_url: str, trouble: str
+) -> None:
+    async with cluster(tmp_path, store_url, delay=0.01) as running:
+        assert await text_after(running, trouble) == SAID
+        attempts = [request.attempt for request in running.emulated.submitted]
+        assert attempts == ([0, 0] if trouble == "scheduler" else [0, 1])
+        again = running.emulated.submitted[1]
+        said = "".join(map(chr, again.output_token_ids))
+        assert SAID.startswith(said)
+        assert len(said) >= 5
+
+
+async def test_a_client_that_leaves_stops_the_worker(tmp_path: Path, store_url: str) -> None:
+    async with cluster(tmp_path, store_url, delay=0.01) as running:
+        async for _ in stream(running, extra_body={"ignore_eos": True}):
+            break
+        link = running.emulated.links[GATEWAY_ID]
+        await until(lambda: bool(link.cancelled))
+        assert not link.running
+        await until(lambda: running.service.num_open == 0)
+
+
+async def test_a_client_that_leaves_a_whole_answer_stops_the_worker_too(running: Cluster) -> None:
+    running.emulated.paused = True
+    asked = asyncio.create_task(
+        running.openai().completions.create(model="tiny", prompt="a", max_tokens=9)
+    )
+    await until(lambda: running.service.num_open == 1)
+    asked.cancel()
+    await until(lambda: running.service.num_open == 0)
+
+
+async def test_a_client_that_does_not_read_is_cancelled_not_buffered_for(
+    tmp_path: Path, store_url: str
+) -> None:
+    async with cluster(tmp_path, store_url, max_unsent_bytes=65_536, max_model_len=2048) as running:
+        body = {
+            "model": "tiny",
+            "prompt": "a",
+            "max_tokens": 2047,
+            "ignore_eos": True,
+            "stream": True,
+            "logprobs": 20,
+        }
+        packed = json.dumps(body).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n"
+        _, writer = await asyncio.open_connection("127.0.0.1", running.port, limit=1024)
+        writer.write(head % len(packed) + packed)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]  # asyncio types it too widely
+        await until(lambda: bool(running.emulated.links))
+        await until(lambda: running.service.num_open == 0)
+        writer.transport.abort()
+        metrics = await running.metrics()
+        assert metrics["headway_gateway_slow_clients_total"] == 1
+        assert metrics['headway_gateway_requests_total{end="cancelled"}'] == 1
+
+
+async def test_too_many_waiting_are_sent_away_and_welcome_later(
+    tmp_path: Path, store_url: str
+) -> None:
+    async with cluster(tmp_path, store_url, max_waiting=2) as running:
+        running.emulated.paused = True
+        client = running.openai()
+        waiting = [
+            asyncio.create_task(client.completions.create(model="tiny", prompt="a"))
+            for _ in range(2)
+        ]
+        await until(lambda: running.service.num_open == 2)
+        with pytest.raises(openai.RateLimitError) as caught:
+            await client.completions.create(model="tiny", prompt="a")
+        assert int(caught.value.response.headers["retry-after"]) >= 1
+        running.emulated.paused = False
+        for task in waiting:
+            task.cancel()
+        await until(lambda: running.service.num_open == 0)
+        answer = await client.completions.create(model="tiny", prompt="a")
+        assert answer.choices[0].text == "a"
+
+
+async def test_a_request_over_its_time_is_408(tmp_path: Path, store_url: str) -> None:
+    async with cluster(tmp_path, store_url, request_timeout=0.2) as running:
+        running.emulated.paused = True
+        with pytest.raises(openai.APIStatusError) as caught:
+            await running.openai().completions.create(model="tiny", prompt="a")
+        assert caught.value.status_code == 408
+
+
+async def test_a_failure_in_mid_stream_is_an_event_that_clients_raise(
+    tmp_path: Path, store_url: str
+) -> None:
+    async with cluster(tmp_path, store_url, delay=0.01, request_timeout=0.3) as running:
+        text = "a" * 1000
+        with pytest.raises(openai.APIError, match="longest a request"):
+            async for _ in stream(running, text):
+                pass
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/chat/completions", b"\xff\xfe", 400),
+        ("/v1/chat/completions", b'{"model": NaN}', 400),
+        ("/v1/chat/completions", b"[" * 100_000, 400),
+        ("/v1/completions", b"{}", 400),
+        ("/v1/embeddings", b"{}", 404),
+        ("/v1/completions", b"x" * 5_000_000, 413),
+    ],
+)
+async def test_bad_bodies_and_routes_get_openais_error_and_the_service_goes_on(
+    running: Cluster, path: str, body: bytes, status: int
+) -> None:
+    async with running.http() as client:
+        response = await client.post(path, content=body)
+        assert response.status_code == status
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        assert (await client.get("/health")).json()["status"] == "ok"
+
+
+async def test_a_wrong_method_is_405(running: Cluster) -> None:
+    async with running.http() as client:
+        response = await client.get("/v1/completions")
+        assert response.status_code == 405
+        assert "POST" in response.json()["error"]["message"]
+
+
+async def test_metrics_count_what_happened_with_help_and_units(running: Cluster) -> None:
+    await running.openai().completions.create(model="tiny", prompt="abc")
+    with pytest.raises(openai.NotFoundError):
+        await running.openai().completions.create(model="other", prompt="abc")
+    async with running.http() as client:
+        text = (await client.get("/metrics")).text
+    assert "# HELP headway_gateway_ttft_seconds Seconds from" in text
+    metrics = await running.metrics()
+    assert metrics['headway_gateway_requests_total{end="stop"}'] == 1
+    assert metrics["headway_gateway_output_tokens_total"] == 3
+    assert metrics["headway_gateway_prompt_tokens_total"] == 3
+    assert metrics['headway_gateway_errors_total{code="not_found"}'] == 1
+    for name in ("ttft", "tpot", "e2e"):
+        assert metrics[f"headway_gateway_{name}_seconds_count"] == 1
+    assert metrics["headway_gateway_open_requests"] == 0
+    assert metrics["headway_gateway_scheduler_connected"] == 1
+
+
+async def test_draining_finishes_streams_and_takes_nothing_new(
+    tmp_path: Path, store_url: str
+) -> None:
+    async with cluster(tmp_path, store_url, delay=0.01) as running:
+        pieces: list[str] = []
+        drained: asyncio.Task[None] | None = None
+        async for piece in stream(running):
+            pieces.append(piece)
+            if drained is None:
+                drained = asyncio.create_task(running.service.drain())
+                await asyncio.sleep(0.05)
+                with pytest.raises(openai.APIConnectionError):
+                    await running.openai().models.list()
+        assert "".join(pieces) == SAID
+        assert drained is not None
+        await asyncio.wait_for(drained, 10)
+
+
+async def test_many_streams_at_once_are_each_read_whole(running: Cluster) -> None:
+    async def read(number: int) -> bool:
+        text = f"{number}:{SAID}"
+        return "".join([piece async for piece in stream(running, text)]) == text
+
+    assert all(await asyncio.gather(*(read(i) for i in range(64))))

@@ -1,0 +1,128 @@
+"""Greedy output is ``generate()``'s, whatever the batch, the chunk and the block size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway.messages import ForwardPass
+from headway.request import SamplingParams
+from services.worker.engine.backend import TorchBackend
+from tests.services.worker.engine_rig import (
+    FAMILIES,
+    Run,
+    Schedule,
+    backend,
+    prompt,
+    reference_model,
+    reference_output,
+)
+
+HEADWAY_MINI = str(Path(__file__).parents[3] / "models" / "headway-mini")
+requests = st.lists(
+    st.tuples(st.integers(1, 70), st.integers(1, 12), st.integers(0, 9)), min_size=1, max_size=6
+)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(
+    wanted=requests,
+    block_size=st.sampled_from([1, 5, 16]),
+    chunk=st.integers(1, 90),
+    seed=st.integers(0, 99),
+)
+def test_any_schedule_gives_the_tokens_of_generate(
+    checkpoints: dict[str, str],
+    family: str,
+    wanted: list[tuple[int, int, int]],
+    block_size: int,
+    chunk: int,
+    seed: int,
+) -> None:
+    folder = checkpoints[family]
+    runs = [Run(prompt(length, variant), count) for length, count, variant in wanted]
+    Schedule(backend(folder, block_size), chunk=chunk, seed=seed).complete(runs)
+    for run in runs:
+        assert run.output == reference_output(folder, run.prompt, run.num_tokens)
+
+
+def test_contexts_of_very_different_lengths_decode_together(llama: str) -> None:
+    lengths = (700, 3, 350, 1, 90, 2, 5, 95)
+    runs = [Run(prompt(length), 6) for length in lengths]
+    Schedule(backend(llama, 16), chunk=4096).complete(runs)
+    for run in runs:
+        assert run.output == reference_output(llama, run.prompt, run.num_tokens)
+
+
+def test_a_context_can_be_filled_to_the_last_token(llama: str) -> None:
+    run = Run(prompt(1020), 4)
+    Schedule(backend(llama, 5), chunk=300).complete([run])
+    assert run.output == reference_output(llama, run.prompt, 4)
+
+
+def test_a_preempted_request_is_recomputed_to_the_same_end(llama: str) -> None:
+    run = Run(prompt(30), 12)
+    schedule = Schedule(backend(llama, 5), chunk=16)
+    while len(run.output) < 6:
+        schedule.step([run])
+    schedule.pool.release(run.blocks)
+    run.num_computed = 0
+    schedule.complete([run])
+    assert run.output == reference_output(llama, run.prompt, 12)
+
+
+def test_results_come_in_the_plans_order_with_those_that_ask(llama: str) -> None:
+    runs = [Run(prompt(length), 1) for length in (4, 1, 9)]
+    for number, run in enumerate(runs):
+        run.key = run.key._replace(stream_id=number)
+        run.blocks = [number]
+    items = [runs[0].item(4), runs[1].item(1), runs[2].item(3)]
+    result = backend(llama, 16).run(ForwardPass(5, tuple(items)))
+    assert result.pass_id == 5
+    assert result.pass_time > 0
+    assert [sampled.key.stream_id for sampled in result.sampled] == [0, 1]
+
+
+def test_an_empty_pass_and_one_that_draws_nothing_are_served(llama: str) -> None:
+    run = Run(prompt(8), 1)
+    run.blocks = [0]
+    assert backend(llama, 16).run(ForwardPass(1, ())).sampled == ()
+    assert backend(llama, 16).run(ForwardPass(2, (run.item(5),))).sampled == ()
+
+
+def test_headway_mini_answers_as_generate_does() -> None:
+    lengths = ((40, 60), (7, 90), (300, 20), (1, 40))
+    runs = [Run(prompt(length), count) for length, count in lengths]
+    Schedule(backend(HEADWAY_MINI, 16), chunk=64, seed=3).complete(runs)
+    reference_model(HEADWAY_MINI).generation_config.eos_token_id = None
+    for run in runs:
+        assert run.output == reference_output(HEADWAY_MINI, run.prompt, run.num_tokens)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_stays_near_the_models_own_log_probabilities(llama: str, dtype: str) -> None:
+    engine = TorchBackend.load(llama, num_blocks=8, dtype=dtype)
+    run = Run(prompt(40), 1, SamplingParams(temperature=0.0, num_logprobs=5))
+    Schedule(engine, chunk=17).complete([run])
+    with torch.inference_mode():
+        logits = reference_model(llama)(torch.tensor([run.prompt])).logits[0, -1]
+    expected = logits.log_softmax(-1)
+    assert engine.dtype_name == dtype
+    assert run.logprobs[0] is not None
+    for token, logprob in zip(
+        run.logprobs[0].top_token_ids, run.logprobs[0].top_logprobs, strict=True
+    ):
+        assert logprob == pytest.approx(float(expected[token]), abs=0.3)
+
+
+def test_warming_up_leaves_the_engine_as_it_was(llama: str) -> None:
+    engine = TorchBackend.load(llama, num_blocks=16)
+    engine.warm_up()
+    run = Run(prompt(50), 5)
+    Schedule(engine).complete([run])
+    assert run.output == reference_output(llama, run.prompt, 5)

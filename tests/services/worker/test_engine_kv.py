@@ -1,0 +1,148 @@
+"""KV blocks between backends: what is read is what is written, across block sizes and threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from headway.errors import Code, HeadwayError
+from services.worker.engine.backend import TorchBackend
+from services.worker.engine.kv import MAX_PIECE_BYTES
+from tests.services.worker.engine_rig import Run, Schedule, backend, prompt, reference_output
+
+
+def move(run: Run, source: TorchBackend, target: Schedule, piece_bytes: int) -> Run:
+    """As two workers do: whole blocks travel, the computed tokens arrive."""
+    size = source.block_size
+    blocks = run.blocks[: -(-run.num_computed // size)]
+    arrived = Run(run.prompt, run.num_tokens, run.sampling, output=list(run.output))
+    target.pool.grow(arrived.blocks, run.num_computed)
+    arrived.num_computed = run.num_computed
+    writer = target.engine.kv_writer(
+        arrived.blocks, source.kv_shape(len(blocks)), source.dtype_name, run.num_computed
+    )
+    data = source.read_kv(blocks)
+    assert len(data) == source.kv_num_bytes(len(blocks))
+    for start in range(0, len(data), piece_bytes):
+        writer.feed(data[start : start + piece_bytes])
+    writer.finish()
+    return arrived
+
+
+@pytest.mark.parametrize(("from_size", "to_size"), [(16, 16), (5, 16), (16, 5), (1, 5)])
+@pytest.mark.parametrize("num_before", [1, 7])
+def test_a_request_moved_between_backends_goes_on_as_generate_does(
+    llama: str, from_size: int, to_size: int, num_before: int
+) -> None:
+    source, neighbour = Schedule(backend(llama, from_size)), Run(prompt(11, 3), 12)
+    run = Run(prompt(37), 15)
+    while len(run.output) < num_before:
+        source.step([run])
+    target = Schedule(TorchBackend.load(llama, block_size=to_size, num_blocks=640 // to_size))
+    target.step([neighbour])
+    arrived = move(run, source.engine, target, piece_bytes=1000)
+    target.complete([neighbour, arrived])
+    assert arrived.output == reference_output(llama, run.prompt, 15)
+    assert neighbour.output == reference_output(llama, neighbour.prompt, 12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bytes_survive_the_round_trip(llama: str, dtype: str) -> None:
+    engine = TorchBackend.load(llama, num_blocks=20, block_size=4, dtype=dtype)
+    Schedule(engine).complete([Run(prompt(60), 1)])
+    data = engine.read_kv([7, 3, 11])
+    engine.write_kv([2, 5, 19], engine.kv_shape(3), dtype, data)
+    assert engine.read_kv([2, 5, 19]) == data
+    assert engine.read_kv([19]) == engine.read_kv([11])
+
+
+def test_layers_keys_values_and_tokens_lie_in_the_wires_order(llama: str) -> None:
+    engine = TorchBackend.load(llama, num_blocks=8, block_size=4)
+    layers, two, tokens, kv_heads, head_dim = engine.kv_shape(2)
+    assert (layers, two, tokens, kv_heads, head_dim) == (2, 2, 8, 2, 16)
+    token_bytes = kv_heads * head_dim * 4
+    data = b"".join(
+        bytes([16 * plane + token]) * token_bytes for plane in range(4) for token in range(tokens)
+    )
+    engine.write_kv([6, 1], (2, 2, 8, 2, 16), "float32", data)
+    second = engine.read_kv([1])
+    assert second[::token_bytes] == bytes(
+        16 * plane + token for plane in range(4) for token in (4, 5, 6, 7)
+    )
+
+
+def test_pieces_are_at_most_a_mebibyte(llama: str) -> None:
+    engine = TorchBackend.load(llama, num_blocks=12_000, block_size=4)
+    for blocks in (range(1), range(11_000)):
+        pieces = [len(piece) for piece in engine.read_kv_chunks(blocks)]
+        assert sum(pieces) == engine.kv_num_bytes(len(blocks))
+        assert max(pieces) <= MAX_PIECE_BYTES
+
+
+def test_kv_travels_while_passes_run(llama: str) -> None:
+    engine = TorchBackend.load(llama, num_blocks=256, block_size=4)
+    schedule, kept = Schedule(engine), Run(prompt(60), 2)
+    while not kept.output:
+        schedule.step([kept])
+    blocks: list[int] = []
+    schedule.pool.grow(blocks, 60)
+    data = engine.read_kv(kept.blocks[:15])
+    runs = [Run(prompt(length), 12) for length in (9, 33)]
+    generation = threading.Thread(target=schedule.complete, args=(runs,))
+    generation.start()
+    while generation.is_alive():
+        engine.write_kv(blocks, engine.kv_shape(15), "float32", data)
+        assert engine.read_kv(blocks) == data
+    generation.join()
+    for run in runs:
+        assert run.output == reference_output(llama, run.prompt, 12)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "shape", "dtype", "num_tokens", "said"),
+    [
+        ([0], (2, 2, 4, 2, 16), "float16", 4, "the KV's dtype is 'float16'.*float32"),
+        (
+            [0],
+            (3, 2, 4, 2, 16),
+            "float32",
+            4,
+            r"shape is \(3, 2, 4, 2, 16\).*\(2, 2, tokens, 2, 16",
+        ),
+        ([0], (2, 2, 4, 4, 16), "float32", 4, "shape is"),
+        ([0], (2, 2, 4, 2), "float32", 4, "shape is"),
+        ([0], (2, 2, 4, 2, 16), "float32", 5, "computed tokens is 5"),
+        ([0], (2, 2, 4, 2, 16), "float32", 0, "computed tokens is 0"),
+        ([0], (2, 2, 8, 2, 16), "float32", 5, "computed tokens is 5; it must be at most 4"),
+        ([0], (2, 2, 10**9, 2, 16), "float32", 4, "padding"),
+        ([8], (2, 2, 4, 2, 16), "float32", 4, "block id is 8; it must be from 0 to 7"),
+        ([-1], (2, 2, 4, 2, 16), "float32", 4, "block id is -1"),
+    ],
+)
+def test_a_foreign_kv_is_refused_with_the_value_and_the_limit(
+    llama: str,
+    blocks: Sequence[int],
+    shape: tuple[int, ...],
+    dtype: str,
+    num_tokens: int,
+    said: str,
+) -> None:
+    engine = TorchBackend.load(llama, num_blocks=8, block_size=4)
+    with pytest.raises(HeadwayError, match=said) as refused:
+        engine.kv_writer(blocks, shape, dtype, num_tokens)
+    assert refused.value.code is Code.INVALID_ARGUMENT
+
+
+def test_too_many_and_too_few_bytes_are_refused(llama: str) -> None:
+    engine = TorchBackend.load(llama, num_blocks=8, block_size=4)
+    size = engine.kv_num_bytes(1)
+    for data in (bytes(size - 1), bytes(size + 1)):
+        with pytest.raises(HeadwayError, match=f"is {len(data)}; it must be {size}"):
+            engine.write_kv([0], engine.kv_shape(1), "float32", data)
+
+
+def test_reading_a_block_that_is_not_there_is_refused(llama: str) -> None:
+    with pytest.raises(HeadwayError, match="block id is 2048"):
+        backend(llama, 1).read_kv_chunks([5, 2048])

@@ -1,0 +1,214 @@
+"""What the engine cannot serve is refused by name: plans, checkpoints, devices, pools."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from headway.errors import Code, HeadwayError
+from headway.messages import ForwardPass, PassItem
+from headway.request import StreamKey
+from services.worker.engine.backend import ModelSize, PassFailure, TorchBackend
+from tests.services.worker.engine_rig import (
+    GREEDY,
+    MAX_MODEL_LEN,
+    VOCAB_SIZE,
+    Run,
+    Schedule,
+    backend,
+    prompt,
+    reference_output,
+    save_checkpoint,
+)
+
+GOOD = PassItem(StreamKey("gateway", 1), (1, 2, 3), 0, (0,), True, GREEDY, (1, 2, 3), ())
+OTHER = replace(GOOD, key=StreamKey("gateway", 2), block_table=(1,))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"token_ids": (1, VOCAB_SIZE)},
+            f"gateway/2: {VOCAB_SIZE} is not a token id < {VOCAB_SIZE}",
+        ),
+        ({"token_ids": (-1,)}, "-1 is not a token id"),
+        ({"token_ids": ()}, "0 tokens from position 0"),
+        ({"start": -1}, "3 tokens from position -1"),
+        ({"start": 14}, "its block table holds 16 tokens, the pass needs 17"),
+        ({"start": MAX_MODEL_LEN - 2, "block_table": range(128)}, "limit is 1024"),
+        ({"block_table": (128,)}, "128 is not a block id < 128"),
+        ({"block_table": (-1,)}, "-1 is not a block id"),
+    ],
+)
+def test_an_inconsistent_plan_is_refused_and_its_request_named(
+    llama: str, change: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(PassFailure, match=said) as refused:
+        backend(llama, 16).run(ForwardPass(1, (GOOD, replace(OTHER, **change))))
+    assert refused.value.keys == (OTHER.key,)
+    assert refused.value.code is Code.INTERNAL
+
+
+def test_two_requests_that_write_the_same_slot_are_both_refused(llama: str) -> None:
+    third = replace(GOOD, key=StreamKey("gateway", 3), block_table=(5,))
+    clash = replace(OTHER, block_table=GOOD.block_table, start=2)
+    with pytest.raises(PassFailure, match="2 is not a KV slot that no other row takes") as refused:
+        backend(llama, 16).run(ForwardPass(1, (GOOD, third, clash)))
+    assert refused.value.keys == (GOOD.key, OTHER.key)
+
+
+def poison(folder: str, target: Path, token_id: int) -> str:
+    """The same checkpoint, but one token's embedding is not a number."""
+    target.mkdir()
+    for name in ("config.json", "generation_config.json"):
+        (target / name).write_text((Path(folder) / name).read_text())
+    weights = load_file(Path(folder) / "model.safetensors")
+    weights["model.embed_tokens.weight"][token_id] = torch.nan
+    save_file(weights, target / "model.safetensors", {"format": "pt"})
+    return str(target)
+
+
+def test_logits_that_are_not_finite_blame_their_request_and_leave_the_others(
+    llama: str, tmp_path: Path
+) -> None:
+    token_id = 50
+    folder = poison(llama, tmp_path / "poisoned", token_id)
+    engine = TorchBackend.load(folder, num_blocks=12, block_size=4)
+    healthy = [
+        Run((3, 4, 5), 3, key=StreamKey("gateway", 0)),
+        Run((6, 7, 8, 9, 10, 11, 12), 3, key=StreamKey("gateway", 1)),
+    ]
+    sick = Run((1, token_id, 2, 5, 6), 3, key=StreamKey("gateway", 9))
+    for n, run in enumerate((*healthy, sick)):
+        run.blocks = list(range(4 * n, 4 * n + 4))
+    items = [run.item(99) for run in (healthy[0], sick, healthy[1])]
+    with pytest.raises(PassFailure, match="not finite for gateway/9") as refused:
+        engine.run(ForwardPass(1, tuple(items)))
+    assert refused.value.keys == (sick.key,)
+    # The blocks of the failed request hold NaN; whoever gets them next must not see it.
+    healthy[0].blocks, sick.blocks = sick.blocks, []
+    while not all(run.done for run in healthy):
+        items = [run.item(99) for run in healthy if not run.done]
+        result = engine.run(ForwardPass(2, tuple(items)))
+        for run, item, sampled in zip(healthy, items, result.sampled, strict=True):
+            run.take(item, sampled)
+    for run in healthy:
+        assert run.output == reference_output(llama, run.prompt, 3)
+
+
+def write_config(folder: Path, source: str, **changes: Any) -> str:
+    """The checkpoint's config with changes, beside its weights."""
+    folder.mkdir()
+    config = json.loads((Path(source) / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes((Path(source) / "model.safetensors").read_bytes())
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model_type": "gpt2"}, "model_type is 'gpt2'; served are llama, mistral, qwen2, qwen3"),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "model_type is 't5'"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+            "rope_type is 'dynamic'; served are default",
+        ),
+        ({"num_hidden_layers": 3}, r"lacks weights: model\.layers\.2"),
+    ],
+)
+def test_an_unsupported_checkpoint_is_refused_by_name(
+    llama: str, tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    folder = write_config(tmp_path / "model", llama, **changes)
+    with pytest.raises(HeadwayError, match=said) as refused:
+        TorchBackend.load(folder, num_blocks=4)
+    assert refused.value.code is Code.FAILED_PRECONDITION
+
+
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    for name in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(HeadwayError, match="neither a folder nor a hub id") as refused:
+            TorchBackend.load(str(name), num_blocks=4)
+        assert refused.value.code is Code.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"device": "tpu"}, "device is 'tpu'; it must be cpu, cuda or cuda:N"),
+        ({"device": "meta"}, "device is 'meta'"),
+        ({"device": "cuda:99"}, "one of the [0-9]+ GPUs"),
+        ({"dtype": "int8"}, "dtype 'int8' is not one of float32"),
+        ({"num_blocks": 0}, "size in tokens is 0; it must be at least 1"),
+        ({"num_blocks": 2**40}, "GiB free: ask for fewer blocks"),
+    ],
+)
+def test_a_setting_that_cannot_be_met_is_refused_with_the_limit(
+    llama: str, settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(HeadwayError, match=said):
+        TorchBackend.load(llama, **({"num_blocks": 4} | settings))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "expected"),
+    [
+        ("mistral", {"sliding_window": 40}, 40),
+        ("mistral", {"sliding_window": 5000}, MAX_MODEL_LEN),
+        ("qwen2", {"sliding_window": 40, "use_sliding_window": False}, MAX_MODEL_LEN),
+        (
+            "qwen2",
+            {"sliding_window": 40, "use_sliding_window": True, "max_window_layers": 1},
+            40,
+        ),
+    ],
+)
+def test_a_sliding_window_bounds_the_context_where_layers_use_it(
+    tmp_path: Path, family: str, changes: dict[str, Any], expected: int
+) -> None:
+    folder = save_checkpoint(tmp_path / family, family, **changes)
+    engine = TorchBackend.load(folder, num_blocks=16)
+    assert engine.model_max_len == expected
+    run = Run(prompt(30), 10)
+    Schedule(engine, chunk=16).complete([run])
+    assert run.output == reference_output(folder, run.prompt, 10)
+
+
+@pytest.mark.parametrize(
+    ("in_generation_config", "in_config", "expected"),
+    [([5, 6], 7, (5, 6)), (None, 7, (7,)), (None, None, ())],
+)
+def test_ends_of_sequence_are_those_of_generate(
+    llama: str,
+    tmp_path: Path,
+    in_generation_config: list[int] | None,
+    in_config: int | None,
+    expected: tuple[int, ...],
+) -> None:
+    folder = write_config(tmp_path / "model", llama, eos_token_id=in_config)
+    if in_generation_config is not None:
+        generation = json.dumps({"eos_token_id": in_generation_config})
+        (tmp_path / "model" / "generation_config.json").write_text(generation)
+    assert TorchBackend.load(folder, num_blocks=4).eos_token_ids == expected
+
+
+def test_the_pools_size_may_be_chosen_once_the_model_is_known(llama: str) -> None:
+    seen: list[ModelSize] = []
+
+    def choose(size: ModelSize) -> int:
+        seen.append(size)
+        return 21
+
+    engine = TorchBackend.load(llama, num_blocks=choose)
+    assert engine.num_blocks == 21
+    assert seen == [ModelSize(engine.kv_bytes_per_token, MAX_MODEL_LEN, None)]
+    assert engine.kv_bytes_per_token == 2 * 2 * 2 * 16 * 4
