@@ -1,0 +1,1 @@
+"""The cores: what each service decides, without I/O."""

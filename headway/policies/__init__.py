@@ -1,0 +1,1 @@
+"""Policies: a folder asks a question, a file in it answers."""

@@ -85,6 +85,7 @@ class Exchange:
         if self.started:
             return
         self.started = self.ended = True
+        self.on_gone = None  # it refers to the reply, which refers to this
         head = self._head(status, content_type, b"content-length: %d\r\n" % len(body))
         self.responder.send(head if self.method == "HEAD" else head + body, last=True)
 
@@ -105,7 +106,8 @@ class Exchange:
             data = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
             if last:
                 data += b"0\r\n\r\n"
-        self.ended = last
+        if last:
+            self.ended, self.on_gone = True, None
         self.responder.send(data, last=last)
         if not last:
             self.responder.cut_off_if_unread(self.limits.max_unsent_bytes)
@@ -114,8 +116,9 @@ class Exchange:
         """The client left; called by the connection."""
         if not self.ended:
             self.ended = True
-            if self.on_gone is not None:
-                self.on_gone()
+            on_gone, self.on_gone = self.on_gone, None
+            if on_gone is not None:
+                on_gone()
 
     def _head(self, status: int, content_type: str, framing: bytes) -> bytes:
         extra = b"".join(b"%b: %b\r\n" % (k.encode(), v.encode()) for k, v in self._extra)

@@ -142,8 +142,7 @@ class GatewayService:
         self._driver.post(submit)
 
     def _release(self, request_id: str) -> None:
-        # Not at once: it may come from within an action of the core.
-        asyncio.get_running_loop().call_soon(self._post, Release(request_id))
+        self._post(Release(request_id))
 
     def _perform(self, action: GatewayAction) -> None:
         if isinstance(action, Deliver):

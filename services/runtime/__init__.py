@@ -1,0 +1,1 @@
+"""What every service's shell is made of."""

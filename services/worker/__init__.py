@@ -1,0 +1,1 @@
+"""The worker: forward passes over a paged KV cache."""

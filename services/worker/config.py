@@ -22,7 +22,9 @@ class WorkerConfig(ServiceConfig):
     block_size: int = Field(16, ge=1, le=512, description="tokens per KV block")
     num_blocks: int = Field(0, ge=0, description="KV blocks per DP unit; 0: from kv_cache_gib")
     kv_cache_gib: float = Field(
-        0.0, ge=0.0, description="KV memory of all DP units, GiB; 0: 1 on a CPU, 80 % of what is free on a GPU"
+        0.0,
+        ge=0.0,
+        description="KV memory of all DP units, GiB; 0: 1 on a CPU, 80 % of what is free on a GPU",
     )
     chunk_tokens: int = Field(512, ge=1, description="most tokens of a DP unit in one pass")
     max_model_len: int = Field(0, ge=0, description="prompt + output tokens; 0: the model's own")

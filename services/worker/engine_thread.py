@@ -43,7 +43,9 @@ class EngineThread:
             num_requests=len(forward_pass.items),
             error=repr(error),
         )
-        self._post(PassFailed(forward_pass.pass_id, tuple(keys), f"the forward pass failed: {error}"))
+        self._post(
+            PassFailed(forward_pass.pass_id, tuple(keys), f"the forward pass failed: {error}")
+        )
 
     def close(self) -> None:
         """Let the pass in flight end, take no other."""

@@ -124,9 +124,7 @@ class KvReceiver:
         """The core's answer to the offer that is being posted."""
         self._answer = action
 
-    async def receive(
-        self, chunks: AsyncIterator[worker_pb2.KvChunk]
-    ) -> worker_pb2.KvReceipt:
+    async def receive(self, chunks: AsyncIterator[worker_pb2.KvChunk]) -> worker_pb2.KvReceipt:
         """One transfer; raises HeadwayError where it is refused."""
         first = await anext(chunks, None)
         if first is None or first.WhichOneof("body") != "header":

@@ -14,13 +14,17 @@ class WorkerMetrics:
 
     def __init__(self) -> None:
         self._passes = Counter("headway_worker_forward_passes", "Forward passes started")
-        self._tokens = Counter("headway_worker_computed_tokens", "Tokens computed, by phase", ["phase"])
+        self._tokens = Counter(
+            "headway_worker_computed_tokens", "Tokens computed, by phase", ["phase"]
+        )
         self._pass_time = Histogram(
             "headway_worker_forward_pass_seconds",
             "Duration of reported forward passes, seconds",
             buckets=_PASS_BUCKETS,
         )
-        self._finished = Counter("headway_worker_finished_requests", "Requests ended here", ["reason"])
+        self._finished = Counter(
+            "headway_worker_finished_requests", "Requests ended here", ["reason"]
+        )
         self._running = Gauge("headway_worker_running_requests", "Requests decoding", ["unit"])
         self._queued = Gauge(
             "headway_worker_queued_prefill_tokens", "Prompt tokens accepted, not computed", ["unit"]
@@ -31,7 +35,9 @@ class WorkerMetrics:
     def pass_started(self, forward_pass: ForwardPass) -> None:
         """Count a pass and its tokens."""
         num_tokens = sum(len(item.token_ids) for item in forward_pass.items)
-        num_decode = sum(1 for item in forward_pass.items if item.sample and len(item.token_ids) == 1)
+        num_decode = sum(
+            1 for item in forward_pass.items if item.sample and len(item.token_ids) == 1
+        )
         self._passes.inc()
         self._tokens.labels("decode").inc(num_decode)
         self._tokens.labels("prefill").inc(num_tokens - num_decode)

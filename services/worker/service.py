@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -53,6 +54,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """The name that requests use."""
         return self._config.model_name or Path(self._config.model).name
 
+    def member(self) -> Mapping[str, Any]:
+        """What the membership says of this worker."""
+        return {"role": self._config.role, "model": self.model_name}
+
     # --- life -------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -98,7 +103,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             device=config.device,
             dtype=config.dtype,
             block_size=config.block_size,
-            num_blocks=lambda shape: config.dp * blocks_per_unit(config, shape),
+            num_blocks=lambda size: config.dp * blocks_per_unit(config, size),
             num_threads=config.num_threads or None,
         )
         backend.warm_up()
@@ -118,7 +123,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         if not self._ready:
             return
         self._post(Drain())
-        while self._core.num_held:
+        while self._core.num_held:  # noqa: ASYNC110 (the core knows no asyncio events)
             await asyncio.sleep(0.02)
 
     async def stop(self) -> None:

@@ -48,7 +48,7 @@ def _is_greedy(sampling: SamplingParams) -> bool:
 def _draw_random(
     logits: torch.Tensor, items: Sequence[PassItem], finite: torch.Tensor
 ) -> torch.Tensor:
-    pass  # any valid token will do there
+    logits = logits.masked_fill(~finite[:, None], 0.0)  # any valid token will do there
     probs = filtered_probs(logits, [item.sampling for item in items])
     uniforms = [uniform(item.sampling.seed, len(item.output_token_ids)) for item in items]
     return invert(probs, uniforms)
@@ -57,9 +57,8 @@ def _draw_random(
 def invert(probs: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
     """The first token of each row at which the cumulative share exceeds the uniform."""
     cumulative = probs.cumsum(-1)
-    total = cumulative[:, -1:]
-    # Below the total even where the product rounds up to it: the token found has mass.
-    target = torch.minimum(_column(probs, uniforms) * total, total.nextafter(total * 0))
+    # A uniform is at most 1 - 2^-53, so the product is below the total however it rounds.
+    target = _column(probs, uniforms) * cumulative[:, -1:]
     return torch.searchsorted(cumulative, target, right=True)[:, 0]
 
 

@@ -88,7 +88,7 @@ async def cluster(
     service = await build(runtime)
     runtime.address = await server.start()
     await service.start()
-    server.set_serving(True)
+    await server.set_serving(True)
     found = Cluster(service, emulated, runtime.address, store)
     try:
         await until(lambda: GATEWAY_ID in emulated.gateways)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-import uvloop
 
 from headway.errors import Code, HeadwayError
 from services.gateway.http_exchange import Exchange, HttpLimits, HttpRefusal
@@ -27,14 +26,6 @@ LIMITS = HttpLimits(
     body_timeout=0.3,
     idle_timeout=0.5,
 )
-
-
-@pytest.fixture(params=["asyncio", "uvloop"], autouse=True)
-def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
-    """Services run on uvloop, whose transports differ in small ways."""
-    if request.param == "uvloop":
-        return uvloop.EventLoopPolicy()
-    return asyncio.DefaultEventLoopPolicy()
 
 
 @dataclass

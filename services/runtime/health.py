@@ -1,0 +1,43 @@
+"""``python -m services.runtime.health HOST:PORT``: exit 0 if the gRPC service serves."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.runtime.config import ServiceConfig
+
+
+def is_serving(address: str, timeout: float = 2.0) -> bool:
+    """Whether the service at ``address`` says that it serves (mTLS as configured by HEADWAY_*)."""
+    config = ServiceConfig()
+    if config.tls_cert and config.tls_key and config.tls_ca:
+        credentials = grpc.ssl_channel_credentials(
+            config.tls_ca.read_bytes(), config.tls_key.read_bytes(), config.tls_cert.read_bytes()
+        )
+        channel = grpc.secure_channel(address, credentials)
+    else:
+        channel = grpc.insecure_channel(address)
+    with channel:
+        try:
+            reply = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(), timeout=timeout
+            )
+        except grpc.RpcError:
+            return False
+    return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def main(argv: Sequence[str]) -> int:
+    """0 if it serves, 1 if not, 2 if called wrongly."""
+    if len(argv) != 1:
+        print("usage: python -m services.runtime.health HOST:PORT", file=sys.stderr)  # noqa: T201
+        return 2
+    return 0 if is_serving(argv[0]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

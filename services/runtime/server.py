@@ -1,0 +1,85 @@
+"""A gRPC server with health, reflection, keepalive and (configured) mTLS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from headway.errors import Code, HeadwayError
+from services.runtime.channel import KEEPALIVE
+from services.runtime.config import ServiceConfig, is_loopback
+from services.runtime.logs import get_logger
+
+_OPTIONS: tuple[tuple[str, int], ...] = (
+    *KEEPALIVE,
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.so_reuseport", 0),  # two servers on one port would share it silently
+    ("grpc.server.max_pending_requests", 16_384),
+)
+
+
+class GrpcServer:
+    """Add servicers, then start; health is NOT_SERVING until told otherwise."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._config = config
+        self._server = grpc.aio.server(options=_OPTIONS)
+        self._health = health.aio.HealthServicer()
+        self._names: list[str] = []
+
+    def add(self, register: Callable[[grpc.aio.Server], None], service_full_name: str) -> None:
+        """Register a servicer; the name is for health and reflection."""
+        register(self._server)
+        self._names.append(service_full_name)
+
+    async def start(self) -> str:
+        """Listen; the address that others use. UNAVAILABLE where the address is taken."""
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        await self.set_serving(False)
+        names = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        port = self._bind()
+        await self._server.start()
+        return self._advertised(port)
+
+    def _bind(self) -> int:
+        listen = self._config.listen
+        try:
+            if self._config.has_tls:
+                return self._server.add_secure_port(listen, _credentials(self._config))
+            if not is_loopback(listen):
+                get_logger().warning("grpc_without_tls", listen=listen)
+            return self._server.add_insecure_port(listen)
+        except RuntimeError as error:
+            message = f"cannot listen on {listen} ({error}): choose another with --listen"
+            raise HeadwayError(Code.UNAVAILABLE, message) from error
+
+    def _advertised(self, port: int) -> str:
+        host = self._config.advertise or self._config.listen.rpartition(":")[0]
+        return host if ":" in host.rpartition("]")[2] else f"{host}:{port}"
+
+    async def set_serving(self, serving: bool) -> None:
+        """What health checks hear."""
+        serving_status = health_pb2.HealthCheckResponse.ServingStatus
+        status = serving_status.SERVING if serving else serving_status.NOT_SERVING
+        for name in ("", *self._names):
+            await self._health.set(name, status)
+
+    async def stop(self, grace: float) -> None:
+        """Take no call; end the running ones after ``grace`` seconds."""
+        await self._server.stop(grace)
+
+
+def _credentials(config: ServiceConfig) -> grpc.ServerCredentials:
+    assert config.tls_key is not None
+    assert config.tls_cert is not None
+    assert config.tls_ca is not None
+    return grpc.ssl_server_credentials(
+        [(config.tls_key.read_bytes(), config.tls_cert.read_bytes())],
+        root_certificates=config.tls_ca.read_bytes(),
+        require_client_auth=True,
+    )

@@ -1,0 +1,43 @@
+"""The only place that maps protobuf to dataclasses.
+
+``pack_…`` writes, ``unpack_…`` reads; every unpack refuses a peer's bad bytes with
+HeadwayError INVALID_ARGUMENT, naming the value and the limit.
+"""
+
+from services.runtime.wire.control import (
+    pack_from_worker,
+    pack_kv_header,
+    pack_to_worker,
+    unpack_from_worker,
+    unpack_kv_header,
+    unpack_to_worker,
+)
+from services.runtime.wire.gateways import (
+    pack_to_gateway,
+    pack_to_scheduler,
+    unpack_to_gateway,
+    unpack_to_scheduler,
+)
+from services.runtime.wire.requests import pack_request, unpack_request
+from services.runtime.wire.status import abort, error_of, status_of
+from services.runtime.wire.tokens import pack_token_batch, unpack_token_batch
+
+__all__ = [
+    "abort",
+    "error_of",
+    "pack_from_worker",
+    "pack_kv_header",
+    "pack_request",
+    "pack_to_gateway",
+    "pack_to_scheduler",
+    "pack_to_worker",
+    "pack_token_batch",
+    "status_of",
+    "unpack_from_worker",
+    "unpack_kv_header",
+    "unpack_request",
+    "unpack_to_gateway",
+    "unpack_to_scheduler",
+    "unpack_to_worker",
+    "unpack_token_batch",
+]

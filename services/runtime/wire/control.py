@@ -1,0 +1,304 @@
+"""Between the scheduler leader and workers, and from worker to worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headway.cluster import WorkerInfo
+from headway.errors import invalid
+from headway.messages import (
+    Accepted,
+    CancelStream,
+    ControlHello,
+    Dispatch,
+    Drain,
+    EndForward,
+    FinishedRequest,
+    Handoff,
+    HandoffResult,
+    HeldRequest,
+    KvHeader,
+    Snapshot,
+    UnitBatch,
+)
+from protos import common_pb2 as common
+from protos import worker_pb2 as pb
+from services.runtime.wire.checks import (
+    FINISH_FROM_PB,
+    FINISH_TO_PB,
+    ROLE_FROM_PB,
+    ROLE_TO_PB,
+    an_id,
+    key,
+    known,
+    pack_loads,
+    text,
+    unpack_loads,
+)
+from services.runtime.wire.requests import pack_request, unpack_request
+
+MAX_DP_UNITS = 4096
+MAX_KV_DIMENSION = 2**31
+
+ToWorker = ControlHello | Dispatch | Handoff | CancelStream | Drain
+FromWorker = Snapshot | Accepted | EndForward | HandoffResult
+
+
+# --- orders ---------------------------------------------------------------------------
+
+
+def pack_to_worker(message: ToWorker) -> pb.SchedulerToWorker:
+    """What the scheduler says to a worker."""
+    match message:
+        case ControlHello():
+            hello = pb.ControlHello(
+                scheduler_id=message.scheduler_id, fencing_token=message.fencing_token
+            )
+            return pb.SchedulerToWorker(hello=hello)
+        case Dispatch():
+            batches = [
+                pb.UnitBatch(unit=batch.unit, requests=[pack_request(r) for r in batch.requests])
+                for batch in message.batches
+            ]
+            dispatch = pb.Dispatch(dispatch_id=message.dispatch_id, batches=batches)
+            return pb.SchedulerToWorker(dispatch=dispatch)
+        case Handoff():
+            handoff = pb.Handoff(
+                gateway_id=message.key.gateway_id,
+                stream_id=message.key.stream_id,
+                target_worker_id=message.target_worker_id,
+                target_address=message.target_address,
+                target_unit=message.target_unit,
+            )
+            return pb.SchedulerToWorker(handoff=handoff)
+        case CancelStream(stream):
+            cancel = pb.CancelStream(gateway_id=stream.gateway_id, stream_id=stream.stream_id)
+            return pb.SchedulerToWorker(cancel=cancel)
+        case Drain():
+            return pb.SchedulerToWorker(drain=pb.Drain())
+
+
+def unpack_to_worker(packed: pb.SchedulerToWorker) -> ToWorker:
+    """What the scheduler says to a worker, checked."""
+    match packed.WhichOneof("body"):
+        case "hello":
+            hello = packed.hello
+            return ControlHello(an_id(hello.scheduler_id, "scheduler_id"), hello.fencing_token)
+        case "dispatch":
+            return Dispatch(
+                packed.dispatch.dispatch_id,
+                tuple(
+                    UnitBatch(batch.unit, tuple(unpack_request(r) for r in batch.requests))
+                    for batch in packed.dispatch.batches
+                ),
+            )
+        case "handoff":
+            handoff = packed.handoff
+            return Handoff(
+                key(handoff.gateway_id, handoff.stream_id),
+                an_id(handoff.target_worker_id, "target_worker_id"),
+                an_id(handoff.target_address, "target_address"),
+                handoff.target_unit,
+            )
+        case "cancel":
+            return CancelStream(key(packed.cancel.gateway_id, packed.cancel.stream_id))
+        case "drain":
+            return Drain()
+        case body:
+            raise invalid("body", body, "hello, dispatch, handoff, cancel or drain")
+
+
+# --- reports --------------------------------------------------------------------------
+
+
+def pack_from_worker(message: FromWorker) -> pb.WorkerToScheduler:
+    """What a worker reports."""
+    match message:
+        case Snapshot():
+            snapshot = pb.Snapshot(
+                info=_pack_info(message.info),
+                loads=pack_loads(message.loads),
+                held=_pack_held(message.held),
+                draining=message.draining,
+            )
+            return pb.WorkerToScheduler(snapshot=snapshot)
+        case Accepted():
+            return pb.WorkerToScheduler(accepted=pb.Accepted(dispatch_id=message.dispatch_id))
+        case EndForward():
+            report = pb.EndForward(
+                pass_id=message.pass_id,
+                pass_time=message.pass_time,
+                dispatch_ids=message.dispatch_ids,
+                loads=pack_loads(message.loads),
+                prefilled=_pack_held(message.prefilled),
+                finished=_pack_finished(message.finished),
+            )
+            return pb.WorkerToScheduler(end_forward=report)
+        case HandoffResult():
+            result = pb.HandoffResult(
+                gateway_id=message.key.gateway_id,
+                stream_id=message.key.stream_id,
+                target_worker_id=message.target_worker_id,
+                target_unit=message.target_unit,
+                ok=message.ok,
+                retriable=message.retriable,
+                message=message.message,
+            )
+            return pb.WorkerToScheduler(handoff_result=result)
+
+
+def unpack_from_worker(packed: pb.WorkerToScheduler) -> FromWorker:
+    """What a worker reports, checked. A ``pass_time`` is for the policy to judge."""
+    match packed.WhichOneof("body"):
+        case "snapshot":
+            info = _unpack_info(packed.snapshot.info)
+            loads = unpack_loads(packed.snapshot.loads)
+            if sorted(load.unit for load in loads) != list(range(info.num_units)):
+                shown = [load.unit for load in loads]
+                raise invalid("loads", shown, f"one for each of {info.num_units} units")
+            held = _unpack_held(packed.snapshot.held)
+            return Snapshot(info, loads, held, packed.snapshot.draining)
+        case "accepted":
+            return Accepted(packed.accepted.dispatch_id)
+        case "end_forward":
+            report = packed.end_forward
+            return EndForward(
+                pass_id=report.pass_id,
+                pass_time=report.pass_time,
+                dispatch_ids=tuple(report.dispatch_ids),
+                loads=unpack_loads(report.loads),
+                prefilled=_unpack_held(report.prefilled),
+                finished=_unpack_finished(report.finished),
+            )
+        case "handoff_result":
+            result = packed.handoff_result
+            return HandoffResult(
+                key(result.gateway_id, result.stream_id),
+                an_id(result.target_worker_id, "target_worker_id"),
+                result.target_unit,
+                ok=result.ok,
+                retriable=result.retriable,
+                message=text(result.message),
+            )
+        case body:
+            raise invalid("body", body, "snapshot, accepted, end_forward or handoff_result")
+
+
+def _pack_info(info: WorkerInfo) -> common.WorkerInfo:
+    return common.WorkerInfo(
+        worker_id=info.worker_id,
+        address=info.address,
+        role=ROLE_TO_PB[info.role],
+        model=info.model,
+        num_units=info.num_units,
+        chunk_tokens=info.chunk_tokens,
+        block_size=info.block_size,
+        num_blocks=info.num_blocks,
+        max_model_len=info.max_model_len,
+        kv_bytes_per_token=info.kv_bytes_per_token,
+    )
+
+
+def _unpack_info(packed: common.WorkerInfo) -> WorkerInfo:
+    for name in ("num_units", "chunk_tokens", "block_size", "num_blocks", "max_model_len"):
+        if getattr(packed, name) < 1:
+            raise invalid(name, getattr(packed, name), "at least 1")
+    if packed.num_units > MAX_DP_UNITS:
+        raise invalid("num_units", packed.num_units, f"at most {MAX_DP_UNITS}")
+    return WorkerInfo(
+        worker_id=an_id(packed.worker_id, "worker_id"),
+        address=an_id(packed.address, "address"),
+        role=known(ROLE_FROM_PB, packed.role, "role"),
+        model=an_id(packed.model, "model"),
+        num_units=packed.num_units,
+        chunk_tokens=packed.chunk_tokens,
+        block_size=packed.block_size,
+        num_blocks=packed.num_blocks,
+        max_model_len=packed.max_model_len,
+        kv_bytes_per_token=packed.kv_bytes_per_token,
+    )
+
+
+def _pack_held(held: Iterable[HeldRequest]) -> list[pb.HeldRequest]:
+    return [
+        pb.HeldRequest(
+            gateway_id=one.key.gateway_id,
+            stream_id=one.key.stream_id,
+            request_id=one.request_id,
+            unit=one.unit,
+            num_tokens=one.num_tokens,
+            awaiting_handoff=one.awaiting_handoff,
+        )
+        for one in held
+    ]
+
+
+def _unpack_held(held: Iterable[pb.HeldRequest]) -> tuple[HeldRequest, ...]:
+    return tuple(
+        HeldRequest(
+            key(one.gateway_id, one.stream_id),
+            an_id(one.request_id, "request_id"),
+            one.unit,
+            one.num_tokens,
+            one.awaiting_handoff,
+        )
+        for one in held
+    )
+
+
+def _pack_finished(finished: Iterable[FinishedRequest]) -> list[pb.FinishedRequest]:
+    return [
+        pb.FinishedRequest(
+            gateway_id=one.key.gateway_id,
+            stream_id=one.key.stream_id,
+            unit=one.unit,
+            num_prompt_tokens=one.num_prompt_tokens,
+            num_output_tokens=one.num_output_tokens,
+            finish_reason=FINISH_TO_PB[one.finish_reason],
+        )
+        for one in finished
+    ]
+
+
+def _unpack_finished(finished: Iterable[pb.FinishedRequest]) -> tuple[FinishedRequest, ...]:
+    return tuple(
+        FinishedRequest(
+            key(one.gateway_id, one.stream_id),
+            one.unit,
+            one.num_prompt_tokens,
+            one.num_output_tokens,
+            known(FINISH_FROM_PB, one.finish_reason, "finish_reason"),
+        )
+        for one in finished
+    )
+
+
+# --- KV -------------------------------------------------------------------------------
+
+
+def pack_kv_header(header: KvHeader) -> pb.KvHeader:
+    """What the KV bytes that follow are."""
+    return pb.KvHeader(
+        request=pack_request(header.request),
+        unit=header.unit,
+        num_computed_tokens=header.num_computed_tokens,
+        num_bytes=header.num_bytes,
+        block_size=header.block_size,
+        dtype=header.dtype,
+        shape=header.shape,
+    )
+
+
+def unpack_kv_header(packed: pb.KvHeader) -> KvHeader:
+    """The same, checked as far as it says of itself; the engine checks it against the model."""
+    if len(packed.shape) != 5 or not all(0 < size < MAX_KV_DIMENSION for size in packed.shape):
+        raise invalid("shape", list(packed.shape), "5 positive sizes")
+    return KvHeader(
+        request=unpack_request(packed.request),
+        unit=packed.unit,
+        num_computed_tokens=packed.num_computed_tokens,
+        num_bytes=packed.num_bytes,
+        block_size=packed.block_size,
+        dtype=an_id(packed.dtype, "dtype"),
+        shape=tuple(packed.shape),
+    )

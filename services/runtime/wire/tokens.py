@@ -1,0 +1,86 @@
+"""Token batches: the hot path, about a microsecond a token; arrays in, arrays out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from headway.errors import invalid
+from headway.messages import StreamFailure, TokenBatch
+from headway.request import FinishReason, TokenLogprobs
+from protos import common_pb2 as common
+from protos import gateway_pb2 as pb
+from services.runtime.wire.checks import FINISH_FROM_PB, FINISH_TO_PB, known, text
+
+_TO_PB: Mapping[FinishReason | None, common.FinishReason.ValueType] = MappingProxyType(
+    {reason: FINISH_TO_PB[reason] for reason in FinishReason}
+    | {None: common.FINISH_REASON_UNSPECIFIED}
+)
+_FROM_PB: Mapping[int, FinishReason | None] = MappingProxyType({0: None, **FINISH_FROM_PB})
+
+
+def pack_token_batch(batch: TokenBatch) -> pb.TokenBatch:
+    """The tokens of one forward pass for one gateway."""
+    packed = pb.TokenBatch(
+        worker_id=batch.worker_id,
+        stream_ids=batch.stream_ids,
+        indices=batch.indices,
+        token_ids=batch.token_ids,
+        finish_reasons=[_TO_PB[reason] for reason in batch.finish_reasons],
+    )
+    for position, logprobs in batch.logprobs.items():
+        packed.logprobs.add(
+            position=position,
+            logprob=logprobs.logprob,
+            top_token_ids=logprobs.top_token_ids,
+            top_logprobs=logprobs.top_logprobs,
+        )
+    for failure in batch.failures:
+        packed.failures.add(
+            stream_id=failure.stream_id,
+            finish_reason=FINISH_TO_PB[failure.finish_reason],
+            message=failure.message,
+        )
+    return packed
+
+
+def unpack_token_batch(packed: pb.TokenBatch) -> TokenBatch:
+    """The same, checked: arrays of one length, known reasons, positions inside."""
+    num_tokens = len(packed.stream_ids)
+    lengths = (len(packed.indices), len(packed.token_ids), len(packed.finish_reasons))
+    if lengths != (num_tokens,) * 3:
+        shown = (num_tokens, *lengths)
+        raise invalid("the token arrays' lengths", shown, "equal")
+    try:
+        reasons = [_FROM_PB[reason] for reason in packed.finish_reasons]
+    except KeyError as error:
+        raise invalid("finish_reasons", error.args[0], "a known reason") from error
+    return TokenBatch(
+        worker_id=packed.worker_id,
+        stream_ids=list(packed.stream_ids),
+        indices=list(packed.indices),
+        token_ids=list(packed.token_ids),
+        finish_reasons=reasons,
+        logprobs=_unpack_logprobs(packed, num_tokens) if packed.logprobs else {},
+        failures=[
+            StreamFailure(
+                failure.stream_id,
+                known(FINISH_FROM_PB, failure.finish_reason, "finish_reason"),
+                text(failure.message),
+            )
+            for failure in packed.failures
+        ],
+    )
+
+
+def _unpack_logprobs(packed: pb.TokenBatch, num_tokens: int) -> dict[int, TokenLogprobs]:
+    found: dict[int, TokenLogprobs] = {}
+    for entry in packed.logprobs:
+        if entry.position >= num_tokens:
+            raise invalid("position", entry.position, f"below the batch's {num_tokens} tokens")
+        if len(entry.top_token_ids) != len(entry.top_logprobs):
+            raise invalid("top_logprobs", len(entry.top_logprobs), "as many as top_token_ids")
+        found[entry.position] = TokenLogprobs(
+            entry.logprob, tuple(entry.top_token_ids), tuple(entry.top_logprobs)
+        )
+    return found
