@@ -15,7 +15,8 @@ _SUBCOMMANDS = ("up", "key", "policies", "bench")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; its exit status. 1 for a refusal, 2 for a wrong call."""
     parser = argparse.ArgumentParser(
-        prog="headway", description="Serves large language models so that the slowest is still fast."
+        prog="headway",
+        description="Serves large language models: the slowest is fast.",
     )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in _SUBCOMMANDS:
@@ -28,5 +29,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-
-

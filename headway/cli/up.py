@@ -1,0 +1,191 @@
+"""``headway up``: the whole cluster on this machine."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from services.runtime.config import ServiceConfig
+    from services.runtime.supervisor import ProcessSpec
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the subcommand."""
+    parser = subparsers.add_parser("up", help="start the whole cluster on this machine")
+    add = parser.add_argument
+    add("--model", default="models/headway-mini", help="hub id or folder of the checkpoint")
+    add("--model-name", default="", help="name that requests use; default: the folder's name")
+    add("--prefill", type=int, default=1, metavar="N", help="prefill workers (default 1)")
+    add("--decode", type=int, default=2, metavar="N", help="decode workers (default 2)")
+    add("--unified", type=int, default=0, metavar="N", help="workers that do both (default 0)")
+    add("--device", default="cpu", help="cpu or cuda; several GPUs are shared out")
+    add("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    add("--dp", type=int, default=1, metavar="N", help="DP units per worker (default 1)")
+    add("--host", default="127.0.0.1", help="HTTP address (default: loopback)")
+    add("--port", type=int, default=8000, help="HTTP port (default 8000); gRPC takes the next one")
+    add("--store", default="", help="redis:// URL; default: a private server of its own")
+    add("--cluster", default="default", help="name of the cluster in the store")
+    add("--api-key-file", default="", help="who may call (see `headway key`); default: anybody")
+    add("--log-dir", default="run", help="folder of the services' logs (default run)")
+    add("--log-level", default="info", help="debug, info, warning or error")
+    add("--drain-timeout", type=float, default=30.0, help="s to finish what runs at a stop")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run until Ctrl-C or SIGTERM; then drain."""
+    import asyncio
+    from contextlib import ExitStack
+
+    from services.runtime.config import ServiceConfig
+    from services.runtime.local_store import LocalStore
+
+    _refuse_wrong_counts(args)
+    _refuse_taken_ports(args)
+    with ExitStack() as stack:
+        url = args.store or stack.enter_context(LocalStore()).url
+        config = ServiceConfig(
+            service_id="supervisor",
+            store=url,
+            cluster=args.cluster,
+            drain_timeout=args.drain_timeout,
+        )
+        return asyncio.run(_supervise(args, config))
+
+
+def process_specs(args: argparse.Namespace, num_cores: int, num_gpus: int = 0) -> list[ProcessSpec]:
+    """What ``headway up`` starts."""
+    from services.runtime.supervisor import ProcessSpec
+
+    common = ("--log-level", args.log_level, "--drain-timeout", str(args.drain_timeout))
+    model = ("--model", args.model, "--model-name", args.model_name)
+    keys = ("--api-key-file", args.api_key_file) if args.api_key_file else ()
+    http = ("--http-host", args.host, "--http-port", str(args.port))
+    grpc_address = ("--listen", f"127.0.0.1:{args.port + 1}") if args.port else ()
+    specs = [
+        ProcessSpec("gateway", "gateway", (*common, *model, *http, *grpc_address, *keys)),
+        *(ProcessSpec(name, name, common) for name in ("scheduler", "predictor")),
+        ProcessSpec("autoscaler", "autoscaler", (*common, *_targets(args))),
+    ]
+    roles = [
+        (role, number)
+        for role in ("prefill", "decode", "unified")
+        for number in range(getattr(args, role))
+    ]
+    for index, (role, number) in enumerate(roles):
+        device = args.device
+        if device == "cuda" and num_gpus > 1:
+            device = f"cuda:{index % num_gpus}"
+        worker = (
+            *("--role", role, "--device", device, "--dtype", args.dtype, "--dp", str(args.dp)),
+            *("--num-threads", str(max(1, num_cores // len(roles)))),
+        )
+        specs.append(ProcessSpec("worker", f"{role}-{number + 1}", (*common, *model, *worker)))
+    return specs
+
+
+def _targets(args: argparse.Namespace) -> tuple[str, ...]:
+    return (
+        *("--num-prefill", str(args.prefill)),
+        *("--num-decode", str(args.decode)),
+        *("--num-unified", str(args.unified)),
+    )
+
+
+async def _supervise(args: argparse.Namespace, config: ServiceConfig) -> int:
+    import asyncio
+    import signal
+    from pathlib import Path
+
+    from services.runtime.supervisor import Supervisor
+
+    specs = process_specs(args, *_machine(args.device))
+    supervisor = Supervisor(specs, config, Path(args.log_dir), lambda line: print(line, flush=True))
+    stopping = asyncio.Event()
+
+    def stop() -> None:
+        if stopping.is_set():
+            supervisor.kill()
+        stopping.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    print(f"starting {len(specs)} services; their logs are in {args.log_dir}/", flush=True)
+    try:
+        await supervisor.start()
+        serving = asyncio.create_task(supervisor.serving())
+        stopped = asyncio.create_task(stopping.wait())
+        await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            _say_hello(args)
+        await stopped
+        serving.cancel()
+        print("draining (Ctrl-C again to end at once)", flush=True)
+    finally:
+        await supervisor.stop()
+        print("stopped", flush=True)
+    return 0
+
+
+def _say_hello(args: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    url = f"http://{args.host}:{args.port}"
+    name = args.model_name or Path(args.model).name
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if args.api_key_file else ""
+    body = (
+        f'{{"model": "{name}", "stream": true, '
+        '"messages": [{"role": "user", "content": "Add 17, 25, 8."}]}'
+    )
+    print(f"\nHeadway serves {name}: HTTP on {url}, gRPC on 127.0.0.1:{args.port + 1}. Try:\n")
+    headers = f"-H 'Content-Type: application/json'{key}"
+    print(f"  curl -N {url}/v1/chat/completions {headers} -d '{body}'\n", flush=True)
+
+
+def _machine(device: str) -> tuple[int, int]:
+    """Cores that this process may use, and GPUs where they are asked for."""
+    import os
+    import subprocess
+
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if device != "cuda":
+        return num_cores or 1, 0
+    try:  # without importing torch, which takes seconds
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return num_cores or 1, 1
+    return num_cores or 1, len(listed.stdout.splitlines())
+
+
+def _refuse_wrong_counts(args: argparse.Namespace) -> None:
+    from headway.errors import Code, HeadwayError, invalid
+
+    for role in ("prefill", "decode", "unified"):
+        if not 0 <= getattr(args, role) <= 64:
+            raise invalid(f"--{role}", getattr(args, role), "from 0 to 64")
+    if not args.unified and not (args.prefill and args.decode):
+        raise HeadwayError(
+            Code.INVALID_ARGUMENT,
+            f"--prefill {args.prefill} --decode {args.decode} --unified 0 cannot answer anything: "
+            "give at least one of both, or a unified worker",
+        )
+
+
+def _refuse_taken_ports(args: argparse.Namespace) -> None:
+    import socket
+
+    from headway.errors import Code, HeadwayError, invalid
+
+    if not 0 < args.port < 65535:
+        raise invalid("--port", args.port, "from 1 to 65534")
+    for port in (args.port, args.port + 1):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((args.host, port))
+            except OSError as error:
+                raise HeadwayError(
+                    Code.UNAVAILABLE,
+                    f"cannot listen on {args.host}:{port} ({error.strerror}): choose a --port",
+                ) from error
