@@ -19,16 +19,16 @@ from dataclasses import dataclass, field
 
 import grpc
 import uvloop
-from services.runtime.channel import open_channel
-from services.runtime.config import ServiceConfig
-from services.runtime.server import GrpcServer
-from services.runtime.store import Store
 
 from headway.cluster import Role
 from headway.messages import CancelStream, GatewayHello, Lost, Placed, Rejected, TokenBatch
 from headway.request import FinishReason, Request, StreamKey, TokenLogprobs
 from protos import gateway_pb2, gateway_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from services.runtime import wire
+from services.runtime.channel import open_channel
+from services.runtime.config import ServiceConfig
+from services.runtime.server import GrpcServer
+from services.runtime.store import Store
 
 _LEASE = 3.0
 Told = Placed | Rejected | Lost
@@ -100,7 +100,9 @@ class TokenLink:
 
     def forward_pass(self) -> TokenBatch:
         """One token of every running request."""
-        stream_ids, indices, token_ids = [], [], []
+        stream_ids: list[int] = []
+        indices: list[int] = []
+        token_ids: list[int] = []
         reasons: list[FinishReason | None] = []
         logprobs: dict[int, TokenLogprobs] = {}
         for stream_id, running in list(self.running.items()):

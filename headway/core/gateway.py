@@ -147,16 +147,10 @@ class GatewayCore:
         self._submit(state, actions, now)
 
     def _refusal(self, event: Submit) -> HeadwayError | None:
-        limit = self.settings.max_model_len
         num_prompt, max_tokens = len(event.prompt_token_ids), event.sampling.max_tokens
+        limit = self.settings.max_model_len
         if num_prompt + max_tokens > limit:
-            message = (
-                f"the prompt has {num_prompt} tokens and max_tokens is {max_tokens}: together "
-                f"{num_prompt + max_tokens}, over this model's context of {limit} tokens; "
-                "shorten the prompt or lower max_tokens"
-            )
-            param = "prompt" if num_prompt >= limit else "max_tokens"
-            return HeadwayError(Code.INVALID_ARGUMENT, message, param=param)
+            return _over_context(num_prompt, max_tokens, limit)
         if self.num_waiting >= self.settings.max_waiting:
             retry_after = self._pace.time_for(self.num_waiting)
             message = (
@@ -298,6 +292,20 @@ class GatewayCore:
         stream_id = self._next_stream_id
         self._next_stream_id += 1
         return stream_id
+
+
+def _over_context(num_prompt: int, max_tokens: int, limit: int) -> HeadwayError:
+    if num_prompt >= limit:
+        param, said = "prompt", "shorten the prompt"
+        asked = f"the prompt has {num_prompt} tokens"
+    else:
+        param, said = "max_tokens", f"ask for at most {limit - num_prompt}"
+        asked = (
+            f"the prompt has {num_prompt} tokens and max_tokens is {max_tokens}, together "
+            f"{num_prompt + max_tokens}"
+        )
+    message = f"{asked}; prompt and output may have {limit} tokens here: {said}"
+    return HeadwayError(Code.INVALID_ARGUMENT, message, param=param)
 
 
 def _is_over(since: float | None, patience: float, now: float) -> bool:

@@ -67,8 +67,8 @@ class GatewayEdge(gateway_pb2_grpc.GatewayServicer):
             self._calls.open(
                 reply.call_id, ask, prepared, reply, arrival_at=arrival_at, keeps_tokens=True
             )
-            async for message in reply.messages():
-                yield message
+            async for said in reply.messages():
+                yield said
         except HeadwayError as error:
             if not reply.ended:
                 self._metrics.error(error.code.value)

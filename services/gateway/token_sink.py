@@ -9,7 +9,7 @@ from dataclasses import replace
 import grpc
 
 from headway.core.gateway_events import WorkerDetached
-from headway.errors import Code, HeadwayError, invalid
+from headway.errors import HeadwayError, invalid
 from headway.messages import TokenBatch
 from protos import gateway_pb2, gateway_pb2_grpc
 from services.runtime import wire
@@ -65,24 +65,31 @@ class TokenSink(gateway_pb2_grpc.TokenSinkServicer):
 
     async def Attach(  # noqa: N802 (the proto's name)
         self, request_iterator: AsyncIterator[gateway_pb2.TokenBatch], context: Context
-    ) -> None:
+    ) -> AsyncIterator[gateway_pb2.TokenControl]:
         """See ``protos/gateway.proto``."""
-        batches = aiter(request_iterator)
         try:
-            first = wire.unpack_token_batch(await anext(batches))
-            if not first.worker_id:
-                raise invalid("worker_id", "", "named in the first batch of a stream")
-        except StopAsyncIteration:
-            return
+            async for control in self._serve(aiter(request_iterator)):
+                yield control
         except HeadwayError as error:
+            self._log.error("worker_talks_nonsense", error=error.message)
             await wire.abort(context, error)
+
+    async def _serve(
+        self, batches: AsyncIterator[gateway_pb2.TokenBatch]
+    ) -> AsyncIterator[gateway_pb2.TokenControl]:
+        packed = await anext(batches, None)
+        if packed is None:
             return
+        first = wire.unpack_token_batch(packed)
+        if not first.worker_id:
+            raise invalid("worker_id", "", "named in the first batch of a stream")
         attached = self._attach(first.worker_id)
         reader = asyncio.create_task(self._read(attached, first, batches))
         try:
-            await self._control(attached, reader, context)
-        except HeadwayError as error:
-            await wire.abort(context, error)
+            while (stream_ids := await attached.controls.get()) is not None:
+                yield gateway_pb2.TokenControl(cancel_stream_ids=stream_ids)
+            if reader.done():
+                reader.result()
         finally:
             reader.cancel()
             self._detach(attached)
@@ -114,16 +121,6 @@ class TokenSink(gateway_pb2_grpc.TokenSinkServicer):
                 self._post(self._named(wire.unpack_token_batch(packed), attached.worker_id))
         finally:
             attached.hang_up()
-
-    async def _control(
-        self, attached: _Attached, reader: asyncio.Task[None], context: Context
-    ) -> None:
-        while (stream_ids := await attached.controls.get()) is not None:
-            await context.write(gateway_pb2.TokenControl(cancel_stream_ids=stream_ids))
-        if reader.done() and not reader.cancelled() and (error := reader.exception()):
-            if isinstance(error, HeadwayError):
-                raise error
-            raise HeadwayError(Code.INTERNAL, "the gateway failed on this batch") from error
 
     @staticmethod
     def _named(batch: TokenBatch, worker_id: str) -> TokenBatch:

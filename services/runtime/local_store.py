@@ -49,7 +49,7 @@ class LocalStore:
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="headway-store-")
-        self.port = _free_port()
+        self.port = free_port()
         command = [
             find_server(),
             *("--bind", "127.0.0.1", "--port", str(self.port)),
@@ -105,7 +105,8 @@ class LocalStore:
         self.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listened on a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -37,7 +37,7 @@ class SchedulerMetrics:
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
         self._status = status
-        registry.register(self)  # type: ignore[arg-type]  # anything with collect() is a collector
+        registry.register(self)
         counter = _counters(registry)
         self._dispatches = counter(
             "dispatches", "Dispatches to workers, by readiness rule", ["rule"]

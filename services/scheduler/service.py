@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from prometheus_client import REGISTRY, CollectorRegistry
+
 from headway.core.scheduler import SchedulerStatus
 from services.runtime.service import Runtime
 from services.scheduler.config import SchedulerConfig
@@ -17,13 +19,20 @@ from services.scheduler.term import Term
 class SchedulerService:
     """The shell around :class:`SchedulerCore`; losing the lease makes it a standby again."""
 
-    def __init__(self, runtime: Runtime[SchedulerConfig]) -> None:
+    def __init__(
+        self, runtime: Runtime[SchedulerConfig], registry: CollectorRegistry = REGISTRY
+    ) -> None:
         self._runtime = runtime
         self._settings = runtime.config.settings()
         self._term: Term | None = None
-        self._metrics = SchedulerMetrics(self._status)
+        self._metrics = SchedulerMetrics(self._status, registry)
         self._leadership: Leadership | None = None
         self.links = GatewayLinks(self._leader_address, runtime.config.max_queued_messages)
+
+    @property
+    def leads(self) -> bool:
+        """Whether a term is under way here."""
+        return self._term is not None
 
     def member(self) -> Mapping[str, Any]:
         """What the membership says of this scheduler: nothing special, the lease says who leads."""

@@ -34,7 +34,12 @@ from headway.request import FinishReason, Request, SamplingParams, StreamKey
 
 
 def make_worker(
-    role: Role = Role.UNIFIED, *, blocks: int = 32, block_size: int = 4, chunk: int = 16, units: int = 1
+    role: Role = Role.UNIFIED,
+    *,
+    blocks: int = 32,
+    block_size: int = 4,
+    chunk: int = 16,
+    units: int = 1,
 ) -> WorkerHarness:
     info = WorkerInfo("w", "w:1", role, "m", units, chunk, block_size, blocks, 1000, 8)
     core = WorkerCore(info, [EOS], Sarathi(), WorkerSettings())

@@ -56,7 +56,9 @@ def _repetition(logits: torch.Tensor, items: Sequence[PassItem], rows: Sequence[
     factor = _repeated(logits, [items[n].sampling.repetition_penalty for n in rows], seen)
     flat = logits.view(-1)
     values = flat[where]
-    flat[where] = torch.where(values > 0, values / factor, values * factor)
+    # A factor near 0 must not make an infinity: no distribution could hold two of them.
+    most = torch.finfo(logits.dtype).max
+    flat[where] = torch.where(values > 0, values / factor, values * factor).clamp(-most, most)
 
 
 def _presence_and_frequency(

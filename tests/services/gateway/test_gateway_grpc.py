@@ -23,12 +23,12 @@ async def generate(
         return [reply async for reply in call]
 
 
-def chat(text: str, **sampling: int) -> gateway_pb2.GenerateRequest:
+def chat(text: str, max_tokens: int | None = None) -> gateway_pb2.GenerateRequest:
     message = gateway_pb2.ChatMessage(role="user", content=text)
     return gateway_pb2.GenerateRequest(
         model="tiny",
         chat=gateway_pb2.ChatMessages(messages=[message]),
-        sampling=gateway_pb2.SamplingOptions(**sampling),
+        sampling=gateway_pb2.SamplingOptions(max_tokens=max_tokens),
     )
 
 

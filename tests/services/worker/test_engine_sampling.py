@@ -198,6 +198,16 @@ def test_penalties_change_what_was_seen_and_nothing_else(params: SamplingParams)
         )
 
 
+def test_a_repetition_penalty_near_zero_still_draws_a_token_that_was_seen() -> None:
+    params = SamplingParams(repetition_penalty=1e-60)
+    logits = torch.tensor([[0.0, 2.0, 3.0, 4.0, 5.0]])
+    drawn = {
+        draw(logits, [item(replace(params, seed=seed), prompt_ids=(1, 3))], EOS)[0][0]
+        for seed in range(40)
+    }
+    assert drawn == {1, 3}
+
+
 def test_no_end_is_drawn_before_the_minimum_length() -> None:
     params = SamplingParams(temperature=0.0, max_tokens=9, min_tokens=3, stop_token_ids=(7, 999))
     logits = torch.zeros(1, 20)

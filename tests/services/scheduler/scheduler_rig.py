@@ -1,0 +1,277 @@
+"""Real schedulers on real gRPC and a real store, with emulated workers and a plain gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, TypeVar
+
+import grpc
+from prometheus_client import CollectorRegistry, generate_latest
+
+from headway.cluster import Role, UnitLoad, WorkerInfo
+from headway.messages import (
+    Accepted,
+    CancelStream,
+    ControlHello,
+    Dispatch,
+    EndForward,
+    FinishedRequest,
+    GatewayHello,
+    Handoff,
+    HandoffResult,
+    HeldRequest,
+    Lost,
+    Placed,
+    Rejected,
+    Snapshot,
+)
+from headway.request import FinishReason, Request, SamplingParams, StreamKey
+from protos import (
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
+)
+from services.runtime import wire
+from services.runtime.channel import open_channel
+from services.runtime.clock import Clock
+from services.runtime.config import ServiceConfig
+from services.runtime.logs import get_logger
+from services.runtime.server import GrpcServer
+from services.runtime.service import Runtime
+from services.runtime.store import Member, Store
+from services.scheduler.config import SchedulerConfig
+from services.scheduler.service import SchedulerService
+
+M = TypeVar("M")
+Report = Snapshot | Accepted | EndForward | HandoffResult
+PATIENCE = 20.0
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    """Poll, with a deadline."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.01)
+    assert condition(), what
+
+
+class EmulatedWorker(worker_pb2_grpc.WorkerServicer):
+    """Says what the test tells it to; by itself it sends a snapshot and acknowledges."""
+
+    def __init__(self, worker_id: str, role: Role) -> None:
+        self.worker_id = worker_id
+        self.role = role
+        self.address = ""
+        self.held: tuple[HeldRequest, ...] = ()
+        self.hellos: list[ControlHello] = []
+        self.orders: list[Dispatch | Handoff | CancelStream] = []
+        self.server: GrpcServer | None = None
+        self._reports: asyncio.Queue[Report | None] = asyncio.Queue()
+
+    @property
+    def info(self) -> WorkerInfo:
+        return WorkerInfo(self.worker_id, self.address, self.role, "m", 1, 256, 16, 100, 1000, 64)
+
+    async def Control(  # noqa: N802
+        self,
+        request_iterator: AsyncIterator[worker_pb2.SchedulerToWorker],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> AsyncIterator[worker_pb2.WorkerToScheduler]:
+        reports = self._reports = asyncio.Queue()
+        reader = asyncio.create_task(self._read(aiter(request_iterator)))
+        try:
+            while (report := await reports.get()) is not None:
+                yield wire.pack_from_worker(report)
+        finally:
+            reader.cancel()
+
+    async def _read(self, orders: AsyncIterator[worker_pb2.SchedulerToWorker]) -> None:
+        async for packed in orders:
+            order = wire.unpack_to_worker(packed)
+            if isinstance(order, ControlHello):
+                self.hellos.append(order)
+                loads = (UnitLoad(0, 0, len(self.held), len(self.held), 90),)
+                self.report(Snapshot(self.info, loads, self.held))
+            else:
+                assert isinstance(order, Dispatch | Handoff | CancelStream)
+                self.orders.append(order)
+                if isinstance(order, Dispatch):
+                    self.report(Accepted(order.dispatch_id))
+
+    def report(self, report: Report) -> None:
+        self._reports.put_nowait(report)
+
+    def end_pass(self, *, prefilled: int = 0, finished: int = 0) -> None:
+        """The last dispatch's pass ends; one request is prefilled or finished by it."""
+        dispatches = [order for order in self.orders if isinstance(order, Dispatch)]
+        ids = (dispatches[-1].dispatch_id,) if dispatches else ()
+        held = (HeldRequest(key(prefilled), f"r{prefilled}", 0, 5, True),) if prefilled else ()
+        end = FinishedRequest(key(finished), 0, 4, 2, FinishReason.STOP)
+        ends = (end,) if finished else ()
+        loads = (UnitLoad(0, 0, 0, 0 if finished else 5, 90),)
+        self.report(EndForward(1, 0.01, ids, loads, held, ends))
+
+    def hang_up(self) -> None:
+        self._reports.put_nowait(None)
+
+    def of(self, kind: type[M]) -> list[M]:
+        return [order for order in self.orders if isinstance(order, kind)]
+
+    @property
+    def dispatched(self) -> list[int]:
+        return [
+            request.stream_id
+            for dispatch in self.of(Dispatch)
+            for batch in dispatch.batches
+            for request in batch.requests
+        ]
+
+
+class PlainGateway:
+    """One stream to one scheduler."""
+
+    def __init__(self, gateway_id: str = "g") -> None:
+        self.gateway_id = gateway_id
+        self.answers: list[Placed | Rejected | Lost] = []
+        self.error: grpc.aio.AioRpcError | None = None
+
+    @asynccontextmanager
+    async def connect(self, address: str) -> AsyncIterator[PlainGateway]:
+        async with open_channel(address, ServiceConfig()) as channel:
+            self._call = scheduler_pb2_grpc.SchedulerStub(channel).Connect()
+            await self.write(GatewayHello(self.gateway_id, "127.0.0.1:1"))
+            reader = asyncio.create_task(self._read())
+            try:
+                yield self
+            finally:
+                reader.cancel()
+                self._call.cancel()
+
+    async def write(self, message: GatewayHello | Request | CancelStream) -> None:
+        await self.write_raw(wire.pack_to_scheduler(message))
+
+    async def write_raw(self, packed: scheduler_pb2.GatewayMessage) -> None:
+        try:
+            await self._call.write(packed)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return  # the reader knows why
+
+    async def submit(self, stream_id: int, *, model: str = "m") -> None:
+        await self.write(make_request(stream_id, self.gateway_id, model))
+
+    async def _read(self) -> None:
+        try:
+            async for packed in self._call:
+                self.answers.append(wire.unpack_to_gateway(packed, self.gateway_id))
+        except grpc.aio.AioRpcError as error:
+            self.error = error
+
+    def of(self, kind: type[M]) -> list[M]:
+        return [answer for answer in self.answers if isinstance(answer, kind)]
+
+    @property
+    def placed(self) -> list[tuple[int, str]]:
+        return [(p.key.stream_id, p.worker_id) for p in self.of(Placed)]
+
+
+def key(stream_id: int, gateway_id: str = "g") -> StreamKey:
+    return StreamKey(gateway_id, stream_id)
+
+
+def make_request(stream_id: int, gateway_id: str = "g", model: str = "m") -> Request:
+    return Request(
+        request_id=f"r{stream_id}",
+        attempt=0,
+        stream_id=stream_id,
+        gateway_id=gateway_id,
+        gateway_address="127.0.0.1:1",
+        model=model,
+        prompt_token_ids=(1, 2, 3, 4),
+        sampling=SamplingParams(temperature=0.0, max_tokens=2),
+        arrival_at=1.0,
+    )
+
+
+class Scheduler:
+    """One scheduler process' worth of objects."""
+
+    def __init__(self, runtime: Runtime[SchedulerConfig]) -> None:
+        self.registry = CollectorRegistry()
+        self.runtime = runtime
+        self.service = SchedulerService(runtime, self.registry)
+        runtime.server.add(
+            lambda server: scheduler_pb2_grpc.add_SchedulerServicer_to_server(
+                self.service.links, server
+            ),
+            "headway.v1.Scheduler",
+        )
+
+    @property
+    def address(self) -> str:
+        return self.runtime.address
+
+    def metrics(self) -> dict[str, float]:
+        lines = generate_latest(self.registry).decode().splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
+
+
+class Rig:
+    """Starts what a test asks for, and stops it all."""
+
+    def __init__(self, store_url: str, cluster: str) -> None:
+        self._stack = AsyncExitStack()
+        self.config = {"store": store_url, "cluster": cluster}
+
+    async def __aenter__(self) -> Rig:
+        self.store = await Store.connect(self.config["store"], self.config["cluster"])
+        self._stack.push_async_callback(self.store.close)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
+
+    async def scheduler(self, **options: Any) -> Scheduler:
+        config = SchedulerConfig(**{**self.config, "leader_ttl": 1.0, **options})
+        store = await Store.connect(config.store, config.cluster)
+        self._stack.push_async_callback(store.close)
+        runtime = Runtime(config, Clock(), store, GrpcServer(config), get_logger())
+        scheduler = Scheduler(runtime)
+        runtime.address = await runtime.server.start()
+        self._stack.push_async_callback(runtime.server.stop, 0.1)
+        await scheduler.service.start()
+        self._stack.push_async_callback(scheduler.service.stop)
+        return scheduler
+
+    async def leader(self, **options: Any) -> Scheduler:
+        scheduler = await self.scheduler(**options)
+        await until(lambda: scheduler.service.leads, "it leads")
+        return scheduler
+
+    async def worker(self, worker_id: str, role: Role = Role.UNIFIED) -> EmulatedWorker:
+        worker = EmulatedWorker(worker_id, role)
+        worker.server = GrpcServer(ServiceConfig(**self.config))
+        worker.server.add(
+            lambda server: worker_pb2_grpc.add_WorkerServicer_to_server(worker, server),
+            "headway.v1.Worker",
+        )
+        worker.address = await worker.server.start()
+        self._stack.push_async_callback(worker.server.stop, 0.1)
+        await self.join(worker)
+        return worker
+
+    async def join(self, worker: EmulatedWorker, ttl: float = 60.0) -> None:
+        await self.store.join(_member(worker), ttl)
+
+    async def leave(self, worker: EmulatedWorker) -> None:
+        await self.store.leave(_member(worker))
+
+    async def gateway(self, address: str, gateway_id: str = "g") -> PlainGateway:
+        return await self._stack.enter_async_context(PlainGateway(gateway_id).connect(address))
+
+
+def _member(worker: EmulatedWorker) -> Member:
+    return Member("worker", worker.worker_id, worker.address, worker.role.value, "m")

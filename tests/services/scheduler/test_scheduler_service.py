@@ -1,0 +1,293 @@
+"""The scheduler service on real gRPC and a real store."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+from scheduler_rig import Rig, key, until
+
+from headway.cluster import Role
+from headway.errors import Code, HeadwayError
+from headway.messages import CancelStream, Handoff, HandoffResult, HeldRequest, Lost, Rejected
+from protos import scheduler_pb2
+from services.scheduler.config import SchedulerConfig
+
+# --- requests -----------------------------------------------------------------------------
+
+
+async def test_a_request_travels_from_gateway_to_worker(rig: Rig) -> None:
+    leader = await rig.leader()
+    worker = await rig.worker("w")
+    gateway = await rig.gateway(leader.address)
+    await gateway.submit(1)
+    await until(lambda: worker.dispatched == [1], "the worker has it")
+    await until(lambda: gateway.placed == [(1, "w")], "the gateway knows")
+
+
+async def test_a_prefilled_request_is_handed_on(rig: Rig) -> None:
+    leader = await rig.leader()
+    source = await rig.worker("p", Role.PREFILL)
+    target = await rig.worker("d", Role.DECODE)
+    gateway = await rig.gateway(leader.address)
+    await gateway.submit(1)
+    await until(lambda: source.dispatched == [1], "it is dispatched")
+    source.end_pass(prefilled=1)
+    await until(lambda: len(source.of(Handoff)) == 1, "a handoff is ordered")
+    order = source.of(Handoff)[0]
+    assert (order.target_worker_id, order.target_address) == ("d", target.address)
+    source.report(HandoffResult(order.key, "d", 0, ok=True))
+    await until(lambda: gateway.placed == [(1, "p"), (1, "d")], "the gateway knows")
+
+
+async def test_a_cancel_reaches_the_worker(rig: Rig) -> None:
+    leader = await rig.leader()
+    worker = await rig.worker("w")
+    gateway = await rig.gateway(leader.address)
+    await gateway.submit(1)
+    await until(lambda: worker.dispatched == [1], "the worker has it")
+    await gateway.write(CancelStream(key(1)))
+    await until(lambda: worker.of(CancelStream) == [CancelStream(key(1))], "it is told")
+
+
+async def test_a_refusal_names_value_and_limit(rig: Rig) -> None:
+    leader = await rig.leader()
+    await rig.worker("w")
+    gateway = await rig.gateway(leader.address)
+    await until(lambda: leader.metrics()["headway_scheduler_workers"] == 1, "the worker is known")
+    await gateway.submit(1, model="x")
+    await until(lambda: len(gateway.of(Rejected)) == 1, "it is refused")
+    assert gateway.of(Rejected)[0].code is Code.NOT_FOUND
+    assert "'x'" in gateway.of(Rejected)[0].message
+
+
+# --- workers ------------------------------------------------------------------------------
+
+
+async def test_a_worker_hears_the_fencing_token_first(rig: Rig) -> None:
+    leader = await rig.leader()
+    worker = await rig.worker("w")
+    await until(lambda: len(worker.hellos) == 1, "it is greeted")
+    found = await rig.store.leader()
+    assert found is not None
+    assert worker.hellos[0].fencing_token == found.fencing_token
+    assert worker.hellos[0].scheduler_id == leader.runtime.config.service_id
+
+
+async def test_a_broken_stream_loses_the_workers_requests_at_once(rig: Rig) -> None:
+    leader = await rig.leader()
+    worker = await rig.worker("w")
+    gateway = await rig.gateway(leader.address)
+    await gateway.submit(1)
+    await until(lambda: worker.dispatched == [1], "the worker has it")
+    worker.hang_up()
+    await until(lambda: len(gateway.of(Lost)) == 1, "the gateway is told")
+    assert gateway.of(Lost)[0].keys == (key(1),)
+
+
+async def test_a_worker_that_is_still_a_member_is_dialled_again(rig: Rig) -> None:
+    await rig.leader()
+    worker = await rig.worker("w")
+    await until(lambda: len(worker.hellos) == 1, "it is greeted")
+    worker.hang_up()
+    await until(lambda: len(worker.hellos) == 2, "it is greeted again")
+
+
+async def test_a_worker_whose_lease_expires_is_let_go(rig: Rig) -> None:
+    leader = await rig.leader()
+    worker = await rig.worker("w")
+    gateway = await rig.gateway(leader.address)
+    await gateway.submit(1)
+    await until(lambda: worker.dispatched == [1], "the worker has it")
+    await rig.leave(worker)
+    await until(lambda: len(gateway.of(Lost)) == 1, "the gateway is told")
+    await gateway.submit(2)
+    await asyncio.sleep(0.3)
+    assert worker.dispatched == [1]
+
+
+async def test_a_worker_under_another_name_is_not_listened_to(rig: Rig) -> None:
+    leader = await rig.leader()
+    worker = await rig.worker("w")
+    await until(lambda: leader.metrics()["headway_scheduler_workers"] == 1, "it is known")
+    worker.worker_id = "impostor"
+    worker.hang_up()
+    await until(lambda: len(worker.hellos) >= 2, "it is greeted again")
+    await until(lambda: leader.metrics()["headway_scheduler_workers"] == 0, "it is not believed")
+
+
+# --- gateways -----------------------------------------------------------------------------
+
+
+async def test_a_newer_stream_of_a_gateway_ends_the_older_one(rig: Rig) -> None:
+    leader = await rig.leader()
+    worker = await rig.worker("w")
+    older = await rig.gateway(leader.address)
+    await until(lambda: len(worker.hellos) == 1, "the worker is known")
+    newer = await rig.gateway(leader.address)
+    await until(lambda: older.error is not None, "the older stream ends")
+    await newer.submit(1)
+    await until(lambda: newer.placed == [(1, "w")], "the newer one is served")
+
+
+@pytest.mark.parametrize(
+    ("packed", "said"),
+    [
+        (scheduler_pb2.GatewayMessage(), "body"),
+        (
+            scheduler_pb2.GatewayMessage(hello=scheduler_pb2.GatewayHello(gateway_id="g")),
+            "a later message",
+        ),
+        (
+            scheduler_pb2.GatewayMessage(
+                cancel=scheduler_pb2.CancelRequest(gateway_id="other", stream_id=1)
+            ),
+            "as in the stream's hello",
+        ),
+    ],
+)
+async def test_nonsense_from_a_gateway_is_refused_and_others_are_served(
+    rig: Rig, packed: scheduler_pb2.GatewayMessage, said: str
+) -> None:
+    leader = await rig.leader()
+    worker = await rig.worker("w")
+    bad = await rig.gateway(leader.address, "g")
+    good = await rig.gateway(leader.address, "h")
+    await bad.write_raw(packed)
+    await until(lambda: bad.error is not None, "its stream ends")
+    assert bad.error is not None
+    assert bad.error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert said in str(bad.error.details())
+    await good.submit(1)
+    await until(lambda: worker.dispatched == [1], "the others are served")
+
+
+async def test_a_gateway_that_says_no_hello_is_refused(rig: Rig) -> None:
+    leader = await rig.leader()
+    gateway = await rig.gateway(leader.address, "")
+    await until(lambda: gateway.error is not None, "its stream ends")
+    assert gateway.error is not None
+    assert gateway.error.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_requests_of_a_gateway_that_stays_away_are_cancelled(rig: Rig) -> None:
+    leader = await rig.leader(gateway_grace=0.2)
+    worker = await rig.worker("w")
+    gateway = await rig.gateway(leader.address)
+    await gateway.submit(1)
+    await until(lambda: worker.dispatched == [1], "the worker has it")
+    gateway._call.cancel()
+    await until(lambda: worker.of(CancelStream) == [CancelStream(key(1))], "it is stopped")
+
+
+# --- leadership ---------------------------------------------------------------------------
+
+
+async def test_one_leads_and_the_other_says_where(rig: Rig) -> None:
+    leader = await rig.leader()
+    standby = await rig.scheduler()
+    await until(lambda: standby.service._leader_address() == leader.address, "it knows")
+    gateway = await rig.gateway(standby.address)
+    await until(lambda: gateway.error is not None, "the standby refuses")
+    assert gateway.error is not None
+    assert gateway.error.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert leader.address in str(gateway.error.details())
+    assert not standby.service.leads
+    assert standby.metrics()["headway_scheduler_leads"] == 0
+
+
+async def test_a_standby_takes_over_with_a_higher_token_and_repeats_no_dispatch(rig: Rig) -> None:
+    leader = await rig.leader()
+    standby = await rig.scheduler()
+    worker = await rig.worker("w")
+    gateway = await rig.gateway(leader.address)
+    await gateway.submit(1)
+    await until(lambda: worker.dispatched == [1], "the worker has it")
+    worker.held = (HeldRequest(key(1), "r1", 0, 5, False),)
+    await leader.service.drain()
+    await until(lambda: standby.service.leads, "the standby leads")
+    await until(lambda: len(worker.hellos) == 2, "the worker hears of it")
+    assert worker.hellos[1].fencing_token > worker.hellos[0].fencing_token
+    again = await rig.gateway(standby.address)
+    await again.submit(1)
+    await again.submit(2)
+    await until(lambda: worker.dispatched == [1, 2], "only the new one is dispatched")
+    assert worker.orders[0] != worker.orders[-1]
+
+
+async def test_a_leader_that_loses_its_lease_stands_by_and_can_lead_again(rig: Rig) -> None:
+    leader = await rig.leader()
+    worker = await rig.worker("w")
+    gateway = await rig.gateway(leader.address)
+    await until(lambda: len(worker.hellos) == 1, "the worker is known")
+    held = await rig.store.leader()
+    assert held is not None
+    await rig.store.release_leader(held.candidate_id)
+    usurper = await rig.store.acquire_leader("usurper", "127.0.0.1:9", 1.0)
+    assert usurper is not None
+    await until(lambda: not leader.service.leads, "it stands by")
+    await until(lambda: gateway.error is not None, "its gateways are sent away")
+    assert gateway.error is not None
+    assert gateway.error.code() is grpc.StatusCode.FAILED_PRECONDITION
+    await until(lambda: leader.service.leads, "it leads again")
+    await until(lambda: len(worker.hellos) == 2, "the worker hears of it")
+    assert worker.hellos[1].fencing_token > usurper
+    again = await rig.gateway(leader.address)
+    await again.submit(1)
+    await until(lambda: worker.dispatched == [1], "and it works")
+
+
+# --- metrics and configuration ------------------------------------------------------------
+
+
+async def test_metrics_tell_of_window_interval_and_dispatches(rig: Rig) -> None:
+    leader = await rig.leader()
+    worker = await rig.worker("w")
+    gateway = await rig.gateway(leader.address)
+    await gateway.submit(1)
+    await until(lambda: worker.dispatched == [1], "the worker has it")
+    await gateway.submit(2)
+    await gateway.submit(3, model="x")
+    await until(lambda: len(gateway.of(Rejected)) == 1, "one is refused")
+    seen = leader.metrics()
+    assert seen["headway_scheduler_leads"] == 1
+    assert seen["headway_scheduler_dispatched_requests_total"] == 1
+    assert seen['headway_scheduler_rejections_total{code="not_found"}'] == 1
+    assert seen['headway_scheduler_wait_seconds_count{question="dispatch"}'] == 1
+    assert seen["headway_scheduler_chunk_utilisation_count"] == 1
+    assert seen['headway_scheduler_active_instances{model="m"}'] == 1
+    assert seen['headway_scheduler_waiting_requests{model="m"}'] == 1
+    assert seen['headway_scheduler_interval_seconds{model="m"}'] > 0
+    worker.end_pass(finished=1)
+    await until(lambda: worker.dispatched == [1, 2], "the next one follows")
+
+
+def test_the_configuration_names_policies_and_their_parameters() -> None:
+    config = SchedulerConfig(
+        dispatch="immediate", dispatch_params={"rule": "least-tokens"}, placement="min-cost"
+    )
+    settings = config.settings()
+    assert (settings.dispatch, settings.placement) == ("immediate", "min-cost")
+    assert settings.dispatch_params["rule"] == "least-tokens"
+
+
+def test_the_live_watchdog_has_a_floor_unless_told_otherwise() -> None:
+    assert SchedulerConfig().settings().dispatch_params["watchdog_floor"] == 0.25
+    told = SchedulerConfig(dispatch_params={"watchdog_floor": 0.0})
+    assert told.settings().dispatch_params["watchdog_floor"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dispatch": "fifo"},
+        {"packing": "tetris"},
+        {"placement": "random"},
+        {"placement_params": {"q": 1.0}},
+        {"dispatch_params": {"window": 0}},
+    ],
+)
+def test_an_unknown_policy_or_parameter_is_refused_at_the_start(options: dict[str, object]) -> None:
+    with pytest.raises(HeadwayError, match="must be"):
+        SchedulerConfig(**options).settings()  # type: ignore[arg-type]  # fields by name

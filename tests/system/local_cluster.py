@@ -1,0 +1,93 @@
+"""A real cluster of real processes for system tests: what ``headway up`` starts."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from headway.cli import up
+from services.runtime.config import ServiceConfig
+from services.runtime.local_store import free_port
+from services.runtime.store import Member, Store
+from services.runtime.supervisor import SupervisedProcess, Supervisor
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = str(ROOT / "models" / "headway-mini")
+START_PATIENCE = 120.0
+
+
+@dataclass
+class LocalCluster:
+    """Processes by name, and where clients go."""
+
+    supervisor: Supervisor
+    store: Store
+    base_url: str
+    grpc_address: str
+    lines: list[str]
+
+    def process(self, service_id: str) -> SupervisedProcess:
+        return next(p for p in self.supervisor.processes if p.spec.service_id == service_id)
+
+    def kill(self, service_id: str) -> None:
+        """SIGKILL, as a crash would."""
+        pid = self.process(service_id).pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+
+    async def metric(self, name: str) -> float:
+        async with httpx.AsyncClient(base_url=self.base_url) as client:
+            text = (await client.get("/metrics")).text
+        values = [line.rsplit(" ", 1)[1] for line in text.splitlines() if line.startswith(name)]
+        return sum(float(value) for value in values)
+
+    async def workers(self) -> list[Member]:
+        return await self.store.members("worker")
+
+    def log_of(self, service_id: str) -> str:
+        return self.process(service_id).log_path.read_text(errors="replace")
+
+
+@asynccontextmanager
+async def local_cluster(
+    store_url: str, cluster: str, folder: Path, *flags: str
+) -> AsyncIterator[LocalCluster]:
+    """Start, wait until everything serves, stop."""
+    port = free_port()
+    parser = argparse.ArgumentParser()
+    up.add_parser(parser.add_subparsers())
+    args = parser.parse_args(
+        ["up", "--model", MODEL, "--port", str(port), "--drain-timeout", "5", *flags]
+    )
+    config = ServiceConfig(
+        service_id="supervisor", store=store_url, cluster=cluster, drain_timeout=5.0
+    )
+    lines: list[str] = []
+    specs = up.process_specs(args, num_cores=2)
+    supervisor = Supervisor(specs, config, folder, lines.append)
+    store = await Store.connect(store_url, cluster)
+    try:
+        await supervisor.start()
+        async with asyncio.timeout(START_PATIENCE):
+            await supervisor.serving()
+        yield LocalCluster(
+            supervisor, store, f"http://127.0.0.1:{port}", f"127.0.0.1:{port + 1}", lines
+        )
+    finally:
+        await supervisor.stop()
+        await store.close()
+
+
+async def until(holds: Callable[[], Awaitable[bool]], patience: float = 60.0) -> None:
+    """Poll, with a deadline."""
+    async with asyncio.timeout(patience):
+        while not await holds():
+            await asyncio.sleep(0.05)

@@ -1,0 +1,166 @@
+"""Five real services and the real small model, driven as users drive them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+from local_cluster import MODEL, LocalCluster, local_cluster, until
+from openai import AsyncOpenAI, BadRequestError, NotFoundError
+from reference import greedy_text
+
+from protos import gateway_pb2, gateway_pb2_grpc
+
+pytestmark = [pytest.mark.system, pytest.mark.asyncio(loop_scope="module")]
+
+PROMPTS = ("Add 17, 25, 8.", "Sort 5, 3, 9.", "Count the letter r in strawberry.")
+
+
+@pytest.fixture(scope="module")
+async def running(
+    store_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[LocalCluster]:
+    folder: Path = tmp_path_factory.mktemp("logs")
+    async with local_cluster(store_url, "system", folder) as found:
+        yield found
+
+
+@pytest.fixture
+def client(running: LocalCluster) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=f"{running.base_url}/v1", api_key="none", max_retries=0)
+
+
+async def ask(client: AsyncOpenAI, prompt: str, **options: object) -> tuple[str, str]:
+    """Reasoning and answer, streamed and put together."""
+    stream = await client.chat.completions.create(  # type: ignore[call-overload]  # extra options
+        model="headway-mini",
+        messages=[{"role": "user", "content": prompt}],
+        stream=True,
+        **{"temperature": 0, **options},
+    )
+    reasoning, answer = [], []
+    async for chunk in stream:
+        for choice in chunk.choices:
+            reasoning.append(getattr(choice.delta, "reasoning_content", None) or "")
+            answer.append(choice.delta.content or "")
+    return "".join(reasoning), "".join(answer)
+
+
+async def test_answers_equal_those_of_generate_whatever_runs_beside_them(
+    client: AsyncOpenAI,
+) -> None:
+    prompts = [*PROMPTS, "Add 9, 9, 9, 9, 9.", "Sort 40, 30, 20, 10, 11, 12, 13."]
+    answers = await asyncio.gather(*(ask(client, prompt) for prompt in prompts))
+    for prompt, (reasoning, answer) in zip(prompts, answers, strict=True):
+        assert (reasoning, answer) == greedy_text(MODEL, prompt)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer"), list(zip(PROMPTS, ("50", "3, 5, 9", "3"), strict=True))
+)
+async def test_the_small_model_answers_correctly(
+    client: AsyncOpenAI, prompt: str, answer: str
+) -> None:
+    assert (await ask(client, prompt))[1] == answer
+
+
+async def test_a_seeded_request_repeats_itself(client: AsyncOpenAI) -> None:
+    options = {"temperature": 1.5, "seed": 11, "max_tokens": 60}
+    first = await ask(client, PROMPTS[0], **options)
+    beside = await asyncio.gather(*(ask(client, PROMPTS[0], **options) for _ in range(4)))
+    assert set(beside) == {first}
+
+
+async def test_usage_counts_reasoning_apart(client: AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(
+        model="headway-mini",
+        messages=[{"role": "user", "content": PROMPTS[1]}],
+        temperature=0,
+    )
+    usage = answer.usage
+    assert usage is not None
+    assert usage.completion_tokens_details is not None
+    assert 0 < (usage.completion_tokens_details.reasoning_tokens or 0) < usage.completion_tokens
+
+
+async def test_grpc_generate_streams_the_same_answer(running: LocalCluster) -> None:
+    request = gateway_pb2.GenerateRequest(
+        model="headway-mini",
+        chat=gateway_pb2.ChatMessages(
+            messages=[gateway_pb2.ChatMessage(role="user", content=PROMPTS[2])]
+        ),
+        sampling=gateway_pb2.SamplingOptions(temperature=0.0),
+    )
+    text = ""
+    async with grpc.aio.insecure_channel(running.grpc_address) as channel:
+        async for reply in gateway_pb2_grpc.GatewayStub(channel).Generate(request):
+            text += reply.text
+    assert text == "3"
+    assert reply.usage.completion_tokens > 0
+
+
+async def test_bad_requests_get_a_clear_refusal(client: AsyncOpenAI) -> None:
+    with pytest.raises(NotFoundError, match="gpt-9"):
+        await client.models.retrieve("gpt-9")
+    with pytest.raises(BadRequestError, match="max_tokens"):
+        await ask(client, PROMPTS[0], max_tokens=1_000_000)
+
+
+async def test_a_client_that_leaves_frees_its_kv_blocks(running: LocalCluster) -> None:
+    body = {
+        "model": "headway-mini",
+        "stream": True,
+        "ignore_eos": True,
+        "max_tokens": 1500,
+        "messages": [{"role": "user", "content": PROMPTS[0]}],
+    }
+    url = f"{running.base_url}/v1/chat/completions"
+    async with httpx.AsyncClient() as client, client.stream("POST", url, json=body) as response:
+        lines = response.aiter_lines()
+        for _ in range(12):
+            await anext(lines)
+
+    async def is_idle() -> bool:
+        return await running.metric("headway_gateway_open_requests") == 0
+
+    await until(is_idle)
+
+    async def is_cancelled() -> bool:
+        logs = [running.log_of(name) for name in ("decode-1", "decode-2", "prefill-1")]
+        return any("cancelled" in log for log in logs)
+
+    await until(is_cancelled)
+
+
+@pytest.mark.parametrize("role", ["decode", "prefill"])
+async def test_killing_workers_in_mid_answer_ends_in_the_full_correct_answer(
+    running: LocalCluster, client: AsyncOpenAI, role: str
+) -> None:
+    prompt = "Add 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22."
+    asked = [asyncio.create_task(ask(client, prompt)) for _ in range(6)]
+
+    async def is_decoding() -> bool:
+        return await running.metric("headway_gateway_running_requests") >= 3
+
+    await until(is_decoding)
+    for name in [p.spec.service_id for p in running.supervisor.processes]:
+        if name.startswith(role):
+            running.kill(name)
+    expected = greedy_text(MODEL, prompt)
+    assert [await task for task in asked] == [expected] * len(asked)
+    await running.supervisor.serving()
+
+
+async def test_killing_the_scheduler_loses_no_request(
+    running: LocalCluster, client: AsyncOpenAI
+) -> None:
+    asked = [asyncio.create_task(ask(client, prompt)) for prompt in PROMPTS * 2]
+    await asyncio.sleep(0.05)
+    running.kill("scheduler")
+    expected = [greedy_text(MODEL, prompt) for prompt in PROMPTS * 2]
+    assert [await task for task in asked] == expected
+    await running.supervisor.serving()
