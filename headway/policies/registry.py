@@ -12,6 +12,7 @@ from headway.policies.batching.fcfs import Fcfs
 from headway.policies.batching.sarathi import Sarathi
 from headway.policies.dispatch.immediate import Immediate
 from headway.policies.dispatch.sbs import StaggeredBatch
+from headway.policies.estimation.bucket_mean import BucketMean
 from headway.policies.packing.pbaa import Pbaa
 from headway.policies.packing.round_robin import RoundRobin as RoundRobinPacking
 from headway.policies.placement.iqr_lex import IqrLex
@@ -19,6 +20,7 @@ from headway.policies.placement.least_kv import LeastKv
 from headway.policies.placement.lex import Lex
 from headway.policies.placement.min_cost import MinCost
 from headway.policies.placement.round_robin import RoundRobin as RoundRobinPlacement
+from headway.policies.scaling.fixed import Fixed
 
 Factory = Callable[..., Any]
 
@@ -26,6 +28,7 @@ REGISTRY: Mapping[str, Mapping[str, Factory]] = MappingProxyType(
     {
         "batching": MappingProxyType({"fcfs": Fcfs, "sarathi": Sarathi}),
         "dispatch": MappingProxyType({"immediate": Immediate, "sbs": StaggeredBatch}),
+        "estimation": MappingProxyType({"bucket-mean": BucketMean}),
         "packing": MappingProxyType({"pbaa": Pbaa, "round-robin": RoundRobinPacking}),
         "placement": MappingProxyType(
             {
@@ -36,6 +39,7 @@ REGISTRY: Mapping[str, Mapping[str, Factory]] = MappingProxyType(
                 "round-robin": RoundRobinPlacement,
             }
         ),
+        "scaling": MappingProxyType({"fixed": Fixed}),
     }
 )
 

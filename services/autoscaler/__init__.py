@@ -1,0 +1,1 @@
+"""The autoscaler: replica targets from token rates."""

@@ -1,0 +1,1 @@
+"""The predictor: output length estimates."""

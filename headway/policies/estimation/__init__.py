@@ -1,0 +1,1 @@
+"""How long will a request's output be? One file per answer."""

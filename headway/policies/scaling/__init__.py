@@ -1,0 +1,1 @@
+"""How many instances of each role? One file per answer."""

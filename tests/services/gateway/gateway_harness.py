@@ -103,5 +103,5 @@ async def cluster(
 async def until(holds: Callable[[], bool]) -> None:
     """Poll, with a deadline."""
     async with asyncio.timeout(15):
-        while not holds():  # noqa: ASYNC110 (what is waited for knows no events)
+        while not holds():
             await asyncio.sleep(0.01)

@@ -112,7 +112,7 @@ def post(body: bytes, path: bytes = b"/echo") -> bytes:
 
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not holds():  # noqa: ASYNC110 (what is waited for knows no events)
+        while not holds():
             await asyncio.sleep(0.01)
 
 

@@ -75,7 +75,7 @@ class EmulatedWorker(worker_pb2_grpc.WorkerServicer):
     def info(self) -> WorkerInfo:
         return WorkerInfo(self.worker_id, self.address, self.role, "m", 1, 256, 16, 100, 1000, 64)
 
-    async def Control(  # noqa: N802
+    async def Control(
         self,
         request_iterator: AsyncIterator[worker_pb2.SchedulerToWorker],
         context: grpc.aio.ServicerContext[Any, Any],

@@ -1,0 +1,54 @@
+"""``bucket-mean``: the mean output length of finished requests with a like prompt.
+
+The fallback for models without a trained predictor (STAR; its spec's coarse mode).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headway.errors import invalid
+
+DEFAULT_BOUNDS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+"""Prompt tokens, inclusive; one more bucket is open above."""
+
+
+@dataclass(frozen=True, slots=True)
+class LengthTable:
+    """Means and sample counts: one more entry than ``bounds``."""
+
+    bounds: tuple[int, ...]
+    means: tuple[float, ...]
+    num_samples: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class BucketMean:
+    """Running means by prompt-length bucket; ``bounds`` in tokens, ascending."""
+
+    bounds: Sequence[int] = DEFAULT_BOUNDS
+    _totals: list[int] = field(init=False)
+    _counts: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if list(self.bounds) != sorted(set(self.bounds)) or any(b < 1 for b in self.bounds):
+            raise invalid("bounds", tuple(self.bounds), "ascending and at least 1")
+        self._totals = [0] * (len(self.bounds) + 1)
+        self._counts = [0] * (len(self.bounds) + 1)
+
+    def observe(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
+        """One finished request."""
+        bucket = bisect_left(self.bounds, num_prompt_tokens)
+        self._totals[bucket] += num_output_tokens
+        self._counts[bucket] += 1
+
+    def table(self) -> LengthTable:
+        """What has been learned; a bucket without samples has the mean of all, 0 before any."""
+        total, count = sum(self._totals), sum(self._counts)
+        overall = total / count if count else 0.0
+        means = tuple(
+            t / c if c else overall for t, c in zip(self._totals, self._counts, strict=True)
+        )
+        return LengthTable(tuple(self.bounds), means, tuple(self._counts))

@@ -1,0 +1,23 @@
+"""``python -m services.predictor``: one predictor."""
+
+from __future__ import annotations
+
+from protos import predictor_pb2_grpc
+from services.predictor.config import PredictorConfig
+from services.predictor.service import PredictorService
+from services.runtime.config import load_config
+from services.runtime.service import Runtime, run_service
+
+
+async def build(runtime: Runtime[PredictorConfig]) -> PredictorService:
+    """The service, its RPCs registered."""
+    service = PredictorService(runtime)
+    runtime.server.add(
+        lambda server: predictor_pb2_grpc.add_PredictorServicer_to_server(service, server),
+        "headway.v1.Predictor",
+    )
+    return service
+
+
+if __name__ == "__main__":
+    run_service(load_config(PredictorConfig), build)

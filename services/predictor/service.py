@@ -1,0 +1,68 @@
+"""The predictor: RPCs into observations, tables out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+from prometheus_client import Counter
+
+from headway.core.predictor import Observed, PredictorCore
+from headway.errors import HeadwayError
+from protos import predictor_pb2, predictor_pb2_grpc
+from services.predictor.config import PredictorConfig
+from services.runtime import wire
+from services.runtime.service import Runtime
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class PredictorService(predictor_pb2_grpc.PredictorServicer):
+    """The shell around :class:`PredictorCore`."""
+
+    def __init__(self, runtime: Runtime[PredictorConfig]) -> None:
+        self._clock = runtime.clock
+        self._core = PredictorCore()
+        self._observed = Counter(
+            "headway_predictor_observed_requests", "Finished requests learned from"
+        )
+
+    def member(self) -> Mapping[str, Any]:
+        """What the membership says: nothing special."""
+        return {}
+
+    async def start(self) -> None:
+        """Nothing to load."""
+
+    async def drain(self) -> None:
+        """Nothing runs."""
+
+    async def stop(self) -> None:
+        """Nothing to let go of."""
+
+    async def Observe(  # noqa: N802 (the proto's name)
+        self, request: predictor_pb2.ObserveRequest, context: _Context
+    ) -> predictor_pb2.ObserveReply:
+        """See ``protos/predictor.proto``."""
+        try:
+            event = Observed(
+                request.model, tuple(request.num_prompt_tokens), tuple(request.num_output_tokens)
+            )
+            self._core.handle(event, now=self._clock.now())
+        except HeadwayError as error:
+            await wire.abort(context, error)
+        self._observed.inc(len(request.num_prompt_tokens))
+        return predictor_pb2.ObserveReply(num_observed=self._core.num_observed)
+
+    async def GetTable(  # noqa: N802 (the proto's name)
+        self, request: predictor_pb2.GetTableRequest, context: _Context
+    ) -> predictor_pb2.LengthTable:
+        """See ``protos/predictor.proto``."""
+        table = self._core.table(request.model)
+        return predictor_pb2.LengthTable(
+            model=request.model,
+            bucket_upper_bounds=table.bounds,
+            mean_output_tokens=table.means,
+            num_samples=table.num_samples,
+        )

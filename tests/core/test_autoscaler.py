@@ -1,0 +1,58 @@
+"""The autoscaler's core: fresh rates add up, stale ones are no figure."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from headway.core.autoscaler import AutoscalerCore, RateReport
+from headway.errors import HeadwayError
+from headway.policies import registry
+from headway.policies.scaling.fixed import Fixed
+
+
+def make_core() -> AutoscalerCore:
+    return AutoscalerCore(Fixed(2, 3), now=0.0)
+
+
+def test_the_fixed_policy_says_the_configured_numbers_once_an_interval() -> None:
+    core = make_core()
+    assert core.next_wakeup == 0.0
+    (decided,) = core.wake(now=0.0)
+    assert (decided.targets.num_prefill, decided.targets.num_decode) == (2, 3)
+    assert core.next_wakeup == 1.0
+
+
+def test_rates_of_all_gateways_add_up_and_the_newest_of_each_counts() -> None:
+    core = make_core()
+    for gateway_id, rate in (("a", 9.0), ("a", 1.0), ("b", 2.0)):
+        core.handle(RateReport(gateway_id, rate, 10.0, 20.0), now=0.5)
+    (decided,) = core.wake(now=1.0)
+    assert "3.00 requests/s" in decided.targets.reason
+
+
+def test_a_stale_report_is_no_figure_and_the_reason_says_so() -> None:
+    core = make_core()
+    core.handle(RateReport("a", 5.0, 10.0, 20.0), now=0.0)
+    (decided,) = core.wake(now=5.1)
+    assert "no fresh rates" in decided.targets.reason
+    assert decided.targets.num_prefill == 2
+
+
+def test_zero_traffic_is_a_number() -> None:
+    core = make_core()
+    core.handle(RateReport("a", 0.0, 0.0, 0.0), now=0.0)
+    (decided,) = core.wake(now=1.0)
+    assert "0.00 requests/s" in decided.targets.reason
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+def test_a_malformed_rate_is_refused(value: float) -> None:
+    with pytest.raises(HeadwayError, match="input_tokens_per_s"):
+        RateReport("a", 1.0, value, 1.0)
+
+
+def test_fixed_numbers_have_a_range() -> None:
+    with pytest.raises(HeadwayError, match="num_decode"):
+        registry.make("scaling", "fixed", num_decode=-1)
