@@ -244,15 +244,21 @@ class _Scheduler(scheduler_pb2_grpc.SchedulerServicer):
         reader = asyncio.create_task(self._read(messages, hello.gateway_id))
         try:
             while (message := await told.get()) is not None:
-                yield wire.pack_to_gateway(message)
+                gathered = [message]
+                while not told.empty() and (message := told.get_nowait()) is not None:
+                    gathered.append(message)
+                yield wire.pack_all_to_gateway(gathered)
+                if message is None:
+                    return
         finally:
             reader.cancel()
 
     async def _read(
         self, messages: AsyncIterator[scheduler_pb2.GatewayMessage], gateway_id: str
     ) -> None:
-        async for message in messages:
-            self._emulated.take(wire.unpack_to_scheduler(message), gateway_id)
+        async for packed in messages:
+            for message in wire.unpack_all_to_scheduler(packed):
+                self._emulated.take(message, gateway_id)
 
 
 async def _main(args: argparse.Namespace) -> None:

@@ -26,6 +26,7 @@ class GatewayMessage(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     SUBMIT_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___GatewayHello:
         """first"""
@@ -34,22 +35,47 @@ class GatewayMessage(_message.Message):
     def submit(self) -> _common_pb2.Request: ...
     @_builtins.property
     def cancel(self) -> Global___CancelRequest: ...
+    @_builtins.property
+    def batch(self) -> Global___GatewayBatch: ...
     def __init__(
         self,
         *,
         hello: Global___GatewayHello | None = ...,
         submit: _common_pb2.Request | None = ...,
         cancel: Global___CancelRequest | None = ...,
+        batch: Global___GatewayBatch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cancel", b"cancel", "hello", b"hello", "submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "body", b"body", "cancel", b"cancel", "hello", b"hello", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cancel", b"cancel", "hello", b"hello", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "body", b"body", "cancel", b"cancel", "hello", b"hello", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "submit", "cancel"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "submit", "cancel", "batch"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
 Global___GatewayMessage: _TypeAlias = GatewayMessage  # noqa: Y015
+
+@_typing.final
+class GatewayBatch(_message.Message):
+    """What has gathered since the last message, in order: submissions and cancels."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___GatewayMessage]: ...
+    def __init__(
+        self,
+        *,
+        messages: _abc.Iterable[Global___GatewayMessage] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GatewayBatch: _TypeAlias = GatewayBatch  # noqa: Y015
 
 @_typing.final
 class GatewayHello(_message.Message):
@@ -102,28 +128,54 @@ class SchedulerMessage(_message.Message):
     PLACED_FIELD_NUMBER: _builtins.int
     REJECTED_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def placed(self) -> Global___Placed: ...
     @_builtins.property
     def rejected(self) -> Global___Rejected: ...
     @_builtins.property
     def lost(self) -> Global___Lost: ...
+    @_builtins.property
+    def batch(self) -> Global___SchedulerBatch: ...
     def __init__(
         self,
         *,
         placed: Global___Placed | None = ...,
         rejected: Global___Rejected | None = ...,
         lost: Global___Lost | None = ...,
+        batch: Global___SchedulerBatch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "lost", b"lost", "placed", b"placed", "rejected", b"rejected"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "body", b"body", "lost", b"lost", "placed", b"placed", "rejected", b"rejected"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "lost", b"lost", "placed", b"placed", "rejected", b"rejected"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "body", b"body", "lost", b"lost", "placed", b"placed", "rejected", b"rejected"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["placed", "rejected", "lost"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["placed", "rejected", "lost", "batch"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
 Global___SchedulerMessage: _TypeAlias = SchedulerMessage  # noqa: Y015
+
+@_typing.final
+class SchedulerBatch(_message.Message):
+    """What has gathered since the last message, in order; no batch in a batch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___SchedulerMessage]: ...
+    def __init__(
+        self,
+        *,
+        messages: _abc.Iterable[Global___SchedulerMessage] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SchedulerBatch: _TypeAlias = SchedulerBatch  # noqa: Y015
 
 @_typing.final
 class Placed(_message.Message):

@@ -31,7 +31,12 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
         self._decided: PublishTargets | None = None
         self._unpublished = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._gauge = Gauge("headway_autoscaler_target_instances", "Instances wanted", ["role"])
+        self._gauge = Gauge(
+            "headway_autoscaler_target_instances",
+            "Instances wanted",
+            ["role"],
+            registry=runtime.metrics,
+        )
         config = runtime.config
         policy = registry.make(
             "scaling",

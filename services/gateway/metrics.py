@@ -14,10 +14,10 @@ _PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0
 
 
 class GatewayMetrics:
-    """One gateway's registry. Counting is cheap: label children are looked up once."""
+    """Counting is cheap: what is counted per request or batch has its labels looked up once."""
 
-    def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
         self._requests = Counter(
             "headway_gateway_requests",
             "Outputs by how they ended (stop, length, cancelled, error).",

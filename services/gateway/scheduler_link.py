@@ -25,6 +25,7 @@ Told = SchedulerConnected | SchedulerDisconnected | Placed | Rejected | Lost
 
 _CONNECT_TIMEOUT = 2.0
 _LEADER_CHECK_INTERVAL = 0.25
+_MOST_GATHERED_TOKENS = 200_000  # well below the 4 MiB of a message
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
 
@@ -121,11 +122,13 @@ class SchedulerLink:
         self, call: _ConnectCall, queue: asyncio.Queue[Request | CancelStream]
     ) -> None:
         while True:
-            await call.write(wire.pack_to_scheduler(await queue.get()))
+            gathered = await _gathered(queue)
+            await call.write(wire.pack_all_to_scheduler(gathered))
 
     async def _read(self, call: _ConnectCall) -> None:
         async for packed in call:
-            self._post(wire.unpack_to_gateway(packed, self._config.service_id))
+            for told in wire.unpack_all_to_gateway(packed, self._config.service_id):
+                self._post(told)
 
     async def _watch(self, leader: Leader) -> None:
         """Ends when the store names another leader."""
@@ -134,6 +137,20 @@ class SchedulerLink:
             await asyncio.sleep(_LEADER_CHECK_INTERVAL)
             current = await self._leader()
         self._log.info("leader_changed", address=current.address)
+
+
+async def _gathered(queue: asyncio.Queue[Request | CancelStream]) -> list[Request | CancelStream]:
+    """The next message and those behind it: one costs as much to send as a dozen together."""
+    gathered = [await queue.get()]
+    num_tokens = _size(gathered[0])
+    while not queue.empty() and num_tokens < _MOST_GATHERED_TOKENS:
+        gathered.append(queue.get_nowait())
+        num_tokens += _size(gathered[-1])
+    return gathered
+
+
+def _size(message: Request | CancelStream) -> int:
+    return message.num_tokens if isinstance(message, Request) else 0
 
 
 def _brief(error: Exception) -> str:

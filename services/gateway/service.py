@@ -47,7 +47,7 @@ class GatewayService:
         self._log = runtime.log
         self._draining = False
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenise")
-        self._metrics = GatewayMetrics()
+        self._metrics = GatewayMetrics(runtime.metrics)
         self._model = load_model(config)
         self._feedback = Feedback(
             config, self._model.name, runtime.store, self._metrics, runtime.clock.now

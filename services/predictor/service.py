@@ -25,7 +25,9 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         self._clock = runtime.clock
         self._core = PredictorCore()
         self._observed = Counter(
-            "headway_predictor_observed_requests", "Finished requests learned from"
+            "headway_predictor_observed_requests",
+            "Finished requests learned from",
+            registry=runtime.metrics,
         )
 
     def member(self) -> Mapping[str, Any]:

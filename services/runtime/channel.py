@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import grpc
 
+from headway.errors import Code, HeadwayError
 from services.runtime.config import ServiceConfig
 
 # A stopped peer is noticed in 4 s only with the ping timeout as well; kill -9 at once.
@@ -23,13 +26,39 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """What the three files of mTLS hold (PEM)."""
+
+    certificate: bytes
+    key: bytes
+    authority: bytes
+
+
+def tls_files(config: ServiceConfig) -> TlsFiles | None:
+    """Read anew each time, so that renewed certificates need no restart of clients; None: no TLS.
+
+    FAILED_PRECONDITION where one cannot be read.
+    """
+    if config.tls_cert is None or config.tls_key is None or config.tls_ca is None:
+        return None
+    try:
+        return TlsFiles(
+            config.tls_cert.read_bytes(), config.tls_key.read_bytes(), config.tls_ca.read_bytes()
+        )
+    except OSError as error:
+        message = f"cannot read {error.filename} ({error.strerror}): see --tls-cert, -key and -ca"
+        raise HeadwayError(Code.FAILED_PRECONDITION, message) from error
+
+
+def channel_credentials(tls: TlsFiles) -> grpc.ChannelCredentials:
+    """A client's side of mTLS."""
+    return grpc.ssl_channel_credentials(tls.authority, tls.key, tls.certificate)
+
+
 def open_channel(address: str, config: ServiceConfig) -> grpc.aio.Channel:
     """A channel of its own, with mTLS where it is configured. Close it."""
-    if config.tls_cert is None or config.tls_key is None or config.tls_ca is None:
+    tls = tls_files(config)
+    if tls is None:
         return grpc.aio.insecure_channel(address, options=_OPTIONS)
-    credentials = grpc.ssl_channel_credentials(
-        root_certificates=config.tls_ca.read_bytes(),
-        private_key=config.tls_key.read_bytes(),
-        certificate_chain=config.tls_cert.read_bytes(),
-    )
-    return grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
+    return grpc.aio.secure_channel(address, channel_credentials(tls), options=_OPTIONS)

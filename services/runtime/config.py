@@ -7,10 +7,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
+from urllib.parse import urlsplit
 from uuid import uuid4
 
-from pydantic import Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+
+from headway.errors import HeadwayError, invalid
+
+_NAME = r"^[A-Za-z0-9._-]{1,128}$"
+_NAME_OR_NONE = r"^[A-Za-z0-9._-]{0,128}$"
 
 
 class ServiceConfig(BaseSettings):
@@ -25,11 +31,15 @@ class ServiceConfig(BaseSettings):
         extra="forbid",
     )
 
-    cluster: str = Field("default", min_length=1, description="services of one cluster share it")
-    service_id: str = Field("", description="unique name; default: drawn at random")
+    cluster: str = Field("default", pattern=_NAME, description="services of one cluster share it")
+    service_id: str = Field(
+        "", pattern=_NAME_OR_NONE, description="unique name; default: drawn at random"
+    )
     store: str = Field("redis://127.0.0.1:6379/0", description="URL of the state store (Redis)")
     listen: str = Field("127.0.0.1:0", description="gRPC address; port 0: any that is free")
-    advertise: str = Field("", description="host[:port] that others use; default: as bound")
+    advertise: str = Field(
+        "", description="host[:port] that others use; default: as bound, or the machine's name"
+    )
     metrics_listen: str = Field("", description="host:port for Prometheus; empty: none")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
@@ -38,7 +48,23 @@ class ServiceConfig(BaseSettings):
     tls_ca: Path | None = Field(
         None, description="authority that signed all services' certificates"
     )
-    drain_timeout: float = Field(30.0, ge=0.0, description="s to finish what runs at a stop")
+    drain_timeout: float = Field(
+        30.0, ge=0.0, allow_inf_nan=False, description="s to finish what runs at a stop"
+    )
+
+    @field_validator("listen", "metrics_listen")
+    @classmethod
+    def _an_address(cls, value: str, info: ValidationInfo) -> str:
+        if value:
+            host_and_port(info.field_name or "address", value)
+        return value
+
+    @field_validator("tls_cert", "tls_key", "tls_ca")
+    @classmethod
+    def _a_file(cls, value: Path | None) -> Path | None:
+        if value is not None and not value.is_file():
+            raise ValueError("there is no such file")
+        return value
 
     @model_validator(mode="after")
     def _complete(self) -> ServiceConfig:
@@ -46,10 +72,13 @@ class ServiceConfig(BaseSettings):
         if any(given) and not all(given):
             raise ValueError("give tls_cert, tls_key and tls_ca together, or none of them")
         if not self.service_id:
-            object.__setattr__(
-                self, "service_id", f"{type(self).__name__[:-6].lower()}-{uuid4().hex[:8]}"
-            )
+            object.__setattr__(self, "service_id", f"{self.service_name()}-{uuid4().hex[:8]}")
         return self
+
+    @classmethod
+    def service_name(cls) -> str:
+        """``worker`` for WorkerConfig: its folder, its name in membership and logs."""
+        return cls.__name__.removesuffix("Config").lower()
 
     @property
     def has_tls(self) -> bool:
@@ -64,12 +93,42 @@ def load_config(config_class: type[C], argv: Sequence[str] | None = None) -> C:
     """The configuration from flags and environment; ends the process (2) where it is wrong."""
     args = list(sys.argv[1:] if argv is None else argv)
     try:
-        return config_class(_cli_parse_args=args)
+        return config_class(
+            _cli_parse_args=args, _cli_prog_name=f"python -m services.{config_class.service_name()}"
+        )
     except ValidationError as error:
-        for problem in error.errors():
-            name = ".".join(str(part) for part in problem["loc"]) or "configuration"
-            print(f"{name}: {problem['msg']} (given: {problem['input']!r})", file=sys.stderr)  # noqa: T201 (no logs yet)
-        raise SystemExit(2) from None
+        problems = [_problem(each["loc"], each["msg"], each["input"]) for each in error.errors()]
+    except (SettingsError, HeadwayError) as error:
+        problems = [str(error)]
+    print("\n".join(problems), file=sys.stderr)  # noqa: T201 (there are no logs yet)
+    raise SystemExit(2)
+
+
+def _problem(where: Sequence[int | str], message: str, given: object) -> str:
+    if not where:
+        return message.removeprefix("Value error, ")
+    name = ".".join(str(part) for part in where)
+    return f"{name} is {given!r}: {message.removeprefix('Value error, ')}"
+
+
+def host_and_port(param: str, address: str) -> tuple[str, int]:
+    """The two parts of ``host:port``, an IPv6 host in brackets; refuses anything else."""
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
+        raise invalid(param, address, "host:port, for example 127.0.0.1:7000")
+    return host, int(port)
+
+
+def without_password(url: str) -> str:
+    """A URL that may be logged."""
+    try:
+        parts = urlsplit(url)
+        if parts.password is None:
+            return url
+        host = parts.netloc.rpartition("@")[2]
+        return parts._replace(netloc=f"{parts.username or ''}:***@{host}").geturl()
+    except ValueError:
+        return "an unreadable URL"
 
 
 def is_loopback(address: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
@@ -13,12 +14,15 @@ from services.runtime.clock import Clock
 E = TypeVar("E")
 A = TypeVar("A")
 
+_TICK = 1e-3  # uvloop counts timers in whole milliseconds and lets them go up to one early
+
 
 class Driver(Generic[E, A]):
     """One core, one event loop.
 
     ``perform`` never blocks. An event posted from within ``perform`` waits until the actions
-    of the present one are done, so a core is never entered twice.
+    of the present one are done, so a core is never entered twice. What a core or ``perform``
+    raises reaches whoever posted; the timer stays armed and later events are served.
     """
 
     def __init__(self, core: Core[E, A], perform: Callable[[A], None], clock: Clock) -> None:
@@ -30,7 +34,7 @@ class Driver(Generic[E, A]):
         self._busy = False
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
-        self._armed_for: float | None = None
+        self._armed_for = math.inf
         self._arm()
 
     def post(self, event: E) -> None:
@@ -38,8 +42,17 @@ class Driver(Generic[E, A]):
         if self._closed:
             return
         self._events.append(event)
-        if self._busy:
-            return
+        if not self._busy:
+            self._serve()
+
+    def close(self) -> None:
+        """Tell the core nothing more."""
+        self._closed = True
+        self._events.clear()
+        self._disarm()
+
+    def _serve(self) -> None:
+        """Hand over all events that wait."""
         self._busy = True
         try:
             while self._events:
@@ -47,38 +60,39 @@ class Driver(Generic[E, A]):
                 self._perform_all(self._core.handle(event, now=self._clock.now()))
         finally:
             self._busy = False
-        self._arm()
-
-    def close(self) -> None:
-        """Tell the core nothing more."""
-        self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+            self._arm()
+            if self._events:  # one of them raised
+                self._loop.call_soon(self._serve)
 
     def _perform_all(self, actions: Sequence[A]) -> None:
         for action in actions:
             self._perform(action)
 
     def _arm(self) -> None:
+        """See that a timer ends no later than the core wants; one that ends early is let be."""
         wake_at = self._core.next_wakeup
-        if wake_at == self._armed_for or self._closed:
-            return
+        if wake_at is None or self._closed:
+            self._disarm()
+        elif wake_at < self._armed_for:
+            self._disarm()
+            delay = max(0.0, wake_at - self._clock.now())
+            self._timer = self._loop.call_later(math.ceil(delay / _TICK) * _TICK, self._wake)
+            self._armed_for = wake_at
+
+    def _disarm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._armed_for = None, wake_at
-        if wake_at is not None:
-            delay = max(0.0, wake_at - self._clock.now())
-            self._timer = self._loop.call_later(delay, self._wake)
+        self._timer, self._armed_for = None, math.inf
 
     def _wake(self) -> None:
-        self._timer = self._armed_for = None
-        if self._closed:
+        self._timer, self._armed_for = None, math.inf
+        wake_at, now = self._core.next_wakeup, self._clock.now()
+        if wake_at is None or now < wake_at:  # it has put its alarm off, or the timer is early
+            self._arm()
             return
         self._busy = True
         try:
-            self._perform_all(self._core.wake(now=self._clock.now()))
+            self._perform_all(self._core.wake(now=now))
         finally:
             self._busy = False
-        if self._events:
-            self.post(self._events.popleft())
-        self._arm()
+            self._serve()

@@ -8,19 +8,17 @@ from collections.abc import Sequence
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.runtime.channel import channel_credentials, tls_files
 from services.runtime.config import ServiceConfig
 
 
 def is_serving(address: str, timeout: float = 2.0) -> bool:
     """Whether the service at ``address`` says that it serves (mTLS as configured by HEADWAY_*)."""
-    config = ServiceConfig()
-    if config.tls_cert and config.tls_key and config.tls_ca:
-        credentials = grpc.ssl_channel_credentials(
-            config.tls_ca.read_bytes(), config.tls_key.read_bytes(), config.tls_cert.read_bytes()
-        )
-        channel = grpc.secure_channel(address, credentials)
-    else:
+    tls = tls_files(ServiceConfig())
+    if tls is None:
         channel = grpc.insecure_channel(address)
+    else:
+        channel = grpc.secure_channel(address, channel_credentials(tls))
     with channel:
         try:
             reply = health_pb2_grpc.HealthStub(channel).Check(

@@ -8,29 +8,58 @@ from typing import Any
 
 import structlog
 
+_LEVEL_OF_LIBRARIES = logging.WARNING  # ours are said in full, theirs where something is wrong
+
 
 def configure_logs(level: str, fmt: str, service: str, service_id: str) -> None:
-    """Text for people, JSON for machines; every line names its service."""
-    renderer: Any = (
-        structlog.processors.JSONRenderer()
-        if fmt == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty(), pad_event_to=24)
-    )
-    processors: list[Any] = [
+    """Text for people, JSON for machines; every line names its service.
+
+    What libraries log (grpc's handler errors, asyncio's, warnings) comes out in the same form.
+    """
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+    before: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    if fmt == "json":
-        processors.append(structlog.processors.format_exc_info)
+    after = _renderers(fmt)
     structlog.configure(
-        processors=[*processors, renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        processors=[*before, *after],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
         logger_factory=structlog.PrintLoggerFactory(sys.stdout),
         cache_logger_on_first_use=False,
     )
+    _route_libraries(before, after, max(threshold, _LEVEL_OF_LIBRARIES))
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(service=service, service_id=service_id)
+
+
+def _renderers(fmt: str) -> list[Any]:
+    if fmt == "json":
+        return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    return [
+        structlog.dev.ConsoleRenderer(
+            colors=sys.stdout.isatty(),
+            pad_event_to=24,
+            # the pretty one shows local variables, keys and prompts among them, and takes 0.1 s
+            exception_formatter=structlog.dev.plain_traceback,
+        )
+    ]
+
+
+def _route_libraries(before: list[Any], after: list[Any], threshold: int) -> None:
+    handler = logging.StreamHandler(sys.stdout)
+    remove_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*before, structlog.stdlib.add_logger_name],
+            processors=[remove_meta, *after],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(threshold)
+    logging.captureWarnings(True)
 
 
 def get_logger() -> Any:

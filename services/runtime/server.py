@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
 import grpc
@@ -9,7 +10,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from headway.errors import Code, HeadwayError
-from services.runtime.channel import KEEPALIVE
+from services.runtime.channel import KEEPALIVE, tls_files
 from services.runtime.config import ServiceConfig, is_loopback
 from services.runtime.logs import get_logger
 
@@ -37,7 +38,10 @@ class GrpcServer:
         self._names.append(service_full_name)
 
     async def start(self) -> str:
-        """Listen; the address that others use. UNAVAILABLE where the address is taken."""
+        """Listen; the address that others use. UNAVAILABLE where the address is taken.
+
+        Beyond this machine only where ``listen`` says so, and without TLS not silently.
+        """
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         await self.set_serving(False)
         names = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -47,19 +51,26 @@ class GrpcServer:
         return self._advertised(port)
 
     def _bind(self) -> int:
-        listen = self._config.listen
+        listen, tls = self._config.listen, tls_files(self._config)
+        if tls is None and not is_loopback(listen):
+            get_logger().warning(
+                "grpc_without_tls", listen=listen, way_out="give --tls-cert, --tls-key, --tls-ca"
+            )
         try:
-            if self._config.has_tls:
-                return self._server.add_secure_port(listen, _credentials(self._config))
-            if not is_loopback(listen):
-                get_logger().warning("grpc_without_tls", listen=listen)
-            return self._server.add_insecure_port(listen)
+            if tls is None:
+                return self._server.add_insecure_port(listen)
+            credentials = grpc.ssl_server_credentials(
+                [(tls.key, tls.certificate)],
+                root_certificates=tls.authority,
+                require_client_auth=True,
+            )
+            return self._server.add_secure_port(listen, credentials)
         except RuntimeError as error:
             message = f"cannot listen on {listen} ({error}): choose another with --listen"
             raise HeadwayError(Code.UNAVAILABLE, message) from error
 
     def _advertised(self, port: int) -> str:
-        host = self._config.advertise or self._config.listen.rpartition(":")[0]
+        host = self._config.advertise or _reachable(self._config.listen.rpartition(":")[0])
         return host if ":" in host.rpartition("]")[2] else f"{host}:{port}"
 
     async def set_serving(self, serving: bool) -> None:
@@ -74,12 +85,6 @@ class GrpcServer:
         await self._server.stop(grace)
 
 
-def _credentials(config: ServiceConfig) -> grpc.ServerCredentials:
-    assert config.tls_key is not None
-    assert config.tls_cert is not None
-    assert config.tls_ca is not None
-    return grpc.ssl_server_credentials(
-        [(config.tls_key.read_bytes(), config.tls_cert.read_bytes())],
-        root_certificates=config.tls_ca.read_bytes(),
-        require_client_auth=True,
-    )
+def _reachable(host: str) -> str:
+    """The bound host; the machine's name where all of its addresses are bound."""
+    return socket.gethostname() if host in ("0.0.0.0", "[::]") else host

@@ -7,11 +7,12 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 import uvloop
-from prometheus_client import start_http_server
+from prometheus_client import CollectorRegistry
 
 from headway.errors import HeadwayError
 from services.runtime.clock import Clock
@@ -20,6 +21,7 @@ from services.runtime.logs import configure_logs, get_logger
 from services.runtime.membership import MembershipLease
 from services.runtime.server import GrpcServer
 from services.runtime.store import Member, Store
+from services.runtime.telemetry import ServiceMetrics, serve_metrics
 
 C = TypeVar("C", bound=ServiceConfig)
 STOP_GRACE = 1.0
@@ -27,7 +29,10 @@ STOP_GRACE = 1.0
 
 @dataclass
 class Runtime(Generic[C]):
-    """What a service is built from. ``address`` is known once the server listens."""
+    """What a service is built from. ``address`` is known once the server listens.
+
+    ``metrics`` is shown by ``metrics_listen``.
+    """
 
     config: C
     clock: Clock
@@ -35,6 +40,7 @@ class Runtime(Generic[C]):
     server: GrpcServer
     log: Any
     address: str = ""
+    metrics: CollectorRegistry = field(default_factory=CollectorRegistry)
 
 
 class Service(Protocol):
@@ -57,11 +63,13 @@ def run_service(
     config: C,
     build: Callable[[Runtime[C]], Awaitable[Service]],
 ) -> None:
-    """Run until SIGTERM or SIGINT: drain, stop, exit 0. A second signal exits at once."""
-    name = type(config).__name__.removesuffix("Config").lower()
-    configure_logs(config.log_level, config.log_format, name, config.service_id)
+    """Run until SIGTERM or SIGINT: drain, stop, exit 0. A second signal exits at once.
+
+    Exits 1 where the service cannot start or crashes, 128 + the number of a second signal.
+    """
+    configure_logs(config.log_level, config.log_format, config.service_name(), config.service_id)
     try:
-        uvloop.run(_run(name, config, build))
+        uvloop.run(_live(config, build))
     except HeadwayError as error:
         get_logger().error("cannot_start", error=error.message)
         sys.exit(1)
@@ -70,46 +78,85 @@ def run_service(
         sys.exit(1)
 
 
-async def _run(name: str, config: C, build: Callable[[Runtime[C]], Awaitable[Service]]) -> None:
+async def _live(config: C, build: Callable[[Runtime[C]], Awaitable[Service]]) -> None:
+    asyncio.get_running_loop().set_exception_handler(_log_stray_error)
     stopping = _on_signals()
     log = get_logger()
+    async with AsyncExitStack() as undo:
+        starting = asyncio.create_task(_start(config, build, undo))
+        if not await _done_before(starting, stopping):
+            log.info("stopped", reason="told to stop while starting")
+            sys.stdout.flush()
+            os._exit(0)  # a thread may still be loading, and could not be waited for
+        await _drain(*starting.result(), stopping)
+    log.info("stopped")
+
+
+async def _start(
+    config: C, build: Callable[[Runtime[C]], Awaitable[Service]], undo: AsyncExitStack
+) -> tuple[Runtime[C], Service, ServiceMetrics]:
+    """Bring everything up; ``undo`` takes it down again in the opposite order."""
+    registry = CollectorRegistry()
+    metrics = ServiceMetrics(registry, config.service_name(), config.service_id)
     if config.metrics_listen:
-        host, _, port = config.metrics_listen.rpartition(":")
-        start_http_server(int(port), host)
+        undo.enter_context(serve_metrics(config.metrics_listen, registry))
     store = await Store.connect(config.store, config.cluster)
-    runtime = Runtime(config, Clock(), store, GrpcServer(config), log)
+    undo.push_async_callback(store.close)
+    server = GrpcServer(config)
+    runtime = Runtime(config, Clock(), store, server, get_logger(), metrics=registry)
     service = await build(runtime)
-    runtime.address = await runtime.server.start()
+    runtime.address = await server.start()
+    undo.push_async_callback(server.stop, STOP_GRACE)
     await service.start()
-    await runtime.server.set_serving(True)
-    lease = MembershipLease(
-        store, Member(name, config.service_id, runtime.address, **service.member())
-    )
+    undo.push_async_callback(service.stop)
+    watching = asyncio.create_task(metrics.watch_loop())
+    undo.callback(watching.cancel)
+    await server.set_serving(True)
+    metrics.serving(True)
+    member = Member(config.service_name(), config.service_id, runtime.address, **service.member())
+    lease = MembershipLease(store, member)
     lease.start()
-    log.info("serving", address=runtime.address)
+    undo.push_async_callback(lease.stop)
+    runtime.log.info("serving", address=runtime.address)
+    return runtime, service, metrics
+
+
+async def _drain(
+    runtime: Runtime[C], service: Service, metrics: ServiceMetrics, stopping: asyncio.Event
+) -> None:
     await stopping.wait()
-    log.info("draining")
+    runtime.log.info("draining")
     await runtime.server.set_serving(False)
+    metrics.serving(False)
     try:
-        async with asyncio.timeout(config.drain_timeout):
+        async with asyncio.timeout(runtime.config.drain_timeout):
             await service.drain()
     except TimeoutError:
-        log.warning("drain_timed_out", drain_timeout=config.drain_timeout)
-    await lease.stop()
-    await service.stop()
-    await runtime.server.stop(STOP_GRACE)
-    await store.close()
-    log.info("stopped")
+        runtime.log.warning("drain_timed_out", drain_timeout=runtime.config.drain_timeout)
+
+
+async def _done_before(task: asyncio.Task[Any], stopping: asyncio.Event) -> bool:
+    """Whether ``task`` ends, well or not, before ``stopping`` is set."""
+    waiting = asyncio.create_task(stopping.wait())
+    await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    return task.done()
 
 
 def _on_signals() -> asyncio.Event:
     stopping = asyncio.Event()
 
-    def stop() -> None:
+    def stop(number: int) -> None:
         if stopping.is_set():
-            os._exit(130)
+            os._exit(128 + number)
         stopping.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
     return stopping
+
+
+def _log_stray_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What a task or a callback raised and nobody waits for."""
+    error = context.get("exception")
+    get_logger().error("unexpected_error", where=context.get("message"), exc_info=error)

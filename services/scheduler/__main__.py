@@ -11,7 +11,7 @@ from services.scheduler.service import SchedulerService
 
 async def build(runtime: Runtime[SchedulerConfig]) -> SchedulerService:
     """The service, its RPCs registered."""
-    service = SchedulerService(runtime)
+    service = SchedulerService(runtime, runtime.metrics)
     runtime.server.add(
         lambda server: scheduler_pb2_grpc.add_SchedulerServicer_to_server(service.links, server),
         "headway.v1.Scheduler",

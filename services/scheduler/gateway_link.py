@@ -19,6 +19,8 @@ Answer = Placed | Rejected | Lost
 Told = GatewayConnected | GatewayGone | Request | CancelStream
 _Queue = asyncio.Queue[Answer | HeadwayError]
 
+_MOST_GATHERED = 1024
+
 
 class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
     """All gateways' streams: refused while another scheduler leads.
@@ -84,14 +86,14 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
     ) -> AsyncIterator[scheduler_pb2.SchedulerMessage]:
         """See ``protos/scheduler.proto``."""
         try:
-            async for answer in self._serve(aiter(request_iterator)):
-                yield wire.pack_to_gateway(answer)
+            async for answers in self._serve(aiter(request_iterator)):
+                yield wire.pack_all_to_gateway(answers)
         except HeadwayError as error:
             await wire.abort(context, error)
 
     async def _serve(
         self, messages: AsyncIterator[scheduler_pb2.GatewayMessage]
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[list[Answer]]:
         post = self._post
         if post is None:
             raise self._not_leading()
@@ -105,9 +107,8 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
         post(GatewayConnected(gateway_id))
         reader = asyncio.create_task(self._read(messages, gateway_id, queue, post))
         try:
-            while not isinstance(answer := await queue.get(), HeadwayError):
-                yield answer
-            raise answer
+            while True:
+                yield await _gathered(queue)
         finally:
             reader.cancel()
             if self._queues.get(gateway_id) is queue:
@@ -125,15 +126,31 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
         end = HeadwayError(Code.CANCELLED, "the gateway has hung up")
         try:
             async for packed in messages:
-                message = _checked(wire.unpack_to_scheduler(packed), gateway_id)
-                if self._queues.get(gateway_id) is not queue:
-                    return
-                post(message)
+                for message in wire.unpack_all_to_scheduler(packed):
+                    checked = _checked(message, gateway_id)
+                    if self._queues.get(gateway_id) is not queue:
+                        return
+                    post(checked)
         except HeadwayError as error:
             end = error
         if self._queues.get(gateway_id) is queue:
             self._end(gateway_id, end)
             post(GatewayGone(gateway_id))
+
+
+async def _gathered(queue: _Queue) -> list[Answer]:
+    """The next answer and those behind it: one message costs as much as a hundred answers."""
+    answers: list[Answer] = []
+    entry = await queue.get()
+    while not isinstance(entry, HeadwayError):
+        answers.append(entry)
+        if queue.empty() or len(answers) >= _MOST_GATHERED:
+            return answers
+        entry = queue.get_nowait()
+    if answers:
+        queue.put_nowait(entry)  # the end is told after the answers
+        return answers
+    raise entry
 
 
 def _greeting(first: scheduler_pb2.GatewayMessage | None) -> str:

@@ -106,7 +106,7 @@ class Leadership:
     async def _step_down(self, reason: str) -> None:
         if self._token is None:
             return
-        self._log.warning("deposed", reason=reason, fencing_token=self._token)
+        self._log.info("deposed", reason=reason, fencing_token=self._token)
         self._token = None
         self._candidate_id = _candidate(self._service_id)
         await self._deposed()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from headway.core.scheduler import SchedulerStatus
@@ -34,7 +34,7 @@ class SchedulerMetrics:
     def __init__(
         self,
         status: Callable[[], SchedulerStatus | None],
-        registry: CollectorRegistry = REGISTRY,
+        registry: CollectorRegistry,
     ) -> None:
         self._status = status
         registry.register(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client import CollectorRegistry
 
 from headway.core.scheduler import SchedulerStatus
 from services.runtime.service import Runtime
@@ -19,9 +19,7 @@ from services.scheduler.term import Term
 class SchedulerService:
     """The shell around :class:`SchedulerCore`; losing the lease makes it a standby again."""
 
-    def __init__(
-        self, runtime: Runtime[SchedulerConfig], registry: CollectorRegistry = REGISTRY
-    ) -> None:
+    def __init__(self, runtime: Runtime[SchedulerConfig], registry: CollectorRegistry) -> None:
         self._runtime = runtime
         self._settings = runtime.config.settings()
         self._term: Term | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from headway.messages import EndForward, ForwardPass
 
@@ -12,25 +12,40 @@ _PASS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2
 class WorkerMetrics:
     """Names begin with ``headway_worker_``; units are in the names."""
 
-    def __init__(self) -> None:
-        self._passes = Counter("headway_worker_forward_passes", "Forward passes started")
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._passes = Counter(
+            "headway_worker_forward_passes", "Forward passes started", registry=registry
+        )
         self._tokens = Counter(
-            "headway_worker_computed_tokens", "Tokens computed, by phase", ["phase"]
+            "headway_worker_computed_tokens",
+            "Tokens computed, by phase",
+            ["phase"],
+            registry=registry,
         )
         self._pass_time = Histogram(
             "headway_worker_forward_pass_seconds",
             "Duration of reported forward passes, seconds",
             buckets=_PASS_BUCKETS,
+            registry=registry,
         )
         self._finished = Counter(
-            "headway_worker_finished_requests", "Requests ended here", ["reason"]
+            "headway_worker_finished_requests", "Requests ended here", ["reason"], registry=registry
         )
-        self._running = Gauge("headway_worker_running_requests", "Requests decoding", ["unit"])
+        self._running = Gauge(
+            "headway_worker_running_requests", "Requests decoding", ["unit"], registry=registry
+        )
         self._queued = Gauge(
-            "headway_worker_queued_prefill_tokens", "Prompt tokens accepted, not computed", ["unit"]
+            "headway_worker_queued_prefill_tokens",
+            "Prompt tokens accepted, not computed",
+            ["unit"],
+            registry=registry,
         )
-        self._kv_tokens = Gauge("headway_worker_kv_tokens", "Tokens whose KV is held", ["unit"])
-        self._free_blocks = Gauge("headway_worker_free_kv_blocks", "KV blocks free", ["unit"])
+        self._kv_tokens = Gauge(
+            "headway_worker_kv_tokens", "Tokens whose KV is held", ["unit"], registry=registry
+        )
+        self._free_blocks = Gauge(
+            "headway_worker_free_kv_blocks", "KV blocks free", ["unit"], registry=registry
+        )
 
     def pass_started(self, forward_pass: ForwardPass) -> None:
         """Count a pass and its tokens."""

@@ -23,6 +23,7 @@ from headway.core.worker_events import (
 from headway.errors import Code, HeadwayError
 from headway.messages import Drain, EndForward, ForwardPass
 from headway.policies import registry
+from headway.request import FinishReason
 from protos import worker_pb2, worker_pb2_grpc
 from services.runtime import wire
 from services.runtime.driver import Driver
@@ -44,7 +45,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._runtime = runtime
         self._config = runtime.config
         self._log = runtime.log
-        self._metrics = WorkerMetrics()
+        self._metrics = WorkerMetrics(runtime.metrics)
         self._ready = False
         self._control = ControlSession(self._post)
         self._tokens = TokenLinks(self._config, self._post)
@@ -155,7 +156,18 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         else:
             if isinstance(action, EndForward):
                 self._metrics.reported(action)
+                self._log_cut_short(action)
             self._control.report(action)
+
+    def _log_cut_short(self, report: EndForward) -> None:
+        for finished in report.finished:
+            if finished.finish_reason in (FinishReason.CANCELLED, FinishReason.ERROR):
+                self._log.info(
+                    f"request_{finished.finish_reason.value}",
+                    gateway_id=finished.key.gateway_id,
+                    stream_id=finished.key.stream_id,
+                    num_free_blocks=report.loads[finished.unit].num_free_blocks,
+                )
 
     # --- RPCs -------------------------------------------------------------------------
 

@@ -29,7 +29,9 @@ class Targets:
 class Scaling(Protocol):
     """Decides how many instances of each role there should be."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """The registry's name for it."""
 
     def targets(self, rates: Rates | None) -> Targets:
         """The targets now. No rates is no figure, not zero traffic: hold, and say so."""

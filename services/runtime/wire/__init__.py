@@ -13,8 +13,12 @@ from services.runtime.wire.control import (
     unpack_to_worker,
 )
 from services.runtime.wire.gateways import (
+    pack_all_to_gateway,
+    pack_all_to_scheduler,
     pack_to_gateway,
     pack_to_scheduler,
+    unpack_all_to_gateway,
+    unpack_all_to_scheduler,
     unpack_to_gateway,
     unpack_to_scheduler,
 )
@@ -25,6 +29,8 @@ from services.runtime.wire.tokens import pack_token_batch, unpack_token_batch
 __all__ = [
     "abort",
     "error_of",
+    "pack_all_to_gateway",
+    "pack_all_to_scheduler",
     "pack_from_worker",
     "pack_kv_header",
     "pack_request",
@@ -33,6 +39,8 @@ __all__ = [
     "pack_to_worker",
     "pack_token_batch",
     "status_of",
+    "unpack_all_to_gateway",
+    "unpack_all_to_scheduler",
     "unpack_from_worker",
     "unpack_kv_header",
     "unpack_request",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headway.cluster import Role
 from headway.errors import Code, invalid
 from headway.messages import CancelStream, GatewayHello, Lost, Placed, Rejected
@@ -87,3 +89,42 @@ def unpack_to_gateway(packed: pb.SchedulerMessage, gateway_id: str) -> Placed | 
             return Lost(keys, text(packed.lost.reason))
         case body:
             raise invalid("body", body, "placed, rejected or lost")
+
+
+# --- several at once ------------------------------------------------------------------
+
+
+def pack_all_to_scheduler(
+    messages: Sequence[GatewayHello | Request | CancelStream],
+) -> pb.GatewayMessage:
+    """One message that says them all, in order; there is at least one."""
+    if len(messages) == 1:
+        return pack_to_scheduler(messages[0])
+    batch = pb.GatewayBatch(messages=[pack_to_scheduler(message) for message in messages])
+    return pb.GatewayMessage(batch=batch)
+
+
+def unpack_all_to_scheduler(
+    packed: pb.GatewayMessage,
+) -> list[GatewayHello | Request | CancelStream]:
+    """What a gateway says, checked: one message, or those of a batch."""
+    if packed.WhichOneof("body") == "batch":
+        return [unpack_to_scheduler(message) for message in packed.batch.messages]
+    return [unpack_to_scheduler(packed)]
+
+
+def pack_all_to_gateway(messages: Sequence[Placed | Rejected | Lost]) -> pb.SchedulerMessage:
+    """One message that says them all, in order; there is at least one."""
+    if len(messages) == 1:
+        return pack_to_gateway(messages[0])
+    batch = pb.SchedulerBatch(messages=[pack_to_gateway(message) for message in messages])
+    return pb.SchedulerMessage(batch=batch)
+
+
+def unpack_all_to_gateway(
+    packed: pb.SchedulerMessage, gateway_id: str
+) -> list[Placed | Rejected | Lost]:
+    """What the scheduler says to ``gateway_id``, checked: one message, or those of a batch."""
+    if packed.WhichOneof("body") == "batch":
+        return [unpack_to_gateway(message, gateway_id) for message in packed.batch.messages]
+    return [unpack_to_gateway(packed, gateway_id)]

@@ -88,6 +88,13 @@ class EmulatedWorker(worker_pb2_grpc.WorkerServicer):
         finally:
             reader.cancel()
 
+    async def TransferKv(
+        self,
+        request_iterator: AsyncIterator[worker_pb2.KvChunk],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> worker_pb2.KvReceipt:
+        raise AssertionError("no scheduler moves KV")
+
     async def _read(self, orders: AsyncIterator[worker_pb2.SchedulerToWorker]) -> None:
         async for packed in orders:
             order = wire.unpack_to_worker(packed)
@@ -224,7 +231,7 @@ class Rig:
 
     def __init__(self, store_url: str, cluster: str) -> None:
         self._stack = AsyncExitStack()
-        self.config = {"store": store_url, "cluster": cluster}
+        self.config: dict[str, Any] = {"store": store_url, "cluster": cluster}
 
     async def __aenter__(self) -> Rig:
         self.store = await Store.connect(self.config["store"], self.config["cluster"])

@@ -1,0 +1,1 @@
+"""What arrives: arrival processes and recorded traces."""

@@ -1,0 +1,97 @@
+"""What every service measures of itself, and where Prometheus reads it.
+
+Names begin with ``headway_``, times are in seconds; nothing here runs on a request's path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import (
+    CollectorRegistry,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    start_http_server,
+)
+
+from headway.errors import Code, HeadwayError
+from services.runtime.config import host_and_port
+
+_LAG_INTERVAL = 0.5
+_LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+class ServiceMetrics:
+    """Whether a service serves, which one it is, and how late its event loop runs."""
+
+    def __init__(self, registry: CollectorRegistry, service: str, service_id: str) -> None:
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        info = Gauge(
+            "headway_service_info",
+            "1 for the running service; who and what it is are the labels.",
+            ["service", "service_id", "version"],
+            registry=registry,
+        )
+        info.labels(service, service_id, _version()).set(1)
+        self._serving = Gauge(
+            "headway_service_serving",
+            "1 while gRPC health says SERVING, else 0.",
+            registry=registry,
+        )
+        self._lag = Histogram(
+            "headway_event_loop_lag_seconds",
+            "Seconds by which a sleep of the event loop overran, sampled twice a second.",
+            buckets=_LAG_BUCKETS,
+            registry=registry,
+        )
+
+    def serving(self, serving: bool) -> None:
+        """What health says."""
+        self._serving.set(serving)
+
+    async def watch_loop(self) -> None:
+        """Measure until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due_at = loop.time() + _LAG_INTERVAL
+            await asyncio.sleep(_LAG_INTERVAL)
+            self._lag.observe(max(0.0, loop.time() - due_at))
+
+
+@contextmanager
+def serve_metrics(listen: str, registry: CollectorRegistry) -> Iterator[str]:
+    """Serve ``registry`` over HTTP at ``host:port`` from a thread; yields the bound address.
+
+    UNAVAILABLE where the address is taken.
+    """
+    host, port = host_and_port("metrics_listen", listen)
+    try:
+        server, _ = start_http_server(port, host, registry=registry)
+    except OSError as error:
+        message = f"cannot listen on {listen} ({error.strerror}): choose another --metrics-listen"
+        raise HeadwayError(Code.UNAVAILABLE, message) from error
+    try:
+        yield f"{host}:{server.server_port}"
+    finally:
+        # shutdown() waits for the thread's next poll, up to half a second: not on our loop
+        threading.Thread(target=_close, args=(server,), daemon=True).start()
+
+
+def _close(server: WSGIServer) -> None:
+    server.shutdown()
+    server.server_close()
+
+
+def _version() -> str:
+    try:
+        return version("headway")
+    except PackageNotFoundError:
+        return "unknown"

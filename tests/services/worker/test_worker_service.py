@@ -1,0 +1,231 @@
+"""The worker over real gRPC: its control stream, its fencing, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from headway.messages import (
+    Accepted,
+    ControlHello,
+    Dispatch,
+    EndForward,
+    KvHeader,
+    Snapshot,
+    UnitBatch,
+)
+from headway.request import FinishReason, Request, SamplingParams
+from protos import gateway_pb2, gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
+from services.runtime import wire
+from services.runtime.channel import open_channel
+from services.runtime.clock import Clock
+from services.runtime.logs import get_logger
+from services.runtime.server import GrpcServer
+from services.runtime.service import Runtime
+from services.runtime.store import Store
+from services.worker.__main__ import build
+from services.worker.config import WorkerConfig
+
+MODEL = Path(__file__).resolve().parents[3] / "models" / "headway-mini"
+
+
+class Sink(gateway_pb2_grpc.TokenSinkServicer):
+    """A gateway's token sink that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.tokens: asyncio.Queue[tuple[int, int, int]] = asyncio.Queue()
+
+    async def Attach(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
+        async for packed in request_iterator:
+            batch = wire.unpack_token_batch(packed)
+            rows = zip(batch.stream_ids, batch.indices, batch.token_ids, strict=True)
+            for row in rows:
+                self.tokens.put_nowait(row)
+        return
+        yield gateway_pb2.TokenControl()
+
+
+@pytest.fixture
+async def sink() -> AsyncIterator[tuple[Sink, str]]:
+    found, server = Sink(), grpc.aio.server()
+    gateway_pb2_grpc.add_TokenSinkServicer_to_server(found, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield found, f"127.0.0.1:{port}"
+    await server.stop(0)
+
+
+@pytest.fixture
+async def worker(store_url: str, cluster: str) -> AsyncIterator[worker_pb2_grpc.WorkerStub]:
+    config = WorkerConfig(
+        service_id="w",
+        store=store_url,
+        cluster=cluster,
+        model=str(MODEL),
+        num_threads=1,
+        num_blocks=160,
+        gateway_patience=2.0,
+    )
+    store = await Store.connect(store_url, cluster)
+    server = GrpcServer(config)
+    runtime: Runtime[WorkerConfig] = Runtime(config, Clock(), store, server, get_logger())
+    service = await build(runtime)
+    runtime.address = await server.start()
+    await service.start()
+    async with open_channel(runtime.address, config) as channel:
+        yield worker_pb2_grpc.WorkerStub(channel)
+    await service.stop()
+    await server.stop(0)
+    await store.close()
+
+
+class Leader:
+    """One scheduler's control stream."""
+
+    def __init__(self, stub: worker_pb2_grpc.WorkerStub, token: int) -> None:
+        self._call: Any = stub.Control()
+        self._token = token
+
+    async def greet(self) -> Snapshot:
+        await self.send(ControlHello(f"scheduler-{self._token}", self._token))
+        snapshot = await self.hear()
+        assert isinstance(snapshot, Snapshot)
+        return snapshot
+
+    async def send(self, message: Any) -> None:
+        await self._call.write(wire.pack_to_worker(message))
+
+    async def hear(self) -> Any:
+        async with asyncio.timeout(20):
+            packed = await self._call.read()
+            if packed is grpc.aio.EOF:
+                raise await self.ended()
+            return wire.unpack_from_worker(packed)
+
+    async def ended(self) -> grpc.aio.AioRpcError:
+        code, details = await self._call.code(), await self._call.details()
+        metadata = grpc.aio.Metadata()
+        return grpc.aio.AioRpcError(code, metadata, metadata, details)
+
+
+def make_request(address: str, stream_id: int = 1, *, max_tokens: int = 4) -> Request:
+    return Request(
+        request_id=f"r{stream_id}",
+        attempt=0,
+        stream_id=stream_id,
+        gateway_id="g",
+        gateway_address=address,
+        model=MODEL.name,
+        prompt_token_ids=(65, 100, 100, 32, 49),
+        sampling=SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True),
+        arrival_at=1.0,
+    )
+
+
+async def test_a_dispatch_is_accepted_computed_and_reported(
+    worker: worker_pb2_grpc.WorkerStub, sink: tuple[Sink, str]
+) -> None:
+    leader = Leader(worker, 1)
+    snapshot = await leader.greet()
+    assert (snapshot.info.worker_id, snapshot.info.num_blocks) == ("w", 160)
+    request = make_request(sink[1])
+    await leader.send(Dispatch(7, (UnitBatch(0, (request,)),)))
+    assert await leader.hear() == Accepted(7)
+    reports: list[EndForward] = []
+    while not (reports and reports[-1].finished):
+        reports.append(await leader.hear())
+    assert reports[0].dispatch_ids == (7,)
+    assert reports[0].pass_time > 0
+    assert reports[-1].finished[0].finish_reason is FinishReason.LENGTH
+    async with asyncio.timeout(20):
+        got = [await sink[0].tokens.get() for _ in range(4)]
+    assert [(stream_id, index) for stream_id, index, _ in got] == [(1, n) for n in range(4)]
+
+
+async def test_an_older_leader_is_refused_and_a_newer_one_replaces(
+    worker: worker_pb2_grpc.WorkerStub,
+) -> None:
+    first = Leader(worker, 5)
+    await first.greet()
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await Leader(worker, 4).greet()
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "fencing token is 4" in str(refused.value.details())
+    await Leader(worker, 6).greet()
+    with pytest.raises(grpc.aio.AioRpcError) as replaced:
+        await first.hear()
+    assert replaced.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_a_stream_that_does_not_begin_with_a_hello_is_refused(
+    worker: worker_pb2_grpc.WorkerStub,
+) -> None:
+    leader = Leader(worker, 1)
+    await leader.send(Dispatch(1, ()))
+    with pytest.raises(grpc.aio.AioRpcError, match="ControlHello"):
+        await leader.hear()
+    await Leader(worker, 1).greet()
+
+
+async def test_an_unreachable_gateway_frees_its_requests(
+    worker: worker_pb2_grpc.WorkerStub,
+) -> None:
+    leader = Leader(worker, 1)
+    await leader.greet()
+    request = make_request("127.0.0.1:1", max_tokens=2000)
+    await leader.send(Dispatch(1, (UnitBatch(0, (request,)),)))
+    finished: tuple[Any, ...] = ()
+    while not finished:
+        report = await leader.hear()
+        finished = report.finished if isinstance(report, EndForward) else ()
+    assert finished[0].finish_reason is FinishReason.CANCELLED
+
+
+async def send_kv(worker: worker_pb2_grpc.WorkerStub, *chunks: worker_pb2.KvChunk) -> Any:
+    async def stream() -> AsyncIterator[worker_pb2.KvChunk]:
+        for chunk in chunks:
+            yield chunk
+
+    return await worker.TransferKv(stream(), timeout=20)
+
+
+def kv_header(**changes: Any) -> worker_pb2.KvChunk:
+    fields: dict[str, Any] = {
+        "request": make_request("127.0.0.1:1"),
+        "unit": 0,
+        "num_computed_tokens": 4,
+        "num_bytes": 10,
+        "block_size": 16,
+        "dtype": "float32",
+        "shape": (6, 2, 16, 2, 32),
+    }
+    return worker_pb2.KvChunk(header=wire.pack_kv_header(KvHeader(**{**fields, **changes})))
+
+
+@pytest.mark.parametrize(
+    ("chunks", "named"),
+    [
+        ((), "header"),
+        ((worker_pb2.KvChunk(data=b"x"),), "header"),
+        ((kv_header(unit=9),), "unit is 9"),
+        ((kv_header(num_computed_tokens=99),), "num_computed_tokens is 99"),
+        ((kv_header(dtype="int4"),), "int4"),
+        ((kv_header(shape=(1, 2, 16, 1, 1)),), "shape"),
+        ((kv_header(), worker_pb2.KvChunk(data=b"short")), "bytes"),
+    ],
+)
+async def test_malformed_kv_is_refused_and_its_blocks_come_free(
+    worker: worker_pb2_grpc.WorkerStub, chunks: tuple[worker_pb2.KvChunk, ...], named: str
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await send_kv(worker, *chunks)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert named in str(refused.value.details())
+    snapshot = await Leader(worker, 1).greet()
+    assert snapshot.loads[0].num_free_blocks == 160
+    assert snapshot.held == ()
