@@ -49,7 +49,9 @@ def arrivals(
     """Instants, the first after the first gap: ``num_requests`` of them, none past ``duration``."""
     if num_requests is None and (duration is None or math.isinf(rate)):
         raise invalid("num_requests", num_requests, "given, where nothing else ends the arrivals")
-    instants: Iterator[float] = itertools.accumulate(gaps(process, rate, rng, burstiness=burstiness))
+    instants: Iterator[float] = itertools.accumulate(
+        gaps(process, rate, rng, burstiness=burstiness)
+    )
     if duration is not None:
         instants = itertools.takewhile(lambda at: at <= duration, instants)
     return list(itertools.islice(instants, num_requests))

@@ -33,7 +33,7 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Rows by arrival, the first at 0; ``step`` is the clock's in s where it is a second or more."""
+    """Rows by arrival, the first at 0; ``step``: its clock's in s, 0 where that is under 1."""
 
     format: str
     rows: tuple[TraceRow, ...]
@@ -54,7 +54,9 @@ class Trace:
 
     def spread(self, width: float, rng: random.Random) -> Trace:
         """Each arrival moved uniformly within the next ``width`` seconds: undoes a coarse clock."""
-        moved = (replace(row, arrival_at=row.arrival_at + width * rng.random()) for row in self.rows)
+        moved = (
+            replace(row, arrival_at=row.arrival_at + width * rng.random()) for row in self.rows
+        )
         return replace(self, rows=_from_zero(moved), step=0.0)
 
 
@@ -77,7 +79,7 @@ def read_trace(lines: Iterable[str], name: str, *, most_rows: int | None = None)
             break
         try:
             rows.append(parse(record))
-        except _BadValue as bad:
+        except _BadValueError as bad:
             raise _refusal(name, number, bad.field, bad.value, bad.limit) from None
     if not rows:
         raise HeadwayError(Code.INVALID_ARGUMENT, f"{name} has a header and no rows")
@@ -102,7 +104,7 @@ def _clock_step(rows: Sequence[TraceRow]) -> float:
 Record = Mapping[str, Any]
 
 
-class _BadValue(Exception):
+class _BadValueError(Exception):
     def __init__(self, field: str, value: object, limit: str) -> None:
         super().__init__(field)
         self.field, self.value, self.limit = field, value, limit
@@ -115,9 +117,7 @@ def _refusal(name: str, number: int, field: str, value: object, limit: str) -> H
     return HeadwayError(Code.INVALID_ARGUMENT, message, param=field)
 
 
-def _json_records(
-    lines: Iterable[tuple[int, str]], name: str
-) -> Iterator[tuple[int, Record]]:
+def _json_records(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[int, Record]]:
     for number, line in lines:
         yield number, _json_object(line, name, number)
 
@@ -172,9 +172,13 @@ def _azure_row(record: Record) -> TraceRow:
     try:
         at = datetime.fromisoformat(value)
     except (TypeError, ValueError):
-        raise _BadValue("TIMESTAMP", value, "a date and time, 2023-11-16 18:15:46.68") from None
+        raise _BadValueError(
+            "TIMESTAMP", value, "a date and time, 2023-11-16 18:15:46.68"
+        ) from None
     at = at if at.tzinfo else at.replace(tzinfo=UTC)
-    return TraceRow(at.timestamp(), _tokens(record, "ContextTokens"), _tokens(record, "GeneratedTokens"))
+    return TraceRow(
+        at.timestamp(), _tokens(record, "ContextTokens"), _tokens(record, "GeneratedTokens")
+    )
 
 
 def _mooncake_row(record: Record) -> TraceRow:
@@ -187,12 +191,13 @@ def _mooncake_row(record: Record) -> TraceRow:
 def _plain_row(record: Record) -> TraceRow:
     prompt = record.get("prompt")
     if prompt is not None and (not isinstance(prompt, str) or not prompt):
-        raise _BadValue("prompt", prompt, "a text of at least one character")
-    counts = (
-        _tokens(record, name) if record.get(name) is not None else None
+        raise _BadValueError("prompt", prompt, "a text of at least one character")
+    prompt_tokens, output_tokens = (
+        None if record.get(name) is None else _tokens(record, name)
         for name in ("prompt_tokens", "output_tokens")
     )
-    return TraceRow(_instant(record, "arrival_at", "seconds"), *counts, prompt)
+    at = _instant(record, "arrival_at", "seconds")
+    return TraceRow(at, prompt_tokens, output_tokens, prompt)
 
 
 def _instant(record: Record, field: str, unit: str) -> float:
@@ -202,7 +207,7 @@ def _instant(record: Record, field: str, unit: str) -> float:
     except (TypeError, ValueError):
         at = math.nan
     if not 0.0 <= at < math.inf:
-        raise _BadValue(field, value, f"{unit}, 0 or more")
+        raise _BadValueError(field, value, f"{unit}, 0 or more")
     return at
 
 
@@ -213,5 +218,5 @@ def _tokens(record: Record, field: str) -> int:
     except (TypeError, ValueError):
         count = 0
     if not 1 <= count < MOST_TOKENS:
-        raise _BadValue(field, value, "a whole number of tokens, 1 or more")
+        raise _BadValueError(field, value, "a whole number of tokens, 1 or more")
     return count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from services.gateway.http_exchange import HttpLimits
 from services.runtime.config import ServiceConfig
@@ -38,6 +38,12 @@ class GatewayConfig(ServiceConfig):
     max_unsent_bytes: int = Field(
         2**20, ge=4096, description="what a client may leave unread of its stream, then cut off"
     )
+
+    @model_validator(mode="after")
+    def _http_tls_is_whole(self) -> GatewayConfig:
+        if (self.http_tls_cert is None) != (self.http_tls_key is None):
+            raise ValueError("give http_tls_cert and http_tls_key together, or neither")
+        return self
 
     def http_limits(self) -> HttpLimits:
         """The HTTP server's share of this."""

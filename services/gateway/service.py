@@ -47,25 +47,25 @@ class GatewayService:
         self._log = runtime.log
         self._draining = False
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenise")
-        self._metrics = GatewayMetrics(runtime.metrics)
+        self.metrics = GatewayMetrics(runtime.metrics)
         self._model = load_model(config)
         self._feedback = Feedback(
-            config, self._model.name, runtime.store, self._metrics, runtime.clock.now
+            config, self._model.name, runtime.store, self.metrics, runtime.clock.now
         )
         self._outputs = Outputs(
-            self._metrics, self._release, self._feedback.observe, self.unexpected
+            self.metrics, self._release, self._feedback.observe, self.unexpected
         )
         self._calls = Calls(self._model, self._outputs, self._submit, self._feedback.predict)
         keys = KeyRing.load(config.api_key_file)
         self.sink = TokenSink(self._post)
         self.grpc_edge = GatewayEdge(
-            self._calls, self._outputs, keys, self._metrics, self.now, self._executor
+            self._calls, self._outputs, keys, self.metrics, self.now, self._executor
         )
         self._http_edge = HttpEdge(
             self._calls,
             self._outputs,
             keys,
-            self._metrics,
+            self.metrics,
             self,
             self._executor,
             fingerprint=_fingerprint(self._model),
@@ -162,7 +162,7 @@ class GatewayService:
             self._link.send(action)
 
     def _watch(self) -> None:
-        core, watch = self._core, self._metrics.watch
+        core, watch = self._core, self.metrics.watch
         watch("open_requests", "Requests that have not ended.", lambda: core.num_open)
         watch("waiting_requests", "Requests without a first token.", lambda: core.num_waiting)
         watch(

@@ -59,13 +59,6 @@ class ServiceConfig(BaseSettings):
             host_and_port(info.field_name or "address", value)
         return value
 
-    @field_validator("tls_cert", "tls_key", "tls_ca")
-    @classmethod
-    def _a_file(cls, value: Path | None) -> Path | None:
-        if value is not None and not value.is_file():
-            raise ValueError("there is no such file")
-        return value
-
     @model_validator(mode="after")
     def _complete(self) -> ServiceConfig:
         given = [self.tls_cert, self.tls_key, self.tls_ca]

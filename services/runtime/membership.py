@@ -1,25 +1,31 @@
-"""Who is in the cluster: a lease of one's own, and a watch over others'."""
+"""Who is in the cluster: a lease of one's own, and a watch over others'.
+
+While the store is away nobody joins or leaves, and all go on with what they know; the store
+says so in the log.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 from headway.errors import HeadwayError
 from services.runtime.logs import get_logger
 from services.runtime.store import MEMBER_TTL, Member, Store
 
 WATCH_INTERVAL = 0.25
+RENEW_INTERVAL = MEMBER_TTL / 3
+ABSENCE_GRACE = 2 * RENEW_INTERVAL  # a store that came back empty hears of everybody within one
 
 
 class MembershipLease:
-    """Keeps a member in the store; outages are outlived and logged once."""
+    """Keeps a member in the store, outages outlived."""
 
     def __init__(self, store: Store, member: Member) -> None:
         self._store = store
         self._member = member
         self._task: asyncio.Task[None] | None = None
-        self._log = get_logger()
 
     def start(self) -> None:
         """Join, and renew three times in a lease's life."""
@@ -27,31 +33,24 @@ class MembershipLease:
 
     async def stop(self) -> None:
         """Leave at once."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        try:
+        await _cancelled(self._task)
+        with suppress(HeadwayError):  # without a store the lease ends by itself
             await self._store.leave(self._member)
-        except HeadwayError as error:
-            self._log.warning("membership_not_left", error=error.message)
 
     async def _run(self) -> None:
-        reached = True
         while True:
-            try:
+            with suppress(HeadwayError):
                 await self._store.join(self._member)
-                if not reached:
-                    self._log.info("store_reached")
-                reached = True
-            except HeadwayError as error:
-                if reached:
-                    self._log.warning("membership_not_renewed", error=error.message)
-                reached = False
-            await asyncio.sleep(MEMBER_TTL / 3)
+            await asyncio.sleep(RENEW_INTERVAL)
 
 
 class MembershipWatch:
-    """Polls the members of one service. While the store is away, nobody joins or leaves."""
+    """Polls the members of one service.
+
+    A member that moves leaves and joins at once. One that is missed leaves after
+    ``ABSENCE_GRACE``: its own connections break sooner, and a store that has lost its data
+    must not look like a cluster that has lost its members.
+    """
 
     def __init__(
         self,
@@ -65,8 +64,8 @@ class MembershipWatch:
         self._on_join = on_join
         self._on_leave = on_leave
         self._known: dict[str, Member] = {}
+        self._missed_at: dict[str, float] = {}
         self._task: asyncio.Task[None] | None = None
-        self._log = get_logger()
 
     def start(self) -> None:
         """Look now, and then every quarter of a second."""
@@ -74,30 +73,41 @@ class MembershipWatch:
 
     async def stop(self) -> None:
         """Look no more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await _cancelled(self._task)
 
     async def _run(self) -> None:
-        reached = True
         while True:
-            try:
+            with suppress(HeadwayError):
                 self._compare(await self._store.members(self._service))
-                reached = True
-            except HeadwayError as error:
-                if reached:
-                    self._log.warning("members_unknown", error=error.message)
-                reached = False
             await asyncio.sleep(WATCH_INTERVAL)
 
     def _compare(self, members: list[Member]) -> None:
+        now = asyncio.get_running_loop().time()
         present = {member.member_id: member for member in members}
         for member_id, member in list(self._known.items()):
-            now = present.get(member_id)
-            if now is None or now.address != member.address:
-                del self._known[member_id]
-                self._on_leave(member)
+            newest = present.get(member_id)
+            if newest is not None:
+                self._missed_at.pop(member_id, None)
+                if newest.address == member.address:
+                    continue
+            elif now - self._missed_at.setdefault(member_id, now) < ABSENCE_GRACE:
+                continue
+            self._missed_at.pop(member_id, None)
+            del self._known[member_id]
+            self._tell(self._on_leave, member)
         for member_id, member in present.items():
             if member_id not in self._known:
                 self._known[member_id] = member
-                self._on_join(member)
+                self._tell(self._on_join, member)
+
+    def _tell(self, listener: Callable[[Member], None], member: Member) -> None:
+        try:
+            listener(member)
+        except Exception as error:  # one listener's fault must not end the watch over the others
+            get_logger().error("unexpected_error", member_id=member.member_id, exc_info=error)
+
+
+async def _cancelled(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,6 +1,7 @@
 """The state store: every key that Headway keeps in Redis, and nothing else knows them.
 
-All keys begin with ``headway:<cluster>:``; all times are the store's own.
+All keys begin with ``headway:<cluster>:``; all lifetimes are the store's own
+(``docs/state-store.md`` says who writes what and what its loss means).
 
 | key | type | holds | lives |
 | --- | --- | --- | --- |
@@ -9,8 +10,7 @@ All keys begin with ``headway:<cluster>:``; all times are the store's own.
 | ``leader`` | string | ``<token>|<candidate id>|<address>`` | the leader's lease |
 | ``fencing`` | integer | the last fencing token given out | for good |
 | ``targets`` | string | replica targets as JSON | for good |
-
-Commands of Redis 6.2 alone, so Valkey, Debian's server and managed services all serve.
+| ``estimates`` | hash | model name → output-length means as JSON | for good |
 """
 
 from __future__ import annotations
@@ -19,38 +19,23 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import redis.asyncio as redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as LostConnection
 from redis.exceptions import RedisError
 
 from headway.errors import Code, HeadwayError, invalid
+from services.runtime import store_scripts
+from services.runtime.config import without_password
 from services.runtime.logs import get_logger
 
 MEMBER_TTL = 3.0
-
-# KEYS: leader, fencing. ARGV: candidate id, address, ttl in ms. Returns the token, or nil
-# while another candidate leads. A renewal keeps the token; every change of leader raises it.
-_ACQUIRE = """
-local held = redis.call('GET', KEYS[1])
-if held then
-  local token, candidate = string.match(held, '^(%d+)|([^|]*)|')
-  if candidate ~= ARGV[1] then return nil end
-  redis.call('SET', KEYS[1], token .. '|' .. ARGV[1] .. '|' .. ARGV[2], 'PX', ARGV[3])
-  return tonumber(token)
-end
-local token = redis.call('INCR', KEYS[2])
-redis.call('SET', KEYS[1], token .. '|' .. ARGV[1] .. '|' .. ARGV[2], 'PX', ARGV[3])
-return token
-"""
-_RELEASE = """
-local held = redis.call('GET', KEYS[1])
-if held and string.match(held, '^%d+|([^|]*)|') == ARGV[1] then
-  return redis.call('DEL', KEYS[1])
-end
-return 0
-"""
+_CALL_TIMEOUT = 1.0  # a lease of 3 s outlives two calls to a store that hangs
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +50,9 @@ class Member:
     detail: Mapping[str, str] = field(default_factory=dict)
 
 
+_MEMBER_FIELDS = tuple(each.name for each in fields(Member))
+
+
 @dataclass(frozen=True, slots=True)
 class Leader:
     """The scheduler that leads."""
@@ -75,44 +63,41 @@ class Leader:
 
 
 class Store:
-    """Calls raise HeadwayError UNAVAILABLE while the store cannot be reached."""
+    """Calls raise HeadwayError UNAVAILABLE while the store cannot be reached; the next may succeed.
+
+    What an outage means is the caller's matter; that there is one is logged here, once.
+    """
 
     def __init__(self, client: redis.Redis, cluster: str) -> None:
         self._client = client
         self._prefix = f"headway:{cluster}:"
+        self._unreadable: set[str] = set()
+        self._answering = True
         # register_script sends EVALSHA and loads the script again where the store forgot it
-        self._acquire = client.register_script(_ACQUIRE)
-        self._release = client.register_script(_RELEASE)
+        self._acquire = client.register_script(store_scripts.ACQUIRE)
+        self._release = client.register_script(store_scripts.RELEASE)
+        self._prune = client.register_script(store_scripts.PRUNE)
 
     @classmethod
     async def connect(cls, url: str, cluster: str, *, patience: float = 30.0) -> Store:
         """Connect, trying again for ``patience`` seconds; then UNAVAILABLE."""
         try:
             client = redis.from_url(
-                url, decode_responses=True, socket_timeout=2.0, socket_connect_timeout=2.0
+                url,
+                decode_responses=True,
+                socket_timeout=_CALL_TIMEOUT,
+                socket_connect_timeout=_CALL_TIMEOUT,
+                # once, at once: a connection from before a restart of the store is no outage
+                retry=Retry(NoBackoff(), 1, supported_errors=(LostConnection,)),
             )
         except ValueError as error:
-            raise invalid("store", url, f"a redis:// URL ({error})") from error
-        pause, said = 0.1, False
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + patience
-        while True:
-            try:
-                await client.ping()
-            except (RedisError, OSError) as error:
-                if loop.time() >= give_up_at:
-                    await client.aclose()
-                    message = (
-                        f"the store at {url} does not answer ({error}): start it, or give --store"
-                    )
-                    raise HeadwayError(Code.UNAVAILABLE, message) from error
-                if not said:
-                    get_logger().warning("store_unreachable", store=url, error=str(error))
-                said = True
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, 2.0)
-            else:
-                return cls(client, cluster)
+            raise invalid("store", without_password(url), f"a redis:// URL ({error})") from error
+        try:
+            await _answers(client, without_password(url), patience)
+        except BaseException:
+            await client.aclose()
+            raise
+        return cls(client, cluster)
 
     async def close(self) -> None:
         """Hang up."""
@@ -122,7 +107,7 @@ class Store:
 
     async def join(self, member: Member, ttl: float = MEMBER_TTL) -> None:
         """Become, or stay, a member for ``ttl`` seconds."""
-        async with _reached():
+        async with self._reached():
             pipeline = self._client.pipeline(transaction=False)
             key = self._key("member", member.service, member.member_id)
             pipeline.set(key, json.dumps(asdict(member)), px=int(ttl * 1000))
@@ -131,13 +116,15 @@ class Store:
 
     async def leave(self, member: Member) -> None:
         """Be a member no more."""
-        async with _reached():
-            await self._client.delete(self._key("member", member.service, member.member_id))
-            await self._client.srem(self._key("members", member.service), member.member_id)
+        async with self._reached():
+            pipeline = self._client.pipeline(transaction=False)
+            pipeline.delete(self._key("member", member.service, member.member_id))
+            pipeline.srem(self._key("members", member.service), member.member_id)
+            await pipeline.execute()
 
     async def members(self, service: str) -> list[Member]:
         """Who holds a lease, by id."""
-        async with _reached():
+        async with self._reached():
             member_ids = sorted(
                 map(str, await self._client.smembers(self._key("members", service)))
             )
@@ -145,63 +132,126 @@ class Store:
                 return []
             keys = [self._key("member", service, member_id) for member_id in member_ids]
             found: list[Member] = []
-            for member_id, text in zip(member_ids, await self._client.mget(keys), strict=True):
+            leases = zip(member_ids, keys, await self._client.mget(keys), strict=True)
+            for member_id, key, text in leases:
                 if text is None:
-                    await self._client.srem(self._key("members", service), member_id)
-                else:
-                    found.append(_member(str(text)))
+                    await self._prune([self._key("members", service), key], [member_id])
+                elif (member := _member(str(text))) is not None:
+                    found.append(member)
+                elif key not in self._unreadable:
+                    self._unreadable.add(key)
+                    get_logger().warning("member_unreadable", key=key, text=str(text)[:200])
             return found
 
     # --- leadership -------------------------------------------------------------------
 
     async def acquire_leader(self, candidate_id: str, address: str, ttl: float) -> int | None:
-        """The fencing token if the candidate leads for ``ttl`` seconds from now, else None."""
+        """The fencing token if the candidate leads for ``ttl`` seconds from now, else None.
+
+        To call it again renews the lease under the same token. Every change of leader raises
+        the token; it stays below 2^32.
+        """
         if "|" in candidate_id:
             raise invalid("candidate_id", candidate_id, "without a |")
-        async with _reached():
+        async with self._reached():
             keys = [self._key("leader"), self._key("fencing")]
             token = await self._acquire(keys, [candidate_id, address, int(ttl * 1000)])
             return None if token is None else int(token)
 
     async def release_leader(self, candidate_id: str) -> None:
         """Lead no more; nothing happens if another one leads."""
-        async with _reached():
+        async with self._reached():
             await self._release([self._key("leader")], [candidate_id])
 
     async def leader(self) -> Leader | None:
         """Who leads."""
-        async with _reached():
+        async with self._reached():
             text = await self._client.get(self._key("leader"))
         if text is None:
             return None
         token, candidate_id, address = str(text).split("|", 2)
         return Leader(candidate_id, address, int(token))
 
-    # --- replica targets --------------------------------------------------------------
+    # --- what services remember -------------------------------------------------------
 
     async def publish_targets(self, targets: Mapping[str, Any]) -> None:
         """What the autoscaler wants."""
-        async with _reached():
+        async with self._reached():
             await self._client.set(self._key("targets"), json.dumps(dict(targets)))
 
     async def read_targets(self) -> dict[str, Any] | None:
         """What the autoscaler wants; None if it has never said."""
-        async with _reached():
+        async with self._reached():
             text = await self._client.get(self._key("targets"))
-        return None if text is None else dict(json.loads(text))
+        return None if text is None else _object(str(text))
+
+    async def save_estimates(self, model: str, estimates: Mapping[str, Any]) -> None:
+        """What the predictor has learned about one model."""
+        async with self._reached():
+            await self._client.hset(self._key("estimates"), model, json.dumps(dict(estimates)))
+
+    async def read_estimates(self) -> dict[str, dict[str, Any]]:
+        """What the predictor has learned, by model."""
+        async with self._reached():
+            texts = await self._client.hgetall(self._key("estimates"))
+        read = {str(model): _object(str(text)) for model, text in texts.items()}
+        return {model: estimates for model, estimates in read.items() if estimates is not None}
 
     def _key(self, *parts: str) -> str:
         return self._prefix + ":".join(parts)
 
+    @asynccontextmanager
+    async def _reached(self) -> AsyncIterator[None]:
+        """Errors as ours; the beginning and the end of an outage are logged, once."""
+        try:
+            yield
+        except (RedisError, OSError) as error:
+            if self._answering:
+                get_logger().warning("store_lost", error=str(error))
+            self._answering = False
+            message = f"the store does not answer: {error}"
+            raise HeadwayError(Code.UNAVAILABLE, message) from error
+        if not self._answering:
+            get_logger().info("store_reached")
+        self._answering = True
 
-def _member(text: str) -> Member:
-    return Member(**json.loads(text))
+
+async def _answers(client: redis.Redis, shown_url: str, patience: float) -> None:
+    """Return once the store answers; the outage is logged once, not at each trial."""
+    loop, pause, said = asyncio.get_running_loop(), _SHORTEST_PAUSE, False
+    give_up_at = loop.time() + patience
+    while True:
+        try:
+            await client.ping()
+        except (RedisError, OSError) as error:
+            if loop.time() >= give_up_at:
+                message = (
+                    f"the store at {shown_url} does not answer ({error}): start it, or give --store"
+                )
+                raise HeadwayError(Code.UNAVAILABLE, message) from error
+            if not said:
+                get_logger().warning("store_unreachable", store=shown_url, error=str(error))
+            said = True
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        else:
+            if said:
+                get_logger().info("store_reached", store=shown_url)
+            return
 
 
-@asynccontextmanager
-async def _reached() -> AsyncIterator[None]:
+def _member(text: str) -> Member | None:
+    """None where it makes no sense; what a newer version has added to a member is left out."""
+    said = _object(text) or {}
     try:
-        yield
-    except (RedisError, OSError) as error:
-        message = f"the store does not answer: {error}"
-        raise HeadwayError(Code.UNAVAILABLE, message) from error
+        return Member(**{name: said[name] for name in _MEMBER_FIELDS if name in said})
+    except TypeError:
+        return None
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else None

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from paged_fake import EOS, PagedFake
-
 from headway.cluster import Role, WorkerInfo
 from headway.core.gateway import GatewayCore, GatewaySettings
 from headway.core.gateway_events import (
@@ -59,6 +57,7 @@ from headway.core.worker_events import (
 from headway.messages import CancelStream, ForwardPass, KvHeader
 from headway.policies.batching.sarathi import Sarathi
 from headway.request import SamplingParams, StreamKey
+from tests.core.paged_fake import EOS, PagedFake
 
 
 @dataclass

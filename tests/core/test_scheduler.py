@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from scheduler_harness import SchedulerHarness, idle_loads, key, make_info, make_request, short_pass
 
 from headway.cluster import Role, UnitLoad
 from headway.core.scheduler_events import (
@@ -19,6 +18,14 @@ from headway.core.scheduler_state import SchedulerSettings
 from headway.errors import Code
 from headway.messages import CancelStream, Dispatch, Placed, Rejected
 from headway.policies.packing.flow_control import FlowControl
+from tests.core.scheduler_harness import (
+    SchedulerHarness,
+    idle_loads,
+    key,
+    make_info,
+    make_request,
+    short_pass,
+)
 
 
 def make_scheduler(**fields: object) -> SchedulerHarness:

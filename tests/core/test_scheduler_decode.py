@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from scheduler_harness import SchedulerHarness, key, make_info, short_pass
 
 from headway.cluster import Role, UnitLoad
 from headway.core.scheduler_events import FromWorker
 from headway.messages import CancelStream, Handoff, HandoffResult
+from tests.core.scheduler_harness import SchedulerHarness, key, make_info, short_pass
 
 
 def make_cluster(*decoders: str, blocks: int = 100, **fields: object) -> SchedulerHarness:

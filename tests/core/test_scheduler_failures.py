@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scheduler_harness import SchedulerHarness, key, make_info, make_request, short_pass
-
 from headway.cluster import Role
 from headway.core.scheduler_events import Elected, FromWorker, GatewayConnected
 from headway.messages import (
@@ -17,6 +15,7 @@ from headway.messages import (
     Lost,
 )
 from headway.request import FinishReason
+from tests.core.scheduler_harness import SchedulerHarness, key, make_info, make_request, short_pass
 
 
 def make_scheduler(*workers: tuple[str, Role]) -> SchedulerHarness:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from paged_fake import EOS, WorkerHarness, expected_output, transfer
 
 from headway.cluster import Role, WorkerInfo
 from headway.core.worker import WorkerCore, WorkerSettings
@@ -31,6 +30,7 @@ from headway.messages import (
 )
 from headway.policies.batching.sarathi import Sarathi
 from headway.request import FinishReason, Request, SamplingParams, StreamKey
+from tests.core.paged_fake import EOS, WorkerHarness, expected_output, transfer
 
 
 def make_worker(

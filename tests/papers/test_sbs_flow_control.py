@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from scheduler_harness import key, make_request
 
 from headway.core.scheduler_state import Stage, Tracked
 from headway.core.scheduler_window import Window
 from headway.errors import HeadwayError
 from headway.policies.packing.flow_control import FlowControl, FlowLevel
+from tests.core.scheduler_harness import key, make_request
 
 CYCLE = 0.1
 

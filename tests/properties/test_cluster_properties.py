@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cluster_fake import Cluster
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from paged_fake import expected_output
 
 from headway.cluster import Role
 from headway.core.scheduler_state import SchedulerSettings
 from headway.policies.packing.flow_control import FlowControl
+from tests.core.cluster_fake import Cluster
+from tests.core.paged_fake import expected_output
 
 # Links may take as long as they like here, so tokens may be on their way for ever.
 PATIENT = SchedulerSettings(finish_grace=1e9)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_harness import idle_loads, key, make_info, make_request
 
 from headway.cluster import Role, UnitLoad
 from headway.core.scheduler import SchedulerCore
@@ -34,6 +33,7 @@ from headway.messages import (
 )
 from headway.policies.packing.flow_control import FlowControl
 from headway.request import FinishReason
+from tests.core.scheduler_harness import idle_loads, key, make_info, make_request
 
 ROLES = {"p": Role.PREFILL, "u": Role.UNIFIED, "d": Role.DECODE}
 INFOS = {name: make_info(name, role, units=2, blocks=30) for name, role in ROLES.items()}

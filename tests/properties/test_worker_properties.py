@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_fake import EOS, WorkerHarness, expected_output
 
 from headway.cluster import Role, WorkerInfo
 from headway.core.worker import WorkerCore, WorkerSettings
@@ -13,6 +12,7 @@ from headway.policies.batching import Batching
 from headway.policies.batching.fcfs import Fcfs
 from headway.policies.batching.sarathi import Sarathi
 from headway.request import Request, SamplingParams, StreamKey
+from tests.core.paged_fake import EOS, WorkerHarness, expected_output
 
 STEPS = st.lists(
     st.one_of(

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from scheduler_harness import SchedulerHarness, key, make_info
 
 from headway.cluster import Role
 from headway.core.scheduler_events import (
@@ -42,6 +41,7 @@ from headway.messages import (
 )
 from headway.policies.packing.flow_control import FlowControl
 from headway.request import FinishReason
+from tests.core.scheduler_harness import SchedulerHarness, key, make_info
 
 FOLDER = Path(__file__).parent / "scheduler"
 REWRITES = os.environ.get("HEADWAY_REWRITE_SCENARIOS") == "1"

@@ -10,11 +10,11 @@ import grpc
 import httpx
 import pytest
 import pytest_asyncio
-from local_cluster import MODEL, LocalCluster, local_cluster, until
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
-from reference import greedy_text
 
 from protos import gateway_pb2, gateway_pb2_grpc
+from tests.system.local_cluster import MODEL, LocalCluster, local_cluster, until
+from tests.system.reference import greedy_text
 
 pytestmark = [pytest.mark.system, pytest.mark.asyncio(loop_scope="module")]
 

@@ -145,9 +145,10 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """The parser's."""
-        if name.lower() == b"content-type" and self._response is not None:
-            if value.startswith(b"text/event-stream"):
-                self._response.events = EventSplitter()
+        if name.lower() != b"content-type" or self._response is None:
+            return
+        if value.startswith(b"text/event-stream"):
+            self._response.events = EventSplitter()
 
     def on_headers_complete(self) -> None:
         """The parser's."""
@@ -186,20 +187,24 @@ class Connection(asyncio.Protocol):
 
 
 class Client:
-    """Requests to one endpoint, over connections that are kept for the next."""
+    """Requests to one endpoint, over connections that are kept for the next.
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    A request that has not ended after ``patience`` seconds fails.
+    """
+
+    def __init__(self, endpoint: Endpoint, patience: float) -> None:
         self._endpoint = endpoint
+        self._patience = patience
         self._ssl = ssl.create_default_context() if endpoint.tls else None
         self._idle: list[Connection] = []
 
-    async def get(self, path: str, timeout: float = CONNECT_TIMEOUT) -> Response:
+    async def get(self, path: str) -> Response:
         """A whole response; RequestFailedError where none comes."""
-        return await self._exchange(self._endpoint.request("GET", path), None, timeout)
+        return await self._exchange(self._endpoint.request("GET", path), None)
 
-    async def post(self, path: str, body: bytes, on_event: OnEvent, timeout: float) -> Response:
+    async def post(self, path: str, body: bytes, on_event: OnEvent) -> Response:
         """A response, streamed into ``on_event(data, instant)`` where it is a stream."""
-        return await self._exchange(self._endpoint.request("POST", path, body), on_event, timeout)
+        return await self._exchange(self._endpoint.request("POST", path, body), on_event)
 
     def close(self) -> None:
         """Hang up on idle connections."""
@@ -207,11 +212,9 @@ class Client:
             connection.abort()
         self._idle.clear()
 
-    async def _exchange(
-        self, request: bytes, on_event: OnEvent | None, timeout: float
-    ) -> Response:
+    async def _exchange(self, request: bytes, on_event: OnEvent | None) -> Response:
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(self._patience):
                 while True:
                     connection = self._take_idle() or await self._connect()
                     response = connection.send(request, on_event)
@@ -225,7 +228,7 @@ class Client:
                         self._give_back(connection, response)
                     return response
         except TimeoutError:
-            raise RequestFailedError("timeout", f"no end within {timeout:g} s") from None
+            raise RequestFailedError("timeout", f"no end within {self._patience:g} s") from None
 
     async def _connect(self) -> Connection:
         loop, endpoint = asyncio.get_running_loop(), self._endpoint

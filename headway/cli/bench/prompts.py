@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import json
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,14 +122,3 @@ def random_source(prompt_tokens: int, limit: int | None, *, ignore_eos: bool) ->
 
 def _user(prompt: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": prompt}]
-
-
-def same_answer(answer: str, expected: str) -> bool:
-    """Whether the text is exactly the expected answer."""
-    return answer.strip() == expected
-
-
-def mean(values: Iterable[int]) -> float:
-    """0 for none."""
-    found = list(values)
-    return sum(found) / len(found) if found else 0.0

@@ -90,21 +90,21 @@ class Stream:
     token_times: list[float] = field(default_factory=list)
     pieces: list[tuple[float, str]] = field(default_factory=list)  # instant and text, no reasoning
     finish_reason: str | None = None
+    finished_at: float = 0.0
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    done: bool = False
 
     def take(self, data: bytes, now: float) -> None:
         """One event's data, which came at ``now``."""
         if data == DONE:
-            self.done = True
             return
         delta = read_delta(data)
         if delta.answer or delta.reasoning:
             self.token_times.append(now)
         if delta.answer:
             self.pieces.append((now, delta.answer))
-        self.finish_reason = delta.finish_reason or self.finish_reason
+        if delta.finish_reason:
+            self.finish_reason, self.finished_at = delta.finish_reason, now
         if delta.completion_tokens is not None:
             self.prompt_tokens = delta.prompt_tokens
             self.completion_tokens = delta.completion_tokens

@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx
 from openai import AsyncOpenAI
-from tiny_model import write_model
 
 from bench.emulated_worker import Emulated
 from services.gateway.__main__ import build
@@ -23,6 +22,7 @@ from services.runtime.logs import get_logger
 from services.runtime.server import GrpcServer
 from services.runtime.service import Runtime
 from services.runtime.store import Store
+from tests.services.gateway.tiny_model import write_model
 
 GATEWAY_ID = "gateway-under-test"
 

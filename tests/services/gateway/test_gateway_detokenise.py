@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_model import THINK, byte_tokenizer, piece_tokenizer
 from tokenizers import Tokenizer
 
 from services.gateway.tokenizer import TextCodec
+from tests.services.gateway.tiny_model import THINK, byte_tokenizer, piece_tokenizer
 
 BYTES = byte_tokenizer()
 PIECES = piece_tokenizer()

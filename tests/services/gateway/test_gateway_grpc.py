@@ -8,10 +8,10 @@ from pathlib import Path
 
 import grpc
 import pytest
-from gateway_harness import GATEWAY_ID, Cluster, cluster, until
 
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services.gateway.auth import key_line
+from tests.services.gateway.gateway_harness import GATEWAY_ID, Cluster, cluster, until
 
 
 async def generate(
@@ -148,6 +148,42 @@ async def test_a_malformed_batch_ends_its_stream_and_nothing_else(running: Clust
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     _, code = await attach(running, one_token(7, "w2"), uneven)
     assert "".join(r.text for r in await generate(running, chat("a"))) == "a"
+
+
+async def test_a_malformed_frame_an_oversized_message_and_bad_utf8_leave_the_service_working(
+    running: Cluster,
+) -> None:
+    host, _, port = running.grpc_address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 1000)
+    await asyncio.wait_for(reader.read(), 10)  # the connection is closed, with a GOAWAY at best
+    async with grpc.aio.insecure_channel(running.grpc_address) as channel:
+        for packed, code in (
+            (b"\x12\x04abc\xff", grpc.StatusCode.INTERNAL),  # a prompt that is not UTF-8
+            (b"\xff\xff\xff", grpc.StatusCode.INTERNAL),
+            (b"\x12" + b"x" * 5_000_000, grpc.StatusCode.RESOURCE_EXHAUSTED),
+        ):
+            call = channel.unary_stream("/headway.v1.Gateway/Generate")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                async for _ in call(packed):
+                    pass
+            assert caught.value.code() is code
+    assert "".join(r.text for r in await generate(running, chat("a"))) == "a"
+
+
+async def test_a_client_that_does_not_read_is_cut_off(tmp_path: Path, store_url: str) -> None:
+    async with (
+        cluster(tmp_path, store_url) as running,
+        grpc.aio.insecure_channel(
+            running.grpc_address, options=[("grpc.http2.lookahead_bytes", 1024)]
+        ) as channel,
+    ):
+        sampling = gateway_pb2.SamplingOptions(max_tokens=2000, ignore_eos=True)
+        request = gateway_pb2.GenerateRequest(model="tiny", prompt="a", sampling=sampling)
+        calls = [gateway_pb2_grpc.GatewayStub(channel).Generate(request) for _ in range(4)]
+        await until(lambda: running.service.num_open > 0)
+        await until(lambda: running.service.num_open == 0)
+        assert calls
 
 
 async def test_health_and_reflection_answer(running: Cluster) -> None:

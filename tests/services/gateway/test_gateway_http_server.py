@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -325,16 +324,6 @@ async def test_a_taken_port_is_not_shared_silently() -> None:
     async with listening() as it:
         with pytest.raises(OSError, match="in use"):
             await HttpServer(EchoHandler(), LIMITS).start("127.0.0.1", it.port)
-
-
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
-    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
-    subprocess.run([*make, *names], check=True, capture_output=True)
-    return cert, key
 
 
 async def test_it_speaks_tls_with_the_files_it_is_given(certificate: tuple[Path, Path]) -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import openai
 import pytest
-from gateway_harness import Cluster, cluster
 from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
 
 from headway.errors import Code
 from headway.messages import Rejected
 from headway.request import StreamKey
 from services.gateway.auth import key_line
+from tests.services.gateway.gateway_harness import Cluster, cluster
 
 THOUGHT = "<think>\n7 + 8 is 15\n</think>\n\nIt is 15 🎉."
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_model import ASSISTANT, END_THINK, THINK, USER, byte_tokenizer
 
 from services.gateway.output_text import OutputText, Piece, ReasoningMarkers, StopScanner
 from services.gateway.tokenizer import TextCodec
+from tests.services.gateway.tiny_model import ASSISTANT, END_THINK, THINK, USER, byte_tokenizer
 
 CODEC = TextCodec(byte_tokenizer())
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import openai
 import pytest
-from gateway_harness import GATEWAY_ID, Cluster, cluster, until
+
+from tests.services.gateway.gateway_harness import GATEWAY_ID, Cluster, cluster, until
 
 SAID = "the quick brown fox jumps over the lazy dog"
 

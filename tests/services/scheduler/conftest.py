@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from scheduler_rig import Rig
+
+from tests.services.scheduler.scheduler_rig import Rig
 
 
 @pytest.fixture

@@ -1,0 +1,26 @@
+# One image for every service: `docker build -t headway .`, then `python -m services.<name>`.
+FROM python:3.11-slim AS base
+ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /opt/headway
+
+# Dependencies first: this layer stays while only the code changes. TORCH picks another build,
+# for example a CUDA one.
+COPY pyproject.toml constraints.txt README.md ./
+ARG TORCH=torch
+RUN mkdir headway services protos models \
+    && touch headway/__init__.py services/__init__.py protos/__init__.py models/__init__.py \
+    && pip install -c constraints.txt "$TORCH" \
+    && pip install -c constraints.txt .
+
+COPY protos protos
+COPY headway headway
+COPY services services
+COPY models models
+RUN pip install --no-deps . \
+    && useradd --create-home --uid 10001 headway \
+    && mkdir -p /home/headway/.cache/huggingface \
+    && chown -R headway /home/headway/.cache
+USER headway
+ENV HF_HOME=/home/headway/.cache/huggingface
+EXPOSE 8000 50051
+CMD ["python", "-m", "services.gateway"]

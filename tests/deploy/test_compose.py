@@ -1,0 +1,59 @@
+"""compose.yaml is valid and names only what exists."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from services.autoscaler.config import AutoscalerConfig
+from services.gateway.config import GatewayConfig
+from services.predictor.config import PredictorConfig
+from services.runtime.config import ServiceConfig
+from services.scheduler.config import SchedulerConfig
+from services.worker.config import WorkerConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS: dict[str, type[ServiceConfig]] = {
+    "services.autoscaler": AutoscalerConfig,
+    "services.gateway": GatewayConfig,
+    "services.predictor": PredictorConfig,
+    "services.scheduler": SchedulerConfig,
+    "services.worker": WorkerConfig,
+}
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+OURS = {name: spec for name, spec in COMPOSE["services"].items() if name != "redis"}
+
+
+def test_the_file_follows_the_compose_schema() -> None:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    subprocess.run([*command, str(ROOT / "compose.yaml")], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_service_runs_a_module_that_exists_with_flags_that_exist(name: str) -> None:
+    spec = OURS[name]
+    module = spec["command"][2]
+    assert importlib.util.find_spec(f"{module}.__main__") is not None
+    fields = set(CONFIGS[module].model_fields)
+    for variable in spec["environment"]:
+        assert variable.removeprefix("HEADWAY_").lower() in fields, variable
+    assert spec["environment"]["HEADWAY_ADVERTISE"] == f"{name}:50051"
+
+
+@pytest.mark.parametrize("name", COMPOSE["services"])
+def test_every_service_has_a_health_check_and_only_loopback_is_published(name: str) -> None:
+    spec = COMPOSE["services"][name]
+    assert spec["healthcheck"]["test"][0] == "CMD"
+    assert all(port.startswith("127.0.0.1:") for port in spec.get("ports", []))
+
+
+def test_there_are_two_prefill_and_two_decode_workers() -> None:
+    plain = [spec for spec in OURS.values() if "profiles" not in spec]
+    roles = [spec["environment"].get("HEADWAY_ROLE") for spec in plain]
+    assert (roles.count("prefill"), roles.count("decode")) == (2, 2)

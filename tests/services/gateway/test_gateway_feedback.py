@@ -1,0 +1,90 @@
+"""What the gateway tells and asks the predictor and the autoscaler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gateway_harness import cluster, until
+
+from protos import autoscaler_pb2, autoscaler_pb2_grpc, predictor_pb2, predictor_pb2_grpc
+from services.gateway.feedback import Lengths
+from services.runtime.config import ServiceConfig
+from services.runtime.server import GrpcServer
+from services.runtime.store import Member
+
+
+class Listener(predictor_pb2_grpc.PredictorServicer, autoscaler_pb2_grpc.AutoscalerServicer):
+    """Both services in one, remembering what they hear."""
+
+    def __init__(self) -> None:
+        self.observed: list[predictor_pb2.ObserveRequest] = []
+        self.rates: list[autoscaler_pb2.RateReport] = []
+
+    async def Observe(  # noqa: N802
+        self, request: predictor_pb2.ObserveRequest, context: Any
+    ) -> predictor_pb2.ObserveReply:
+        self.observed.append(request)
+        return predictor_pb2.ObserveReply(num_observed=len(self.observed))
+
+    async def GetTable(  # noqa: N802
+        self, request: predictor_pb2.GetTableRequest, context: Any
+    ) -> predictor_pb2.LengthTable:
+        return predictor_pb2.LengthTable(
+            model=request.model,
+            bucket_upper_bounds=[4],
+            mean_output_tokens=[10.0, 20.0],
+            num_samples=[1, 1],
+        )
+
+    async def ReportRates(  # noqa: N802
+        self, request: autoscaler_pb2.RateReport, context: Any
+    ) -> autoscaler_pb2.RateReportReply:
+        self.rates.append(request)
+        return autoscaler_pb2.RateReportReply()
+
+
+def test_a_table_predicts_by_bucket_with_the_last_one_open() -> None:
+    lengths = Lengths((4, 8), (10.0, 20.0, 30.0))
+    assert [lengths.predict(n) for n in (1, 4, 5, 8, 9, 10**6)] == [10, 10, 20, 20, 30, 30]
+    assert Lengths().predict(5) == 0.0
+
+
+async def test_lengths_are_reported_and_asked_for_and_rates_told(
+    tmp_path: Path, store_url: str
+) -> None:
+    async with cluster(tmp_path, store_url) as running:
+        listener = Listener()
+        server = GrpcServer(ServiceConfig(service_id="listener"))
+        server.add(lambda s: predictor_pb2_grpc.add_PredictorServicer_to_server(listener, s), "p")
+        server.add(lambda s: autoscaler_pb2_grpc.add_AutoscalerServicer_to_server(listener, s), "a")
+        address = await server.start()
+        for service in ("predictor", "autoscaler"):
+            await running.store.join(Member(service, f"{service}-1", address), ttl=60)
+        client = running.openai()
+        await client.completions.create(model="tiny", prompt="abc")
+        await until(lambda: bool(listener.observed) and bool(listener.rates))
+        assert listener.observed[0].num_prompt_tokens == [3]
+        assert listener.observed[0].num_output_tokens == [3]
+        assert listener.observed[0].model == "tiny"
+        assert sum(report.output_tokens_per_s for report in listener.rates) > 0
+        assert all(report.gateway_id == "gateway-under-test" for report in listener.rates)
+        await client.completions.create(model="tiny", prompt="abc")
+        await client.completions.create(model="tiny", prompt="abcdef")
+        predicted = [r.predicted_output_tokens for r in running.emulated.submitted]
+        assert predicted == [0.0, 10.0, 20.0]
+        await server.stop(0)
+
+
+async def test_a_predictor_that_cannot_be_reached_costs_no_request(
+    tmp_path: Path, store_url: str
+) -> None:
+    async with cluster(tmp_path, store_url) as running:
+        gone = Member("predictor", "predictor-1", "127.0.0.1:1")
+        await running.store.join(gone, ttl=60)
+        answer = await running.openai().completions.create(model="tiny", prompt="abc")
+        assert answer.choices[0].text == "abc"
+
+        failures = running.service.metrics.registry.get_sample_value
+        name = "headway_gateway_feedback_failures_total"
+        await until(lambda: (failures(name, {"service": "predictor"}) or 0) >= 1)
