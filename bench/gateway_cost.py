@@ -151,7 +151,7 @@ def main() -> None:
             for load in (
                 Load("warm-up", 8, 8, True, 2.0),
                 Load("1 client, 1 token", 1, 1, False, args.duration),
-                Load("32 clients, 1 token", 32, 1, False, args.duration),
+                Load("64 clients, 1 token", 64, 1, False, args.duration),
                 Load("64 streams of 400 tokens", 64, 400, True, args.duration),
                 Load("256 streams of 400 tokens", 256, 400, True, args.duration),
             ):

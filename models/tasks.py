@@ -114,19 +114,22 @@ def explain_sort(numbers: list[int]) -> Example:
     for label, n in zip(LABELS, numbers, strict=False):
         place = sum(value <= n for value, _ in ordered)
         ordered.insert(place, (n, label))
-        lines.append(f"{label}{n:02d}:" + "".join(f"{name}{value:02d}" for value, name in ordered))
-    lines.append(" ".join(f"{name}{value:02d}" for value, name in ordered))
+        lines.append(f"{label}{n:02d}:" + "".join(f"{value:02d}{name}" for value, name in ordered))
+    lines.append(" ".join(f"{value:02d}{name}" for value, name in ordered))
     prompt = f"Sort {', '.join(map(str, numbers))}."
     answer = ", ".join(str(value) for value, _ in ordered)
     return Example("sort", len(numbers), prompt, "\n".join(lines), answer)
 
 
 def explain_count(letter: str, word: str) -> Example:
-    """Count a letter in a word of a-z, one running count per letter of the word."""
-    steps, seen = [], 0
+    """Count a letter in a word of a-z: spell it with labels, the count so far behind each find.
+
+    The first line pairs the letter with 0, so that finding it again calls for a digit.
+    """
+    steps, seen = [f"{letter}0\n"], 0
     for label, each in zip(LETTER_LABELS, word, strict=False):
         seen += each == letter
-        steps.append(f"{label}{each}{seen}")
+        steps.append(f"{label}{each}{seen}" if each == letter else f"{label}{each}")
     prompt = f"Count the letter {letter} in {word}."
     return Example("count", len(word), prompt, "".join(steps), str(seen))
 
@@ -154,7 +157,7 @@ def _make_chain(rng: random.Random, size: int) -> Example:
     start = value = rng.randrange(100)
     steps: list[tuple[str, int]] = []
     while len(steps) < size:
-        op, n = rng.choice("++++----**"), rng.randint(1, 99 if rng.random() < 0.8 else 9)
+        op, n = rng.choice("+++---*"), rng.randint(1, 99)
         after = {"+": value + n, "-": value - n, "*": 2 * value}[op]
         if 0 <= after <= CHAIN_MAX:
             steps.append((op, 2 if op == "*" else n))

@@ -10,6 +10,7 @@ import argparse
 import random
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -28,9 +29,39 @@ from models.tokenizer import (
 )
 
 HIDDEN_RATE, OTHER_RATE = 6e-3, 3e-3  # peak learning rates: matrices (Muon), the rest (AdamW)
-WARM_UP, DECAY = 0.01, 0.35  # shares of the schedule: rising at its start, falling at its end
-FIRST_SIZE, FULL_SIZE, FULL_FROM = 6, 20, 0.2  # curriculum: sizes grow over this share
+FIRST_SIZE, FULL_SIZE = 6, 20  # the curriculum's smallest and largest bound on sizes
 REPORT_STEPS, SAVE_SECONDS = 50, 240
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One part of the schedule; ``warm_up``, ``decay`` and ``growing`` are shares of its length.
+
+    The learning rate rises to ``rate`` times its peak over ``warm_up`` and falls to zero over
+    ``decay``; problem sizes grow over ``growing``.
+    """
+
+    tokens: float
+    rate: float
+    warm_up: float
+    decay: float
+    growing: float
+
+    def rate_factor(self, progress: float) -> float:
+        """The learning rate as a share of its peak, at a progress of 0..1 through the phase."""
+        shape = min(1.0, progress / self.warm_up, (1 - progress) / self.decay)
+        return self.rate * max(0.0, shape)
+
+    def largest_size(self, progress: float) -> int:
+        """The largest problem size at a progress of 0..1 through the phase."""
+        grown = min(1.0, progress / self.growing) if self.growing else 1.0
+        return FIRST_SIZE + int(grown * (FULL_SIZE - FIRST_SIZE))
+
+
+PHASES = (
+    Phase(tokens=20e6, rate=1.0, warm_up=0.01, decay=0.35, growing=0.2),
+    Phase(tokens=10e6, rate=0.6, warm_up=0.02, decay=0.7, growing=0.0),
+)
 
 
 def build_model() -> Qwen3ForCausalLM:
@@ -65,17 +96,6 @@ def build_optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
         ),
         torch.optim.AdamW(others, lr=OTHER_RATE, weight_decay=0.0, betas=(0.9, 0.98)),
     ]
-
-
-def rate_factor(progress: float) -> float:
-    """The learning rate as a share of its peak, at a progress of 0..1 through the schedule."""
-    return max(0.0, min(1.0, progress / WARM_UP, (1 - progress) / DECAY))
-
-
-def largest_size(progress: float) -> int:
-    """The curriculum's largest problem size at a progress of 0..1."""
-    grown = min(1.0, progress / FULL_FROM) * (FULL_SIZE - FIRST_SIZE)
-    return FIRST_SIZE + int(grown)
 
 
 def tensors(batch: list[Sequence]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -154,19 +174,18 @@ def save(model: Qwen3ForCausalLM, folder: Path) -> None:
     save_tokenizer(folder)
 
 
-def train(out: Path, tokens: float, minutes: float, seed: int) -> None:
-    """Train for ``tokens`` tokens or ``minutes`` minutes, whichever ends first, and save."""
-    torch.manual_seed(seed)
-    rng, tokenizer = random.Random(seed), build_tokenizer()
-    model = build_model().train()
-    optimizers = build_optimizers(model)
+def train_phase(
+    model: Qwen3ForCausalLM, phase: Phase, rng: random.Random, out: Path, minutes: float
+) -> None:
+    """Train for the phase's tokens or ``minutes`` minutes, whichever ends first, and save."""
+    tokenizer, optimizers = build_tokenizer(), build_optimizers(model)
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     state, saved, done = Progress(), time.monotonic(), 0.0
     while done < 1:
-        for batch in batches(rng, tokenizer, largest_size(done)):
-            done = max(state.tokens / tokens, state.minutes() / minutes)
+        for batch in batches(rng, tokenizer, phase.largest_size(done)):
+            done = max(state.tokens / phase.tokens, state.minutes() / minutes)
             for optimizer, peak in zip(optimizers, peaks, strict=True):
-                optimizer.param_groups[0]["lr"] = peak * rate_factor(done)
+                optimizer.param_groups[0]["lr"] = peak * phase.rate_factor(done)
             state.note(batch, *step(model, optimizers, batch))
         if time.monotonic() - saved > SAVE_SECONDS:
             save(model, out)
@@ -174,17 +193,30 @@ def train(out: Path, tokens: float, minutes: float, seed: int) -> None:
     save(model, out)
 
 
+def train(out: Path, minutes: float, seed: int, start: Path | None, first: int) -> None:
+    """Train the phases from number ``first`` on, from nothing or from the weights of ``start``."""
+    torch.manual_seed(seed)
+    model = Qwen3ForCausalLM.from_pretrained(start) if start else build_model()
+    model.train()
+    whole = sum(phase.tokens for phase in PHASES)
+    for number, phase in enumerate(PHASES[first:], start=first):
+        print(f"phase {number}: {phase}", flush=True)
+        rng = random.Random(seed + number)
+        train_phase(model, phase, rng, out, minutes * phase.tokens / whole)
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder to write the model to")
-    parser.add_argument("--minutes", type=float, default=90.0, help="time limit")
-    parser.add_argument("--tokens", type=float, default=20e6, help="length of the schedule")
+    parser.add_argument("--minutes", type=float, default=120.0, help="time limit of all phases")
+    parser.add_argument("--start", type=Path, help="weights to go on from, not from nothing")
+    parser.add_argument("--first-phase", type=int, default=0, help="first phase to train")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=7)
     given = parser.parse_args(argv)
     torch.set_num_threads(given.threads)
-    train(given.out, given.tokens, given.minutes, given.seed)
+    train(given.out, given.minutes, given.seed, given.start, given.first_phase)
 
 
 if __name__ == "__main__":

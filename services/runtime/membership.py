@@ -77,8 +77,10 @@ class MembershipWatch:
 
     async def _run(self) -> None:
         while True:
-            with suppress(HeadwayError):
+            try:
                 self._compare(await self._store.members(self._service))
+            except HeadwayError:
+                self._missed_at.clear()  # they could not be seen, which is not being missed
             await asyncio.sleep(WATCH_INTERVAL)
 
     def _compare(self, members: list[Member]) -> None:

@@ -113,7 +113,9 @@ async def _start(
     undo.callback(watching.cancel)
     await server.set_serving(True)
     metrics.serving(True)
-    member = Member(config.service_name(), config.service_id, runtime.address, **service.member())
+    said = dict(service.member())
+    said["detail"] = {**said.get("detail", {}), "pid": str(os.getpid())}
+    member = Member(config.service_name(), config.service_id, runtime.address, **said)
     lease = MembershipLease(store, member)
     lease.start()
     undo.push_async_callback(lease.stop)

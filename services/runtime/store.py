@@ -206,14 +206,23 @@ class Store:
         try:
             yield
         except (RedisError, OSError) as error:
+            _heed_cancel()
             if self._answering:
                 get_logger().warning("store_lost", error=str(error))
             self._answering = False
             message = f"the store does not answer: {error}"
             raise HeadwayError(Code.UNAVAILABLE, message) from error
+        _heed_cancel()
         if not self._answering:
             get_logger().info("store_reached")
         self._answering = True
+
+
+def _heed_cancel() -> None:
+    """The client swallows some cancels that come during a call; whoever cancelled waits for one."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 async def _answers(client: redis.Redis, shown_url: str, patience: float) -> None:

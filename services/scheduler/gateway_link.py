@@ -17,6 +17,8 @@ from services.runtime.logs import get_logger
 
 Answer = Placed | Rejected | Lost
 Told = GatewayConnected | GatewayGone | Request | CancelStream
+_HELLO_TIMEOUT = 5.0
+
 _Queue = asyncio.Queue[Answer | HeadwayError]
 
 _MOST_GATHERED = 1024
@@ -94,11 +96,14 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
     async def _serve(
         self, messages: AsyncIterator[scheduler_pb2.GatewayMessage]
     ) -> AsyncIterator[list[Answer]]:
+        try:
+            async with asyncio.timeout(_HELLO_TIMEOUT):
+                gateway_id = _greeting(await anext(messages, None))
+        except TimeoutError:
+            message = f"no GatewayHello came in {_HELLO_TIMEOUT:g} s: send it first"
+            raise HeadwayError(Code.DEADLINE_EXCEEDED, message) from None
         post = self._post
         if post is None:
-            raise self._not_leading()
-        gateway_id = _greeting(await anext(messages, None))
-        if self._post is not post:
             raise self._not_leading()
         self._end(gateway_id, HeadwayError(Code.CANCELLED, "a newer stream has been opened"))
         queue: _Queue = asyncio.Queue(self._max_queued)

@@ -59,13 +59,13 @@ class Leadership:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if self._token is not None:
-            candidate_id = self._candidate_id
-            await self._step_down("stopping")
-            try:
-                await self._store.release_leader(candidate_id)
-            except HeadwayError as error:
-                self._log.warning("lease_not_released", error=error.message)
+        candidate_id = self._candidate_id
+        await self._step_down("stopping")
+        try:
+            # Whether it leads or not: an answer from the store may have been on its way.
+            await self._store.release_leader(candidate_id)
+        except HeadwayError as error:
+            self._log.warning("lease_not_released", error=error.message)
 
     async def _run(self) -> None:
         while True:

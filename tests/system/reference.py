@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 @cache
 def _loaded(model: str) -> tuple[Any, Any]:
     torch.set_num_threads(1)
-    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    network: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    network.eval()
     return network, AutoTokenizer.from_pretrained(model)
 
 

@@ -11,6 +11,7 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -109,8 +110,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Asyncio's."""
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by name
 
     def send(self, request: bytes, on_event: OnEvent | None) -> Response:
         """Send; wait for the response's ``ended``."""
@@ -251,7 +251,8 @@ class Client:
         return None
 
     def _give_back(self, connection: Connection, response: Response) -> None:
-        if response.ended.done() and not connection.closed:
+        ended = response.ended.done() and not response.ended.cancelled()
+        if ended and not connection.closed:
             self._idle.append(connection)
         else:
             connection.abort()

@@ -25,7 +25,7 @@ _NOT_CONFIG = ("api_key", "run", "command", "bench", "json")
 
 
 async def measure(args: Namespace) -> int:
-    """The exit status: 1 where no request finished, 130 where it was stopped."""
+    """The exit status: 1 where a request failed, 130 where the run was stopped."""
     console, slo = Console(), Slo.parse(args.slo)
     api_key = args.api_key or os.environ.get("HEADWAY_API_KEY", "")
     endpoint = Endpoint.parse(args.url, api_key or os.environ.get("OPENAI_API_KEY", ""))
@@ -43,7 +43,7 @@ async def measure(args: Namespace) -> int:
     _report(args, console, options, plan, replay, summarise(replay.outcomes, slo, duration))
     if stopping.is_set():
         return 130
-    return 0 if any(outcome.times for outcome in replay.outcomes) else 1
+    return 1 if replay.tally.errors else 0
 
 
 # --- before ---------------------------------------------------------------------------

@@ -181,8 +181,11 @@ def _source(options: Options, rows: Sequence[TraceRow], notes: list[str]) -> tup
     name = options.prompts or ("trace" if own_prompts else "mini")
     chat = options.endpoint != "completions"
     if name == "mini":
-        if any(row.output_tokens for row in rows):
-            notes.append("prompts are the small model's problems with the nearest output lengths")
+        if rows:
+            notes.append(
+                "prompts are not the trace's but the small model's problems, those whose "
+                "expected output is nearest in length"
+            )
         return mini_source(options.seed), "chat"
     if name == "random-tokens":
         if options.model_limit is not None and rows:

@@ -71,7 +71,7 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print; 1 where no request finished, 130 where it was stopped."""
+    """Measure and print; 1 where a request failed, 130 where it was stopped."""
     import uvloop
 
     from headway.cli.bench.measure import measure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ class Cluster:
     emulated: Emulated
     grpc_address: str
     store: Store
+    _clients: dict[str, AsyncOpenAI] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -44,9 +45,11 @@ class Cluster:
     def port(self) -> int:
         return int(self.service.http_address.rpartition(":")[2])
 
-    def openai(self, key: str = "none", **options: Any) -> AsyncOpenAI:
+    def openai(self, key: str = "none") -> AsyncOpenAI:
         """The official client, unchanged; without its retries, so that errors are seen."""
-        return AsyncOpenAI(api_key=key, base_url=f"{self.url}/v1", max_retries=0, **options)
+        if key not in self._clients:
+            self._clients[key] = AsyncOpenAI(api_key=key, base_url=f"{self.url}/v1", max_retries=0)
+        return self._clients[key]
 
     def http(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(base_url=self.url, timeout=20)

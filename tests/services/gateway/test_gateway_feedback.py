@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gateway_harness import cluster, until
-
 from protos import autoscaler_pb2, autoscaler_pb2_grpc, predictor_pb2, predictor_pb2_grpc
 from services.gateway.feedback import Lengths
 from services.runtime.config import ServiceConfig
 from services.runtime.server import GrpcServer
 from services.runtime.store import Member
+from tests.services.gateway.gateway_harness import cluster, until
 
 
 class Listener(predictor_pb2_grpc.PredictorServicer, autoscaler_pb2_grpc.AutoscalerServicer):
@@ -21,13 +20,13 @@ class Listener(predictor_pb2_grpc.PredictorServicer, autoscaler_pb2_grpc.Autosca
         self.observed: list[predictor_pb2.ObserveRequest] = []
         self.rates: list[autoscaler_pb2.RateReport] = []
 
-    async def Observe(  # noqa: N802
+    async def Observe(
         self, request: predictor_pb2.ObserveRequest, context: Any
     ) -> predictor_pb2.ObserveReply:
         self.observed.append(request)
         return predictor_pb2.ObserveReply(num_observed=len(self.observed))
 
-    async def GetTable(  # noqa: N802
+    async def GetTable(
         self, request: predictor_pb2.GetTableRequest, context: Any
     ) -> predictor_pb2.LengthTable:
         return predictor_pb2.LengthTable(
@@ -37,11 +36,16 @@ class Listener(predictor_pb2_grpc.PredictorServicer, autoscaler_pb2_grpc.Autosca
             num_samples=[1, 1],
         )
 
-    async def ReportRates(  # noqa: N802
+    async def ReportRates(
         self, request: autoscaler_pb2.RateReport, context: Any
     ) -> autoscaler_pb2.RateReportReply:
         self.rates.append(request)
         return autoscaler_pb2.RateReportReply()
+
+    async def GetTargets(
+        self, request: autoscaler_pb2.GetTargetsRequest, context: Any
+    ) -> autoscaler_pb2.Targets:
+        return autoscaler_pb2.Targets()
 
 
 def test_a_table_predicts_by_bucket_with_the_last_one_open() -> None:

@@ -8,10 +8,19 @@ from pathlib import Path
 
 import grpc
 import pytest
+from prometheus_client import CollectorRegistry
 
+from headway.core.gateway_events import Delivery
+from headway.errors import HeadwayError
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services.gateway.auth import key_line
+from services.gateway.grpc_edge import GrpcReply
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.output_text import OutputText
+from services.gateway.outputs import Output
+from services.gateway.tokenizer import TextCodec
 from tests.services.gateway.gateway_harness import GATEWAY_ID, Cluster, cluster, until
+from tests.services.gateway.tiny_model import byte_tokenizer
 
 
 async def generate(
@@ -159,10 +168,11 @@ async def test_a_malformed_frame_an_oversized_message_and_bad_utf8_leave_the_ser
     await asyncio.wait_for(reader.read(), 10)  # the connection is closed, with a GOAWAY at best
     async with grpc.aio.insecure_channel(running.grpc_address) as channel:
         for packed, code in (
-            (b"\x12\x04abc\xff", grpc.StatusCode.INTERNAL),  # a prompt that is not UTF-8
-            (b"\xff\xff\xff", grpc.StatusCode.INTERNAL),
+            (b"\x12\x04abc\xff", grpc.StatusCode.UNKNOWN),  # a prompt that is not UTF-8
+            (b"\xff\xff\xff", grpc.StatusCode.UNKNOWN),
             (b"\x12" + b"x" * 5_000_000, grpc.StatusCode.RESOURCE_EXHAUSTED),
         ):
+            call: grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
             call = channel.unary_stream("/headway.v1.Gateway/Generate")
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 async for _ in call(packed):
@@ -171,19 +181,26 @@ async def test_a_malformed_frame_an_oversized_message_and_bad_utf8_leave_the_ser
     assert "".join(r.text for r in await generate(running, chat("a"))) == "a"
 
 
-async def test_a_client_that_does_not_read_is_cut_off(tmp_path: Path, store_url: str) -> None:
-    async with (
-        cluster(tmp_path, store_url) as running,
-        grpc.aio.insecure_channel(
-            running.grpc_address, options=[("grpc.http2.lookahead_bytes", 1024)]
-        ) as channel,
-    ):
-        sampling = gateway_pb2.SamplingOptions(max_tokens=2000, ignore_eos=True)
-        request = gateway_pb2.GenerateRequest(model="tiny", prompt="a", sampling=sampling)
-        calls = [gateway_pb2_grpc.GatewayStub(channel).Generate(request) for _ in range(4)]
-        await until(lambda: running.service.num_open > 0)
-        await until(lambda: running.service.num_open == 0)
-        assert calls
+async def test_a_client_that_does_not_read_is_cut_off_and_told() -> None:
+    let_go: list[Output] = []
+    metrics = GatewayMetrics(CollectorRegistry())
+    reply = GrpcReply("gen-1", let_go.extend, metrics)
+    output = Output(
+        "gen-1",
+        0,
+        OutputText(TextCodec(byte_tokenizer()).detokeniser()),
+        reply,
+        num_prompt_tokens=1,
+        arrival_at=0.0,
+        keeps_tokens=True,
+    )
+    reply.outputs.append(output)
+    for _ in range(5000):
+        output.deliver(Delivery("gen-1", 97, None, None), 1.0)
+    assert let_go == [output]
+    with pytest.raises(HeadwayError, match="read faster"):
+        async for _ in reply.messages():
+            pass
 
 
 async def test_health_and_reflection_answer(running: Cluster) -> None:

@@ -1,15 +1,18 @@
-"""The state store on a real server: leases, fencing tokens, membership."""
+"""The state store on a real server: leases, fencing tokens, members, outages."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
+from uuid import uuid4
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headway.errors import Code, HeadwayError
 from services.runtime.local_store import LocalStore
-from services.runtime.membership import MembershipLease, MembershipWatch
 from services.runtime.store import Member, Store
 
 
@@ -20,51 +23,112 @@ async def store(store_url: str, cluster: str) -> AsyncIterator[Store]:
     await found.close()
 
 
+async def lead(store: Store, candidate: str, ttl: float = 5.0) -> int | None:
+    return await store.acquire_leader(candidate, f"{candidate}:1", ttl)
+
+
 async def test_one_candidate_leads_at_a_time(store: Store) -> None:
-    assert await store.acquire_leader("one", "one:1", 5.0) == 1
-    assert await store.acquire_leader("two", "two:1", 5.0) is None
+    token = await lead(store, "one")
+    assert await lead(store, "two") is None
     leader = await store.leader()
     assert leader is not None
-    assert (leader.candidate_id, leader.address, leader.fencing_token) == ("one", "one:1", 1)
+    assert (leader.candidate_id, leader.address, leader.fencing_token) == ("one", "one:1", token)
 
 
 async def test_a_renewal_keeps_the_token_and_a_change_raises_it(store: Store) -> None:
-    assert await store.acquire_leader("one", "one:1", 5.0) == 1
-    assert await store.acquire_leader("one", "one:1", 5.0) == 1
+    first = await lead(store, "one")
+    assert first is not None
+    assert await lead(store, "one") == first
     await store.release_leader("two")
-    assert await store.acquire_leader("two", "two:1", 5.0) is None
+    assert await lead(store, "two") is None
     await store.release_leader("one")
     assert await store.leader() is None
-    assert await store.acquire_leader("two", "two:1", 5.0) == 2
+    assert await lead(store, "two") == first + 1
 
 
 async def test_an_expired_lease_goes_to_the_next_candidate(store: Store) -> None:
-    assert await store.acquire_leader("one", "one:1", 0.05) == 1
+    first = await lead(store, "one", ttl=0.05)
+    assert first is not None
     async with asyncio.timeout(5):
-        while (token := await store.acquire_leader("two", "two:1", 5.0)) is None:
+        while (token := await lead(store, "two")) is None:
             await asyncio.sleep(0.01)
-    assert token == 2
+    assert token > first
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(("one", "two")),
+            st.sampled_from(("acquire", "release", "expire", "forget scripts")),
+        ),
+        max_size=25,
+    )
+)
+def test_whatever_two_candidates_do_no_token_is_given_twice(
+    store_url: str, steps: list[tuple[str, str]]
+) -> None:
+    async def play() -> None:
+        store = await Store.connect(store_url, f"test-{uuid4().hex}")
+        holder: str | None = None
+        token = newest = 0
+        for candidate, step in steps:
+            if step == "acquire":
+                given_token = await lead(store, candidate)
+                if holder not in (None, candidate):
+                    assert given_token is None, "two leaders"
+                elif holder == candidate:
+                    assert given_token == token, "a renewal changed the token"
+                else:
+                    assert given_token is not None
+                    assert newest < given_token < 2**32
+                    holder, token, newest = candidate, given_token, given_token
+            elif step == "release":
+                await store.release_leader(candidate)
+                holder = None if holder == candidate else holder
+            elif step == "expire":
+                await store._client.delete(store._key("leader"))
+                holder = None
+            else:
+                await store._client.script_flush()
+            found = await store.leader()
+            assert (found.candidate_id if found else None) == holder
+        await store.close()
+
+    asyncio.run(play())
 
 
 async def test_many_candidates_never_share_a_token(store: Store) -> None:
-    given: list[int] = []
+    given_tokens: list[int] = []
 
     async def stand(name: str) -> None:
         for _ in range(10):
-            token = await store.acquire_leader(name, f"{name}:1", 1.0)
+            token = await lead(store, name, ttl=1.0)
             if token is not None:
-                given.append(token)
+                given_tokens.append(token)
                 await store.release_leader(name)
 
     await asyncio.gather(*(stand(f"candidate-{n}") for n in range(8)))
-    assert len(given) == len(set(given))
-    assert given == sorted(given)
+    assert len(given_tokens) == len(set(given_tokens))
+    assert given_tokens == sorted(given_tokens)
 
 
-async def test_the_script_is_loaded_again_where_the_server_forgot_it(store: Store) -> None:
-    await store.acquire_leader("one", "one:1", 5.0)
-    await store._client.script_flush()
-    assert await store.acquire_leader("one", "one:1", 5.0) == 1
+async def test_tokens_go_on_rising_where_the_store_has_lost_its_data(store: Store) -> None:
+    await store._client.set(store._key("fencing"), 12)  # a token of ten minutes ago was below now
+    before = await lead(store, "one")
+    assert before is not None
+    await store._client.delete(store._key("leader"), store._key("fencing"))
+    async with asyncio.timeout(10):
+        while int((await store._client.time())[0]) <= before:  # as a restart of the store takes
+            await asyncio.sleep(0.02)
+    after = await lead(store, "two")
+    assert after is not None
+    assert after > before
+
+
+async def test_a_candidate_with_a_bar_in_its_name_is_refused(store: Store) -> None:
+    with pytest.raises(HeadwayError, match="without a |"):
+        await lead(store, "a|b")
 
 
 async def test_members_come_and_go_with_their_leases(store: Store) -> None:
@@ -77,26 +141,32 @@ async def test_members_come_and_go_with_their_leases(store: Store) -> None:
     async with asyncio.timeout(5):
         while await store.members("worker"):
             await asyncio.sleep(0.01)
+    assert await store._client.smembers(store._key("members", "worker")) == set()
 
 
-async def test_a_watch_sees_joins_moves_and_leaves(store: Store) -> None:
-    seen: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
-    watch = MembershipWatch(
-        store,
-        "worker",
-        lambda member: seen.put_nowait(("join", member.address)),
-        lambda member: seen.put_nowait(("leave", member.address)),
-    )
-    watch.start()
-    lease = MembershipLease(store, Member("worker", "w1", "old:1"))
-    lease.start()
-    async with asyncio.timeout(10):
-        assert await seen.get() == ("join", "old:1")
-        await lease.stop()
-        assert await seen.get() == ("leave", "old:1")
-        await store.join(Member("worker", "w1", "new:1"))
-        assert await seen.get() == ("join", "new:1")
-    await watch.stop()
+async def test_a_member_that_renews_while_it_is_pruned_stays(store: Store) -> None:
+    member = Member("worker", "w1", "w1:1")
+    await store.join(member)
+    keys = [store._key("members", "worker"), store._key("member", "worker", "w1")]
+    await store._prune(keys, ["w1"])
+    assert await store.members("worker") == [member]
+
+
+async def test_members_of_other_versions_and_nonsense_do_not_hide_the_others(store: Store) -> None:
+    newer = {"service": "worker", "member_id": "w2", "address": "w2:1", "since_version": 9}
+    for member_id, text in (("w1", "{"), ("w2", json.dumps(newer)), ("w3", '{"role": "decode"}')):
+        await store._client.set(store._key("member", "worker", member_id), text)
+        await store._client.sadd(store._key("members", "worker"), member_id)
+    assert await store.members("worker") == [Member("worker", "w2", "w2:1")]
+
+
+async def test_clusters_do_not_see_each_other(store: Store, store_url: str) -> None:
+    other = await Store.connect(store_url, "test-other")
+    await store.join(Member("worker", "w1", "w1:1"))
+    assert await lead(store, "one") is not None
+    assert await other.members("worker") == []
+    assert await other.leader() is None
+    await other.close()
 
 
 async def test_targets_are_read_back(store: Store) -> None:
@@ -105,17 +175,46 @@ async def test_targets_are_read_back(store: Store) -> None:
     assert await store.read_targets() == {"num_prefill": 2}
 
 
-async def test_a_store_that_is_gone_is_unavailable_not_a_crash(cluster: str) -> None:
+async def test_estimates_are_read_back_by_model_and_nonsense_is_left_out(store: Store) -> None:
+    assert await store.read_estimates() == {}
+    await store.save_estimates("m", {"means": [1.5]})
+    await store._client.hset(store._key("estimates"), "broken", "[")
+    assert await store.read_estimates() == {"m": {"means": [1.5]}}
+
+
+async def test_a_store_that_is_gone_is_unavailable_and_its_return_is_noticed(
+    cluster: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with LocalStore() as server:
+        store, port = await Store.connect(server.url, cluster), server.port
+    for _ in range(3):
+        with pytest.raises(HeadwayError) as refused:
+            await store.leader()
+        assert refused.value.code is Code.UNAVAILABLE
+    with LocalStore(port=port):
+        assert await store.leader() is None
+        assert await lead(store, "one") is not None
+    await store.close()
+    said = capsys.readouterr().out
+    assert (said.count("store_lost"), said.count("store_reached")) == (1, 1)
+
+
+async def test_a_store_that_hangs_is_unavailable_before_leases_run_out(cluster: str) -> None:
     with LocalStore() as server:
         store = await Store.connect(server.url, cluster)
-    with pytest.raises(HeadwayError) as refused:
-        await store.leader()
-    assert refused.value.code is Code.UNAVAILABLE
-    await store.close()
+        server.process.send_signal(19)  # SIGSTOP
+        async with asyncio.timeout(10):
+            with pytest.raises(HeadwayError) as refused:
+                await store.leader()
+        assert refused.value.code is Code.UNAVAILABLE
+        server.process.send_signal(18)  # SIGCONT
+        assert await store.leader() is None
+        await store.close()
 
 
-async def test_connecting_gives_up_with_the_way_out(cluster: str) -> None:
-    with pytest.raises(HeadwayError, match="--store"):
-        await Store.connect("redis://127.0.0.1:1/0", cluster, patience=0.0)
+async def test_connecting_gives_up_with_the_way_out_and_keeps_the_password(cluster: str) -> None:
+    with pytest.raises(HeadwayError, match="--store") as refused:
+        await Store.connect("redis://:secret@127.0.0.1:1/0", cluster, patience=0.0)
+    assert "secret" not in refused.value.message
     with pytest.raises(HeadwayError, match="redis://"):
         await Store.connect("http://nowhere", cluster)

@@ -1,0 +1,82 @@
+"""Leases and watches on a real store, through outages of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from services.runtime.local_store import LocalStore
+from services.runtime.membership import MembershipLease, MembershipWatch
+from services.runtime.store import Member, Store
+
+PATIENCE = 15.0
+Seen = asyncio.Queue[tuple[str, str]]
+
+
+@asynccontextmanager
+async def watching(url: str, cluster: str) -> AsyncIterator[tuple[Store, Seen]]:
+    """A watch over workers, and what it sees."""
+    store, seen = await Store.connect(url, cluster), Seen()
+    watch = MembershipWatch(
+        store,
+        "worker",
+        lambda member: seen.put_nowait(("join", member.address)),
+        lambda member: seen.put_nowait(("leave", member.address)),
+    )
+    watch.start()
+    async with asyncio.timeout(PATIENCE):
+        yield store, seen
+    await watch.stop()
+    await store.close()
+
+
+async def test_a_watch_sees_joins_and_leaves(store_url: str, cluster: str) -> None:
+    async with watching(store_url, cluster) as (store, seen):
+        lease = MembershipLease(store, Member("worker", "w1", "old:1"))
+        lease.start()
+        assert await seen.get() == ("join", "old:1")
+        await lease.stop()
+        assert await seen.get() == ("leave", "old:1")
+
+
+async def test_a_member_that_moves_leaves_and_joins(store_url: str, cluster: str) -> None:
+    async with watching(store_url, cluster) as (store, seen):
+        await store.join(Member("worker", "w1", "old:1"))
+        assert await seen.get() == ("join", "old:1")
+        await store.join(Member("worker", "w1", "new:1"))
+        assert [await seen.get(), await seen.get()] == [("leave", "old:1"), ("join", "new:1")]
+
+
+async def test_a_store_that_comes_back_empty_takes_nobody_out(cluster: str) -> None:
+    with LocalStore() as first:
+        port = first.port
+        async with watching(first.url, cluster) as (store, seen):
+            lease = MembershipLease(store, Member("worker", "w1", "w1:1"))
+            lease.start()
+            assert await seen.get() == ("join", "w1:1")
+            first.close()
+            with LocalStore(port=port):
+                while not await store.members("worker"):
+                    await asyncio.sleep(0.05)
+                await store.join(Member("worker", "w2", "w2:1"))
+                assert await seen.get() == ("join", "w2:1"), "w1 must not have left"
+                await lease.stop()
+
+
+async def test_a_listener_that_fails_does_not_end_the_watch(store_url: str, cluster: str) -> None:
+    store, seen = await Store.connect(store_url, cluster), asyncio.Queue[str]()
+
+    def on_join(member: Member) -> None:
+        if member.member_id == "bad":
+            raise ValueError(member.member_id)
+        seen.put_nowait(member.member_id)
+
+    watch = MembershipWatch(store, "worker", on_join, lambda member: None)
+    watch.start()
+    await store.join(Member("worker", "bad", "bad:1"))
+    await store.join(Member("worker", "good", "good:1"))
+    async with asyncio.timeout(PATIENCE):
+        assert await seen.get() == "good"
+    await watch.stop()
+    await store.close()

@@ -1,0 +1,156 @@
+"""Traces: three formats read, malformed rows refused with file, line and value."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.cli.bench.plan import load_trace
+from headway.errors import HeadwayError
+from headway.workload.traces import Trace, TraceRow, read_trace
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens"
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+
+def read(*lines: str, most_rows: int | None = None) -> Trace:
+    return read_trace(lines, "t", most_rows=most_rows)
+
+
+def test_azures_columns_are_read() -> None:
+    trace = read(AZURE, "2023-11-16 18:15:46.6805900,374,44", "2023-11-16 18:15:50.6805900,396,109")
+    assert trace.format == "azure"
+    assert trace.rows == (TraceRow(0.0, 374, 44), TraceRow(pytest.approx(4.0), 396, 109))
+
+
+def test_azures_later_files_with_time_zones_are_read() -> None:
+    trace = read(AZURE, "2024-05-10 00:00:00.5+00:00,1,2", "2024-05-10 00:00:01.5+00:00,3,4")
+    assert [row.arrival_at for row in trace.rows] == pytest.approx([0.0, 1.0])
+
+
+def test_mooncakes_milliseconds_are_read_and_its_coarse_clock_is_noticed() -> None:
+    rows = [
+        {"timestamp": at, "input_length": 5, "output_length": 6} for at in (3000, 3000, 5999, 9000)
+    ]
+    trace = read(*map(json.dumps, rows))
+    assert (trace.format, trace.step) == ("mooncake", 3.0)
+    assert [row.arrival_at for row in trace.rows] == pytest.approx([0, 0, 2.999, 6])
+
+
+def test_a_fine_clock_has_no_step() -> None:
+    rows = [{"timestamp": at, "input_length": 5, "output_length": 6} for at in (0, 27, 3000)]
+    assert read(*map(json.dumps, rows)).step == 0.0
+
+
+def test_plain_rows_may_say_nothing_but_their_arrival() -> None:
+    trace = read('{"arrival_at": 2, "prompt": "hi", "output_tokens": 3}', '{"arrival_at": 1.5}')
+    assert trace.rows == (TraceRow(0.0), TraceRow(0.5, None, 3, "hi"))
+
+
+def test_plain_csv_leaves_cells_empty() -> None:
+    trace = read("arrival_at,prompt,prompt_tokens,output_tokens", '0,"Add 1, 2.",,7', "1,,4,")
+    assert trace.rows == (TraceRow(0.0, None, 7, "Add 1, 2."), TraceRow(1.0, 4, None))
+
+
+def test_blank_lines_are_passed_over_and_rows_come_sorted() -> None:
+    trace = read("", "arrival_at", "3", "", "1")
+    assert [row.arrival_at for row in trace.rows] == [0.0, 2.0]
+
+
+def test_reading_stops_at_the_rows_wanted() -> None:
+    assert len(read("arrival_at", "1", "2", "no number", most_rows=2).rows) == 2
+
+
+@pytest.mark.parametrize(
+    ("lines", "line", "value"),
+    [
+        ([AZURE, "2023-11-16 18:15:46,1,2", "yesterday,1,2"], 3, "'yesterday'"),
+        ([AZURE, "2023-11-16 18:15:46,-1,2"], 2, "'-1'"),
+        ([AZURE, "2023-11-16 18:15:46,1.5,2"], 2, "'1.5'"),
+        ([AZURE, "2023-11-16 18:15:46,1"], 2, "'2023-11-16 18:15:46,1'"),
+        ([AZURE, "2023-11-16 18:15:46,,2"], 2, "None"),
+        (["when,tokens", "1,2"], 1, "'when,tokens'"),
+        (["arrival_at", "nan"], 2, "'nan'"),
+        (["arrival_at", "inf"], 2, "'inf'"),
+        (["arrival_at", "-3"], 2, "'-3'"),
+        (["arrival_at,output_tokens", "1,0"], 2, "'0'"),
+        (['{"arrival_at": 1}', "", '{"arrival_at": tru'], 3, "'{\"arrival_at\": tru'"),
+        (['{"arrival_at": 1}', "[1]"], 2, "'[1]'"),
+        (['{"arrival_at": true}'], 1, "True"),
+        (['{"arrival_at": 1, "prompt": 7}'], 1, "7"),
+        (['{"arrival_at": 1, "prompt_tokens": 2.5}'], 1, "2.5"),
+        (['{"timestamp": "x", "input_length": 1, "output_length": 1}'], 1, "'x'"),
+        (['{"speed": 1}'], 1, "'{\"speed\": 1}'"),
+    ],
+)
+def test_a_malformed_row_is_refused_with_file_line_and_value(
+    lines: list[str], line: int, value: str
+) -> None:
+    with pytest.raises(HeadwayError) as refused:
+        read_trace(lines, "some.trace")
+    assert refused.value.message.startswith(f"some.trace, line {line}: ")
+    assert value in refused.value.message
+
+
+@pytest.mark.parametrize("lines", [[], ["", " "], ["arrival_at"]])
+def test_a_trace_without_rows_is_refused(lines: list[str]) -> None:
+    with pytest.raises(HeadwayError, match="t "):
+        read(*lines)
+
+
+@given(st.lists(st.text(max_size=30), max_size=6))
+def test_any_text_is_read_or_refused_in_words(lines: list[str]) -> None:
+    try:
+        trace = read_trace(lines, "t")
+    except HeadwayError as error:
+        assert error.message.startswith("t")
+    else:
+        assert trace.rows[0].arrival_at == 0.0
+
+
+instants = st.lists(st.floats(0.0, 1e6), min_size=2, max_size=30)
+
+
+@given(instants, st.floats(0.01, 100.0))
+def test_a_speed_scales_the_mean_rate(found: list[float], speed: float) -> None:
+    trace = read("arrival_at", *map(repr, found))
+    faster = trace.faster(speed)
+    assert faster.mean_rate == pytest.approx(trace.mean_rate * speed)
+    assert faster.rows[0].arrival_at == 0.0
+
+
+@given(instants, st.integers(0, 99))
+def test_spreading_moves_an_arrival_by_less_than_the_width(found: list[float], seed: int) -> None:
+    trace = read("arrival_at", *map(repr, found))
+    spread = trace.spread(3.0, random.Random(seed))
+    pairs = zip(trace.rows, spread.rows, strict=True)
+    assert all(abs(before.arrival_at - after.arrival_at) < 3.0 + 1e-6 for before, after in pairs)
+    assert spread.rows[0].arrival_at == 0.0
+
+
+def test_all_at_once_has_an_infinite_rate() -> None:
+    assert math.isinf(read("arrival_at", "1", "1").mean_rate)
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "num_rows", "first", "step"),
+    [
+        ("azure_llm_2023_conv.csv.gz", "azure", 19_366, TraceRow(0.0, 374, 44), 0.0),
+        ("azure_llm_2023_code.csv.gz", "azure", 8_819, None, 0.0),
+        ("mooncake_conversation_trace.jsonl.gz", "mooncake", 12_031, None, 3.0),
+    ],
+)
+def test_published_traces_are_read_whole(
+    name: str, format: str, num_rows: int, first: TraceRow | None, step: float
+) -> None:
+    if not (DATA / name).exists():
+        pytest.skip(f"{name} is not here")
+    trace = load_trace(DATA / name)
+    assert (trace.format, len(trace.rows), trace.step) == (format, num_rows, step)
+    assert first is None or trace.rows[0] == first
