@@ -1,5 +1,6 @@
 # One image for every service: `docker build -t headway .`, then `python -m services.<name>`.
-FROM python:3.11-slim AS base
+ARG BASE=python:3.11-slim
+FROM $BASE
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /opt/headway
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headway.core.gateway_admission import FirstTokenPace, over_context, too_many_waiting
 from headway.core.gateway_events import (
     CancelTokens,
     Deliver,
@@ -19,7 +20,7 @@ from headway.core.gateway_events import (
     WorkerDetached,
 )
 from headway.core.gateway_order import take_tokens
-from headway.core.gateway_state import FirstTokenPace, OpenRequest, OpenRequests, Timers
+from headway.core.gateway_state import OpenRequest, OpenRequests, Timers
 from headway.errors import Code, HeadwayError
 from headway.messages import CancelStream, Lost, Placed, Rejected, StreamFailure, TokenBatch
 from headway.request import FinishReason, Request, StreamKey
@@ -148,16 +149,11 @@ class GatewayCore:
 
     def _refusal(self, event: Submit) -> HeadwayError | None:
         num_prompt, max_tokens = len(event.prompt_token_ids), event.sampling.max_tokens
-        limit = self.settings.max_model_len
-        if num_prompt + max_tokens > limit:
-            return _over_context(num_prompt, max_tokens, limit)
+        if num_prompt + max_tokens > self.settings.max_model_len:
+            return over_context(num_prompt, max_tokens, self.settings.max_model_len)
         if self.num_waiting >= self.settings.max_waiting:
             retry_after = self._pace.time_for(self.num_waiting)
-            message = (
-                f"{self.num_waiting} requests are waiting for their first token, and at most "
-                f"{self.settings.max_waiting} may; try again in {retry_after:.0f} s"
-            )
-            return HeadwayError(Code.RESOURCE_EXHAUSTED, message, retry_after=retry_after)
+            return too_many_waiting(self.num_waiting, self.settings.max_waiting, retry_after)
         return None
 
     def _on_deadline(self, state: OpenRequest, actions: list[GatewayAction]) -> None:
@@ -292,20 +288,6 @@ class GatewayCore:
         stream_id = self._next_stream_id
         self._next_stream_id += 1
         return stream_id
-
-
-def _over_context(num_prompt: int, max_tokens: int, limit: int) -> HeadwayError:
-    if num_prompt >= limit:
-        param, said = "prompt", "shorten the prompt"
-        asked = f"the prompt has {num_prompt} tokens"
-    else:
-        param, said = "max_tokens", f"ask for at most {limit - num_prompt}"
-        asked = (
-            f"the prompt has {num_prompt} tokens and max_tokens is {max_tokens}, together "
-            f"{num_prompt + max_tokens}"
-        )
-    message = f"{asked}; prompt and output may have {limit} tokens here: {said}"
-    return HeadwayError(Code.INVALID_ARGUMENT, message, param=param)
 
 
 def _is_over(since: float | None, patience: float, now: float) -> bool:

@@ -1,4 +1,4 @@
-"""What a gateway holds: open requests, their timers, and the pace of first tokens."""
+"""What a gateway holds: open requests and their timers."""
 
 from __future__ import annotations
 
@@ -127,23 +127,3 @@ class Timers:
             state = self._requests.find(request_id)
             if state is not None:
                 yield state
-
-
-class FirstTokenPace:
-    """How fast waiting requests get their first token: an average over recent gaps."""
-
-    def __init__(self, weight: float = 0.1) -> None:
-        self._weight = weight
-        self._gap = 0.0  # seconds between first tokens; 0: unknown
-        self._last_at: float | None = None
-
-    def record(self, num_first: int, now: float) -> None:
-        """So many requests got their first token."""
-        if self._last_at is not None:
-            gap = (now - self._last_at) / num_first
-            self._gap += (gap - self._gap) * self._weight if self._gap else gap
-        self._last_at = now
-
-    def time_for(self, num_waiting: int) -> float:
-        """Seconds until so many have their first token, from 1 to 60."""
-        return min(60.0, max(1.0, num_waiting * self._gap))

@@ -124,9 +124,8 @@ class HttpConnection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """Some of the body."""
-        self._body_bytes += len(body)
-        self._check_size(self._body_bytes)
-        self._body.append(body)
+        self._check_size(len(self._body) + len(body))
+        self._body += body
 
     def on_message_complete(self) -> None:
         """The request is whole."""
@@ -237,7 +236,7 @@ class HttpConnection(asyncio.Protocol):
             method=self._method,
             path=self._path,
             headers=self._headers,
-            body=b"".join(self._body),
+            body=bytes(self._body),
             http_1_1=http_1_1,
             keep_alive=keep_alive and not self._server.draining,
             date=self._server.date,
@@ -249,8 +248,7 @@ class HttpConnection(asyncio.Protocol):
         self._head_bytes = 0
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
-        self._body: list[bytes] = []
-        self._body_bytes = 0
+        self._body = bytearray()  # not a list: a body may come byte by byte
 
     def _check_size(self, num_bytes: int) -> None:
         limit = self._limits.max_body_bytes

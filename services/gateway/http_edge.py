@@ -112,17 +112,19 @@ class HttpEdge:
 
     def _generate(self, exchange: Exchange, parse: Parse) -> None:
         arrival_at = self._around.now()
-        if len(exchange.body) <= _MOST_INLINE_BYTES:
-            self._open(exchange, arrival_at, *self._read(exchange.body, parse))
+        body, exchange.body = exchange.body, b""  # not kept while the answer is generated
+        if len(body) <= _MOST_INLINE_BYTES:
+            self._open(exchange, arrival_at, *self._read(body, parse))
             return
         task = asyncio.get_running_loop().create_task(
-            self._generate_long(exchange, parse, arrival_at)
+            self._generate_long(exchange, body, parse, arrival_at)
         )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _generate_long(self, exchange: Exchange, parse: Parse, arrival_at: float) -> None:
-        body, exchange.body = exchange.body, b""
+    async def _generate_long(
+        self, exchange: Exchange, body: bytes, parse: Parse, arrival_at: float
+    ) -> None:
         loop = asyncio.get_running_loop()
         try:
             found = await loop.run_in_executor(self._executor, self._read, body, parse)

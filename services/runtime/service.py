@@ -9,7 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import uvloop
 from prometheus_client import CollectorRegistry
@@ -72,10 +72,11 @@ def run_service(
         uvloop.run(_live(config, build))
     except HeadwayError as error:
         get_logger().error("cannot_start", error=error.message)
-        sys.exit(1)
+        _leave(1)
     except Exception as error:
         get_logger().error("crashed", error=repr(error), exc_info=error)
-        sys.exit(1)
+        _leave(1)
+    _leave(0)
 
 
 async def _live(config: C, build: Callable[[Runtime[C]], Awaitable[Service]]) -> None:
@@ -86,8 +87,7 @@ async def _live(config: C, build: Callable[[Runtime[C]], Awaitable[Service]]) ->
         starting = asyncio.create_task(_start(config, build, undo))
         if not await _done_before(starting, stopping):
             log.info("stopped", reason="told to stop while starting")
-            sys.stdout.flush()
-            os._exit(0)  # a thread may still be loading, and could not be waited for
+            _leave(0)  # at once: a thread may still be loading, and could not be waited for
         await _drain(*starting.result(), stopping)
     log.info("stopped")
 
@@ -156,6 +156,13 @@ def _on_signals() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop, number)
     return stopping
+
+
+def _leave(status: int) -> NoReturn:
+    """End the process, everything of ours being closed: Python would take torch apart for 1 s."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _log_stray_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

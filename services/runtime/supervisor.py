@@ -51,6 +51,7 @@ class Supervisor:
         }
         for process in self.processes:
             process.start(environment)
+        await asyncio.gather(*(p.serving() for p in self.processes if p.spec.command))
         self._store = await Store.connect(self._config.store, self._config.cluster)
 
     async def serving(self) -> None:

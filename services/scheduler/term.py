@@ -27,6 +27,8 @@ from services.scheduler.gateway_link import GatewayLinks
 from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.worker_link import WorkerLink
 
+_PICTURE_INTERVAL = 0.2
+
 
 class Term:
     """Begins with an election and ends for good: the next term starts from nothing."""
@@ -52,13 +54,11 @@ class Term:
         self._links: dict[str, WorkerLink] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._ended = False
+        # Metrics are scraped from another thread: they get a picture, never the core.
+        self.status: SchedulerStatus = self._core.status()
+        self._picture: asyncio.TimerHandle | None = None
         self._watch = MembershipWatch(runtime.store, "worker", self._joined, self._left)
         self._log = get_logger()
-
-    @property
-    def status(self) -> SchedulerStatus:
-        """For metrics."""
-        return self._core.status()
 
     async def begin(self) -> None:
         """Learn who is there, then follow who comes and goes."""
@@ -66,10 +66,18 @@ class Term:
         self._post(Elected(self._fencing_token, tuple(m.member_id for m in members)))
         self._gateways.open(self._post)
         self._watch.start()
+        self._take_picture()
+
+    def _take_picture(self) -> None:
+        self.status = self._core.status()
+        loop = asyncio.get_running_loop()
+        self._picture = loop.call_later(_PICTURE_INTERVAL, self._take_picture)
 
     async def end(self) -> None:
         """Say nothing more to anybody."""
         self._ended = True
+        if self._picture is not None:
+            self._picture.cancel()
         self._gateways.close()
         await self._watch.stop()
         self._driver.close()

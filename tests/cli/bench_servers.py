@@ -56,7 +56,7 @@ async def saying(*replies: bytes) -> AsyncIterator[str]:
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     try:
-        yield "http://127.0.0.1:{}".format(server.sockets[0].getsockname()[1])
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
         server.close()
 

@@ -52,7 +52,7 @@ def test_mini_prompts_follow_a_traces_output_lengths(tmp_path: Path) -> None:
     plan = make_plan(Options(model="m", trace=write(tmp_path / "t.csv", *rows), prompts="mini"))
     lengths = [len(body["messages"][0]["content"]) for body in bodies(plan)]
     assert max(lengths[1::2]) < min(lengths[0::2])
-    assert any("nearest output lengths" in note for note in plan.notes)
+    assert any("nearest in length" in note for note in plan.notes)
 
 
 def test_random_tokens_have_the_traces_lengths_within_the_models(tmp_path: Path) -> None:

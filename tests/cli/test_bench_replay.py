@@ -130,7 +130,7 @@ async def test_being_stopped_ends_what_runs_and_sends_nothing_more() -> None:
         late = Planned(1, 1000.0, b"{}", "", None)
         run = Replay(client, Plan("/", [*plan(1).requests, late], ()), most_open=9)
         running = asyncio.create_task(run.run(stopping))
-        while not run.tally.num_sent:  # noqa: ASYNC110 (what is waited for knows no events)
+        while not run.tally.num_sent:
             await asyncio.sleep(0.01)
         stopping.set()
         await asyncio.wait_for(running, 10)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headway.cli.bench.sse import BadStreamError, Delta, EventSplitter, Stream, read_delta
 
-texts = st.text(st.characters(exclude_characters="\r\n", exclude_categories=("Cs",)), max_size=12)
+texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
 
 
 @given(st.lists(texts.filter(bool), max_size=8), st.data(), st.sampled_from(["\n", "\r\n"]))
@@ -67,13 +67,17 @@ def feed(*deltas: dict[str, str]) -> Stream:
 
 
 def test_reasoning_counts_for_the_first_token_and_not_for_the_first_answer() -> None:
-    stream = feed({"role": "assistant"}, {"reasoning_content": "hm"}, {"content": "\n"}, {"content": "4"})
+    stream = feed(
+        {"role": "assistant"}, {"reasoning_content": "hm"}, {"content": "\n"}, {"content": "4"}
+    )
     assert stream.token_times == [2.0, 3.0, 4.0]
     assert (stream.first_answer_at, stream.answer) == (4.0, "4")
 
 
 def test_reasoning_that_the_server_left_in_the_text_is_no_answer() -> None:
-    stream = feed({"content": "<think>"}, {"content": "hm</thi"}, {"content": "nk> "}, {"content": "4"})
+    stream = feed(
+        {"content": "<think>"}, {"content": "hm</thi"}, {"content": "nk> "}, {"content": "4"}
+    )
     assert (stream.first_answer_at, stream.answer) == (4.0, "4")
 
 

@@ -57,3 +57,28 @@ def test_there_are_two_prefill_and_two_decode_workers() -> None:
     plain = [spec for spec in OURS.values() if "profiles" not in spec]
     roles = [spec["environment"].get("HEADWAY_ROLE") for spec in plain]
     assert (roles.count("prefill"), roles.count("decode")) == (2, 2)
+
+
+def test_the_podman_files_change_only_services_that_exist() -> None:
+    over: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "compose.podman.yaml").read_text())
+    assert set(over["services"]) <= set(COMPOSE["services"])
+    subprocess.run(["bash", "-n", str(ROOT / "deploy" / "podman-stack")], check=True)
+
+
+def test_the_podman_script_refuses_to_guess_a_command() -> None:
+    script = str(ROOT / "deploy" / "podman-stack")
+    done = subprocess.run([script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "give a command" in done.stderr
+
+
+def test_the_image_carries_what_the_services_import_and_is_not_run_by_root() -> None:
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    copied = {line.split()[1] for line in lines if line.startswith("COPY") and "toml" not in line}
+    assert copied == {"headway", "services", "protos", "models"}
+    kept = (ROOT / ".dockerignore").read_text().split()
+    assert kept[0] == "*"
+    assert {f"!{name}" for name in copied} <= set(kept)
+    assert lines.index("USER headway") < next(
+        number for number, line in enumerate(lines) if line.startswith("CMD")
+    )

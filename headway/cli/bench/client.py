@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from headway.cli.bench.sse import DONE, BadStreamError, EventSplitter
-from headway.errors import invalid
+from headway.errors import Code, HeadwayError, invalid
 
 MOST_BODY_BYTES = 4 * 2**20
 CONNECT_TIMEOUT = 10.0
@@ -31,6 +31,10 @@ class RequestFailedError(Exception):
         super().__init__(f"{kind}: {detail}")
         self.kind = kind
         self.detail = detail
+
+
+def _is_graphic(text: str) -> bool:
+    return text.isascii() and text.isprintable() and " " not in text
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +56,12 @@ class Endpoint:
             port = parts.port
         except ValueError:
             raise invalid("url", url, limit) from None
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+        plain = _is_graphic(parts.netloc + parts.path)
+        known = parts.scheme in ("http", "https")
+        if not (known and plain and parts.hostname) or parts.query:
             raise invalid("url", url, limit)
+        if api_key and not _is_graphic(api_key):
+            raise HeadwayError(Code.INVALID_ARGUMENT, "api_key has characters that no header takes")
         prefix = parts.path.rstrip("/").removesuffix("/v1")
         tls = parts.scheme == "https"
         return cls(parts.hostname, port or (443 if tls else 80), prefix, tls, api_key)

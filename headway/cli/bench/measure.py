@@ -147,8 +147,7 @@ def _report(
     for kind, detail in sorted(firsts.items()):
         console.print(f"  first {kind}: {detail}", markup=False)
     if args.json is not None:
-        config = {name: value for name, value in vars(args).items() if name not in _NOT_CONFIG}
-        config |= {"model": options.model, "trace": str(args.trace) if args.trace else None}
-        config["notes"] = list(plan.notes)
+        given = {name: value for name, value in vars(args).items() if name not in _NOT_CONFIG}
+        config = {**given, "model": options.model, "notes": list(plan.notes)}
         write_json(args.json, config, summary, replay.outcomes)
         console.print(f"written: {args.json}", markup=False)

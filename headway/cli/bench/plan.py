@@ -186,7 +186,7 @@ def _source(options: Options, rows: Sequence[TraceRow], notes: list[str]) -> tup
                 "prompts are not the trace's but the small model's problems, those whose "
                 "expected output is nearest in length"
             )
-        return mini_source(options.seed), "chat"
+        return mini_source(), "chat"
     if name == "random-tokens":
         if options.model_limit is not None and rows:
             notes.append(f"lengths are cut to the model's {options.model_limit} tokens")

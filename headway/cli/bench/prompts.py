@@ -7,13 +7,14 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from headway.errors import Code, HeadwayError
 from headway.workload.traces import TraceRow
 
-MINI_POOL = 60  # distinct problems of each task
+MINI_POOL = 50  # distinct problems of each task
 MARKUP_TOKENS = 7  # the small model's tokens beside reasoning and answer
 TEXT_TOKENS = range(32, 127)  # ids that no vocabulary gives to a special token
 RANDOM_TOKENS = 128
@@ -34,25 +35,34 @@ Source = Callable[[TraceRow | None, random.Random], Ask]
 """A prompt for a trace's row (None: no trace)."""
 
 
-def mini_source(seed: int) -> Source:
-    """The small model's held-out problems; with a trace the one of the nearest output length."""
-    from models.tasks import TASKS, Example, held_out_examples
-
-    def expected_tokens(example: Example) -> int:
-        """Its tokenizer has one token a byte."""
-        return len(example.reasoning) + len(example.answer) + MARKUP_TOKENS
+def mini_source() -> Source:
+    """The small model's held-out problems; with a trace those of the nearest output length."""
+    pool = _mini_pool()
+    lengths = [num_tokens for num_tokens, _ in pool]
 
     def ask(row: TraceRow | None, rng: random.Random) -> Ask:
-        example = rng.choice(pool)
-        if row is not None and row.output_tokens is not None:
-            place = bisect.bisect_left(lengths, row.output_tokens)
-            example = rng.choice(pool[max(0, place - 3) : place + 3])
-        return Ask(_user(example.prompt), example.task, example.answer)
+        if row is None or row.output_tokens is None:
+            return rng.choice(pool)[1]
+        place = bisect.bisect_left(lengths, row.output_tokens)
+        return rng.choice(pool[max(0, place - 3) : place + 3])[1]
 
-    found = (each for name in TASKS for each in held_out_examples(name, MINI_POOL, seed))
-    pool = sorted(found, key=lambda each: (expected_tokens(each), each.prompt))
-    lengths = [expected_tokens(each) for each in pool]
     return ask
+
+
+@cache
+def _mini_pool() -> tuple[tuple[int, Ask], ...]:
+    """Problems by the tokens that a right output has: its tokenizer has one a byte."""
+    from models.tasks import TASKS, held_out_examples
+
+    found = [
+        (len(each.reasoning) + len(each.answer) + MARKUP_TOKENS, each)
+        for name in TASKS
+        for each in held_out_examples(name, MINI_POOL, seed=0)
+    ]
+    found.sort(key=lambda pair: (pair[0], pair[1].prompt))
+    return tuple(
+        (num_tokens, Ask(_user(each.prompt), each.task, each.answer)) for num_tokens, each in found
+    )
 
 
 def file_source(path: Path, chat: bool) -> Source:

@@ -15,6 +15,7 @@ from protos import common_pb2 as pb
 
 MAX_ID_CHARS = 256
 MAX_TEXT_CHARS = 4096
+MAX_DP_UNITS = 4096
 
 K = TypeVar("K", bound=Enum)
 V = TypeVar("V")
@@ -55,6 +56,13 @@ def an_id(value: str, name: str) -> str:
     return value
 
 
+def a_unit(value: int) -> int:
+    """A DP unit's number that some worker may have."""
+    if value >= MAX_DP_UNITS:
+        raise invalid("unit", value, f"below {MAX_DP_UNITS}")
+    return value
+
+
 def text(value: str) -> str:
     """A message for people, cut where it is endless."""
     return value if len(value) <= MAX_TEXT_CHARS else value[:MAX_TEXT_CHARS] + "…"
@@ -90,7 +98,7 @@ def unpack_loads(loads: Iterable[pb.UnitLoad]) -> tuple[UnitLoad, ...]:
     """Loads of DP units; every count is unsigned on the wire."""
     return tuple(
         UnitLoad(
-            load.unit,
+            a_unit(load.unit),
             load.queued_prefill_tokens,
             load.num_running,
             load.kv_tokens,

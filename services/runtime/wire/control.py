@@ -26,8 +26,10 @@ from protos import worker_pb2 as pb
 from services.runtime.wire.checks import (
     FINISH_FROM_PB,
     FINISH_TO_PB,
+    MAX_DP_UNITS,
     ROLE_FROM_PB,
     ROLE_TO_PB,
+    a_unit,
     an_id,
     key,
     known,
@@ -37,8 +39,8 @@ from services.runtime.wire.checks import (
 )
 from services.runtime.wire.requests import pack_request, unpack_request
 
-MAX_DP_UNITS = 4096
 MAX_KV_DIMENSION = 2**31
+MAX_KV_BYTES = 2**42
 
 ToWorker = ControlHello | Dispatch | Handoff | CancelStream | Drain
 FromWorker = Snapshot | Accepted | EndForward | HandoffResult
@@ -88,7 +90,7 @@ def unpack_to_worker(packed: pb.SchedulerToWorker) -> ToWorker:
             return Dispatch(
                 packed.dispatch.dispatch_id,
                 tuple(
-                    UnitBatch(batch.unit, tuple(unpack_request(r) for r in batch.requests))
+                    UnitBatch(a_unit(batch.unit), tuple(unpack_request(r) for r in batch.requests))
                     for batch in packed.dispatch.batches
                 ),
             )
@@ -98,7 +100,7 @@ def unpack_to_worker(packed: pb.SchedulerToWorker) -> ToWorker:
                 key(handoff.gateway_id, handoff.stream_id),
                 an_id(handoff.target_worker_id, "target_worker_id"),
                 an_id(handoff.target_address, "target_address"),
-                handoff.target_unit,
+                a_unit(handoff.target_unit),
             )
         case "cancel":
             return CancelStream(key(packed.cancel.gateway_id, packed.cancel.stream_id))
@@ -175,7 +177,7 @@ def unpack_from_worker(packed: pb.WorkerToScheduler) -> FromWorker:
             return HandoffResult(
                 key(result.gateway_id, result.stream_id),
                 an_id(result.target_worker_id, "target_worker_id"),
-                result.target_unit,
+                a_unit(result.target_unit),
                 ok=result.ok,
                 retriable=result.retriable,
                 message=text(result.message),
@@ -238,7 +240,7 @@ def _unpack_held(held: Iterable[pb.HeldRequest]) -> tuple[HeldRequest, ...]:
         HeldRequest(
             key(one.gateway_id, one.stream_id),
             an_id(one.request_id, "request_id"),
-            one.unit,
+            a_unit(one.unit),
             one.num_tokens,
             one.awaiting_handoff,
         )
@@ -264,7 +266,7 @@ def _unpack_finished(finished: Iterable[pb.FinishedRequest]) -> tuple[FinishedRe
     return tuple(
         FinishedRequest(
             key(one.gateway_id, one.stream_id),
-            one.unit,
+            a_unit(one.unit),
             one.num_prompt_tokens,
             one.num_output_tokens,
             known(FINISH_FROM_PB, one.finish_reason, "finish_reason"),
@@ -293,9 +295,13 @@ def unpack_kv_header(packed: pb.KvHeader) -> KvHeader:
     """The same, checked as far as it says of itself; the engine checks it against the model."""
     if len(packed.shape) != 5 or not all(0 < size < MAX_KV_DIMENSION for size in packed.shape):
         raise invalid("shape", list(packed.shape), "5 positive sizes")
+    if packed.block_size < 1:
+        raise invalid("block_size", packed.block_size, "at least 1")
+    if packed.num_bytes > MAX_KV_BYTES:
+        raise invalid("num_bytes", packed.num_bytes, f"at most {MAX_KV_BYTES}")
     return KvHeader(
         request=unpack_request(packed.request),
-        unit=packed.unit,
+        unit=a_unit(packed.unit),
         num_computed_tokens=packed.num_computed_tokens,
         num_bytes=packed.num_bytes,
         block_size=packed.block_size,

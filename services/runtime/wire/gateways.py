@@ -9,7 +9,16 @@ from headway.errors import Code, invalid
 from headway.messages import CancelStream, GatewayHello, Lost, Placed, Rejected
 from headway.request import Request, StreamKey
 from protos import scheduler_pb2 as pb
-from services.runtime.wire.checks import ROLE_FROM_PB, ROLE_TO_PB, an_id, finite, key, known, text
+from services.runtime.wire.checks import (
+    ROLE_FROM_PB,
+    ROLE_TO_PB,
+    a_unit,
+    an_id,
+    finite,
+    key,
+    known,
+    text,
+)
 from services.runtime.wire.requests import pack_request, unpack_request
 from services.runtime.wire.status import code_of, status_of_code
 
@@ -74,7 +83,7 @@ def unpack_to_gateway(packed: pb.SchedulerMessage, gateway_id: str) -> Placed | 
             role: Role = known(ROLE_FROM_PB, packed.placed.role, "role")
             stream = StreamKey(gateway_id, packed.placed.stream_id)
             worker_id = an_id(packed.placed.worker_id, "worker_id")
-            return Placed(stream, worker_id, packed.placed.unit, role)
+            return Placed(stream, worker_id, a_unit(packed.placed.unit), role)
         case "rejected":
             rejected = packed.rejected
             code: Code = code_of(rejected.code)

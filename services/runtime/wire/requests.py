@@ -51,8 +51,11 @@ def pack_request(request: Request) -> pb.Request:
 
 def unpack_request(packed: pb.Request) -> Request:
     """One attempt at one request, checked."""
-    if math.isnan(packed.deadline_at):
-        raise invalid("deadline_at", packed.deadline_at, "a time")
+    if not packed.deadline_at > -math.inf:
+        raise invalid("deadline_at", packed.deadline_at, "a time, or infinite for none")
+    predicted = finite(packed.predicted_output_tokens, "predicted_output_tokens")
+    if predicted < 0.0:
+        raise invalid("predicted_output_tokens", predicted, "at least 0 (unknown)")
     return Request(
         request_id=an_id(packed.request_id, "request_id"),
         attempt=packed.attempt,
@@ -65,7 +68,7 @@ def unpack_request(packed: pb.Request) -> Request:
         arrival_at=finite(packed.arrival_at, "arrival_at"),
         deadline_at=packed.deadline_at,
         output_token_ids=tuple(packed.output_token_ids),
-        predicted_output_tokens=finite(packed.predicted_output_tokens, "predicted_output_tokens"),
+        predicted_output_tokens=predicted,
     )
 
 

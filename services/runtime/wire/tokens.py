@@ -7,10 +7,10 @@ from types import MappingProxyType
 
 from headway.errors import invalid
 from headway.messages import StreamFailure, TokenBatch
-from headway.request import FinishReason, TokenLogprobs
+from headway.request import MAX_LOGPROBS, FinishReason, TokenLogprobs
 from protos import common_pb2 as common
 from protos import gateway_pb2 as pb
-from services.runtime.wire.checks import FINISH_FROM_PB, FINISH_TO_PB, known, text
+from services.runtime.wire.checks import FINISH_FROM_PB, FINISH_TO_PB, MAX_ID_CHARS, known, text
 
 _TO_PB: Mapping[FinishReason | None, common.FinishReason.ValueType] = MappingProxyType(
     {reason: FINISH_TO_PB[reason] for reason in FinishReason}
@@ -46,6 +46,8 @@ def pack_token_batch(batch: TokenBatch) -> pb.TokenBatch:
 
 def unpack_token_batch(packed: pb.TokenBatch) -> TokenBatch:
     """The same, checked: arrays of one length, known reasons, positions inside."""
+    if len(packed.worker_id) > MAX_ID_CHARS:
+        raise invalid("worker_id", packed.worker_id, f"at most {MAX_ID_CHARS} characters long")
     num_tokens = len(packed.stream_ids)
     lengths = (len(packed.indices), len(packed.token_ids), len(packed.finish_reasons))
     if lengths != (num_tokens,) * 3:
@@ -80,6 +82,8 @@ def _unpack_logprobs(packed: pb.TokenBatch, num_tokens: int) -> dict[int, TokenL
             raise invalid("position", entry.position, f"below the batch's {num_tokens} tokens")
         if len(entry.top_token_ids) != len(entry.top_logprobs):
             raise invalid("top_logprobs", len(entry.top_logprobs), "as many as top_token_ids")
+        if len(entry.top_logprobs) > MAX_LOGPROBS:
+            raise invalid("top_logprobs", len(entry.top_logprobs), f"at most {MAX_LOGPROBS}")
         found[entry.position] = TokenLogprobs(
             entry.logprob, tuple(entry.top_token_ids), tuple(entry.top_logprobs)
         )

@@ -1,22 +1,41 @@
-"""The supervisor with real processes: restart after a death, nothing left behind."""
+"""The supervisor with real processes: restarts, refusals, nothing left behind."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
+from headway.errors import HeadwayError
+from services.runtime import local_store
 from services.runtime.config import ServiceConfig
+from services.runtime.store import Store
 from services.runtime.supervisor import ProcessSpec, Supervisor
 
+ROOT = Path(__file__).resolve().parents[3]
+PATIENCE = 90.0
 
-def make_supervisor(store_url: str, cluster: str, folder: Path, say: list[str]) -> Supervisor:
-    config = ServiceConfig(
-        service_id="supervisor", store=store_url, cluster=cluster, drain_timeout=1.0
-    )
-    specs = [ProcessSpec("scheduler", name) for name in ("one", "two")]
-    return Supervisor(specs, config, folder, say.append)
+
+@asynccontextmanager
+async def supervised(
+    specs: Sequence[ProcessSpec], url: str, cluster: str, folder: Path
+) -> AsyncIterator[tuple[Supervisor, list[str]]]:
+    """A started supervisor, and what it says."""
+    said: list[str] = []
+    config = ServiceConfig(service_id="supervisor", store=url, cluster=cluster, drain_timeout=1.0)
+    supervisor = Supervisor(specs, config, folder, said.append)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            await supervisor.start()
+            yield supervisor, said
+    finally:
+        await supervisor.stop()
 
 
 def is_alive(pid: int) -> bool:
@@ -30,39 +49,129 @@ def is_alive(pid: int) -> bool:
 async def test_a_killed_process_is_restarted_and_stopping_leaves_none(
     store_url: str, cluster: str, tmp_path: Path
 ) -> None:
-    said: list[str] = []
-    supervisor = make_supervisor(store_url, cluster, tmp_path, said)
-    try:
-        await supervisor.start()
-        async with asyncio.timeout(60):
-            await supervisor.serving()
-            victim = supervisor.processes[0]
-            first_pid = victim.pid
-            assert first_pid is not None
-            os.kill(first_pid, signal.SIGKILL)
-            while victim.pid in (None, first_pid):
-                await asyncio.sleep(0.02)
-            await supervisor.serving()
+    specs = [ProcessSpec("predictor", "one"), ProcessSpec("autoscaler", "two")]
+    async with supervised(specs, store_url, cluster, tmp_path) as (supervisor, said):
+        await supervisor.serving()
+        victim = supervisor.processes[0]
+        first_pid = victim.pid
+        assert first_pid is not None
+        os.kill(first_pid, signal.SIGKILL)
+        while victim.pid in (None, first_pid):
+            await asyncio.sleep(0.02)
+        await supervisor.serving()
         pids = [process.pid for process in supervisor.processes]
-    finally:
-        await supervisor.stop()
+        assert all(process.address for process in supervisor.processes)
     assert all(pid is not None and not is_alive(pid) for pid in pids)
-    assert any("one" in line and "restarting" in line for line in said)
+    assert any("one" in line and "signal 9" in line and "restarting" in line for line in said)
+    logs = [(tmp_path / f"{name}.log").read_text() for name in ("one", "two")]
+    assert all("stopped" in log for log in logs), "they were drained, not killed"
 
 
-async def test_the_log_of_a_service_that_cannot_start_is_shown(
+async def test_a_service_that_cannot_start_is_given_up_and_its_log_is_shown(
     store_url: str, cluster: str, tmp_path: Path
 ) -> None:
-    said: list[str] = []
-    config = ServiceConfig(
-        service_id="supervisor", store=store_url, cluster=cluster, drain_timeout=1.0
+    specs = [
+        ProcessSpec("scheduler", "bad", ("--placement", "nonsense")),
+        ProcessSpec("predictor", "good"),
+    ]
+    async with supervised(specs, store_url, cluster, tmp_path) as (supervisor, said):
+        with pytest.raises(HeadwayError, match=r"bad does not start: see .*bad\.log"):
+            await supervisor.serving()
+    assert sum("died" in line for line in said) == 3
+    assert any("nonsense" in line and line.startswith("    ") for line in said)
+
+
+async def test_a_service_that_is_called_wrongly_is_given_up_at_once(
+    store_url: str, cluster: str, tmp_path: Path
+) -> None:
+    specs = [ProcessSpec("predictor", "bad", ("--log-level", "shout"))]
+    async with supervised(specs, store_url, cluster, tmp_path) as (supervisor, said):
+        with pytest.raises(HeadwayError, match="does not start"):
+            await supervisor.serving()
+    assert sum("died (exit 2), given up" in line for line in said) == 1
+
+
+async def test_a_store_that_dies_is_restarted_and_services_come_back_to_it(
+    cluster: str, tmp_path: Path
+) -> None:
+    port = local_store.free_port()
+    command = local_store.store_command(port, str(tmp_path))
+    specs = [
+        ProcessSpec("store", "store", command=command, address=f"127.0.0.1:{port}"),
+        ProcessSpec("predictor", "predictor"),
+    ]
+    async with supervised(specs, local_store.store_url(port), cluster, tmp_path) as (
+        supervisor,
+        said,
+    ):
+        await supervisor.serving()
+        first_pid = supervisor.processes[0].pid
+        assert first_pid is not None
+        os.kill(first_pid, signal.SIGKILL)
+        while supervisor.processes[0].pid in (None, first_pid):
+            await asyncio.sleep(0.02)
+        await supervisor.serving()
+        store = await Store.connect(local_store.store_url(port), cluster)
+        while not await store.members("predictor"):
+            await asyncio.sleep(0.02)
+        await store.close()
+    assert not any(line.startswith("predictor") and "died" in line for line in said)
+
+
+async def test_a_process_that_ignores_sigterm_is_killed(
+    store_url: str, cluster: str, tmp_path: Path
+) -> None:
+    port = local_store.free_port()
+    code = (
+        "import signal, socket; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"server = socket.create_server(('127.0.0.1', {port}))\n"
+        "while True: server.accept()"
     )
-    spec = ProcessSpec("scheduler", "bad", ("--placement", "nonsense"))
-    supervisor = Supervisor([spec], config, tmp_path, said.append)
-    try:
-        await supervisor.start()
-        async with asyncio.timeout(60):
-            while not any("nonsense" in line for line in said):
-                await asyncio.sleep(0.02)
-    finally:
-        await supervisor.stop()
+    spec = ProcessSpec(
+        "stubborn", "stubborn", command=(sys.executable, "-c", code), address=f"127.0.0.1:{port}"
+    )
+    async with supervised([spec], store_url, cluster, tmp_path) as (supervisor, said):
+        await supervisor.serving()
+        pid = supervisor.processes[0].pid
+        assert pid is not None
+        await supervisor.processes[0].stop(patience=0.05)
+    assert not is_alive(pid)
+    assert any("killed" in line for line in said)
+
+
+SUPERVISOR = """
+import asyncio, sys
+from pathlib import Path
+from services.runtime.config import ServiceConfig
+from services.runtime.store import Store
+from services.runtime.supervisor import ProcessSpec, Supervisor
+
+async def main(url, cluster, folder):
+    config = ServiceConfig(service_id="supervisor", store=url, cluster=cluster)
+    specs = [ProcessSpec("predictor", "p")]
+    supervisor = Supervisor(specs, config, Path(folder), lambda line: None)
+    await supervisor.start()
+    await supervisor.serving()
+    print(supervisor.processes[0].pid, flush=True)
+    await asyncio.sleep(3600)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_nothing_outlives_a_supervisor_that_is_killed(
+    store_url: str, cluster: str, tmp_path: Path
+) -> None:
+    parent = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", SUPERVISOR, store_url, cluster, str(tmp_path)),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert parent.stdout is not None
+    async with asyncio.timeout(PATIENCE):
+        child = int(await parent.stdout.readline())
+        assert is_alive(child)
+        parent.kill()
+        await parent.wait()
+        while is_alive(child):
+            await asyncio.sleep(0.02)

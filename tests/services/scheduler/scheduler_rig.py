@@ -242,7 +242,7 @@ class Rig:
         await self._stack.aclose()
 
     async def scheduler(self, **options: Any) -> Scheduler:
-        config = SchedulerConfig(**{**self.config, "leader_ttl": 1.0, **options})
+        config = SchedulerConfig(**{**self.config, **options})
         store = await Store.connect(config.store, config.cluster)
         self._stack.push_async_callback(store.close)
         runtime = Runtime(config, Clock(), store, GrpcServer(config), get_logger())

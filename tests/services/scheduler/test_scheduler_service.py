@@ -254,22 +254,24 @@ async def test_a_scheduler_can_be_stopped_at_any_moment(rig: Rig) -> None:
 
 
 async def test_metrics_tell_of_window_interval_and_dispatches(rig: Rig) -> None:
-    leader = await rig.leader()
+    leader = await rig.leader(dispatch_params={"watchdog_floor": 600.0})
     worker = await rig.worker("w")
     gateway = await rig.gateway(leader.address)
+    active = 'headway_scheduler_active_instances{model="m"}'
+    await until(lambda: leader.metrics().get(active) == 1, "the worker is seen")
     await gateway.submit(1)
     await until(lambda: worker.dispatched == [1], "the worker has it")
     await gateway.submit(2)
     await gateway.submit(3, model="x")
     await until(lambda: len(gateway.of(Rejected)) == 1, "one is refused")
+    waiting = 'headway_scheduler_waiting_requests{model="m"}'
+    await until(lambda: leader.metrics().get(waiting) == 1, "one is seen to wait")
     seen = leader.metrics()
     assert seen["headway_scheduler_leads"] == 1
     assert seen["headway_scheduler_dispatched_requests_total"] == 1
     assert seen['headway_scheduler_rejections_total{code="not_found"}'] == 1
     assert seen['headway_scheduler_wait_seconds_count{question="dispatch"}'] == 1
     assert seen["headway_scheduler_chunk_utilisation_count"] == 1
-    assert seen['headway_scheduler_active_instances{model="m"}'] == 1
-    assert seen['headway_scheduler_waiting_requests{model="m"}'] == 1
     assert seen['headway_scheduler_interval_seconds{model="m"}'] > 0
     worker.end_pass(finished=1)
     await until(lambda: worker.dispatched == [1, 2], "the next one follows")

@@ -1,0 +1,103 @@
+"""The comparison of gateways as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from headway.errors import Code, HeadwayError
+
+if TYPE_CHECKING:
+    from headway.cli.bench.gateway_run import Figures
+
+_COLUMNS = ("+p50 ms", "+p99 ms", "requests/s", "µs/request", "tokens/s", "µs/token")
+Row = tuple[float | None, ...]
+
+
+def print_comparison(
+    console: Console,
+    found: Mapping[str, Figures],
+    missing: Mapping[str, str],
+    setting: Mapping[str, object],
+) -> None:
+    """Medians over the rounds, then the peers' as multiples of ours."""
+    rows = {name: _shown(figures, found["none"]) for name, figures in found.items()}
+    console.print(_table("gateway", rows, ""))
+    ours = rows["headway"]
+    peers = {
+        name: _multiples(row, ours) for name, row in rows.items() if name not in ("none", "headway")
+    }
+    if peers:
+        console.print(_table("times headway", peers, "×"))
+    lines = [
+        f"{setting['streams']} in flight, {setting['tokens']} tokens a stream, medians of "
+        f"{setting['rounds']} rounds of {setting['seconds']:g} s on {setting['num_cores']} cores.",
+        "none: the mock backend itself. +p50, +p99: added to it, for a one-token answer alone. "
+        "µs: CPU of the gateway's processes.",
+        "headway tokenises, schedules and makes text of tokens; the others pass on bytes.",
+        *(f"left out: {name}: {why}" for name, why in missing.items()),
+    ]
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _table(title: str, rows: Mapping[str, Row], unit: str) -> Table:
+    table = Table()
+    table.add_column(title)
+    for column in _COLUMNS:
+        table.add_column(column, justify="right")
+    for name, row in rows.items():
+        table.add_row(name, *(_cell(value, unit) for value in row))
+    return table
+
+
+def _multiples(row: Row, ours: Row) -> Row:
+    """None where either figure is unknown or no cost at all."""
+    pairs = zip(row, ours, strict=True)
+    return tuple(a / b if a is not None and b is not None and b > 0.0 else None for a, b in pairs)
+
+
+def _shown(figures: Figures, none: Figures) -> Row:
+    """The columns: milliseconds, rates and microseconds."""
+    cpu = (figures.cpu_per_request, figures.cpu_per_token)
+    per_request, per_token = (None if value is None else value * 1e6 for value in cpu)
+    return (
+        (figures.latency_p50 - none.latency_p50) * 1e3,
+        (figures.latency_p99 - none.latency_p99) * 1e3,
+        figures.requests_per_s,
+        per_request,
+        figures.tokens_per_s,
+        per_token,
+    )
+
+
+def _cell(value: float | None, unit: str) -> str:
+    if value is None:
+        return "-"
+    return (f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}") + unit
+
+
+def write_comparison(
+    path: Path,
+    setting: Mapping[str, object],
+    found: Mapping[str, Figures],
+    rounds: Mapping[str, Sequence[Figures]],
+    missing: Mapping[str, str],
+) -> None:
+    """Seconds throughout; UNAVAILABLE where it cannot be written."""
+    content = {
+        "config": dict(setting),
+        "medians": {name: asdict(figures) for name, figures in found.items()},
+        "rounds": {name: [asdict(each) for each in figures] for name, figures in rounds.items()},
+        "left_out": dict(missing),
+    }
+    try:
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise HeadwayError(Code.UNAVAILABLE, f"cannot write {path}: {error}") from None

@@ -1,0 +1,176 @@
+"""A service's life as a process: start, serve, drain, stop, and every way in which it may end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.runtime.local_store import free_port
+from services.runtime.store import Member, Store
+
+ROOT = Path(__file__).resolve().parents[3]
+PATIENCE = 60.0
+
+
+class Running:
+    """A tiny service and the lines it has logged."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.lines: list[dict[str, Any]] = []
+
+    async def until(self, event: str) -> dict[str, Any]:
+        """Read on until this event is logged."""
+        assert self.process.stdout is not None
+        while line := await self.process.stdout.readline():
+            self.lines.append(json.loads(line))
+            if self.lines[-1]["event"] == event:
+                return self.lines[-1]
+        raise AssertionError(f"{event} is not in {self.lines}")
+
+    async def ended(self) -> int:
+        """Its exit status, all lines read."""
+        assert self.process.stdout is not None
+        while line := await self.process.stdout.readline():
+            self.lines.append(json.loads(line))
+        return await self.process.wait()
+
+    @property
+    def events(self) -> list[str]:
+        return [line["event"] for line in self.lines]
+
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+def tiny(store_url: str, cluster: str) -> Start:
+    @asynccontextmanager
+    async def start(*flags: str) -> AsyncIterator[Running]:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.services.runtime.tiny_service"),
+            *("--store", store_url, "--cluster", cluster, "--service-id", "tiny-1"),
+            *("--log-format", "json", *flags),
+            cwd=ROOT,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        try:
+            async with asyncio.timeout(PATIENCE):
+                yield Running(process)
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+    return start
+
+
+async def members(store_url: str, cluster: str) -> list[Member]:
+    store = await Store.connect(store_url, cluster)
+    found = await store.members("tiny")
+    await store.close()
+    return found
+
+
+async def test_it_serves_is_a_member_drains_leaves_and_exits_with_0(
+    tiny: Start, store_url: str, cluster: str
+) -> None:
+    async with tiny() as running:
+        address = (await running.until("serving"))["address"]
+        while not (found := await members(store_url, cluster)):
+            await asyncio.sleep(0.02)
+        pid = str(running.process.pid)
+        assert found == [
+            Member("tiny", "tiny-1", address, role="tiny", detail={"said": "so", "pid": pid})
+        ]
+        running.process.send_signal(signal.SIGTERM)
+        assert await running.ended() == 0
+        assert running.events == ["serving", "draining", "let_go", "stopped"]
+        assert await members(store_url, cluster) == []
+
+
+async def test_a_refusal_at_start_is_logged_and_exits_with_1(tiny: Start) -> None:
+    async with tiny("--trouble", "refuse") as running:
+        assert "--model" in (await running.until("cannot_start"))["error"]
+        assert await running.ended() == 1
+
+
+async def test_a_crash_at_start_is_logged_with_its_traceback_and_exits_with_1(
+    tiny: Start,
+) -> None:
+    async with tiny("--trouble", "crash") as running:
+        crash = await running.until("crashed")
+        assert "ZeroDivisionError" in crash["exception"]
+        assert await running.ended() == 1
+
+
+async def test_a_wrong_flag_exits_with_2(tiny: Start) -> None:
+    async with tiny("--trouble", "nonsense") as running:
+        assert await running.ended() == 2
+
+
+async def test_a_stop_while_it_is_starting_does_not_wait_for_the_start(tiny: Start) -> None:
+    async with tiny("--trouble", "slow-start") as running:
+        await running.until("loading")
+        running.process.send_signal(signal.SIGTERM)
+        assert await running.ended() == 0
+        assert "serving" not in running.events
+
+
+async def test_a_drain_that_takes_too_long_is_cut_short(tiny: Start) -> None:
+    async with tiny("--trouble", "slow-drain", "--drain-timeout", "0.05") as running:
+        await running.until("serving")
+        running.process.send_signal(signal.SIGINT)
+        assert await running.ended() == 0
+        assert running.events[1:] == ["draining", "drain_timed_out", "let_go", "stopped"]
+
+
+async def test_a_second_signal_ends_it_at_once(tiny: Start) -> None:
+    async with tiny("--trouble", "slow-drain") as running:
+        await running.until("serving")
+        running.process.send_signal(signal.SIGTERM)
+        await running.until("draining")
+        running.process.send_signal(signal.SIGTERM)
+        assert await running.ended() == 128 + signal.SIGTERM
+
+
+async def test_an_error_that_nobody_waits_for_is_logged_and_the_service_goes_on(
+    tiny: Start,
+) -> None:
+    async with tiny("--trouble", "stray") as running:
+        assert "IndexError" in (await running.until("unexpected_error"))["exception"]
+        running.process.send_signal(signal.SIGTERM)
+        assert await running.ended() == 0
+
+
+async def test_metrics_say_whether_it_serves_with_help_and_units(tiny: Start) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    async with tiny("--metrics-listen", address) as running:
+        await running.until("serving")
+        text = await asyncio.to_thread(_get, f"http://{address}/metrics")
+        assert "\nheadway_service_serving 1.0\n" in text
+        assert "# HELP headway_event_loop_lag_seconds Seconds by which" in text
+        assert 'headway_service_info{service="tiny",service_id="tiny-1"' in text
+
+
+async def test_a_taken_metrics_port_is_refused_with_the_way_out(tiny: Start) -> None:
+    async with tiny() as first:
+        address = (await first.until("serving"))["address"]
+        async with tiny("--metrics-listen", address) as second:
+            assert "--metrics-listen" in (await second.until("cannot_start"))["error"]
+            assert await second.ended() == 1
+
+
+def _get(url: str) -> str:
+    with urllib.request.urlopen(url) as response:
+        text: str = response.read().decode()
+        return text
