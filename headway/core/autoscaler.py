@@ -10,21 +10,33 @@ from headway.errors import invalid
 from headway.policies.scaling.protocol import Rates, Scaling, Targets
 
 MAX_GATEWAYS = 4096
+_FIGURES = (
+    "observed_at",
+    "window",
+    "requests_per_s",
+    "input_tokens_per_s",
+    "output_tokens_per_s",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class RateReport:
-    """A gateway's rates over its last window (s), per second."""
+    """A gateway's rates per second over its last ``window`` (s).
+
+    ``observed_at`` is by the gateway's clock: it orders that gateway's reports, nothing else.
+    """
 
     gateway_id: str
     requests_per_s: float
     input_tokens_per_s: float
     output_tokens_per_s: float
+    observed_at: float = 0.0
+    window: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < len(self.gateway_id) <= 256:
             raise invalid("gateway_id", self.gateway_id, "1 to 256 characters long")
-        for name in ("requests_per_s", "input_tokens_per_s", "output_tokens_per_s"):
+        for name in _FIGURES:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0.0):
                 raise invalid(name, value, "a finite number, at least 0")
@@ -61,9 +73,12 @@ class AutoscalerCore:
         return self._wake_at
 
     def handle(self, event: RateReport, *, now: float) -> Sequence[PublishTargets]:
-        """Keep a gateway's newest report."""
+        """Keep a gateway's newest report; one that was overtaken changes nothing."""
         self._forget_stale(now)
-        if event.gateway_id not in self._reports and len(self._reports) >= MAX_GATEWAYS:
+        known = self._reports.get(event.gateway_id)
+        if known is not None and event.observed_at < known[1].observed_at:
+            return ()
+        if known is None and len(self._reports) >= MAX_GATEWAYS:
             raise invalid(
                 "the number of gateways", len(self._reports) + 1, f"at most {MAX_GATEWAYS}"
             )

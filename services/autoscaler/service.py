@@ -28,6 +28,7 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
     def __init__(self, runtime: Runtime[AutoscalerConfig]) -> None:
         self._runtime = runtime
         self._log = runtime.log
+        self._driver: Driver[RateReport, PublishTargets] | None = None
         self._decided: PublishTargets | None = None
         self._unpublished = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -56,9 +57,7 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
 
     async def start(self) -> None:
         """Decide from now on."""
-        self._driver: Driver[RateReport, PublishTargets] = Driver(
-            self._core, self._perform, self._runtime.clock
-        )
+        self._driver = Driver(self._core, self._perform, self._runtime.clock)
         self._tasks.append(asyncio.create_task(self._publish()))
 
     async def drain(self) -> None:
@@ -66,7 +65,8 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
 
     async def stop(self) -> None:
         """Decide no more."""
-        self._driver.close()
+        if self._driver is not None:
+            self._driver.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -107,7 +107,11 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
                 request.requests_per_s,
                 request.input_tokens_per_s,
                 request.output_tokens_per_s,
+                request.observed_at,
+                request.window,
             )
+            if self._driver is None:  # the server listens before the service has started
+                raise HeadwayError(Code.UNAVAILABLE, "still starting: report again soon")
             self._driver.post(report)
         except HeadwayError as error:
             await wire.abort(context, error)

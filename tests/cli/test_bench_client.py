@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from bench_servers import reply, saying
 
 from headway.cli.bench.client import Client, Endpoint, RequestFailedError
 from headway.errors import HeadwayError
+from tests.cli.bench_servers import reply, saying
 
 BEGUN = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 99\r\n\r\ndata: 1\n\n"

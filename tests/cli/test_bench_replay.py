@@ -6,7 +6,6 @@ import asyncio
 import json
 
 import pytest
-from bench_servers import reply, saying
 
 from headway.cli.bench.client import Client, Endpoint, RequestFailedError
 from headway.cli.bench.plan import Plan, Planned
@@ -14,6 +13,7 @@ from headway.cli.bench.replay import Outcome, Replay
 from headway.cli.bench.report import summarise
 from headway.errors import HeadwayError
 from headway.metrics import Slo
+from tests.cli.bench_servers import reply, saying
 
 GOOD = b"".join(
     b"data: " + json.dumps(event).encode() + b"\n\n"

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_servers import mock_backend
 
 from headway.cli import main
+from tests.cli.bench_servers import mock_backend
 
 
 @pytest.fixture(scope="module")

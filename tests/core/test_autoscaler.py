@@ -32,6 +32,22 @@ def test_rates_of_all_gateways_add_up_and_the_newest_of_each_counts() -> None:
     assert "3.00 requests/s" in decided.targets.reason
 
 
+def test_a_report_that_was_overtaken_changes_nothing() -> None:
+    core = make_core()
+    for observed_at, rate in ((20.0, 4.0), (19.0, 9.0)):
+        core.handle(RateReport("a", rate, 10.0, 20.0, observed_at), now=0.5)
+    (decided,) = core.wake(now=1.0)
+    assert "4.00 requests/s" in decided.targets.reason
+
+
+def test_a_gateway_whose_clock_went_back_counts_again_once_its_report_is_stale() -> None:
+    core = make_core()
+    core.handle(RateReport("a", 9.0, 10.0, 20.0, 1000.0), now=0.0)
+    core.handle(RateReport("a", 4.0, 10.0, 20.0, 10.0), now=5.1)
+    (decided,) = core.wake(now=5.2)
+    assert "4.00 requests/s" in decided.targets.reason
+
+
 def test_a_stale_report_is_no_figure_and_the_reason_says_so() -> None:
     core = make_core()
     core.handle(RateReport("a", 5.0, 10.0, 20.0), now=0.0)

@@ -49,7 +49,7 @@ def print_comparison(
 
 def _table(title: str, rows: Mapping[str, Row], unit: str) -> Table:
     table = Table()
-    table.add_column(title)
+    table.add_column(title, no_wrap=True)
     for column in _COLUMNS:
         table.add_column(column, justify="right")
     for name, row in rows.items():

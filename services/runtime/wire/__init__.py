@@ -4,14 +4,6 @@
 HeadwayError INVALID_ARGUMENT, naming the value and the limit.
 """
 
-from services.runtime.wire.control import (
-    pack_from_worker,
-    pack_kv_header,
-    pack_to_worker,
-    unpack_from_worker,
-    unpack_kv_header,
-    unpack_to_worker,
-)
 from services.runtime.wire.gateways import (
     pack_all_to_gateway,
     pack_all_to_scheduler,
@@ -22,6 +14,9 @@ from services.runtime.wire.gateways import (
     unpack_to_gateway,
     unpack_to_scheduler,
 )
+from services.runtime.wire.kv import pack_kv_header, unpack_kv_header
+from services.runtime.wire.orders import pack_to_worker, unpack_to_worker
+from services.runtime.wire.reports import pack_from_worker, unpack_from_worker
 from services.runtime.wire.requests import pack_request, unpack_request
 from services.runtime.wire.status import abort, error_of, status_of
 from services.runtime.wire.tokens import pack_token_batch, unpack_token_batch

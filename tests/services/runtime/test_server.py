@@ -1,8 +1,13 @@
-"""gRPC servers: health, reflection, mTLS, and refusals at start."""
+"""gRPC servers and channels: health, reflection, mTLS, hung peers, and refusals at start."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import signal
+import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +18,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from headway.errors import HeadwayError
 from services.runtime.channel import open_channel
-from services.runtime.config import ServiceConfig, is_loopback, load_config
+from services.runtime.config import ServiceConfig
 from services.runtime.server import GrpcServer
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def config(**options: Any) -> ServiceConfig:
@@ -60,7 +67,63 @@ async def test_a_taken_port_is_refused_not_shared() -> None:
     await first.stop(0)
 
 
+@pytest.mark.parametrize(
+    ("listen", "advertise", "expected"),
+    [
+        ("127.0.0.1:0", "", "127.0.0.1:{port}"),
+        ("127.0.0.1:0", "worker-3", "worker-3:{port}"),
+        ("127.0.0.1:0", "worker-3:7000", "worker-3:7000"),
+        ("0.0.0.0:0", "", socket.gethostname() + ":{port}"),
+        ("0.0.0.0:0", "[fd00::1]", "[fd00::1]:{port}"),
+    ],
+)
+async def test_others_are_told_an_address_that_they_can_reach(
+    listen: str, advertise: str, expected: str
+) -> None:
+    server = GrpcServer(config(listen=listen, advertise=advertise))
+    address = await server.start()
+    assert address == expected.format(port=address.rpartition(":")[2])
+    await server.stop(0)
+
+
+async def test_listening_to_everybody_without_tls_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for listen in ("127.0.0.1:0", "0.0.0.0:0"):
+        server = GrpcServer(config(listen=listen))
+        await server.start()
+        await server.stop(0)
+        assert ("grpc_without_tls" in capsys.readouterr().out) is (listen == "0.0.0.0:0")
+
+
+async def test_a_peer_that_hangs_is_noticed(store_url: str, cluster: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.services.runtime.tiny_service"),
+        *("--store", store_url, "--cluster", cluster, "--log-format", "json"),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(45):  # without the ping timeout it takes a minute
+            address = str(json.loads(await process.stdout.readline())["address"])
+            async with open_channel(address, config()) as channel:
+                stub = health_pb2_grpc.HealthStub(channel)
+                watch = stub.Watch(health_pb2.HealthCheckRequest())
+                assert (await watch.read()).status is not None
+                process.send_signal(signal.SIGSTOP)
+                with pytest.raises(grpc.aio.AioRpcError) as broken:
+                    await watch.read()
+                assert broken.value.code() is grpc.StatusCode.UNAVAILABLE
+    finally:
+        process.kill()
+        await process.wait()
+
+
 def make_certificates(folder: Path) -> dict[str, Path]:
+    """An authority, and a certificate of its for 127.0.0.1."""
+    folder.mkdir()
+
     def openssl(*args: str) -> None:
         subprocess.run(["openssl", *args], cwd=folder, check=True, capture_output=True)
 
@@ -79,33 +142,33 @@ def make_certificates(folder: Path) -> dict[str, Path]:
     }
 
 
-async def test_mtls_lets_in_only_who_has_a_certificate(tmp_path: Path) -> None:
-    secured = config(**make_certificates(tmp_path))
+async def test_mtls_lets_in_only_who_has_a_certificate_of_the_authority(tmp_path: Path) -> None:
+    secured = config(**make_certificates(tmp_path / "ours"))
+    others = make_certificates(tmp_path / "others")
     server = GrpcServer(secured)
     address = await server.start()
     await server.set_serving(True)
     assert await health_of(address, secured) == health_pb2.HealthCheckResponse.SERVING
-    with pytest.raises(grpc.aio.AioRpcError):
-        await health_of(address, config())
+    impostor = config(**{**others, "tls_ca": secured.tls_ca})
+    misled = config(**{**others, "tls_cert": secured.tls_cert, "tls_key": secured.tls_key})
+    for client in (config(), impostor, misled):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await health_of(address, client)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
     await server.stop(0)
 
 
-def test_half_a_tls_configuration_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        load_config(ServiceConfig, ["--tls-cert", "cert.pem"])
-    assert "together" in capsys.readouterr().err
+async def test_certificates_that_cannot_be_read_are_refused_by_name(tmp_path: Path) -> None:
+    files = {"tls_ca": tmp_path / "ca.pem", "tls_cert": tmp_path, "tls_key": tmp_path / "key.pem"}
+    with pytest.raises(HeadwayError, match=f"cannot read {tmp_path}"):
+        await GrpcServer(config(**files)).start()
+    with pytest.raises(HeadwayError, match=f"cannot read {tmp_path}"):
+        open_channel("127.0.0.1:1", config(**files))
 
 
-def test_flags_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADWAY_CLUSTER", "from-environment")
-    monkeypatch.setenv("HEADWAY_LOG_LEVEL", "debug")
-    found = load_config(ServiceConfig, ["--cluster", "from-flag"])
-    assert (found.cluster, found.log_level) == ("from-flag", "debug")
-
-
-@pytest.mark.parametrize(
-    ("address", "expected"),
-    [("127.0.0.1:1", True), ("localhost:1", True), ("[::1]:1", True), ("0.0.0.0:1", False)],
-)
-def test_loopback_is_recognised(address: str, expected: bool) -> None:
-    assert is_loopback(address) is expected
+async def test_certificates_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    files = {name: tmp_path / name for name in ("tls_ca", "tls_cert", "tls_key")}
+    for path in files.values():
+        path.write_text("not a certificate")
+    with pytest.raises(HeadwayError, match="cannot listen"):
+        await GrpcServer(config(**files)).start()

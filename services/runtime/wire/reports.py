@@ -1,4 +1,4 @@
-"""Between the scheduler leader and workers, and from worker to worker."""
+"""From a worker to the scheduler leader."""
 
 from __future__ import annotations
 
@@ -8,18 +8,11 @@ from headway.cluster import WorkerInfo
 from headway.errors import invalid
 from headway.messages import (
     Accepted,
-    CancelStream,
-    ControlHello,
-    Dispatch,
-    Drain,
     EndForward,
     FinishedRequest,
-    Handoff,
     HandoffResult,
     HeldRequest,
-    KvHeader,
     Snapshot,
-    UnitBatch,
 )
 from protos import common_pb2 as common
 from protos import worker_pb2 as pb
@@ -37,80 +30,8 @@ from services.runtime.wire.checks import (
     text,
     unpack_loads,
 )
-from services.runtime.wire.requests import pack_request, unpack_request
 
-MAX_KV_DIMENSION = 2**31
-MAX_KV_BYTES = 2**42
-
-ToWorker = ControlHello | Dispatch | Handoff | CancelStream | Drain
 FromWorker = Snapshot | Accepted | EndForward | HandoffResult
-
-
-# --- orders ---------------------------------------------------------------------------
-
-
-def pack_to_worker(message: ToWorker) -> pb.SchedulerToWorker:
-    """What the scheduler says to a worker."""
-    match message:
-        case ControlHello():
-            hello = pb.ControlHello(
-                scheduler_id=message.scheduler_id, fencing_token=message.fencing_token
-            )
-            return pb.SchedulerToWorker(hello=hello)
-        case Dispatch():
-            batches = [
-                pb.UnitBatch(unit=batch.unit, requests=[pack_request(r) for r in batch.requests])
-                for batch in message.batches
-            ]
-            dispatch = pb.Dispatch(dispatch_id=message.dispatch_id, batches=batches)
-            return pb.SchedulerToWorker(dispatch=dispatch)
-        case Handoff():
-            handoff = pb.Handoff(
-                gateway_id=message.key.gateway_id,
-                stream_id=message.key.stream_id,
-                target_worker_id=message.target_worker_id,
-                target_address=message.target_address,
-                target_unit=message.target_unit,
-            )
-            return pb.SchedulerToWorker(handoff=handoff)
-        case CancelStream(stream):
-            cancel = pb.CancelStream(gateway_id=stream.gateway_id, stream_id=stream.stream_id)
-            return pb.SchedulerToWorker(cancel=cancel)
-        case Drain():
-            return pb.SchedulerToWorker(drain=pb.Drain())
-
-
-def unpack_to_worker(packed: pb.SchedulerToWorker) -> ToWorker:
-    """What the scheduler says to a worker, checked."""
-    match packed.WhichOneof("body"):
-        case "hello":
-            hello = packed.hello
-            return ControlHello(an_id(hello.scheduler_id, "scheduler_id"), hello.fencing_token)
-        case "dispatch":
-            return Dispatch(
-                packed.dispatch.dispatch_id,
-                tuple(
-                    UnitBatch(a_unit(batch.unit), tuple(unpack_request(r) for r in batch.requests))
-                    for batch in packed.dispatch.batches
-                ),
-            )
-        case "handoff":
-            handoff = packed.handoff
-            return Handoff(
-                key(handoff.gateway_id, handoff.stream_id),
-                an_id(handoff.target_worker_id, "target_worker_id"),
-                an_id(handoff.target_address, "target_address"),
-                a_unit(handoff.target_unit),
-            )
-        case "cancel":
-            return CancelStream(key(packed.cancel.gateway_id, packed.cancel.stream_id))
-        case "drain":
-            return Drain()
-        case body:
-            raise invalid("body", body, "hello, dispatch, handoff, cancel or drain")
-
-
-# --- reports --------------------------------------------------------------------------
 
 
 def pack_from_worker(message: FromWorker) -> pb.WorkerToScheduler:
@@ -272,39 +193,4 @@ def _unpack_finished(finished: Iterable[pb.FinishedRequest]) -> tuple[FinishedRe
             known(FINISH_FROM_PB, one.finish_reason, "finish_reason"),
         )
         for one in finished
-    )
-
-
-# --- KV -------------------------------------------------------------------------------
-
-
-def pack_kv_header(header: KvHeader) -> pb.KvHeader:
-    """What the KV bytes that follow are."""
-    return pb.KvHeader(
-        request=pack_request(header.request),
-        unit=header.unit,
-        num_computed_tokens=header.num_computed_tokens,
-        num_bytes=header.num_bytes,
-        block_size=header.block_size,
-        dtype=header.dtype,
-        shape=header.shape,
-    )
-
-
-def unpack_kv_header(packed: pb.KvHeader) -> KvHeader:
-    """The same, checked as far as it says of itself; the engine checks it against the model."""
-    if len(packed.shape) != 5 or not all(0 < size < MAX_KV_DIMENSION for size in packed.shape):
-        raise invalid("shape", list(packed.shape), "5 positive sizes")
-    if packed.block_size < 1:
-        raise invalid("block_size", packed.block_size, "at least 1")
-    if packed.num_bytes > MAX_KV_BYTES:
-        raise invalid("num_bytes", packed.num_bytes, f"at most {MAX_KV_BYTES}")
-    return KvHeader(
-        request=unpack_request(packed.request),
-        unit=a_unit(packed.unit),
-        num_computed_tokens=packed.num_computed_tokens,
-        num_bytes=packed.num_bytes,
-        block_size=packed.block_size,
-        dtype=an_id(packed.dtype, "dtype"),
-        shape=tuple(packed.shape),
     )

@@ -1,0 +1,44 @@
+"""From worker to worker."""
+
+from __future__ import annotations
+
+from headway.errors import invalid
+from headway.messages import KvHeader
+from protos import worker_pb2 as pb
+from services.runtime.wire.checks import a_unit, an_id
+from services.runtime.wire.requests import pack_request, unpack_request
+
+MAX_KV_DIMENSION = 2**31
+MAX_KV_BYTES = 2**42
+
+
+def pack_kv_header(header: KvHeader) -> pb.KvHeader:
+    """What the KV bytes that follow are."""
+    return pb.KvHeader(
+        request=pack_request(header.request),
+        unit=header.unit,
+        num_computed_tokens=header.num_computed_tokens,
+        num_bytes=header.num_bytes,
+        block_size=header.block_size,
+        dtype=header.dtype,
+        shape=header.shape,
+    )
+
+
+def unpack_kv_header(packed: pb.KvHeader) -> KvHeader:
+    """The same, checked as far as it says of itself; the engine checks it against the model."""
+    if len(packed.shape) != 5 or not all(0 < size < MAX_KV_DIMENSION for size in packed.shape):
+        raise invalid("shape", list(packed.shape), "5 positive sizes")
+    if packed.block_size < 1:
+        raise invalid("block_size", packed.block_size, "at least 1")
+    if packed.num_bytes > MAX_KV_BYTES:
+        raise invalid("num_bytes", packed.num_bytes, f"at most {MAX_KV_BYTES}")
+    return KvHeader(
+        request=unpack_request(packed.request),
+        unit=a_unit(packed.unit),
+        num_computed_tokens=packed.num_computed_tokens,
+        num_bytes=packed.num_bytes,
+        block_size=packed.block_size,
+        dtype=an_id(packed.dtype, "dtype"),
+        shape=tuple(packed.shape),
+    )

@@ -1,0 +1,89 @@
+"""Configuration: flags before environment before defaults; what is wrong is said by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.errors import HeadwayError
+from services.runtime.config import (
+    ServiceConfig,
+    host_and_port,
+    is_loopback,
+    load_config,
+    without_password,
+)
+from services.scheduler.config import SchedulerConfig
+from services.worker.config import WorkerConfig
+
+
+def test_the_default_is_loopback_alone() -> None:
+    assert is_loopback(ServiceConfig().listen)
+
+
+def test_flags_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWAY_CLUSTER", "from-environment")
+    monkeypatch.setenv("HEADWAY_LOG_LEVEL", "debug")
+    found = load_config(ServiceConfig, ["--cluster", "from-flag"])
+    assert (found.cluster, found.log_level) == ("from-flag", "debug")
+
+
+def test_a_service_without_an_id_gets_one_with_its_name() -> None:
+    first, second = WorkerConfig(), WorkerConfig()
+    assert first.service_id.startswith("worker-")
+    assert first.service_id != second.service_id
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--listen", "nowhere"], "listen is 'nowhere'; it must be host:port"),
+        (["--metrics-listen", ":9"], "metrics_listen is ':9'"),
+        (["--cluster", "a b"], "cluster is 'a b'"),
+        (["--service-id", "a|b"], "service_id is 'a|b'"),
+        (["--drain-timeout", "nan"], "drain_timeout is 'nan'"),
+        (["--log-level", "shout"], "'debug', 'info', 'warning' or 'error'"),
+        (["--tls-cert", "cert.pem"], "give tls_cert, tls_key and tls_ca together"),
+        (["--no-such-flag", "1"], "unrecognized arguments: --no-such-flag"),
+    ],
+)
+def test_what_is_wrong_is_said_by_name_and_exits_with_2(
+    flags: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load_config(ServiceConfig, flags)
+    assert ended.value.code == 2
+    assert named in capsys.readouterr().err
+
+
+def test_parameters_that_are_no_json_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load_config(SchedulerConfig, ["--dispatch-params", "{"])
+    assert "dispatch_params" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [("127.0.0.1:1", True), ("localhost:1", True), ("[::1]:1", True), ("0.0.0.0:1", False)],
+)
+def test_loopback_is_recognised(address: str, expected: bool) -> None:
+    assert is_loopback(address) is expected
+
+
+def test_addresses_are_taken_apart_and_nonsense_is_refused() -> None:
+    assert host_and_port("listen", "[::1]:70") == ("[::1]", 70)
+    for address in ("", "host", "host:", ":1", "host:x", "host:-1", "host:65536", "host:²"):
+        with pytest.raises(HeadwayError, match="listen is"):
+            host_and_port("listen", address)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://h:1/0", "redis://h:1/0"),
+        ("redis://u:secret@h:1/0", "redis://u:***@h:1/0"),
+        ("rediss://:secret@h", "rediss://:***@h"),
+        ("redis://[broken", "an unreadable URL"),
+    ],
+)
+def test_passwords_of_urls_are_not_shown(url: str, shown: str) -> None:
+    assert without_password(url) == shown
