@@ -6,7 +6,6 @@ import asyncio
 import json
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from headway.errors import HeadwayError
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
 from services.runtime.server import GrpcServer
+from tests.services.runtime.certificates import make_certificates
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -118,28 +118,6 @@ async def test_a_peer_that_hangs_is_noticed(store_url: str, cluster: str) -> Non
     finally:
         process.kill()
         await process.wait()
-
-
-def make_certificates(folder: Path) -> dict[str, Path]:
-    """An authority, and a certificate of its for 127.0.0.1."""
-    folder.mkdir()
-
-    def openssl(*args: str) -> None:
-        subprocess.run(["openssl", *args], cwd=folder, check=True, capture_output=True)
-
-    extensions = folder / "extensions"
-    extensions.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
-    subject = ("-subj", "/CN=headway-test")
-    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject, "-keyout",
-            "ca.key", "-out", "ca.pem")  # fmt: skip
-    openssl("req", "-newkey", "rsa:2048", "-nodes", *subject, "-keyout", "key.pem", "-out", "csr")
-    openssl("x509", "-req", "-in", "csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
-            "-days", "2", "-extfile", "extensions", "-out", "cert.pem")  # fmt: skip
-    return {
-        "tls_ca": folder / "ca.pem",
-        "tls_cert": folder / "cert.pem",
-        "tls_key": folder / "key.pem",
-    }
 
 
 async def test_mtls_lets_in_only_who_has_a_certificate_of_the_authority(tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from headway.errors import HeadwayError
-from services.runtime import local_store
+from services.runtime import health, local_store
 from services.runtime.config import ServiceConfig
 from services.runtime.store import Store
 from services.runtime.supervisor import ProcessSpec, Supervisor
+from tests.services.runtime.certificates import make_certificates
 
 ROOT = Path(__file__).resolve().parents[3]
 PATIENCE = 90.0
@@ -65,6 +66,20 @@ async def test_a_killed_process_is_restarted_and_stopping_leaves_none(
     assert any("one" in line and "signal 9" in line and "restarting" in line for line in said)
     logs = [(tmp_path / f"{name}.log").read_text() for name in ("one", "two")]
     assert all("stopped" in log for log in logs), "they were drained, not killed"
+
+
+async def test_services_with_certificates_are_found_by_who_has_one(
+    store_url: str, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, path in make_certificates(tmp_path / "certificates").items():
+        monkeypatch.setenv(f"HEADWAY_{name.upper()}", str(path))
+    specs = [ProcessSpec("predictor", "predictor")]
+    async with supervised(specs, store_url, cluster, tmp_path) as (supervisor, _):
+        await supervisor.serving()
+        address = supervisor.processes[0].address
+        assert await asyncio.to_thread(health.is_serving, address)
+        monkeypatch.undo()
+        assert not await asyncio.to_thread(health.is_serving, address)
 
 
 async def test_a_service_that_cannot_start_is_given_up_and_its_log_is_shown(
