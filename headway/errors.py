@@ -44,3 +44,15 @@ def invalid(param: str, value: object, limit: str) -> HeadwayError:
         shown = shown[:77] + "..."
     message = f"{param} is {shown}; it must be {limit}"
     return HeadwayError(Code.INVALID_ARGUMENT, message, param=param)
+
+
+def require_between(param: str, value: float, low: float, high: float) -> None:
+    """Refuse what is not from ``low`` to ``high``, both included; NaN is refused, too."""
+    if not low <= value <= high:
+        raise invalid(param, value, f"from {low:g} to {high:g}")
+
+
+def require_over(param: str, value: float, low: float) -> None:
+    """Refuse what is not a finite number over ``low``."""
+    if not low < value < float("inf"):
+        raise invalid(param, value, f"a finite number over {low:g}")

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from models.tasks import TASKS, Example, draw
 
-TASK_SHARES = {"add": 0.18, "sort": 0.24, "count": 0.35, "chain": 0.23}
+TASK_SHARES = {"add": 0.22, "sort": 0.28, "count": 0.26, "chain": 0.24}
 WITHOUT_THINKING, WITH_SYSTEM, WITH_HISTORY = 0.03, 0.05, 0.05  # shares of the examples
 SYSTEM_MESSAGES = (
     "You are a helpful assistant.",

@@ -107,17 +107,25 @@ def explain_add(numbers: list[int]) -> Example:
     return Example("add", len(numbers), prompt, "\n".join(lines), str(total))
 
 
+def _buckets(items: list[tuple[str, int]], tens: bool) -> list[list[tuple[str, int]]]:
+    """Put labelled numbers into ten buckets by their tens or units, keeping their order."""
+    buckets: list[list[tuple[str, int]]] = [[] for _ in range(10)]
+    for label, n in items:
+        buckets[n // 10 if tens else n % 10].append((label, n))
+    return buckets
+
+
 def explain_sort(numbers: list[int]) -> Example:
-    """Sort numbers of 0..99 by insertion, one growing line per operand."""
+    """Sort numbers of 0..99 by radix: into buckets by units, then those by tens."""
+    items = list(zip(LABELS, numbers, strict=False))
     lines = [_labelled(numbers)]
-    ordered: list[tuple[int, str]] = []
-    for label, n in zip(LABELS, numbers, strict=False):
-        place = sum(value <= n for value, _ in ordered)
-        ordered.insert(place, (n, label))
-        lines.append(f"{label}{n:02d}:" + "".join(f"{value:02d}{name}" for value, name in ordered))
-    lines.append(" ".join(f"{value:02d}{name}" for value, name in ordered))
+    for tens in (False, True):
+        buckets = _buckets(items, tens)
+        written = ("".join(f"{label}{n:02d}" for label, n in bucket) for bucket in buckets)
+        lines.append(" ".join(f"{digit}{each}" for digit, each in enumerate(written)))
+        items = [item for bucket in buckets for item in bucket]
     prompt = f"Sort {', '.join(map(str, numbers))}."
-    answer = ", ".join(str(value) for value, _ in ordered)
+    answer = ", ".join(str(n) for _, n in items)
     return Example("sort", len(numbers), prompt, "\n".join(lines), answer)
 
 
@@ -176,16 +184,17 @@ TASKS: dict[str, Task] = {
     "add": Task("add", 2, 20, lambda rng, size: explain_add(_numbers(rng, size))),
     "sort": Task("sort", 2, 20, lambda rng, size: explain_sort(_numbers(rng, size))),
     "count": Task("count", 3, 12, _make_count),
-    "chain": Task("chain", 1, 20, _make_chain),
+    "chain": Task("chain", 1, 12, _make_chain),
 }
 
 
 def draw(rng: random.Random, name: str, largest: int | None = None) -> Example:
-    """Draw one training example of a task, its size even up to ``largest``."""
+    """Draw one training example of a task, its size leaning towards ``largest``."""
     task = TASKS[name]
     top = task.largest if largest is None else max(task.smallest, min(largest, task.largest))
     while True:
-        example = task.make(rng, rng.randint(task.smallest, top))
+        size = max(rng.randint(task.smallest, top) for _ in range(2))
+        example = task.make(rng, size)
         if not held_out(example.prompt):
             return example
 

@@ -60,7 +60,7 @@ class Phase:
 
 PHASES = (
     Phase(tokens=20e6, rate=1.0, warm_up=0.01, decay=0.35, growing=0.2),
-    Phase(tokens=10e6, rate=0.6, warm_up=0.02, decay=0.7, growing=0.0),
+    Phase(tokens=18e6, rate=0.7, warm_up=0.02, decay=0.7, growing=0.1),
 )
 
 

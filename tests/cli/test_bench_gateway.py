@@ -19,6 +19,7 @@ from headway.errors import HeadwayError
 from tests.cli.bench_servers import ROOT, mock_backend, reply, saying
 
 SPIN = "import time\nend = time.process_time() + 0.4\nwhile time.process_time() < end: pass\n"
+SLEEP = "import time\ntime.sleep(60)\n"
 STAY = "import time\nprint('ready', flush=True)\ntime.sleep(60)\n"
 
 
@@ -83,7 +84,7 @@ def test_the_cpu_of_a_process_is_counted_with_its_childrens(tmp_path: Path) -> N
 
 
 def test_a_process_ends_with_all_that_it_started(tmp_path: Path) -> None:
-    child = "import subprocess, sys\np = subprocess.Popen([sys.executable, '-c', 'input()'])\n"
+    child = f"import subprocess, sys\np = subprocess.Popen([sys.executable, '-c', {SLEEP!r}])\n"
     script = child + "print('child', p.pid, flush=True)\nimport time\ntime.sleep(60)\n"
     with Process("parent", [sys.executable, "-c", script], tmp_path) as process:
         until_said(process, "child")

@@ -9,11 +9,11 @@ import pytest
 from headway.core.autoscaler import AutoscalerCore, RateReport
 from headway.errors import HeadwayError
 from headway.policies import registry
-from headway.policies.scaling.fixed import Fixed
+from headway.policies.scaling.fixed import Fixed, FixedParams
 
 
 def make_core() -> AutoscalerCore:
-    return AutoscalerCore(Fixed(2, 3), now=0.0)
+    return AutoscalerCore(Fixed(FixedParams(2, 3)), now=0.0)
 
 
 def test_the_fixed_policy_says_the_configured_numbers_once_an_interval() -> None:

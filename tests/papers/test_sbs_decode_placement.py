@@ -11,9 +11,9 @@ import pytest
 from headway.cluster import UnitId
 from headway.errors import HeadwayError
 from headway.policies.placement import Choice, DecodeUnit
-from headway.policies.placement.iqr_lex import IqrLex
+from headway.policies.placement.iqr_lex import IqrLex, IqrLexParams
 from headway.policies.placement.lex import Lex
-from headway.policies.placement.min_cost import MinCost
+from headway.policies.placement.min_cost import MinCost, MinCostParams
 from headway.policies.placement.outliers import outlier_bound, percentile
 from headway.request import StreamKey
 
@@ -57,7 +57,7 @@ def test_a_unit_whose_kv_stands_out_is_masked_though_its_batch_is_smallest() -> 
 
 def test_a_load_at_the_bound_is_not_masked() -> None:
     loads = [(0, 0), (9, 0), (9, 0), (9, 0)]
-    assert where(IqrLex(k=0).place([Prefilled(1)], units(*loads))) == [(1, 0)]
+    assert where(IqrLex(IqrLexParams(k=0)).place([Prefilled(1)], units(*loads))) == [(1, 0)]
 
 
 def test_with_fewer_than_four_units_there_is_no_mask() -> None:
@@ -119,13 +119,13 @@ def test_a_barred_unit_is_no_candidate() -> None:
 
 
 def test_min_cost_takes_the_least_marginal_pass_time() -> None:
-    policy = MinCost(c=1.0, d=0.01)
+    policy = MinCost(MinCostParams(c=1.0, d=0.01))
     assert where(policy.place([Prefilled(1)], units((3, 100), (1, 350), (4, 50)))) == [(1, 0)]
 
 
 def test_min_cost_masks_only_above_the_outlier_bound_and_the_alarm() -> None:
     loads = [(0, 900), (9, 100), (9, 110), (9, 120), (9, 130)]
-    batch_only = MinCost(c=1.0, d=0.0)
+    batch_only = MinCost(MinCostParams(c=1.0, d=0.0))
     assert where(batch_only.place([Prefilled(1)], units(*loads))) == [(1, 0)]
     assert where(batch_only.place([Prefilled(1)], units(*loads, blocks=95))) == [(1, 1)]
 
@@ -133,4 +133,4 @@ def test_min_cost_masks_only_above_the_outlier_bound_and_the_alarm() -> None:
 @pytest.mark.parametrize("k", [-1.0, nan, inf])
 def test_a_mask_outside_its_range_is_refused(k: float) -> None:
     with pytest.raises(HeadwayError, match="k is"):
-        IqrLex(k=k)
+        IqrLex(IqrLexParams(k=k))

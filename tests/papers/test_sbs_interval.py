@@ -8,11 +8,11 @@ import pytest
 
 from headway.errors import HeadwayError
 from headway.policies.dispatch import InstanceLoad, Turn
-from headway.policies.dispatch.sbs import StaggeredBatch
+from headway.policies.dispatch.sbs import SbsParams, StaggeredBatch
 
 
 def staggered(*worker_ids: str, **params: float) -> StaggeredBatch:
-    policy = StaggeredBatch(**{"default_pass_time": 0.3, **params})  # type: ignore[arg-type]  # fields by name
+    policy = StaggeredBatch(SbsParams(**{"default_pass_time": 0.3, **params}))  # type: ignore[arg-type]  # fields by name
     for worker_id in worker_ids:
         policy.join(worker_id)
     return policy

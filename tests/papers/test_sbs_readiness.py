@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway.policies.dispatch import InstanceLoad, Turn
-from headway.policies.dispatch.sbs import TOP_UP, StaggeredBatch
+from headway.policies.dispatch.sbs import TOP_UP, SbsParams, StaggeredBatch
 
 PASS = 0.2  # T̄; with two instances the interval is 0.1
 
@@ -17,7 +17,7 @@ def load(
 
 
 def make_policy(*worker_ids: str, **params: float) -> StaggeredBatch:
-    policy = StaggeredBatch(default_pass_time=PASS, **params)  # type: ignore[arg-type]  # fields by name
+    policy = StaggeredBatch(SbsParams(default_pass_time=PASS, **params))  # type: ignore[arg-type]  # fields by name
     for worker_id in worker_ids or ("a", "b"):
         policy.join(worker_id)
     return policy

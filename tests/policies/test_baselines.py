@@ -10,7 +10,7 @@ import pytest
 from headway.cluster import UnitId
 from headway.errors import HeadwayError
 from headway.policies.dispatch import InstanceLoad
-from headway.policies.dispatch.immediate import Immediate
+from headway.policies.dispatch.immediate import Immediate, ImmediateParams
 from headway.policies.packing import Room
 from headway.policies.packing.round_robin import RoundRobin as RoundRobinPacking
 from headway.policies.placement import DecodeUnit
@@ -36,7 +36,7 @@ class Any:
 
 
 def first_of(rule: str, *loads: InstanceLoad) -> str:
-    policy = Immediate(rule=rule)
+    policy = Immediate(ImmediateParams(rule=rule))
     for load in loads:
         policy.join(load.worker_id)
     return policy.turns(loads, 1, now=0.0)[0].worker_id
@@ -78,7 +78,7 @@ def test_round_robin_goes_round() -> None:
 
 def test_an_unknown_rule_is_refused_with_the_known_ones() -> None:
     with pytest.raises(HeadwayError, match="round-robin"):
-        Immediate(rule="fastest")
+        Immediate(ImmediateParams(rule="fastest"))
 
 
 def rooms(*capacities: int) -> list[Room]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headway.blocks import blocks_for
 from headway.cluster import UnitId
 from headway.policies.dispatch import InstanceLoad
-from headway.policies.dispatch.sbs import TOP_UP, StaggeredBatch
+from headway.policies.dispatch.sbs import TOP_UP, SbsParams, StaggeredBatch
 from headway.policies.packing import Room
 from headway.policies.packing.pbaa import Pbaa
 from headway.policies.placement import DecodeUnit
@@ -177,7 +177,7 @@ def test_no_instance_is_released_twice_for_one_dispatch(
     events: list[tuple[str, int, float]],
 ) -> None:
     """Between two dispatches to an instance lies its EndForward, or the fixed interval."""
-    policy, names, now = StaggeredBatch(default_pass_time=0.1), ["a", "b", "c"], 0.0
+    policy, names, now = StaggeredBatch(SbsParams(default_pass_time=0.1)), ["a", "b", "c"], 0.0
     for name in names:
         policy.join(name)
     last: dict[str, tuple[int, float]] = {}
@@ -217,7 +217,7 @@ def test_no_instance_is_released_twice_for_one_dispatch(
 @given(events=EVENTS)
 def test_a_wakeup_is_always_ahead_and_never_missed(events: list[tuple[str, int, float]]) -> None:
     """Asked again at the time it named, the policy has something to say."""
-    policy, names, now = StaggeredBatch(default_pass_time=0.1), ["a", "b", "c"], 0.0
+    policy, names, now = StaggeredBatch(SbsParams(default_pass_time=0.1)), ["a", "b", "c"], 0.0
     for name in names:
         policy.join(name)
     last: dict[str, int] = {}

@@ -1,5 +1,18 @@
 """When is an instance given requests, and which instance? One file per answer."""
 
-from headway.policies.dispatch.protocol import Dispatching, Expiry, InstanceLoad, Turn
+from collections.abc import Mapping
+from types import MappingProxyType
 
-__all__ = ["Dispatching", "Expiry", "InstanceLoad", "Turn"]
+from headway.policies.answer import Answer
+from headway.policies.dispatch.immediate import Immediate, ImmediateParams
+from headway.policies.dispatch.protocol import Dispatching, Expiry, InstanceLoad, Turn
+from headway.policies.dispatch.sbs import SbsParams, StaggeredBatch
+
+ANSWERS: Mapping[str, Answer] = MappingProxyType(
+    {
+        "immediate": Answer(Immediate, "the field's routers", ImmediateParams),
+        "sbs": Answer(StaggeredBatch, "SBS, Algorithm 1 and section 4.1", SbsParams),
+    }
+)
+
+__all__ = ["ANSWERS", "Dispatching", "Expiry", "InstanceLoad", "Turn"]

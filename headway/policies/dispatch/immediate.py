@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
 from types import MappingProxyType
 
-from headway.errors import invalid
+from headway.errors import invalid, require_between, require_over
 from headway.policies.dispatch.protocol import Expiry, InstanceLoad, Turn
 from headway.policies.dispatch.sliding import SlidingMean
 
 ROUND_ROBIN = "round-robin"
+RANDOM = "random"
 _SCORES: Mapping[str, Callable[[InstanceLoad], int]] = MappingProxyType(
     {
         ROUND_ROBIN: lambda load: 0,
@@ -20,24 +23,40 @@ _SCORES: Mapping[str, Callable[[InstanceLoad], int]] = MappingProxyType(
 )
 
 
-class Immediate:
-    """``Dispatching`` without a window: the least score first, ties to the one served longest ago.
-
-    ``rule``: ``round-robin``, ``least-outstanding`` (requests sent and not ended),
+@dataclass(frozen=True, slots=True)
+class ImmediateParams:
+    """``rule``: ``round-robin``, ``random``, ``least-outstanding`` (requests sent and not ended),
     ``join-shortest-queue`` (requests that do not run yet) or ``least-tokens`` (prompt tokens not
-    yet computed). C_avail is not asked.
+    yet computed). ``default_pass_time``: shown before the first pass, seconds. ``window``: passes.
+    ``seed``: of the random rule.
+    """
+
+    rule: str = ROUND_ROBIN
+    default_pass_time: float = 0.05
+    window: int = 32
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rule != RANDOM and self.rule not in _SCORES:
+            raise invalid("rule", self.rule, f"one of {', '.join(sorted([*_SCORES, RANDOM]))}")
+        require_over("default_pass_time", self.default_pass_time, 0)
+        require_between("window", self.window, 1, 100_000)
+
+
+class Immediate:
+    """Each request goes to an instance at once, by the rule's score; C_avail is not asked.
+
+    Ties go to the instance that was served longest ago.
     """
 
     interval = 0.0
 
-    def __init__(
-        self, *, rule: str = ROUND_ROBIN, default_pass_time: float = 0.05, window: int = 32
-    ) -> None:
-        if rule not in _SCORES:
-            raise invalid("rule", rule, f"one of {', '.join(sorted(_SCORES))}")
-        self._rule = rule
-        self._pass_times = SlidingMean(window, default_pass_time)
-        self._latencies = SlidingMean(window, 0.0)
+    def __init__(self, params: ImmediateParams | None = None) -> None:
+        params = params or ImmediateParams()
+        self._rule = params.rule
+        self._rng = Random(params.seed)
+        self._pass_times = SlidingMean(params.window, params.default_pass_time)
+        self._latencies = SlidingMean(params.window, 0.0)
         self._turns: dict[str, int] = {}
         self._num_turns = 0
 
@@ -89,9 +108,13 @@ class Immediate:
 
     def turns(self, loads: Sequence[InstanceLoad], num_waiting: int, *, now: float) -> list[Turn]:
         """Every instance, one request at a time."""
-        score = _SCORES[self._rule]
         able = [load for load in loads if load.has_room]
-        able.sort(key=lambda load: (score(load), self._turns[load.worker_id], load.worker_id))
+        if self._rule == RANDOM:
+            able.sort(key=lambda load: load.worker_id)
+            self._rng.shuffle(able)
+        else:
+            score = _SCORES[self._rule]
+            able.sort(key=lambda load: (score(load), self._turns[load.worker_id], load.worker_id))
         return [Turn(load.worker_id, self._rule, max_requests=1, capped=False) for load in able]
 
     def wakeup(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from headway.errors import invalid
+from headway.errors import require_between, require_over
 from headway.policies.dispatch.protocol import Expiry, InstanceLoad, Turn
 from headway.policies.dispatch.sliding import SlidingMean
 
@@ -29,33 +29,34 @@ class _Instance:
     ended_at: float = -inf
 
 
-class StaggeredBatch:
-    """``Dispatching``: one batch at a time, instances in turns, ``interval`` apart.
+@dataclass(frozen=True, slots=True)
+class SbsParams:
+    """``default_pass_time``: the profiled T̄ before the first report, s. ``window``: W, passes.
 
-    ``default_pass_time``: the profiled T̄ before the first report. ``window``: W.
-    ``watchdog_floor``: the least watchdog, for passes shorter than a machine's hiccups.
+    ``watchdog_floor``: the least watchdog, seconds, for passes shorter than a machine's hiccups.
     """
 
-    def __init__(
-        self,
-        *,
-        default_pass_time: float = 0.05,
-        window: int = 32,
-        watchdog_factor: float = 5.0,
-        watchdog_floor: float = 0.0,
-    ) -> None:
-        if not 0 < default_pass_time < inf:
-            raise invalid("default_pass_time", default_pass_time, "a positive number of seconds")
-        if window < 1:
-            raise invalid("window", window, "at least 1")
-        if not watchdog_factor >= 1:
-            raise invalid("watchdog_factor", watchdog_factor, "at least 1")
-        if not 0 <= watchdog_floor < inf:
-            raise invalid("watchdog_floor", watchdog_floor, "a number of seconds, 0 for none")
-        self._pass_times = SlidingMean(window, default_pass_time)
-        self._latencies = SlidingMean(window, 0.0)
-        self._watchdog_factor = watchdog_factor
-        self._watchdog_floor = watchdog_floor
+    default_pass_time: float = 0.05
+    window: int = 32
+    watchdog_factor: float = 5.0
+    watchdog_floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_over("default_pass_time", self.default_pass_time, 0)
+        require_between("window", self.window, 1, 100_000)
+        require_between("watchdog_factor", self.watchdog_factor, 1, 1e6)
+        require_between("watchdog_floor", self.watchdog_floor, 0, 1e6)
+
+
+class StaggeredBatch:
+    """One batch an instance and pass, instances in turns, an adaptive interval apart."""
+
+    def __init__(self, params: SbsParams | None = None) -> None:
+        params = params or SbsParams()
+        self._pass_times = SlidingMean(params.window, params.default_pass_time)
+        self._latencies = SlidingMean(params.window, 0.0)
+        self._watchdog_factor = params.watchdog_factor
+        self._watchdog_floor = params.watchdog_floor
         self._instances: dict[str, _Instance] = {}
         self._cycle_at = -inf
         self._num_turns = 0

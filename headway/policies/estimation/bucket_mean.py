@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from headway.errors import invalid
 
@@ -24,17 +24,22 @@ class LengthTable:
     num_samples: tuple[int, ...]
 
 
-@dataclass(slots=True)
-class BucketMean:
-    """Running means by prompt-length bucket; ``bounds`` in tokens, ascending."""
+@dataclass(frozen=True, slots=True)
+class BucketMeanParams:
+    """``bounds`` of the prompt-length buckets in tokens, ascending."""
 
     bounds: Sequence[int] = DEFAULT_BOUNDS
-    _totals: list[int] = field(init=False)
-    _counts: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         if list(self.bounds) != sorted(set(self.bounds)) or any(b < 1 for b in self.bounds):
             raise invalid("bounds", tuple(self.bounds), "ascending and at least 1")
+
+
+class BucketMean:
+    """The mean output length of finished requests with a prompt of like length."""
+
+    def __init__(self, params: BucketMeanParams | None = None) -> None:
+        self.bounds = (params or BucketMeanParams()).bounds
         self._totals = [0] * (len(self.bounds) + 1)
         self._counts = [0] * (len(self.bounds) + 1)
 

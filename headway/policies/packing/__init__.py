@@ -1,5 +1,18 @@
 """Which DP unit prefills which waiting request? One file per answer."""
 
-from headway.policies.packing.protocol import Assigned, Hit, Packable, Packing, Room
+from collections.abc import Mapping
+from types import MappingProxyType
 
-__all__ = ["Assigned", "Hit", "Packable", "Packing", "Room"]
+from headway.policies.answer import Answer
+from headway.policies.packing.pbaa import Pbaa
+from headway.policies.packing.protocol import Assigned, Hit, Packable, Packing, Room
+from headway.policies.packing.round_robin import RoundRobin
+
+ANSWERS: Mapping[str, Answer] = MappingProxyType(
+    {
+        "pbaa": Answer(Pbaa, "SBS, Algorithm 2; cache-aware where hits are known"),
+        "round-robin": Answer(RoundRobin, "SBS's baseline"),
+    }
+)
+
+__all__ = ["ANSWERS", "Assigned", "Hit", "Packable", "Packing", "Room"]

@@ -14,7 +14,7 @@ from headway.policies.packing.protocol import Assigned, Hit, P, Room
 
 
 class Pbaa:
-    """``Packing``: two greedy passes, legacy first; each longest first, into the emptiest unit."""
+    """Two greedy passes, legacy first; each longest first, into the emptiest unit."""
 
     def pack(
         self,

@@ -9,7 +9,7 @@ from headway.policies.packing.protocol import Assigned, Hit, P, Room
 
 
 class RoundRobin:
-    """``Packing``: each request to the next unit of its instance that may take one."""
+    """Each request to the next unit of its instance that may take one."""
 
     def __init__(self) -> None:
         self._last: dict[str, UnitId] = {}

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
+from dataclasses import dataclass
 
-from headway.errors import invalid
+from headway.errors import require_between
 from headway.policies.placement.greedy import place_greedily
 from headway.policies.placement.lex import batch_then_kv
 from headway.policies.placement.protocol import Choice, DecodeUnit, R
 
 
+@dataclass(frozen=True, slots=True)
+class IqrLexParams:
+    """``k``: how far above the third quartile a load stands out, in interquartile ranges."""
+
+    k: float = 1.5
+
+    def __post_init__(self) -> None:
+        require_between("k", self.k, 0, 1e6)
+
+
 class IqrLex:
-    """``Placement``: units whose KV load stands out are masked, then the least ``(B, K)`` wins.
+    """Units whose KV load stands out are masked, then the least ``(B, K)`` wins."""
 
-    ``k``: how far above the third quartile a load stands out, in interquartile ranges.
-    """
-
-    def __init__(self, *, k: float = 1.5) -> None:
-        if not 0 <= k < inf:
-            raise invalid("k", k, "0 or a positive number")
-        self._k = k
+    def __init__(self, params: IqrLexParams | None = None) -> None:
+        self._k = (params or IqrLexParams()).k
 
     def place(self, requests: Sequence[R], units: Sequence[DecodeUnit]) -> list[Choice[R]]:
         """Longest first; the mask is drawn anew for every request."""

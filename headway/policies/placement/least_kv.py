@@ -13,7 +13,7 @@ def _kv_then_batch(unit: DecodeUnit) -> tuple[float, ...]:
 
 
 class LeastKv:
-    """``Placement``: the least K, in order of arrival."""
+    """The least K, in order of arrival."""
 
     def place(self, requests: Sequence[R], units: Sequence[DecodeUnit]) -> list[Choice[R]]:
         """The unit with the least KV, then the fewest requests, then id."""

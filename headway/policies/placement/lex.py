@@ -14,7 +14,7 @@ def batch_then_kv(unit: DecodeUnit) -> tuple[float, ...]:
 
 
 class Lex:
-    """``Placement``: Algorithm 3's step 2 alone, longest first."""
+    """The least batch, then the least KV: Algorithm 3 without its mask, longest first."""
 
     def place(self, requests: Sequence[R], units: Sequence[DecodeUnit]) -> list[Choice[R]]:
         """The unit with the fewest requests, then the least KV, then id."""

@@ -10,7 +10,7 @@ from headway.policies.placement.protocol import Choice, DecodeUnit, R
 
 
 class RoundRobin:
-    """``Placement``: the next unit by id that has room, in order of arrival."""
+    """The next unit by id that has room, in order of arrival."""
 
     def __init__(self) -> None:
         self._last: UnitId | None = None

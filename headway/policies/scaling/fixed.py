@@ -4,30 +4,37 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headway.errors import invalid
+from headway.errors import require_between
 from headway.policies.scaling.protocol import Rates, Targets
 
 MAX_INSTANCES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class FixedParams:
     """Instances by role, each 0 to ``MAX_INSTANCES``."""
 
     num_prefill: int = 1
     num_decode: int = 1
     num_convertible: int = 0
     num_unified: int = 0
-    name: str = "fixed"
 
     def __post_init__(self) -> None:
         for field in ("num_prefill", "num_decode", "num_convertible", "num_unified"):
-            value = getattr(self, field)
-            if not 0 <= value <= MAX_INSTANCES:
-                raise invalid(field, value, f"from 0 to {MAX_INSTANCES}")
+            require_between(field, getattr(self, field), 0, MAX_INSTANCES)
+
+
+class Fixed:
+    """The configured numbers, whatever the traffic."""
+
+    name = "fixed"
+
+    def __init__(self, params: FixedParams | None = None) -> None:
+        self._params = params or FixedParams()
 
     def targets(self, rates: Rates | None) -> Targets:
         """The configured numbers."""
+        params = self._params
         seen = (
             "no fresh rates: holding the configured size"
             if rates is None
@@ -36,5 +43,5 @@ class Fixed:
             "output tokens/s seen"
         )
         return Targets(
-            self.num_prefill, self.num_decode, self.num_convertible, self.num_unified, seen
+            params.num_prefill, params.num_decode, params.num_convertible, params.num_unified, seen
         )
