@@ -93,7 +93,8 @@ class TokenLink:
                 while True:
                     await self._wanted.wait()
                     await call.write(wire.pack_token_batch(self.forward_pass()))
-                    await asyncio.sleep(self._delay)
+                    if self.running:  # an idle worker begins at once
+                        await asyncio.sleep(self._delay)
             finally:
                 reader.cancel()
                 call.cancel()

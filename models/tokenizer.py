@@ -21,32 +21,21 @@ MAX_POSITIONS = 2048
 
 # Earlier assistant turns lose their reasoning; the turns after the last user message keep it.
 CHAT_TEMPLATE = """\
-{%- set ns = namespace(last_user=-1) -%}
 {%- for message in messages -%}
-    {%- if message.role == 'user' -%}{%- set ns.last_user = loop.index0 -%}{%- endif -%}
-{%- endfor -%}
-{%- for message in messages -%}
-    {%- set text = namespace(content='', reasoning='') -%}
-    {%- if message.content is string -%}
-        {%- set text.content = message.content -%}
-    {%- elif message.content -%}
-        {%- for part in message.content if part.type == 'text' -%}
-            {%- set text.content = text.content + part.text -%}
-        {%- endfor -%}
+    {%- set content = message.content -%}
+    {%- if content is not string -%}
+        {%- set content = (content or []) | map(attribute='text') | join -%}
     {%- endif -%}
     {%- if message.role == 'assistant' -%}
-        {%- if message.reasoning_content is string -%}
-            {%- set text.reasoning = message.reasoning_content -%}
-        {%- elif '</think>' in text.content -%}
-            {%- set text.reasoning = text.content.split('</think>')[0].split('<think>')[-1] -%}
-        {%- endif -%}
-        {%- set text.content = text.content.split('</think>')[-1].lstrip('\\n') -%}
-        {%- if loop.index0 > ns.last_user and text.reasoning -%}
-            {%- set text.content = '<think>\\n' + text.reasoning.strip('\\n')
-                + '\\n</think>\\n\\n' + text.content -%}
+        {%- set before = content.split('</think>')[:-1] | join -%}
+        {%- set reasoning = message.reasoning_content or before.split('<think>')[-1] -%}
+        {%- set content = content.split('</think>')[-1].lstrip('\\n') -%}
+        {%- if loop.last and reasoning -%}
+            {%- set reasoning = reasoning.strip('\\n') -%}
+            {%- set content = '<think>\\n' + reasoning + '\\n</think>\\n\\n' + content -%}
         {%- endif -%}
     {%- endif -%}
-    {{- '<|im_start|>' + message.role + '\\n' + text.content + '<|im_end|>\\n' -}}
+    {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
     {{- '<|im_start|>assistant\\n' -}}

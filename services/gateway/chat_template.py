@@ -50,6 +50,8 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         self._template = environment.from_string(source)
+        # a plain dict: every render copies it, and a ChainMap is slow to copy
+        self._template.globals = dict(self._template.globals)
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--seconds", type=float, default=3.0, metavar="S", help="of each measurement (3)")
     add("--streams", type=int, default=64, metavar="N", help="requests in flight at most (64)")
     add("--tokens", type=int, default=128, metavar="N", help="of a streamed answer (128)")
-    add("--delay-ms", type=float, default=0.0, help="between passes of the workers (0)")
+    add("--delay-ms", type=float, default=5.0, help="between passes of the workers (5)")
     add("--json", type=Path, metavar="FILE", help="write every round's figures")
     parser.set_defaults(run=run)
 

@@ -84,7 +84,14 @@ PEERS: Mapping[str, Peer] = MappingProxyType(
                 "litellm",
                 "litellm[proxy]==1.106.0",
                 _litellm,
-                MappingProxyType({"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}),
+                MappingProxyType(
+                    {
+                        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+                        "LITELLM_LOG": "ERROR",
+                        # on loopback, and it would not start without a key otherwise
+                        "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+                    }
+                ),
             ),
         )
     }
