@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from headway.errors import Code, HeadwayError
 
-if TYPE_CHECKING:
-    from headway.cli.bench.gateway_run import Figures
-
 _COLUMNS = ("+p50 ms", "+p99 ms", "requests/s", "µs/request", "tokens/s", "µs/token")
 Row = tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one gateway in one round; latencies in seconds, CPU in seconds, None where unknown.
+
+    ``latency`` is of a whole one-token answer with nothing else in flight.
+    """
+
+    latency_p50: float
+    latency_p99: float
+    requests_per_s: float
+    cpu_per_request: float | None
+    tokens_per_s: float
+    cpu_per_token: float | None
+
+
+def middle(rounds: Sequence[Figures]) -> Figures:
+    """The median of each figure over the rounds."""
+
+    def median(name: str) -> float | None:
+        values = [value for each in rounds if (value := getattr(each, name)) is not None]
+        return statistics.median(values) if values else None
+
+    return Figures(**{name: median(name) for name in Figures.__dataclass_fields__})  # type: ignore[arg-type]  # None where all are
 
 
 def print_comparison(

@@ -3,40 +3,23 @@
 from __future__ import annotations
 
 import os
-import statistics
 import tempfile
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from headway.cli.bench.closed_loop import Loop, run_loop
 from headway.cli.bench.contenders import PATH, Contender, Stage
-from headway.cli.bench.gateway_report import print_comparison, write_comparison
+from headway.cli.bench.gateway_report import Figures, middle, print_comparison, write_comparison
 from headway.cli.bench.peers import find_peers
 from headway.cli.bench.processes import cpu_seconds
 from headway.errors import HeadwayError
 from headway.metrics import percentile
 
 _SETTLE = 1.0  # seconds of load before the first round
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Of one gateway in one round; latencies in seconds, CPU in seconds, None where unknown.
-
-    ``latency`` is of a whole one-token answer with nothing else in flight.
-    """
-
-    latency_p50: float
-    latency_p99: float
-    requests_per_s: float
-    cpu_per_request: float | None
-    tokens_per_s: float
-    cpu_per_token: float | None
 
 
 async def compare(args: Namespace) -> int:
@@ -121,16 +104,6 @@ async def _requests(
     before = 0.0 if pid is None else cpu_seconds(pid)
     loop = await run_loop(contender.endpoint, PATH, [body] * num_open, seconds)
     return loop, None if pid is None else cpu_seconds(pid) - before
-
-
-def middle(rounds: Sequence[Figures]) -> Figures:
-    """The median of each figure over the rounds."""
-
-    def median(name: str) -> float | None:
-        values = [value for each in rounds if (value := getattr(each, name)) is not None]
-        return statistics.median(values) if values else None
-
-    return Figures(**{name: median(name) for name in Figures.__dataclass_fields__})  # type: ignore[arg-type]  # None where all are
 
 
 def _setting(args: Namespace) -> dict[str, object]:
