@@ -33,11 +33,21 @@ class BlockPool:
         missing = blocks_for(num_tokens, self.block_size) - len(table)
         if missing > len(self._free):
             return False
-        for _ in range(missing):
-            block = self._free.pop()
-            self._refs[block - self._first] = 1
-            table.append(block)
+        if missing > 0:
+            taken = self._free[-missing:]
+            del self._free[-missing:]
+            taken.reverse()
+            for block in taken:
+                self._refs[block - self._first] = 1
+            table += taken
         return True
+
+    def trim(self, table: list[int], num_tokens: int) -> None:
+        """Give back the blocks at the end of ``table`` that ``num_tokens`` tokens do not need."""
+        kept = blocks_for(num_tokens, self.block_size)
+        surplus = table[kept:]
+        del table[kept:]
+        self.release(surplus)
 
     def share(self, table: list[int]) -> list[int]:
         """A second reference to every block of ``table``."""

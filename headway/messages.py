@@ -7,7 +7,8 @@ Each message of ``protos/`` that a core reads or writes has its dataclass here; 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
 
 from headway.cluster import Role, UnitLoad, WorkerInfo
 from headway.errors import Code
@@ -199,7 +200,8 @@ class StreamFailure:
 class TokenBatch:
     """The tokens of one forward pass for one gateway: parallel arrays, one entry a token.
 
-    ``finish_reasons`` has None where the request goes on; ``logprobs`` is keyed by entry.
+    ``finish_reasons`` has None where the request goes on; ``logprobs`` is keyed by entry, and so
+    is ``before``: tokens right before the entry's, which have no entry of their own.
     """
 
     worker_id: str
@@ -209,6 +211,7 @@ class TokenBatch:
     finish_reasons: Sequence[FinishReason | None]
     logprobs: Mapping[int, TokenLogprobs]
     failures: Sequence[StreamFailure] = ()
+    before: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
 
 # --- worker core and its backend ------------------------------------------------------
@@ -237,24 +240,32 @@ class PassItem:
 
 @dataclass(frozen=True, slots=True)
 class ForwardPass:
-    """One execution of the model over one ragged batch, all DP units in lock-step."""
+    """One execution of the model over one ragged batch, all DP units in lock-step.
+
+    A backend may run it up to ``num_steps`` times in a row, each time over the tokens just drawn
+    one position further (the block tables have room for that), until a request ends or begins
+    to answer, or a step ends at or after ``until``.
+    """
 
     pass_id: int
     items: tuple[PassItem, ...]
+    num_steps: int = 1
+    until: float = inf
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The token drawn for one request."""
+    """The token drawn for one request, and those of earlier steps of the same pass."""
 
     key: StreamKey
     token_id: int
     logprobs: TokenLogprobs | None = None
+    before: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """What a forward pass drew, for the items that asked; ``pass_time`` in seconds."""
+    """What a forward pass drew, for the items that asked; ``pass_time`` of one step, seconds."""
 
     pass_id: int
     pass_time: float

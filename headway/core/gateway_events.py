@@ -68,12 +68,16 @@ GatewayEvent = (
 
 
 class Delivery(NamedTuple):
-    """The next token of one request, or its end; ``token_id`` is None for an end alone."""
+    """The next token of one request, or its end; ``token_id`` is None for an end alone.
+
+    ``before``: tokens that come with it and right before it.
+    """
 
     request_id: str
     token_id: int | None
     logprobs: TokenLogprobs | None
     finish_reason: FinishReason | None
+    before: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

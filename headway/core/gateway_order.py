@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headway.core.gateway_events import Delivery
@@ -40,11 +41,12 @@ def take_tokens(requests: OpenRequests, batch: TokenBatch) -> Taken:
             taken.unknown[stream_id] = None
             continue
         logprobs = batch.logprobs.get(entry) if batch.logprobs else None
-        if index != len(state.output):
+        before = batch.before.get(entry, ()) if batch.before else ()
+        if index - len(before) != len(state.output):
             _out_of_order(taken, requests, state, index, EarlyToken(token_id, logprobs, reason))
             continue
         state.worker_id = worker_id
-        _append(taken, requests, state, token_id, logprobs, reason)
+        _append(taken, requests, state, token_id, logprobs, reason, before)
         if state.early:
             _close_gap(taken, requests, state)
     return taken
@@ -67,6 +69,7 @@ def _append(
     token_id: int,
     logprobs: TokenLogprobs | None,
     reason: FinishReason | None,
+    before: Sequence[int] = (),
 ) -> None:
     if reason is not None:
         if reason not in _ENDS:
@@ -75,8 +78,10 @@ def _append(
         requests.remove(state)
     if not state.output:
         taken.num_first += 1
+    state.output.extend(before)
     state.output.append(token_id)
-    taken.deliveries.append(Delivery(state.request.request_id, token_id, logprobs, reason))
+    request_id = state.request.request_id
+    taken.deliveries.append(Delivery(request_id, token_id, logprobs, reason, before))
 
 
 def _out_of_order(

@@ -23,6 +23,7 @@ from headway.core.worker_events import (
 )
 from headway.core.worker_plan import PassPlanner
 from headway.core.worker_state import SequenceState, Stage, WorkerState
+from headway.core.worker_steps import reserve_steps, return_steps
 from headway.core.worker_transfers import answer_offer, end_arrival, end_transfer, start_handoff
 from headway.messages import (
     Accepted,
@@ -44,12 +45,14 @@ from headway.request import FinishReason
 class WorkerSettings:
     """``watermark``: share of a unit's blocks kept free at admission, [0, 1).
 
-    ``report_interval``: seconds between reports while a worker only decodes.
+    ``report_interval``: seconds between reports while a worker only decodes. ``max_steps``: the
+    most decode steps that the backend may run without asking again.
     """
 
     watermark: float = 0.1
     report_interval: float = 0.05
     num_dispatches_remembered: int = 1024
+    max_steps: int = 1
 
 
 class WorkerCore:
@@ -68,6 +71,7 @@ class WorkerCore:
         self._draining = False
         self._pass: ForwardPass | None = None
         self._pass_id = 0
+        self._num_steps = 1
         self._reported_at = 0.0
         self._seen_dispatches: dict[int, None] = {}
         self._waiting_dispatches: list[int] = []  # acknowledged, no pass planned since
@@ -171,23 +175,36 @@ class WorkerCore:
         if not items:
             return
         self._pass_id += 1
-        self._pass = ForwardPass(self._pass_id, tuple(items))
+        settings = self.settings
+        self._num_steps = reserve_steps(
+            self._state, items, most=settings.max_steps, watermark=settings.watermark
+        )
+        until = self._reported_at + settings.report_interval
+        self._pass = ForwardPass(self._pass_id, tuple(items), self._num_steps, until)
         self._pass_dispatches, self._waiting_dispatches = self._waiting_dispatches, []
         actions.append(self._pass)
 
     def _on_pass_result(self, result: PassResult, actions: list[WorkerAction], now: float) -> None:
         drawn = {sampled.key: sampled for sampled in result.sampled}
+        running: list[SequenceState] = []
         for item, sequence in self._close_pass(result.pass_id):
             sequence.num_computed += len(item.token_ids)
             if sequence.cancelled:
                 self._state.end(sequence, FinishReason.CANCELLED)
             elif item.sample:
                 sampled = drawn[item.key]
+                if sampled.before:
+                    sequence.output.extend(sampled.before)
+                    sequence.num_computed += len(sampled.before)
                 sequence.output.append(sampled.token_id)
                 reason = sequence.finish_reason(self._state.eos_token_ids, self._state.max_len)
                 index = len(sequence.output) - 1
                 self._state.outbox.add(sequence.request, index, sampled, reason)
                 self._after_token(sequence, reason)
+                if reason is None:
+                    running.append(sequence)
+        if self._num_steps > 1:
+            return_steps(self._state, running)
         if self._pass_dispatches or self._has_news or self._is_report_due(now):
             actions.append(self._end_forward(result.pass_time, self._pass_dispatches, now))
             self._pass_dispatches = []

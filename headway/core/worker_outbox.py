@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headway.core.worker_events import SendTokens
@@ -18,6 +19,7 @@ class _Pending:
     finish_reasons: list[FinishReason | None] = field(default_factory=list)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     failures: list[StreamFailure] = field(default_factory=list)
+    before: dict[int, Sequence[int]] = field(default_factory=dict)
 
 
 class TokenOutbox:
@@ -30,8 +32,10 @@ class TokenOutbox:
     def add(
         self, request: Request, index: int, sampled: Sampled, reason: FinishReason | None
     ) -> None:
-        """One token; ``index`` is its position in the output."""
+        """One token, with those of the steps before it; ``index`` is its own position."""
         pending = self._for(request)
+        if sampled.before:
+            pending.before[len(pending.token_ids)] = sampled.before
         if sampled.logprobs is not None:
             pending.logprobs[len(pending.token_ids)] = sampled.logprobs
         pending.stream_ids.append(request.stream_id)
@@ -58,6 +62,7 @@ class TokenOutbox:
                     p.finish_reasons,
                     p.logprobs,
                     p.failures,
+                    p.before,
                 ),
             )
             for gateway_id, p in self._pending.items()

@@ -67,8 +67,9 @@ class SequenceState:
         prompt = self.request.prompt_token_ids
         if start >= len(prompt):
             return tuple(self.output[start - len(prompt) : stop - len(prompt)])
-        inside = prompt[start:stop]
-        return inside + tuple(self.output[: max(0, stop - len(prompt))])
+        if stop <= len(prompt):
+            return prompt[start:stop]
+        return (*prompt[start:], *self.output[: stop - len(prompt)])
 
     def finish_reason(self, eos_token_ids: frozenset[int], max_len: int) -> FinishReason | None:
         """Why the sequence ends with its last token, or None. ``max_len`` in tokens."""

@@ -63,7 +63,7 @@ class Output:
 
     def deliver(self, delivery: Delivery, now: float) -> str | None:
         """Take a token, show what it makes certain; how the output ended, None if it goes on."""
-        _, token_id, logprobs, reason = delivery
+        _, token_id, logprobs, reason, _ = delivery
         text, piece = self.text, None
         if token_id is not None:
             if text.num_tokens == 0:

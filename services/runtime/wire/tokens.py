@@ -21,6 +21,7 @@ _FROM_PB: Mapping[int, FinishReason | None] = MappingProxyType({0: None, **FINIS
 
 def pack_token_batch(batch: TokenBatch) -> pb.TokenBatch:
     """The tokens of one forward pass for one gateway."""
+    assert not batch.before, "live workers run one step a pass"
     packed = pb.TokenBatch(
         worker_id=batch.worker_id,
         stream_ids=batch.stream_ids,

@@ -1,0 +1,65 @@
+"""Several decode steps in one pass: how many a pass may run, and their KV blocks.
+
+Nothing but a step's own tokens changes between the steps: whatever arrives meanwhile is decided
+on when the pass has ended. The simulator advances decode batches so; live passes have one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from headway.blocks import blocks_for
+from headway.core.worker_state import SequenceState, WorkerState
+from headway.messages import PassItem
+
+
+def reserve_steps(
+    state: WorkerState, items: Sequence[PassItem], *, most: int, watermark: float
+) -> int:
+    """How many steps this pass may have, at most ``most``; their blocks are reserved.
+
+    One, unless all items decode. Reserving leaves ``watermark`` (a share) of each unit's blocks
+    free, so that where blocks are short every step is planned by itself.
+    """
+    if most <= 1 or any(len(item.token_ids) > 1 or not item.sample for item in items):
+        return 1
+    by_unit: dict[int, list[SequenceState]] = {}
+    for item in items:
+        sequence = state.find(item.key)
+        assert sequence is not None, "the planner has just chosen it"
+        most = min(most, sequence.request.sampling.max_tokens - len(sequence.output))
+        most = min(most, state.max_len - sequence.num_tokens)
+        by_unit.setdefault(sequence.unit, []).append(sequence)
+    for unit, sequences in by_unit.items():
+        pool = state.units[unit].pool
+        room = pool.num_free - int(watermark * pool.num_blocks)
+        most = _steps_within(sequences, room, pool.block_size, most)
+    if most <= 1:
+        return 1
+    for unit, sequences in by_unit.items():
+        for sequence in sequences:
+            state.units[unit].pool.grow(sequence.blocks, sequence.num_computed + most)
+    return most
+
+
+def return_steps(state: WorkerState, sequences: Iterable[SequenceState]) -> None:
+    """Give back the blocks of steps that the pass did not have."""
+    for sequence in sequences:
+        state.units[sequence.unit].pool.trim(sequence.blocks, sequence.num_computed)
+
+
+def _steps_within(sequences: Sequence[SequenceState], room: int, block_size: int, most: int) -> int:
+    """The most steps whose blocks fit ``room``, by bisection."""
+
+    def missing(num_steps: int) -> int:
+        return sum(
+            blocks_for(s.num_computed + num_steps, block_size) - len(s.blocks) for s in sequences
+        )
+
+    if missing(most) <= room:
+        return most
+    low, high = 0, most  # ``low`` steps fit, ``high`` do not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if missing(middle) <= room else (low, middle)
+    return low

@@ -1,0 +1,1 @@
+"""The simulator: the five cores on virtual time, with models of the wire and the device."""

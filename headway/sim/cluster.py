@@ -1,0 +1,249 @@
+"""A cluster of real cores on virtual time: only clock, wire and forward pass are stand-ins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import cast
+
+from headway.core.gateway import GatewayCore, GatewaySettings
+from headway.core.gateway_events import (
+    CancelTokens,
+    Deliver,
+    Fail,
+    GatewayAction,
+    GatewayEvent,
+    SchedulerConnected,
+    Submit,
+    WorkerDetached,
+)
+from headway.core.scheduler import SchedulerCore
+from headway.core.scheduler_events import (
+    Decision,
+    Elected,
+    FromWorker,
+    GatewayConnected,
+    SchedulerAction,
+    SchedulerEvent,
+    SendToGateway,
+    SendToWorker,
+    WorkerGone,
+)
+from headway.core.scheduler_state import SchedulerSettings
+from headway.core.worker import WorkerSettings
+from headway.core.worker_events import SchedulerConnected as WorkerFoundScheduler
+from headway.core.worker_events import SendTokens
+from headway.messages import CancelStream
+from headway.policies import registry
+from headway.policies.batching import Batching
+from headway.request import Request, SamplingParams, StreamKey
+from headway.sim.device import Lengths, Steps
+from headway.sim.kernel import Kernel
+from headway.sim.network import Network, NetworkParams
+from headway.sim.node import Node
+from headway.sim.records import Record, Segment
+from headway.sim.worker import MODEL, InstanceSpec, SimWorker, ToScheduler
+
+GATEWAY = "gateway"
+MOST_STEPS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SimRequest:
+    """What a client will ask and what the model will answer; seconds, tokens.
+
+    ``num_reasoning_tokens`` counts up to and with the end of reasoning, 0 for none.
+    """
+
+    request_id: str
+    arrival_at: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_reasoning_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """What runs, and by which policies. ``instances``: a kind and how many of it."""
+
+    instances: Sequence[tuple[InstanceSpec, int]]
+    scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
+    batching: str = "sarathi"
+    batching_params: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    watermark: float = 0.1
+    report_interval: float = 0.05
+    max_steps: int = MOST_STEPS
+    network: NetworkParams = field(default_factory=NetworkParams)
+    max_waiting: int = 1 << 30
+    request_timeout: float = 1e9
+
+
+class SimCluster:
+    """Gateway, scheduler and workers; ``ended`` is told of every request that is over."""
+
+    def __init__(self, kernel: Kernel, spec: ClusterSpec, ended: Callable[[Record], None]) -> None:
+        self.kernel = kernel
+        self.spec = spec
+        self.network = Network(kernel, spec.network)
+        self.decisions: list[Decision] = []
+        self.keeps_decisions = False
+        self.records: dict[str, Record] = {}
+        self._ended = ended
+        self._lengths: dict[StreamKey, Lengths] = {}
+        self._requests: dict[str, SimRequest] = {}
+        self._workers: dict[str, SimWorker] = {}
+        self._num_started = 0
+        self._steps = Steps(0.0, 0.0, 0.0)
+        self._num_steps = 1
+        settings = GatewaySettings(
+            max_model_len=1 << 40,
+            max_waiting=spec.max_waiting,
+            request_timeout=spec.request_timeout,
+        )
+        self.gateway: Node[GatewayEvent, GatewayAction] = Node(
+            kernel, GatewayCore(GATEWAY, GATEWAY, settings), self._perform_gateway
+        )
+        self.scheduler_core = SchedulerCore(spec.scheduler)
+        self.scheduler: Node[SchedulerEvent, SchedulerAction] = Node(
+            kernel, self.scheduler_core, self._perform_scheduler
+        )
+        for kind, count in spec.instances:
+            for _ in range(count):
+                self.start_worker(kind, running=True)
+        self.scheduler.post(Elected(1, tuple(self._workers)))
+        self.scheduler.post(GatewayConnected(GATEWAY))
+        self.gateway.post(SchedulerConnected())
+
+    # --- instances --------------------------------------------------------------------
+
+    @property
+    def workers(self) -> Sequence[SimWorker]:
+        """Those that live, oldest first."""
+        return tuple(self._workers.values())
+
+    def start_worker(self, kind: InstanceSpec, *, running: bool = False) -> str:
+        """Add an instance; it joins when it has started up, if need be. Returns its id."""
+        self._num_started += 1
+        worker_id = f"{kind.role.value}-{self._num_started}"
+        delay = 0.0 if running else kind.start_up
+        self.kernel.after(delay, partial(self._join, worker_id, kind))
+        return worker_id
+
+    def _join(self, worker_id: str, kind: InstanceSpec) -> None:
+        settings = WorkerSettings(
+            watermark=self.spec.watermark,
+            report_interval=self.spec.report_interval,
+            max_steps=self.spec.max_steps,
+        )
+        worker = SimWorker(worker_id, kind, self._batching, settings, self._lengths, self)
+        self._workers[worker_id] = worker
+        worker.post(WorkerFoundScheduler())
+
+    def _batching(self) -> Batching:
+        made = registry.make("batching", self.spec.batching, **self.spec.batching_params)
+        return cast(Batching, made)
+
+    def kill(self, worker_id: str) -> None:
+        """The machine dies; its streams break at once."""
+        worker = self._workers.pop(worker_id, None)
+        if worker is not None:
+            worker.stop()
+            self.scheduler.post(WorkerGone(worker_id, "it died"))
+            self.gateway.post(WorkerDetached(worker_id))
+
+    def worker(self, worker_id: str) -> SimWorker | None:
+        """An instance by id, if it lives."""
+        return self._workers.get(worker_id)
+
+    # --- clients ----------------------------------------------------------------------
+
+    def submit(self, request: SimRequest) -> None:
+        """A client asks, at its arrival."""
+        self.kernel.at(request.arrival_at, partial(self._submit, request))
+
+    def _submit(self, request: SimRequest) -> None:
+        self._requests[request.request_id] = request
+        self.records[request.request_id] = Record(
+            request.request_id,
+            request.arrival_at,
+            request.num_prompt_tokens,
+            request.num_reasoning_tokens,
+            request.num_output_tokens,
+        )
+        sampling = SamplingParams(max_tokens=request.num_output_tokens)
+        # a range is all that the cores ever ask of a prompt: a length, and slices
+        prompt = cast("tuple[int, ...]", range(request.num_prompt_tokens))
+        self.gateway.post(Submit(request.request_id, MODEL, prompt, sampling, request.arrival_at))
+
+    def _close(self, request_id: str, *, error: str = "") -> None:
+        record = self.records.pop(request_id)
+        record.finished, record.error = not error, error
+        del self._requests[request_id]
+        self._ended(record)
+
+    # --- the gateway ------------------------------------------------------------------
+
+    def _perform_gateway(self, action: GatewayAction) -> None:
+        latency = self.spec.network.latency
+        match action:
+            case Request():
+                self._lengths[action.key] = self._requests[action.request_id]
+                self.kernel.after(latency, partial(self.scheduler.post, action))
+            case CancelStream():
+                self.kernel.after(latency, partial(self.scheduler.post, action))
+            case CancelTokens(worker_id, stream_ids):
+                for stream_id in stream_ids:
+                    cancel = CancelStream(StreamKey(GATEWAY, stream_id))
+                    self.kernel.after(latency, partial(self._post_worker, worker_id, cancel))
+            case Deliver():
+                self._deliver(action)
+            case Fail(request_id, error):
+                self._close(request_id, error=error.message)
+
+    def _deliver(self, action: Deliver) -> None:
+        steps, num_steps = self._steps, self._num_steps
+        for request_id, token_id, _, reason, before in action.deliveries:
+            if token_id is not None:
+                count = 1 + len(before)
+                skipped = num_steps - count
+                first_at = steps.ends_at(skipped + 1)
+                step = steps.step + (skipped + 1) * steps.growth
+                segment = Segment(count, first_at, step, steps.growth)
+                self.records[request_id].add(segment)
+            if reason is not None:
+                self._close(request_id)
+
+    def to_gateway(self, send: SendTokens, steps: Steps, num_steps: int) -> None:
+        """Tokens of a pass that ended now."""
+        self._steps, self._num_steps = steps, num_steps
+        self.gateway.post(send.batch)
+
+    # --- the scheduler ----------------------------------------------------------------
+
+    def _perform_scheduler(self, action: SchedulerAction) -> None:
+        network = self.spec.network
+        match action:
+            case SendToWorker(worker_id, message):
+                delay = network.dispatch_latency
+                self.kernel.after(delay, partial(self._post_worker, worker_id, message))
+            case SendToGateway(_, message):
+                self.kernel.after(network.latency, partial(self.gateway.post, message))
+            case Decision():
+                if self.keeps_decisions:
+                    self.decisions.append(action)
+
+    def _post_worker(self, worker_id: str, message: object) -> None:
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            worker.post(message)  # type: ignore[arg-type]  # orders are events of its core
+
+    def to_scheduler(self, worker_id: str, message: ToScheduler) -> None:
+        """A worker's message, after its way."""
+        event = FromWorker(worker_id, message)
+        self.kernel.after(self.spec.network.latency, partial(self._hear, worker_id, event))
+
+    def _hear(self, worker_id: str, event: FromWorker) -> None:
+        if worker_id in self._workers:
+            self.scheduler.post(event)

@@ -1,0 +1,75 @@
+"""What the client of each request sees: the simulator's measurements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Segment(NamedTuple):
+    """Tokens that came in a row: token k, from 0, at ``first_at + k·step + k(k-1)/2·growth``."""
+
+    num_tokens: int
+    first_at: float
+    step: float
+    growth: float
+
+    @property
+    def last_at(self) -> float:
+        """When the last of them came."""
+        k = self.num_tokens - 1
+        return self.first_at + k * self.step + self.growth * (k * (k - 1) / 2)
+
+
+@dataclass(slots=True)
+class Record:
+    """One request: its arrival, its tokens' instants and its end; seconds, tokens."""
+
+    request_id: str
+    arrival_at: float
+    num_prompt_tokens: int
+    num_reasoning_tokens: int
+    num_output_tokens: int
+    segments: list[Segment] = field(default_factory=list)
+    first_token_at: float | None = None
+    first_answer_at: float | None = None
+    last_token_at: float | None = None
+    num_tokens: int = 0
+    finished: bool = False
+    error: str = ""
+
+    def add(self, segment: Segment) -> None:
+        """Tokens came."""
+        if not self.num_tokens:
+            self.first_token_at = segment.first_at
+        before = self.num_tokens
+        self.num_tokens += segment.num_tokens
+        if self.first_answer_at is None and self.num_tokens > self.num_reasoning_tokens:
+            k = self.num_reasoning_tokens - before
+            self.first_answer_at = Segment(k + 1, *segment[1:]).last_at
+        self.segments.append(segment)
+        self.last_token_at = segment.last_at
+
+    @property
+    def ttft(self) -> float | None:
+        """Arrival to first token."""
+        return None if self.first_token_at is None else self.first_token_at - self.arrival_at
+
+    @property
+    def ttfat(self) -> float | None:
+        """Arrival to first answering token."""
+        return None if self.first_answer_at is None else self.first_answer_at - self.arrival_at
+
+    @property
+    def ttlt(self) -> float | None:
+        """Arrival to last token, where it finished."""
+        if not self.finished or self.last_token_at is None:
+            return None
+        return self.last_token_at - self.arrival_at
+
+    @property
+    def tpot(self) -> float | None:
+        """Time per output token after the first."""
+        if self.ttlt is None or self.ttft is None or self.num_tokens < 2:
+            return None
+        return (self.ttlt - self.ttft) / (self.num_tokens - 1)

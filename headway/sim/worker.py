@@ -1,0 +1,213 @@
+"""One simulated instance: a worker's core, its device, and its KV on the way to others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from headway.blocks import blocks_for
+from headway.cluster import Role, WorkerInfo
+from headway.core.worker import WorkerCore, WorkerSettings
+from headway.core.worker_events import (
+    AcceptKv,
+    AcknowledgeKv,
+    KvAborted,
+    KvArrived,
+    KvOffered,
+    RefuseKv,
+    SendTokens,
+    StartTransfer,
+    TransferEnded,
+    WorkerAction,
+    WorkerEvent,
+)
+from headway.errors import require_between
+from headway.messages import (
+    Accepted,
+    EndForward,
+    ForwardPass,
+    HandoffResult,
+    KvHeader,
+    PassResult,
+    Snapshot,
+)
+from headway.policies.batching import Batching
+from headway.request import StreamKey
+from headway.sim.device import EOS, Device, Lengths, PassCost, Steps
+from headway.sim.kernel import Kernel
+from headway.sim.network import Network
+from headway.sim.node import Node
+
+MODEL = "model"
+ToScheduler = Snapshot | Accepted | EndForward | HandoffResult
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSpec:
+    """A kind of instance. ``kv_capacity_tokens`` and ``chunk_tokens`` are per DP unit.
+
+    ``start_up``: seconds from its order to its first request.
+    """
+
+    role: Role
+    cost: PassCost
+    kv_capacity_tokens: int
+    kv_bytes_per_token: int
+    chunk_tokens: int = 8192
+    num_units: int = 1
+    block_size: int = 16
+    max_model_len: int = 1 << 20
+    start_up: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_between("chunk_tokens", self.chunk_tokens, 1, 1 << 24)
+        require_between("num_units", self.num_units, 1, 4096)
+        require_between("kv_capacity_tokens", self.kv_capacity_tokens, self.block_size, 1 << 40)
+        require_between("start_up", self.start_up, 0, 1e6)
+
+    def info(self, worker_id: str) -> WorkerInfo:
+        """As the scheduler is told of it."""
+        return WorkerInfo(
+            worker_id=worker_id,
+            address=worker_id,
+            role=self.role,
+            model=MODEL,
+            num_units=self.num_units,
+            chunk_tokens=self.chunk_tokens,
+            block_size=self.block_size,
+            num_blocks=self.kv_capacity_tokens // self.block_size,
+            max_model_len=self.max_model_len,
+            kv_bytes_per_token=self.kv_bytes_per_token,
+        )
+
+
+class Surroundings(Protocol):
+    """What an instance speaks to."""
+
+    @property
+    def kernel(self) -> Kernel:
+        """The time."""
+
+    @property
+    def network(self) -> Network:
+        """Links to other instances."""
+
+    def worker(self, worker_id: str) -> SimWorker | None:
+        """Another instance, if it lives."""
+
+    def to_scheduler(self, worker_id: str, message: ToScheduler) -> None:
+        """Tell the scheduler."""
+
+    def to_gateway(self, send: SendTokens, steps: Steps, num_steps: int) -> None:
+        """Tokens of a pass that ended now."""
+
+
+class SimWorker:
+    """Performs a worker core's actions on virtual time."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        spec: InstanceSpec,
+        batching: Callable[[], Batching],
+        settings: WorkerSettings,
+        lengths: Mapping[StreamKey, Lengths],
+        around: Surroundings,
+    ) -> None:
+        self.worker_id = worker_id
+        self.spec = spec
+        self.started_at = around.kernel.now
+        info = spec.info(worker_id)
+        self.core = WorkerCore(info, (EOS,), batching(), settings)
+        self._around = around
+        self._node: Node[WorkerEvent, WorkerAction] = Node(around.kernel, self.core, self._perform)
+        self.device = Device(around.kernel, spec.cost, info.num_blocks, lengths, self._pass_ended)
+        self._answers: dict[StreamKey, WorkerAction] = {}
+        self._steps = Steps(0.0, 0.0, 0.0)
+        self._num_steps = 1
+
+    def post(self, event: WorkerEvent) -> None:
+        """News from outside: a pass of several steps ends with the one under way."""
+        self._node.post(event)
+        self.device.cut()
+
+    def stop(self) -> None:
+        """The machine is gone."""
+        self._node.stop()
+        self.device.stop()
+
+    def _pass_ended(self, result: PassResult, steps: Steps, num_steps: int) -> None:
+        self._steps, self._num_steps = steps, num_steps
+        self._node.post(result)
+
+    def _perform(self, action: WorkerAction) -> None:
+        match action:
+            case ForwardPass():
+                self.device.start(action)
+            case SendTokens():
+                self._around.to_gateway(action, self._steps, self._num_steps)
+            case StartTransfer():
+                self._offer(action)
+            case AcceptKv(key) | AcknowledgeKv(key) | RefuseKv(key):
+                self._answers[key] = action
+            case Snapshot() | Accepted() | EndForward() | HandoffResult():
+                self._around.to_scheduler(self.worker_id, action)
+
+    # --- KV to another instance -------------------------------------------------------
+
+    def _offer(self, start: StartTransfer) -> None:
+        handoff, num_tokens = start.handoff, start.num_computed_tokens
+        num_blocks = blocks_for(num_tokens, self.spec.block_size)
+        num_bytes = num_blocks * self.spec.block_size * self.spec.kv_bytes_per_token
+        header = KvHeader(
+            request=start.request,
+            unit=handoff.target_unit,
+            num_computed_tokens=num_tokens,
+            num_bytes=num_bytes,
+            block_size=self.spec.block_size,
+            dtype="simulated",
+            shape=(1, 2, num_blocks * self.spec.block_size, 1, 1),
+        )
+        latency = self._around.network.params.latency
+        self._around.kernel.after(latency, lambda: self._send(header, start))
+
+    def _send(self, header: KvHeader, start: StartTransfer) -> None:
+        """At the target: reserve, then the bytes travel."""
+        key, target_id = header.request.key, start.handoff.target_worker_id
+        target = self._around.worker(target_id)
+        if target is None:
+            self._transfer_ended(start, ok=False, message="the target is gone")
+            return
+        answer = target.answer(header)
+        if isinstance(answer, RefuseKv):
+            self._transfer_ended(start, ok=False, message=answer.error.message)
+            return
+        if isinstance(answer, AcknowledgeKv):
+            self._transfer_ended(start, ok=True)
+            return
+
+        def arrived() -> None:
+            if self._around.worker(target_id) is not target:
+                self._transfer_ended(start, ok=False, message="the target is gone")
+            elif self._around.worker(self.worker_id) is not self:
+                target.post(KvAborted(key))
+            else:
+                target.post(KvArrived(key))
+                self._transfer_ended(start, ok=True)
+
+        self._around.network.transfer(self.worker_id, target_id, header.num_bytes, arrived)
+
+    def answer(self, header: KvHeader) -> WorkerAction:
+        """What the core says to an offer."""
+        self.post(KvOffered(header))
+        return self._answers.pop(header.request.key)
+
+    def _transfer_ended(self, start: StartTransfer, *, ok: bool, message: str = "") -> None:
+        if self._around.worker(self.worker_id) is not self:
+            return
+        handoff = start.handoff
+        event = TransferEnded(
+            handoff.key, handoff.target_worker_id, handoff.target_unit, ok, message
+        )
+        self.post(event)

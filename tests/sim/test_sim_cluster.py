@@ -1,0 +1,151 @@
+"""The simulated cluster: real cores, so what holds for them must hold here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway.cluster import Role
+from headway.core.scheduler_state import SchedulerSettings
+from headway.sim.cluster import ClusterSpec, SimCluster, SimRequest
+from headway.sim.kernel import Kernel
+from headway.sim.records import Record
+from tests.sim.clusters import disaggregated, instance, poisson, run
+
+
+def told(records: list[Record]) -> list[Record]:
+    return sorted(records, key=lambda r: r.request_id)
+
+
+def close(one: list[Record], other: list[Record]) -> None:
+    assert [r.request_id for r in told(one)] == [r.request_id for r in told(other)]
+    for a, b in zip(told(one), told(other), strict=True):
+        assert (a.num_tokens, a.finished, a.error) == (b.num_tokens, b.finished, b.error)
+        for name in ("ttft", "ttfat", "ttlt"):
+            assert getattr(a, name) == pytest.approx(getattr(b, name), abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_request_ends_once_with_all_its_tokens(seed: int) -> None:
+    requests = poisson(150, 6.0, seed)
+    records, _ = run(disaggregated(), requests)
+    assert sorted(r.request_id for r in records) == sorted(r.request_id for r in requests)
+    by_id = {r.request_id: r for r in requests}
+    assert all(r.num_tokens == by_id[r.request_id].num_output_tokens for r in records)
+    assert all(r.finished for r in records)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_kv_blocks_are_conserved(seed: int) -> None:
+    requests = poisson(150, 6.0, seed)
+    records, cluster = run(disaggregated(), requests)
+    assert len(records) == len(requests)
+    for worker in cluster.workers:
+        info = worker.spec.info(worker.worker_id)
+        assert all(load.num_free_blocks == info.num_blocks for load in worker.core.loads)
+        assert worker.core.num_held == 0
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from([2.0, 8.0, 20.0]))
+def test_advancing_many_passes_at_once_gives_what_pass_by_pass_gives(
+    seed: int, rate: float
+) -> None:
+    requests = poisson(60, rate, seed)
+    spec = disaggregated(report_interval=0.5)
+    leaps, cluster = run(spec, requests)
+    steps, other = run(replace(spec, max_steps=1), requests)
+    close(leaps, steps)
+    assert [w.device.num_passes for w in cluster.workers] == [
+        w.device.num_passes for w in other.workers
+    ]
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=5, deadline=None)
+def test_lock_stepped_units_advance_alike_in_leaps_and_in_steps(seed: int) -> None:
+    instances = ((instance(Role.UNIFIED, num_units=3), 2),)
+    requests = poisson(60, 8.0, seed)
+    spec = ClusterSpec(instances, report_interval=0.5)
+    close(run(spec, requests)[0], run(replace(spec, max_steps=1), requests)[0])
+
+
+def test_the_same_requests_give_the_same_bytes() -> None:
+    requests = poisson(100, 8.0, 1)
+    assert repr(run(disaggregated(), requests)[0]) == repr(run(disaggregated(), requests)[0])
+
+
+def test_a_lone_request_takes_what_the_cost_model_says() -> None:
+    request = SimRequest("r", 1.0, num_prompt_tokens=100, num_output_tokens=3)
+    records, _ = run(ClusterSpec(((instance(Role.UNIFIED), 1),)), [request])
+    passes = [0.012 + 71e-6 * 100, 0.012 + 1e-4 + 1e-7 * 101, 0.012 + 1e-4 + 1e-7 * 102]
+    wire = 2 * 0.0002  # gateway to scheduler, scheduler to worker
+    assert records[0].ttft == pytest.approx(wire + passes[0])
+    assert records[0].ttlt == pytest.approx(wire + sum(passes))
+
+
+def test_the_first_answering_token_is_the_one_after_the_reasoning() -> None:
+    request = SimRequest("r", 1.0, 10, num_output_tokens=9, num_reasoning_tokens=4)
+    record = run(ClusterSpec(((instance(Role.UNIFIED), 1),)), [request])[0][0]
+    tokens = [
+        Record("x", 0, 0, 0, 0, [segment]).segments[0]._replace(num_tokens=k + 1).last_at
+        for segment in record.segments
+        for k in range(segment.num_tokens)
+    ]
+    assert len(tokens) == 9
+    assert tokens == sorted(tokens)
+    assert record.first_answer_at == pytest.approx(tokens[4])
+
+
+def test_requests_survive_the_death_of_any_worker() -> None:
+    requests = poisson(80, 8.0, 3)
+    records = list[Record]()
+    kernel = Kernel()
+    cluster = SimCluster(kernel, disaggregated(2, 3), records.append)
+    for request in requests:
+        cluster.submit(request)
+    for at, worker_id in ((2.0, "decode-3"), (4.0, "prefill-1"), (6.0, "decode-4")):
+        kernel.at(at, lambda worker_id=worker_id: cluster.kill(worker_id))  # type: ignore[misc]
+    kernel.at(7.0, lambda: cluster.start_worker(instance(Role.DECODE)) and None)
+    kernel.run(1e6)
+    assert len(records) == len(requests)
+    assert all(r.finished for r in records)
+    by_id = {r.request_id: r for r in requests}
+    assert all(r.num_tokens == by_id[r.request_id].num_output_tokens for r in records)
+
+
+def test_where_kv_is_short_requests_are_preempted_and_still_end() -> None:
+    small = instance(Role.UNIFIED, kv_capacity_tokens=3000, chunk_tokens=512)
+    requests = [SimRequest(f"r{n}", 0.5 + n / 100, 200, 400) for n in range(12)]
+    records, _ = run(ClusterSpec(((small, 1),)), requests)
+    assert len(records) == 12
+    assert all(r.finished for r in records)
+
+
+def test_littles_law_holds() -> None:
+    requests = poisson(600, 5.0, 5)
+    records, _ = run(disaggregated(1, 3), requests)
+    ends = sorted(r.arrival_at + (r.ttlt or 0.0) for r in records)
+    begins = sorted(r.arrival_at for r in records)
+    span = ends[-1] - begins[0]
+    area, num_open, before = 0.0, 0, begins[0]
+    for at, change in sorted([(t, 1) for t in begins] + [(t, -1) for t in ends]):
+        area += num_open * (at - before)
+        num_open, before = num_open + change, at
+    mean_time = sum(r.ttlt or 0.0 for r in records) / len(records)
+    assert area / span == pytest.approx(len(records) / span * mean_time, rel=0.02)
+
+
+def test_a_policy_by_name_changes_what_happens() -> None:
+    requests = poisson(200, 12.0, 2)
+    sbs, _ = run(disaggregated(2, 2), requests)
+    immediate = SchedulerSettings(dispatch="immediate", packing="round-robin", placement="random")
+    with pytest.raises(Exception, match="placement"):
+        run(disaggregated(2, 2, scheduler=replace(immediate, placement="nowhere")), requests)
+    other, _ = run(
+        disaggregated(2, 2, scheduler=replace(immediate, placement="round-robin")), requests
+    )
+    assert repr(sbs) != repr(other)
