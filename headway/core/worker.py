@@ -46,13 +46,16 @@ class WorkerSettings:
     """``watermark``: share of a unit's blocks kept free at admission, [0, 1).
 
     ``report_interval``: seconds between reports while a worker only decodes. ``max_steps``: the
-    most decode steps that the backend may run without asking again.
+    most decode steps that the backend may run without asking again. ``linger``: seconds that a
+    worker with prompt tokens left over waits for the next dispatch before it begins another pass;
+    a round trip to the scheduler, which tops up the chunk (SBS), is well spent.
     """
 
     watermark: float = 0.1
     report_interval: float = 0.05
     num_dispatches_remembered: int = 1024
     max_steps: int = 1
+    linger: float = 0.0
 
 
 class WorkerCore:
@@ -72,6 +75,7 @@ class WorkerCore:
         self._pass: ForwardPass | None = None
         self._pass_id = 0
         self._num_steps = 1
+        self._lingers_until: float | None = None
         self._reported_at = 0.0
         self._seen_dispatches: dict[int, None] = {}
         self._waiting_dispatches: list[int] = []  # acknowledged, no pass planned since
@@ -79,8 +83,8 @@ class WorkerCore:
 
     @property
     def next_wakeup(self) -> float | None:
-        """A worker's core acts on events alone."""
-        return None
+        """When a pass begins that lingered for a dispatch."""
+        return self._lingers_until
 
     @property
     def num_held(self) -> int:
@@ -93,8 +97,9 @@ class WorkerCore:
         return self._state.loads
 
     def wake(self, *, now: float) -> Sequence[WorkerAction]:
-        """Nothing waits for time."""
-        return ()
+        """Begin the pass that lingered."""
+        self._lingers_until = None
+        return self._go_on([], now)
 
     def handle(self, event: WorkerEvent, *, now: float) -> Sequence[WorkerAction]:
         """React to one event, then start the next pass if none is in flight."""
@@ -107,7 +112,12 @@ class WorkerCore:
             self._on_transfer(event, actions)
         else:
             self._on_order(event, actions)
-        self._start_pass(actions, now)
+        return self._go_on(actions, now)
+
+    def _go_on(self, actions: list[WorkerAction], now: float) -> Sequence[WorkerAction]:
+        """Begin the next pass if none is in flight, and say what no pass would tell."""
+        if self._lingers_until is None:
+            self._start_pass(actions, now)
         self._report_without_pass(actions, now)
         return [*self._state.outbox.flush(), *actions]
 
@@ -138,6 +148,7 @@ class WorkerCore:
         if dispatch.dispatch_id in self._seen_dispatches:
             return
         self._seen_dispatches[dispatch.dispatch_id] = None
+        self._lingers_until = None
         if len(self._seen_dispatches) > self.settings.num_dispatches_remembered:
             del self._seen_dispatches[next(iter(self._seen_dispatches))]
         self._waiting_dispatches.append(dispatch.dispatch_id)
@@ -208,6 +219,14 @@ class WorkerCore:
         if self._pass_dispatches or self._has_news or self._is_report_due(now):
             actions.append(self._end_forward(result.pass_time, self._pass_dispatches, now))
             self._pass_dispatches = []
+            if self.settings.linger and self._has_prompts_alone:
+                self._lingers_until = now + self.settings.linger
+
+    @property
+    def _has_prompts_alone(self) -> bool:
+        """Whether prompts are left over, and nothing decodes that would have to wait."""
+        loads = self._state.loads
+        return any(x.queued_prefill_tokens for x in loads) and not any(x.num_running for x in loads)
 
     def _after_token(self, sequence: SequenceState, reason: FinishReason | None) -> None:
         if reason is not None:

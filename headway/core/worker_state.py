@@ -36,11 +36,11 @@ class SequenceState:
     in_pass: bool = False
     cancelled: bool = False
     moving: bool = False
+    key: StreamKey = field(init=False)
+    """The attempt's name across the cluster."""
 
-    @property
-    def key(self) -> StreamKey:
-        """The attempt's name across the cluster."""
-        return self.request.key
+    def __post_init__(self) -> None:
+        self.key = self.request.key
 
     @property
     def arrival_at(self) -> float:

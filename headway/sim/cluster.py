@@ -74,6 +74,7 @@ class ClusterSpec:
     batching_params: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     watermark: float = 0.1
     report_interval: float = 0.05
+    linger: float = 0.0
     max_steps: int = MOST_STEPS
     network: NetworkParams = field(default_factory=NetworkParams)
     max_waiting: int = 1 << 30
@@ -136,6 +137,7 @@ class SimCluster:
             watermark=self.spec.watermark,
             report_interval=self.spec.report_interval,
             max_steps=self.spec.max_steps,
+            linger=self.spec.linger,
         )
         worker = SimWorker(worker_id, kind, self._batching, settings, self._lengths, self)
         self._workers[worker_id] = worker

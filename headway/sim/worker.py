@@ -128,9 +128,13 @@ class SimWorker:
         self._num_steps = 1
 
     def post(self, event: WorkerEvent) -> None:
-        """News from outside: a pass of several steps ends with the one under way."""
+        """News from outside: a pass of several steps ends with the one under way.
+
+        An offer of KV reserves blocks and changes no pass, so it need not end one.
+        """
         self._node.post(event)
-        self.device.cut()
+        if not isinstance(event, KvOffered):
+            self.device.cut()
 
     def stop(self) -> None:
         """The machine is gone."""

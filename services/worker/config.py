@@ -32,6 +32,12 @@ class WorkerConfig(ServiceConfig):
     watermark: float = Field(
         0.1, ge=0.0, lt=1.0, description="share of KV blocks kept free at admission"
     )
+    linger: float = Field(
+        0.002,
+        ge=0.0,
+        le=1.0,
+        description="seconds that leftover prompts wait for the scheduler's top-up, 0: none",
+    )
     transfer_timeout: float = Field(30.0, gt=0.0, description="seconds for one KV transfer")
     token_queue_batches: int = Field(
         4096, ge=1, description="passes queued for a gateway that does not read, then it is dropped"

@@ -79,7 +79,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         )
         _refuse_a_pool_too_small(info)
         batching = registry.make("batching", config.batching)
-        settings = WorkerSettings(watermark=config.watermark)
+        settings = WorkerSettings(watermark=config.watermark, linger=config.linger)
         self._core = WorkerCore(info, backend.eos_token_ids, batching, settings)
         self._driver: Driver[WorkerEvent, WorkerAction] = Driver(
             self._core, self._perform, self._runtime.clock

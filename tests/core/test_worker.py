@@ -40,9 +40,10 @@ def make_worker(
     block_size: int = 4,
     chunk: int = 16,
     units: int = 1,
+    linger: float = 0.0,
 ) -> WorkerHarness:
     info = WorkerInfo("w", "w:1", role, "m", units, chunk, block_size, blocks, 1000, 8)
-    core = WorkerCore(info, [EOS], Sarathi(), WorkerSettings())
+    core = WorkerCore(info, [EOS], Sarathi(), WorkerSettings(linger=linger))
     return WorkerHarness(core, block_size)
 
 
