@@ -24,7 +24,14 @@ from headway.core.worker_events import (
 from headway.core.worker_plan import PassPlanner
 from headway.core.worker_state import SequenceState, Stage, WorkerState
 from headway.core.worker_steps import reserve_steps, return_steps
-from headway.core.worker_transfers import answer_offer, end_arrival, end_transfer, start_handoff
+from headway.core.worker_transfers import (
+    answer_offer,
+    end_arrival,
+    end_transfer,
+    leave,
+    start_handoff,
+    stay,
+)
 from headway.messages import (
     Accepted,
     CancelStream,
@@ -107,7 +114,7 @@ class WorkerCore:
         if isinstance(event, PassResult):
             self._on_pass_result(event, actions, now)
         elif isinstance(event, PassFailed):
-            self._on_pass_failed(event)
+            self._on_pass_failed(event, actions)
         elif isinstance(event, Handoff | TransferEnded | KvOffered | KvArrived | KvAborted):
             self._on_transfer(event, actions)
         else:
@@ -214,8 +221,11 @@ class WorkerCore:
                 self._after_token(sequence, reason)
                 if reason is None:
                     running.append(sequence)
+            if sequence.leaving is not None and sequence not in running:
+                actions.append(stay(sequence))
         if self._num_steps > 1:
             return_steps(self._state, running)
+        actions += [leave(sequence) for sequence in running if sequence.leaving is not None]
         if self._pass_dispatches or self._has_news or self._is_report_due(now):
             actions.append(self._end_forward(result.pass_time, self._pass_dispatches, now))
             self._pass_dispatches = []
@@ -235,7 +245,7 @@ class WorkerCore:
             sequence.stage = Stage.HANDOFF
             self._state.prefilled.append(sequence.held())
 
-    def _on_pass_failed(self, event: PassFailed) -> None:
+    def _on_pass_failed(self, event: PassFailed, actions: list[WorkerAction]) -> None:
         in_pass = self._close_pass(event.pass_id)
         blamed = set(event.keys) & {item.key for item, _ in in_pass}
         for item, sequence in in_pass:
@@ -245,6 +255,9 @@ class WorkerCore:
                 request = replace(sequence.request, output_token_ids=tuple(sequence.output))
                 self._state.units[sequence.unit].remove(sequence)
                 self._state.fail(request, sequence.unit, event.message)
+            if sequence.leaving is not None:
+                held = self._state.find(sequence.key) is sequence
+                actions.append(leave(sequence) if held else stay(sequence))
         self._waiting_dispatches = self._pass_dispatches + self._waiting_dispatches
         self._pass_dispatches = []
 

@@ -9,7 +9,7 @@ from enum import Enum
 from headway.blocks import BlockPool
 from headway.cluster import UnitLoad, WorkerInfo
 from headway.core.worker_outbox import TokenOutbox
-from headway.messages import FinishedRequest, HeldRequest
+from headway.messages import FinishedRequest, Handoff, HeldRequest
 from headway.request import FinishReason, Request, StreamKey
 
 
@@ -36,6 +36,7 @@ class SequenceState:
     in_pass: bool = False
     cancelled: bool = False
     moving: bool = False
+    leaving: Handoff | None = None  # where it goes when it is in no pass
     key: StreamKey = field(init=False)
     """The attempt's name across the cluster."""
 
@@ -90,7 +91,7 @@ class SequenceState:
             request_id=self.request.request_id,
             unit=self.unit,
             num_tokens=self.num_tokens,
-            awaiting_handoff=self.stage is Stage.HANDOFF,
+            awaiting_handoff=self.stage is Stage.HANDOFF and self.leaving is None,
         )
 
 

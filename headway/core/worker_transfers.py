@@ -22,19 +22,53 @@ from headway.request import FinishReason, Request, StreamKey
 
 
 def start_handoff(state: WorkerState, handoff: Handoff) -> WorkerAction | None:
-    """Stream the request's KV to its target; None if that is under way already."""
+    """Stream the request's KV to its target; None if that is under way, or begins later.
+
+    A request that decodes is moved, too: it leaves at the end of the pass that it is in.
+    """
     sequence = state.find(handoff.key)
-    if sequence is None or sequence.cancelled or sequence.stage is not Stage.HANDOFF:
-        return HandoffResult(
-            handoff.key,
-            handoff.target_worker_id,
-            handoff.target_unit,
-            ok=False,
-            retriable=False,
-            message="this worker does not hold the request for a handoff",
-        )
-    if sequence.moving:
+    if sequence is None or sequence.cancelled or not _can_leave(sequence):
+        return _not_held(handoff)
+    if sequence.moving or sequence.leaving is not None:
         return None
+    if sequence.stage is Stage.RUNNING:
+        sequence.leaving = handoff
+        return None if sequence.in_pass else leave(sequence)
+    return _start_transfer(sequence, handoff)
+
+
+def _can_leave(sequence: SequenceState) -> bool:
+    return sequence.stage is Stage.HANDOFF or (
+        sequence.stage is Stage.RUNNING and sequence.decoding
+    )
+
+
+def leave(sequence: SequenceState) -> StartTransfer:
+    """Stop a running request and send its KV; it goes on here if that fails."""
+    assert sequence.leaving is not None, "it has been told where to go"
+    sequence.stage = Stage.HANDOFF
+    return _start_transfer(sequence, sequence.leaving)
+
+
+def stay(sequence: SequenceState) -> HandoffResult:
+    """It ended, or lost its blocks, before it could leave."""
+    assert sequence.leaving is not None, "it has been told where to go"
+    handoff, sequence.leaving = sequence.leaving, None
+    return _not_held(handoff)
+
+
+def _not_held(handoff: Handoff) -> HandoffResult:
+    return HandoffResult(
+        handoff.key,
+        handoff.target_worker_id,
+        handoff.target_unit,
+        ok=False,
+        retriable=False,
+        message="this worker does not hold the request for a handoff",
+    )
+
+
+def _start_transfer(sequence: SequenceState, handoff: Handoff) -> StartTransfer:
     sequence.moving = True
     return StartTransfer(
         request=replace(sequence.request, output_token_ids=tuple(sequence.output)),
@@ -55,6 +89,8 @@ def end_transfer(state: WorkerState, event: TransferEnded) -> HandoffResult:
             state.has_freed_blocks = True
         elif sequence.cancelled:
             state.end(sequence, FinishReason.CANCELLED)
+        elif sequence.leaving is not None:
+            sequence.stage, sequence.leaving = Stage.RUNNING, None
     return HandoffResult(
         event.key,
         event.target_worker_id,
