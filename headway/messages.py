@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import NamedTuple
 
 from headway.cluster import Role, UnitLoad, WorkerInfo
 from headway.errors import Code
@@ -217,8 +218,7 @@ class TokenBatch:
 # --- worker core and its backend ------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PassItem:
+class PassItem(NamedTuple):
     """One request's share of a forward pass.
 
     ``token_ids`` are computed at positions ``start, start + 1, …``; ``block_table`` covers
@@ -253,8 +253,7 @@ class ForwardPass:
     until: float = inf
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     """The token drawn for one request, and those of earlier steps of the same pass."""
 
     key: StreamKey

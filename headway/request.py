@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -113,7 +114,7 @@ class Request:
     gateway_id: str
     gateway_address: str
     model: str
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: Sequence[int]
     sampling: SamplingParams
     arrival_at: float
     deadline_at: float = float("inf")

@@ -22,7 +22,7 @@ class Submit:
 
     request_id: str
     model: str
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: Sequence[int]
     sampling: SamplingParams
     arrival_at: float
     predicted_output_tokens: float = 0.0

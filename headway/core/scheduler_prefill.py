@@ -13,7 +13,7 @@ from headway.core.scheduler_window import Window
 from headway.errors import Code
 from headway.messages import Dispatch, EndForward, Placed, Rejected, UnitBatch
 from headway.policies import registry
-from headway.policies.dispatch import Dispatching, Turn
+from headway.policies.dispatch import Dispatching, InstanceLoad, Turn
 from headway.policies.dispatch.sliding import SlidingMean
 from headway.policies.packing import Assigned, Packing, Room
 
@@ -222,7 +222,9 @@ class PrefillPool:
 
     def wakeup(self, *, now: float) -> float:
         """When time alone may change something; infinite if it cannot."""
-        loads = [self._instances[worker_id].load for worker_id in self._active]
+        loads: list[InstanceLoad] = []  # matter only where somebody waits
+        if self.window.num_admitted:
+            loads = [self._instances[worker_id].load for worker_id in self._active]
         at = self._dispatching.wakeup(loads, self.window.num_admitted, now=now)
         return min(self.window.next_deadline, at if at is not None else inf)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -63,7 +63,7 @@ class SequenceState:
         """Whether one more token in gives one more token out."""
         return self.num_computed > 0 and self.num_remaining == 1
 
-    def tokens(self, start: int, stop: int) -> tuple[int, ...]:
+    def tokens(self, start: int, stop: int) -> Sequence[int]:
         """Token ids at positions ``start … stop - 1``."""
         prompt = self.request.prompt_token_ids
         if start >= len(prompt):

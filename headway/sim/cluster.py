@@ -175,8 +175,7 @@ class SimCluster:
             request.num_output_tokens,
         )
         sampling = SamplingParams(max_tokens=request.num_output_tokens)
-        # a range is all that the cores ever ask of a prompt: a length, and slices
-        prompt = cast("tuple[int, ...]", range(request.num_prompt_tokens))
+        prompt = range(request.num_prompt_tokens)  # any tokens will do
         self.gateway.post(Submit(request.request_id, MODEL, prompt, sampling, request.arrival_at))
 
     def _close(self, request_id: str, *, error: str = "") -> None:
