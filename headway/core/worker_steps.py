@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from headway.blocks import blocks_for
+from headway.cluster import Role
 from headway.core.worker_state import SequenceState, WorkerState
 from headway.messages import PassItem
 
@@ -18,9 +19,11 @@ def reserve_steps(
 ) -> int:
     """How many steps this pass may have, at most ``most``; their blocks are reserved.
 
-    One, unless all items decode. Reserving leaves ``watermark`` (a share) of each unit's blocks
+    One, unless all items decode, and go on doing so here. Reserving leaves ``watermark`` (a share) of each unit's blocks
     free, so that where blocks are short every step is planned by itself.
     """
+    if state.info.role is Role.PREFILL:
+        return 1
     if most <= 1 or any(len(item.token_ids) > 1 or not item.sample for item in items):
         return 1
     by_unit: dict[int, list[SequenceState]] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from tests.services.worker.engine_rig import (
 )
 
 GOOD = PassItem(StreamKey("gateway", 1), (1, 2, 3), 0, (0,), True, GREEDY, (1, 2, 3), ())
-OTHER = replace(GOOD, key=StreamKey("gateway", 2), block_table=(1,))
+OTHER = GOOD._replace(key=StreamKey("gateway", 2), block_table=(1,))
 
 
 @pytest.mark.parametrize(
@@ -51,14 +50,14 @@ def test_an_inconsistent_plan_is_refused_and_its_request_named(
     llama: str, change: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(PassFailure, match=said) as refused:
-        backend(llama, 16).run(ForwardPass(1, (GOOD, replace(OTHER, **change))))
+        backend(llama, 16).run(ForwardPass(1, (GOOD, OTHER._replace(**change))))
     assert refused.value.keys == (OTHER.key,)
     assert refused.value.code is Code.INTERNAL
 
 
 def test_two_requests_that_write_the_same_slot_are_both_refused(llama: str) -> None:
-    third = replace(GOOD, key=StreamKey("gateway", 3), block_table=(5,))
-    clash = replace(OTHER, block_table=GOOD.block_table, start=2)
+    third = GOOD._replace(key=StreamKey("gateway", 3), block_table=(5,))
+    clash = OTHER._replace(block_table=GOOD.block_table, start=2)
     with pytest.raises(PassFailure, match="2 is not a KV slot that no other row takes") as refused:
         backend(llama, 16).run(ForwardPass(1, (GOOD, third, clash)))
     assert refused.value.keys == (GOOD.key, OTHER.key)

@@ -1,0 +1,72 @@
+"""How long a forward pass takes: a linear model of what is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+from headway.errors import invalid, require_between
+
+SLOWEST_UNIT = "slowest-unit"
+EACH_TERM = "each-term"
+GATES = (SLOWEST_UNIT, EACH_TERM)
+MOST_SECONDS = 3600.0
+
+
+class Share(NamedTuple):
+    """One DP unit's part of a pass: tokens, tokens × tokens, requests, tokens.
+
+    ``prefill_context``: the sum over prefills of their tokens in the pass × the tokens before
+    them. ``batch`` requests decode over ``kv_tokens`` tokens of KV.
+    """
+
+    prefill_tokens: int = 0
+    prefill_context: int = 0
+    batch: int = 0
+    kv_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PassTime:
+    """``t = base + b·prefill_tokens + c·batch + d·kv_tokens + e·prefill_context``, seconds.
+
+    ``per_prefill_token`` is b, ``per_request`` c, ``per_kv_token`` d and ``per_prefill_context``
+    e (attention of a chunk over what came before it); each 0 to 3600 s. ``gate``: what units in
+    lock-step wait for. ``slowest-unit``: the unit with the longest pass. ``each-term``: the
+    greatest of each term, because units meet several times within a pass (expert parallelism).
+    """
+
+    base: float
+    per_prefill_token: float = 0.0
+    per_request: float = 0.0
+    per_kv_token: float = 0.0
+    per_prefill_context: float = 0.0
+    gate: str = SLOWEST_UNIT
+
+    def __post_init__(self) -> None:
+        for term in fields(self):
+            if term.name != "gate":
+                require_between(term.name, getattr(self, term.name), 0.0, MOST_SECONDS)
+        if self.gate not in GATES:
+            raise invalid("gate", self.gate, f"one of {', '.join(GATES)}")
+
+    def seconds(
+        self, prefill_tokens: float, prefill_context: float, batch: float, kv_tokens: float
+    ) -> float:
+        """A pass of one unit."""
+        return (
+            self.base
+            + self.per_prefill_token * prefill_tokens
+            + self.per_prefill_context * prefill_context
+            + self.per_request * batch
+            + self.per_kv_token * kv_tokens
+        )
+
+    def lock_step(self, shares: Sequence[Share]) -> float:
+        """A pass of units in lock-step, by the gate; without a share nothing runs: 0."""
+        if not shares:
+            return 0.0
+        if self.gate == EACH_TERM:
+            return self.seconds(*(max(term) for term in zip(*shares, strict=True)))
+        return max(self.seconds(*share) for share in shares)
