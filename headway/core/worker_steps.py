@@ -19,8 +19,9 @@ def reserve_steps(
 ) -> int:
     """How many steps this pass may have, at most ``most``; their blocks are reserved.
 
-    One, unless all items decode, and go on doing so here. Reserving leaves ``watermark`` (a share) of each unit's blocks
-    free, so that where blocks are short every step is planned by itself.
+    One, unless all items decode, and go on doing so here. Reserving leaves ``watermark`` (a
+    share) of each unit's blocks free, so that where blocks are short every step is planned by
+    itself.
     """
     if state.info.role is Role.PREFILL:
         return 1
