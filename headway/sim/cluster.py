@@ -128,7 +128,7 @@ class SimCluster:
         """Add an instance; it joins when it has started up, if need be. Returns its id."""
         self._num_started += 1
         worker_id = f"{kind.role.value}-{self._num_started}"
-        delay = 0.0 if running else kind.start_up
+        delay = 0.0 if running else kind.profile.start_up
         self.kernel.after(delay, partial(self._join, worker_id, kind))
         return worker_id
 

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Protocol
 
 from headway.messages import ForwardPass, PassItem, PassResult, Sampled
+from headway.pass_time import EACH_TERM, PassTime, Share
 from headway.request import StreamKey
 from headway.sim.kernel import Kernel, Timer
 
+MOST_STEPS = 1 << 30
 ORDINARY, REASONING_END, EOS = 0, 1, 2
 """The three token ids that a simulated model knows."""
-
-
-class PassCost(Protocol):
-    """The time of one DP unit's share of a forward pass, seconds."""
-
-    def seconds(
-        self, prefill_tokens: int, prefill_context: int, batch: int, kv_tokens: int
-    ) -> float:
-        """``prefill_context``: the sum over prefills of tokens × tokens before them.
-
-        ``batch`` requests decode over ``kv_tokens`` tokens of KV.
-        """
 
 
 class Lengths(Protocol):
@@ -81,27 +71,8 @@ class _Running:
     timer: Timer
 
 
-@dataclass(slots=True)
-class _Share:
-    """One DP unit's part of a pass."""
-
-    prefill_tokens: int = 0
-    prefill_context: int = 0
-    batch: int = 0
-    kv_tokens: int = 0
-
-    def add(self, item: PassItem) -> None:
-        count = len(item.token_ids)
-        if count == 1 and item.sample:
-            self.batch += 1
-            self.kv_tokens += item.start + 1
-        else:
-            self.prefill_tokens += count
-            self.prefill_context += count * item.start
-
-
 class Device:
-    """Runs one worker's passes: its DP units in lock-step, so the slowest holds all.
+    """Runs one worker's passes: its DP units in lock-step, by the gate of ``pass_time``.
 
     ``blocks_per_unit`` tells an item's unit from its block table.
     """
@@ -109,13 +80,13 @@ class Device:
     def __init__(
         self,
         kernel: Kernel,
-        cost: PassCost,
+        pass_time: PassTime,
         blocks_per_unit: int,
         lengths: Mapping[StreamKey, Lengths],
         ended: Callable[[PassResult, Steps, int], None],
     ) -> None:
         self._kernel = kernel
-        self._cost = cost
+        self._pass_time = pass_time
         self._blocks_per_unit = blocks_per_unit
         self._lengths = lengths
         self._ended = ended
@@ -151,30 +122,36 @@ class Device:
             self._running = None
 
     def _steps(self, items: Sequence[PassItem], several: bool) -> Steps:
-        shares: dict[int, _Share] = {}
-        for item in items:
-            unit = item.block_table[0] // self._blocks_per_unit
-            share = shares.get(unit)
-            if share is None:
-                share = shares[unit] = _Share()
-            share.add(item)
-        lines = [self._line(share, several) for share in shares.values()]
-        step, growth = max(lines)
-        num_valid = 1 << 30
-        for other_step, other_growth in lines:
+        shares = list(self._shares(items))
+        step = self._pass_time.lock_step(shares)
+        if not several:
+            return Steps(self._kernel.now, step, 0.0)
+        # Only the KV grows, in each unit by its batch: the greatest of some straight lines.
+        per_token = self._pass_time.per_kv_token
+        if self._pass_time.gate == EACH_TERM:
+            lines = [(per_token * s.kv_tokens, per_token * s.batch) for s in shares]
+        else:
+            lines = [(self._pass_time.seconds(*s), per_token * s.batch) for s in shares]
+        value, growth = max(lines)
+        num_valid = MOST_STEPS
+        for other, other_growth in lines:
             if other_growth > growth:
-                num_valid = min(num_valid, 1 + int((step - other_step) / (other_growth - growth)))
+                num_valid = min(num_valid, 1 + int((value - other) / (other_growth - growth)))
         return Steps(self._kernel.now, step, growth, num_valid)
 
-    def _line(self, share: _Share, several: bool) -> tuple[float, float]:
-        """A unit's pass time, and what a token more for each of its requests adds."""
-        seconds = self._cost.seconds(
-            share.prefill_tokens, share.prefill_context, share.batch, share.kv_tokens
-        )
-        if not several:
-            return seconds, 0.0
-        following = self._cost.seconds(0, 0, share.batch, share.kv_tokens + share.batch)
-        return seconds, following - seconds
+    def _shares(self, items: Sequence[PassItem]) -> Iterable[Share]:
+        """What each DP unit does in this pass."""
+        sums: dict[int, list[int]] = {}
+        for item in items:
+            share = sums.setdefault(item.block_table[0] // self._blocks_per_unit, [0, 0, 0, 0])
+            count = len(item.token_ids)
+            if count == 1 and item.sample:
+                share[2] += 1
+                share[3] += item.start + 1
+            else:
+                share[0] += count
+                share[1] += count * item.start
+        return (Share(*share) for share in sums.values())
 
     def _steps_to_event(self, item: PassItem) -> int:
         """Steps until this request ends its reasoning or its output."""

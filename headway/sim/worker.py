@@ -22,7 +22,6 @@ from headway.core.worker_events import (
     WorkerAction,
     WorkerEvent,
 )
-from headway.errors import require_between
 from headway.messages import (
     Accepted,
     EndForward,
@@ -33,8 +32,9 @@ from headway.messages import (
     Snapshot,
 )
 from headway.policies.batching import Batching
+from headway.profile_schema import Profile
 from headway.request import StreamKey
-from headway.sim.device import EOS, Device, Lengths, PassCost, Steps
+from headway.sim.device import EOS, Device, Lengths, Steps
 from headway.sim.kernel import Kernel
 from headway.sim.network import Network
 from headway.sim.node import Node
@@ -45,40 +45,26 @@ ToScheduler = Snapshot | Accepted | EndForward | HandoffResult
 
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
-    """A kind of instance. ``kv_capacity_tokens`` and ``chunk_tokens`` are per DP unit.
-
-    ``start_up``: seconds from its order to its first request.
-    """
+    """A kind of instance: what it serves, and what it costs."""
 
     role: Role
-    cost: PassCost
-    kv_capacity_tokens: int
-    kv_bytes_per_token: int
-    chunk_tokens: int = 8192
-    num_units: int = 1
-    block_size: int = 16
+    profile: Profile
     max_model_len: int = 1 << 20
-    start_up: float = 0.0
-
-    def __post_init__(self) -> None:
-        require_between("chunk_tokens", self.chunk_tokens, 1, 1 << 24)
-        require_between("num_units", self.num_units, 1, 4096)
-        require_between("kv_capacity_tokens", self.kv_capacity_tokens, self.block_size, 1 << 40)
-        require_between("start_up", self.start_up, 0, 1e6)
 
     def info(self, worker_id: str) -> WorkerInfo:
         """As the scheduler is told of it."""
+        profile = self.profile
         return WorkerInfo(
             worker_id=worker_id,
             address=worker_id,
             role=self.role,
             model=MODEL,
-            num_units=self.num_units,
-            chunk_tokens=self.chunk_tokens,
-            block_size=self.block_size,
-            num_blocks=self.kv_capacity_tokens // self.block_size,
+            num_units=profile.num_units,
+            chunk_tokens=profile.chunk_tokens,
+            block_size=profile.block_size,
+            num_blocks=profile.kv_capacity_tokens // profile.block_size,
             max_model_len=self.max_model_len,
-            kv_bytes_per_token=self.kv_bytes_per_token,
+            kv_bytes_per_token=profile.kv_bytes_per_token,
         )
 
 
@@ -122,7 +108,9 @@ class SimWorker:
         self.core = WorkerCore(info, (EOS,), batching(), settings)
         self._around = around
         self._node: Node[WorkerEvent, WorkerAction] = Node(around.kernel, self.core, self._perform)
-        self.device = Device(around.kernel, spec.cost, info.num_blocks, lengths, self._pass_ended)
+        self.device = Device(
+            around.kernel, spec.profile.pass_time, info.num_blocks, lengths, self._pass_ended
+        )
         self._answers: dict[StreamKey, WorkerAction] = {}
         self._steps = Steps(0.0, 0.0, 0.0)
         self._num_steps = 1
@@ -162,16 +150,17 @@ class SimWorker:
 
     def _offer(self, start: StartTransfer) -> None:
         handoff, num_tokens = start.handoff, start.num_computed_tokens
-        num_blocks = blocks_for(num_tokens, self.spec.block_size)
-        num_bytes = num_blocks * self.spec.block_size * self.spec.kv_bytes_per_token
+        profile = self.spec.profile
+        num_blocks = blocks_for(num_tokens, profile.block_size)
+        num_bytes = num_blocks * profile.block_size * profile.kv_bytes_per_token
         header = KvHeader(
             request=start.request,
             unit=handoff.target_unit,
             num_computed_tokens=num_tokens,
             num_bytes=num_bytes,
-            block_size=self.spec.block_size,
+            block_size=profile.block_size,
             dtype="simulated",
-            shape=(1, 2, num_blocks * self.spec.block_size, 1, 1),
+            shape=(1, 2, num_blocks * profile.block_size, 1, 1),
         )
         latency = self._around.network.params.latency
         self._around.kernel.after(latency, lambda: self._send(header, start))

@@ -4,38 +4,32 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from headway.cluster import Role
+from headway.pass_time import PassTime
+from headway.profile_schema import Profile
 from headway.sim.cluster import ClusterSpec, SimCluster, SimRequest
 from headway.sim.kernel import Kernel
 from headway.sim.records import Record
 from headway.sim.worker import InstanceSpec
 
-
-@dataclass(frozen=True)
-class Linear:
-    """``t = a + b·prefill_tokens + c·batch + d·kv_tokens``."""
-
-    a: float = 0.012
-    b: float = 71e-6
-    c: float = 1e-4
-    d: float = 1e-7
-
-    def seconds(
-        self, prefill_tokens: int, prefill_context: int, batch: int, kv_tokens: int
-    ) -> float:
-        return self.a + self.b * prefill_tokens + self.c * batch + self.d * kv_tokens
+PASS_TIME = PassTime(0.012, per_prefill_token=71e-6, per_request=1e-4, per_kv_token=1e-7)
 
 
 def instance(role: Role, **changes: object) -> InstanceSpec:
     fields: dict[str, object] = {
-        "cost": Linear(),
+        "name": "small",
+        "model": "model",
+        "device": "device",
+        "dtype": "bfloat16",
+        "parallelism": "none",
+        "origin": "made up for tests",
+        "pass_time": PASS_TIME,
         "kv_capacity_tokens": 20_000,
         "kv_bytes_per_token": 131_072,
         "chunk_tokens": 1024,
     }
-    return InstanceSpec(role, **{**fields, **changes})  # type: ignore[arg-type]  # fields by name
+    return InstanceSpec(role, Profile(**{**fields, **changes}))  # type: ignore[arg-type]  # by name
 
 
 def disaggregated(num_prefill: int = 1, num_decode: int = 2, **changes: object) -> ClusterSpec:
