@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from headway.errors import invalid
 
@@ -64,4 +65,4 @@ BUCKET_NAMES = tuple(bucket_name(index) for index in range(NUM_BUCKETS))
 
 def _bounds(edges: Sequence[int]) -> tuple[int, ...]:
     """Squares of the lengths halfway between neighbours, which are their geometric means."""
-    return tuple(low * high for low, high in zip(edges, edges[1:], strict=False))
+    return tuple(low * high for low, high in pairwise(edges))

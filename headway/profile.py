@@ -1,127 +1,174 @@
-"""The profile: what one model costs on one device, as every service and the simulator read it.
+"""Profiles: what one model costs on one device, as every service and the simulator read it.
 
-One file per (model, device, dtype, parallelism). The pass-time model is fitted from measured
+One TOML file per (model, device, dtype, parallelism). The pass-time model is fitted from measured
 passes (``headway.profile_fit``), velocities are measured by raising the offered rate until the
 output no longer grows (``headway.velocity``). ``headway/profiles/`` holds ready-made ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from importlib import resources
+from pathlib import Path
+from typing import Any
 
-from headway.buckets import BUCKET_NAMES, NUM_BUCKETS, Buckets
-from headway.errors import Code, HeadwayError, invalid, require_between, require_over
+from headway.buckets import BUCKET_NAMES, Buckets
+from headway.errors import Code, HeadwayError, invalid
 from headway.pass_time import PassTime
-from headway.velocity import Memory, convertible_velocity
+from headway.profile_schema import MAKE_ONE, Profile
 
-MAKE_ONE = "`headway profile fit PASSES --out FILE.toml`"
-"""The command that makes a profile: what every error about a missing one names."""
-_MOST = 1 << 40
+__all__ = [
+    "MAKE_ONE",
+    "Profile",
+    "as_profile",
+    "load_profile",
+    "parse_profile",
+    "profile_names",
+    "profile_text",
+    "save_profile",
+]
+
+_TABLES = ("pass_time", "decode_tokens_per_s", "buckets")
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """One instance of one deployment. Memory and chunk are per DP unit, velocities per instance.
+def profile_names() -> list[str]:
+    """The ready-made profiles."""
+    folder = resources.files("headway") / "profiles"
+    return sorted(f.name[: -len(".toml")] for f in folder.iterdir() if f.name.endswith(".toml"))
 
-    ``num_gpus``: accelerators an instance takes. ``num_units``: its DP units, in lock-step.
-    ``max_batch``: requests that decode together. ``swap_per_token``: seconds to move a token's
-    KV to or from host memory. ``start_up``: seconds from an instance's order to its first
-    request. Velocities are tokens/s: V_P, V_N, V_D by bucket (``decode_tokens_per_s``, nine or
-    none) and V_conv; None or none is *not known*, which is not 0. ``origin``: where all of this
-    comes from, for people.
+
+def load_profile(name_or_path: str | Path) -> Profile:
+    """A ready-made profile by its name, or one from a file.
+
+    HeadwayError where there is none (it says how to make one) or where it cannot be read.
     """
-
-    name: str
-    model: str
-    device: str
-    dtype: str
-    parallelism: str
-    origin: str
-    pass_time: PassTime
-    kv_bytes_per_token: int
-    kv_capacity_tokens: int
-    chunk_tokens: int
-    num_gpus: int = 1
-    num_units: int = 1
-    block_size: int = 16
-    max_batch: int = 256
-    swap_per_token: float = 0.0
-    link_bytes_per_s: float = 12.5e9
-    start_up: float = 5.0
-    convertible_chunk_tokens: int | None = None
-    prefill_tokens_per_s: float | None = None
-    network_tokens_per_s: float | None = None
-    convertible_tokens_per_s: float | None = None
-    decode_tokens_per_s: Sequence[float] = ()
-    buckets: Buckets = field(default_factory=Buckets)
-
-    def __post_init__(self) -> None:
-        for name in ("name", "model", "device", "dtype", "parallelism", "origin"):
-            if not getattr(self, name).strip():
-                raise invalid(name, getattr(self, name), "a text that says something")
-        for name in _COUNTS:
-            require_between(name, getattr(self, name), 1, _MOST)
-        require_between("kv_capacity_tokens", self.kv_capacity_tokens, self.block_size, _MOST)
-        require_between("swap_per_token", self.swap_per_token, 0, 1)
-        require_between("start_up", self.start_up, 0, 1e6)
-        require_over("link_bytes_per_s", self.link_bytes_per_s, 0)
-        for name in _VELOCITIES:
-            if getattr(self, name) is not None:
-                require_over(name, getattr(self, name), 0)
-        if self.convertible_chunk_tokens is not None:
-            require_between("convertible_chunk_tokens", self.convertible_chunk_tokens, 1, _MOST)
-        self._check_decode()
-
-    def _check_decode(self) -> None:
-        if len(self.decode_tokens_per_s) not in (0, NUM_BUCKETS):
-            limit = f"{NUM_BUCKETS} velocities, one a bucket, or left out"
-            raise invalid("decode_tokens_per_s", tuple(self.decode_tokens_per_s), limit)
-        for name, velocity in zip(BUCKET_NAMES, self.decode_tokens_per_s, strict=False):
-            require_over(f"decode_tokens_per_s {name}", velocity, 0)
-        object.__setattr__(self, "decode_tokens_per_s", tuple(self.decode_tokens_per_s))
-
-    # --- what a stage releases ----------------------------------------------------------
-
-    @property
-    def memory(self) -> Memory:
-        """What one of its DP units holds."""
-        return Memory(self.kv_capacity_tokens, self.chunk_tokens, self.max_batch, self.num_units)
-
-    def prefill_velocity(self) -> float:
-        """``min(V_P, V_N)``, tokens/s; an unknown V_N binds nothing (equation 2).
-
-        HeadwayError without a V_P.
-        """
-        prefill = self._known("prefill_tokens_per_s", self.prefill_tokens_per_s)
-        return min(prefill, self.network_tokens_per_s or prefill)
-
-    def decode_velocity(self, bucket: int) -> float:
-        """V_D of a bucket, tokens/s; HeadwayError without."""
-        if not self.decode_tokens_per_s:
-            raise self._unknown("decode_tokens_per_s")
-        return self.decode_tokens_per_s[bucket]
-
-    def convertible_velocity(self, decode_batch: float | None, tpot_slo: float) -> float:
-        """V_conv at so many decoding requests, or as profiled (None); HeadwayError without."""
-        if decode_batch is None:
-            return self._known("convertible_tokens_per_s", self.convertible_tokens_per_s)
-        chunk = self._known("convertible_chunk_tokens", self.convertible_chunk_tokens)
-        return convertible_velocity(chunk, decode_batch, tpot_slo)
-
-    def _known(self, name: str, value: float | None) -> float:
-        if value is None:
-            raise self._unknown(name)
-        return value
-
-    def _unknown(self, name: str) -> HeadwayError:
+    named = str(name_or_path)
+    if named in profile_names():
+        text = (resources.files("headway") / "profiles" / f"{named}.toml").read_text("utf-8")
+        return parse_profile(text, named)
+    path = Path(named)
+    if not path.is_file():
         message = (
-            f"profile {self.name!r} has no {name}: measure it and add it to the file, or make "
-            f"a profile of this deployment with {MAKE_ONE}"
+            f"there is no profile {named!r}: give the path of a profile file or one of "
+            f"{', '.join(profile_names())}; {MAKE_ONE} makes one from measured passes"
         )
-        return HeadwayError(Code.FAILED_PRECONDITION, message, param=name)
+        raise HeadwayError(Code.NOT_FOUND, message, param="profile")
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"profile {named} cannot be read: {error}"
+        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="profile") from error
+    return parse_profile(text, named)
 
 
-_VELOCITIES = ("prefill_tokens_per_s", "network_tokens_per_s", "convertible_tokens_per_s")
-_COUNTS = ("kv_bytes_per_token", "chunk_tokens", "num_gpus", "num_units", "block_size", "max_batch")
-FIELD_NAMES = tuple(f.name for f in fields(Profile))
+def as_profile(profile: Profile | str) -> Profile:
+    """The profile itself, or the one that the name or path stands for."""
+    return profile if isinstance(profile, Profile) else load_profile(profile)
+
+
+# --- reading ------------------------------------------------------------------------------
+
+
+def parse_profile(text: str, source: str) -> Profile:
+    """The profile that a TOML text says; HeadwayError, with ``source``, for one it cannot be."""
+    try:
+        table = tomllib.loads(text)
+        return _profile(table)
+    except tomllib.TOMLDecodeError as error:
+        message = f"profile {source} is not TOML: {error}"
+        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="profile") from error
+    except HeadwayError as error:
+        message = f"profile {source}: {error.message}; correct it, or make one with {MAKE_ONE}"
+        raise HeadwayError(error.code, message, param=error.param) from error
+
+
+def _profile(table: dict[str, Any]) -> Profile:
+    given = {name: value for name, value in table.items() if name not in _TABLES}
+    given["pass_time"] = PassTime(**_checked(PassTime, _table(table, "pass_time")))
+    given["buckets"] = Buckets(**_checked(Buckets, _table(table, "buckets")))
+    decode = _table(table, "decode_tokens_per_s")
+    if decode:
+        _require_keys(decode, BUCKET_NAMES, BUCKET_NAMES)
+        given["decode_tokens_per_s"] = [_number(name, decode[name]) for name in BUCKET_NAMES]
+    return Profile(**_checked(Profile, given))
+
+
+def _table(table: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = table.get(name, {})
+    if not isinstance(value, dict):
+        raise invalid(name, value, f"a table: [{name}]")
+    return value
+
+
+def _checked(kind: type, given: dict[str, Any]) -> dict[str, Any]:
+    """The given fields, each of its type, none missing and none unknown."""
+    known = {f.name: f for f in fields(kind) if f.init}
+    needed = [
+        f.name for f in known.values() if f.default is MISSING and f.default_factory is MISSING
+    ]
+    _require_keys(given, tuple(known), needed)
+    return {name: _typed(name, value, str(known[name].type)) for name, value in given.items()}
+
+
+def _require_keys(given: Mapping[str, Any], known: tuple[str, ...], needed: Any) -> None:
+    for name in given:
+        if name not in known:
+            raise invalid("a key", name, f"one of {', '.join(known)}")
+    for name in needed:
+        if name not in given:
+            raise invalid(name, "missing", "given: a profile leaves nothing to chance")
+
+
+def _typed(name: str, value: Any, kind: str) -> Any:
+    if kind.startswith("str") and not isinstance(value, str):
+        raise invalid(name, value, "a text in quotes")
+    if kind.startswith("int") and type(value) is not int:
+        raise invalid(name, value, "a whole number")
+    if kind.startswith("Sequence") and not isinstance(value, list):
+        raise invalid(name, value, "a list")
+    return _number(name, value) if kind.startswith("float") else value
+
+
+def _number(name: str, value: Any) -> float:
+    if type(value) not in (int, float):
+        raise invalid(name, value, "a number")
+    return float(value)
+
+
+# --- writing ------------------------------------------------------------------------------
+
+
+def profile_text(profile: Profile) -> str:
+    """The profile as TOML; ``parse_profile`` makes an equal one of it."""
+    plain = [f.name for f in fields(Profile) if f.name not in _TABLES]
+    values = {name: getattr(profile, name) for name in plain}
+    lines = [f"{name} = {_toml(v)}" for name, v in values.items() if v is not None]
+    lines += ["", "[pass_time]"]
+    lines += [f"{f.name} = {_toml(getattr(profile.pass_time, f.name))}" for f in fields(PassTime)]
+    if profile.decode_tokens_per_s:
+        lines += ["", "[decode_tokens_per_s]"]
+        pairs = zip(BUCKET_NAMES, profile.decode_tokens_per_s, strict=True)
+        lines += [f"{name} = {_toml(velocity)}" for name, velocity in pairs]
+    lines += ["", "[buckets]"]
+    lines += [f"input_tokens = {list(profile.buckets.input_tokens)}"]
+    lines += [f"output_tokens = {list(profile.buckets.output_tokens)}"]
+    return "\n".join(lines) + "\n"
+
+
+def save_profile(profile: Profile, path: str | Path) -> None:
+    """Write it to a file; HeadwayError where that cannot be written."""
+    try:
+        Path(path).write_text(profile_text(profile), "utf-8")
+    except OSError as error:
+        message = f"profile {path} cannot be written: {error}"
+        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="profile") from error
+
+
+def _toml(value: str | float) -> str:
+    if not isinstance(value, str):
+        return repr(value)
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    control = {c: f"\\u{c:04x}" for c in (*range(32), 127)}
+    return '"' + escaped.translate(control) + '"'

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -39,7 +40,7 @@ from headway.messages import CancelStream
 from headway.policies import registry
 from headway.policies.batching import Batching
 from headway.request import Request, SamplingParams, StreamKey
-from headway.sim.device import Lengths, Steps
+from headway.sim.device import Steps
 from headway.sim.kernel import Kernel
 from headway.sim.network import Network, NetworkParams
 from headway.sim.node import Node
@@ -48,6 +49,7 @@ from headway.sim.worker import MODEL, InstanceSpec, SimWorker, ToScheduler
 
 GATEWAY = "gateway"
 MOST_STEPS = 1 << 20
+_LONGEST_STREAM = 60.0  # seconds that a copy may outlive its request
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +94,13 @@ class SimCluster:
         self.keeps_decisions = False
         self.records: dict[str, Record] = {}
         self._ended = ended
-        self._lengths: dict[StreamKey, Lengths] = {}
+        self._lengths: dict[StreamKey, SimRequest] = {}
+        self._streams: deque[tuple[float, StreamKey]] = deque()
         self._requests: dict[str, SimRequest] = {}
         self._workers: dict[str, SimWorker] = {}
         self._num_started = 0
+        self._is_fed = False
+        self.ended_at = 0.0
         self._steps = Steps(0.0, 0.0, 0.0)
         self._num_steps = 1
         settings = GatewaySettings(
@@ -161,9 +166,25 @@ class SimCluster:
 
     # --- clients ----------------------------------------------------------------------
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is open or still to come from ``feed``."""
+        return self._is_fed or bool(self._requests)
+
     def submit(self, request: SimRequest) -> None:
         """A client asks, at its arrival."""
         self.kernel.at(request.arrival_at, partial(self._submit, request))
+
+    def feed(self, requests: Iterator[SimRequest]) -> None:
+        """Clients ask, each at its arrival; those are in order. One is looked at at a time."""
+        request = next(requests, None)
+        self._is_fed = request is not None
+        if request is not None:
+            self.kernel.at(request.arrival_at, partial(self._submit_and_feed, request, requests))
+
+    def _submit_and_feed(self, request: SimRequest, requests: Iterator[SimRequest]) -> None:
+        self._submit(request)
+        self.feed(requests)
 
     def _submit(self, request: SimRequest) -> None:
         self._requests[request.request_id] = request
@@ -180,9 +201,21 @@ class SimCluster:
 
     def _close(self, request_id: str, *, error: str = "") -> None:
         record = self.records.pop(request_id)
+        self.ended_at = self.kernel.now
         record.finished, record.error = not error, error
         del self._requests[request_id]
+        self._forget_old_streams()
         self._ended(record)
+
+    def _forget_old_streams(self) -> None:
+        """A worker may run a cancelled copy for a while; nothing runs for so long."""
+        streams = self._streams
+        while streams and streams[0][0] < self.kernel.now - _LONGEST_STREAM:
+            _, key = streams.popleft()
+            if self._lengths[key].request_id not in self._requests:
+                del self._lengths[key]
+            else:
+                streams.append((self.kernel.now, key))
 
     # --- the gateway ------------------------------------------------------------------
 
@@ -190,6 +223,8 @@ class SimCluster:
         latency = self.spec.network.latency
         match action:
             case Request():
+                if action.key not in self._lengths:
+                    self._streams.append((self.kernel.now, action.key))
                 self._lengths[action.key] = self._requests[action.request_id]
                 self.kernel.after(latency, partial(self.scheduler.post, action))
             case CancelStream():

@@ -10,5 +10,5 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Register the subcommand and its own."""
     parser = subparsers.add_parser("bench", help="measure a server, or the gateway's own cost")
     kinds = parser.add_subparsers(dest="bench", required=True, metavar="KIND")
-    for name in ("serve", "gateway"):
+    for name in ("serve", "gateway", "sim"):
         importlib.import_module(f"headway.cli.bench.{name}").add_parser(kinds)

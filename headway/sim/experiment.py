@@ -1,0 +1,117 @@
+"""One simulated run: a preset on some instances, against some requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from headway.core.scheduler_events import Decision
+from headway.core.scheduler_state import SchedulerSettings
+from headway.policies import registry
+from headway.policies.packing.flow_control import FlowControl
+from headway.presets import Preset
+from headway.sim.cluster import ClusterSpec, SimCluster, SimRequest
+from headway.sim.kernel import Kernel
+from headway.sim.network import NetworkParams
+from headway.sim.records import Record
+from headway.sim.worker import InstanceSpec
+
+Instances = Sequence[tuple[InstanceSpec, int]]
+_LOOK_EVERY = 60.0
+_ENDLESS = FlowControl(num_cycles=1 << 30)
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What a run happens on. ``linger``: None for a round trip to the scheduler.
+
+    ``flow_control``: off unless given, so that overload shows as latency.
+    """
+
+    instances: Instances
+    network: NetworkParams = field(default_factory=NetworkParams)
+    report_interval: float = 0.5
+    linger: float | None = None
+    watermark: float = 0.1
+    flow_control: FlowControl = _ENDLESS
+    params: Mapping[str, Mapping[str, object]] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came of it; seconds."""
+
+    records: Sequence[Record]
+    decisions: Sequence[Decision]
+    ended_at: float
+    gpu_seconds: float
+    num_passes: int
+
+
+def cluster_spec(preset: Preset, conditions: Conditions) -> ClusterSpec:
+    """The preset's policies with its own parameters, and the conditions' over them."""
+
+    def params(question: str) -> dict[str, Any]:
+        return {**preset.params_of(question), **conditions.params.get(question, {})}
+
+    dispatch = params("dispatch")
+    known = registry.find("dispatch", preset.dispatch).parameters()
+    if "default_pass_time" in known and "default_pass_time" not in dispatch:
+        dispatch["default_pass_time"] = _first_pass_time(conditions.instances)
+    network = conditions.network
+    round_trip = network.latency + network.dispatch_latency
+    linger = conditions.linger if conditions.linger is not None else 1.1 * round_trip
+    return ClusterSpec(
+        instances=conditions.instances,
+        scheduler=SchedulerSettings(
+            dispatch=preset.dispatch,
+            dispatch_params=dispatch,
+            packing=preset.packing,
+            placement=preset.placement,
+            placement_params=params("placement"),
+            flow_control=conditions.flow_control,
+            max_waiting=1 << 30,
+            kv_watermark=conditions.watermark,
+        ),
+        batching=preset.batching,
+        batching_params=params("batching"),
+        watermark=conditions.watermark,
+        report_interval=conditions.report_interval,
+        linger=linger if preset.dispatch == "sbs" else 0.0,
+        network=network,
+    )
+
+
+def _first_pass_time(instances: Instances) -> float:
+    """A pass over half a chunk on the first kind that prefills: SBS's T̄ before any report."""
+    profile = next((kind.profile for kind, _ in instances if kind.role.prefills), None)
+    if profile is None:
+        return 0.05
+    return profile.pass_time.seconds(profile.chunk_tokens / 2, 0, 0, 0)
+
+
+def simulate(
+    spec: ClusterSpec,
+    requests: Iterable[SimRequest],
+    *,
+    until: float = 1e9,
+    ended: Callable[[Record], None] | None = None,
+    keeps_decisions: bool = False,
+) -> Run:
+    """Run until every request has ended, or ``until``; who has not ended then has no record.
+
+    Requests come in order of arrival. With ``ended`` records go there, and none is kept.
+    """
+    kernel, records = Kernel(), list[Record]()
+    cluster = SimCluster(kernel, spec, ended or records.append)
+    cluster.keeps_decisions = keeps_decisions
+    cluster.feed(iter(requests))
+    while cluster.is_busy and kernel.now < until:
+        kernel.run(min(until, kernel.now + _LOOK_EVERY))
+    gpu_seconds = sum(
+        w.spec.profile.num_gpus * (kernel.now - w.started_at) for w in cluster.workers
+    )
+    num_passes = sum(w.device.num_passes for w in cluster.workers)
+    return Run(records, cluster.decisions, cluster.ended_at, gpu_seconds, num_passes)
