@@ -93,6 +93,8 @@ class Device:
         self._running: _Running | None = None
         self.busy = 0.0
         self.num_passes = 0
+        self.num_prefill_passes = 0
+        self.num_prefill_tokens = 0
 
     def start(self, forward_pass: ForwardPass) -> None:
         """Begin a pass of one step or more; it ends by itself."""
@@ -123,6 +125,9 @@ class Device:
 
     def _steps(self, items: Sequence[PassItem], several: bool) -> Steps:
         shares = list(self._shares(items))
+        prefill_tokens = sum(share.prefill_tokens for share in shares)
+        self.num_prefill_tokens += prefill_tokens
+        self.num_prefill_passes += prefill_tokens > 0
         step = self._pass_time.lock_step(shares)
         if not several:
             return Steps(self._kernel.now, step, 0.0)

@@ -1,0 +1,45 @@
+"""A recorded run says why a request went where it went."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from headway.cluster import Role
+from headway.core.explanations import told_of, write_decisions
+from headway.errors import HeadwayError
+from headway.presets import PRESETS
+from headway.sim.experiment import Conditions, cluster_spec, simulate
+from tests.sim.clusters import instance, poisson
+
+
+def recorded() -> list[str]:
+    conditions = Conditions(((instance(Role.PREFILL), 2), (instance(Role.DECODE), 2)))
+    spec = cluster_spec(PRESETS["sbs"], conditions)
+    file = io.StringIO()
+    write_decisions(simulate(spec, poisson(30, 8.0, 1), keeps_decisions=True).decisions, file)
+    return file.getvalue().splitlines()
+
+
+def test_each_request_was_dispatched_and_placed_once() -> None:
+    lines = recorded()
+    for number in range(30):
+        told = list(told_of(f"r{number}", lines))
+        assert [t.question for t in told] == ["dispatch", "placement"]
+
+
+def test_it_says_who_else_was_considered_and_what_won() -> None:
+    dispatch, placement = told_of("r7", recorded())
+    assert dispatch.unit.startswith("prefill-")
+    assert next(iter(placement.others))[0] == placement.unit
+    assert len(placement.others) == 2
+    text = placement.text()
+    assert "placement by iqr-lex" in text
+    assert "→ decode-" in text
+    assert "free blocks" in text
+
+
+def test_a_line_that_is_no_decision_is_refused_by_its_number() -> None:
+    with pytest.raises(HeadwayError, match="line 2 is no decision"):
+        list(told_of("r1", ["{}", '{"r1": 3}']))
