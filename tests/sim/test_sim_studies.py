@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.sim.studies import sbs
+from headway.sim.studies import sbs, sbs_decode
 from headway.sim.studies.claims import Claim, Sample, change, run_all
 
 KEYS = [
@@ -60,3 +60,19 @@ def test_staggered_batches_wait_less_than_immediate_round_robin() -> None:
 def test_every_baseline_rule_runs(rule: str) -> None:
     found = sbs.measure(sbs.Job(f"{rule}/pbaa", 30.0, 1, 150))
     assert found.mean_ttft > 0.15
+
+
+def test_every_placed_request_makes_a_token_and_none_is_lost() -> None:
+    batch = sbs_decode.Batch(4, seed=1)
+    assert batch.step() == 0
+    batch.unit[:] = 0
+    assert batch.step() == 4 * sbs_decode.PER_UNIT
+    assert len(batch.waiting()) + int(batch.loads()[0].sum()) == 4 * sbs_decode.PER_UNIT
+
+
+@pytest.mark.parametrize("rule", ["lex", "iqr-lex", "min-cost"])
+def test_placement_by_load_evens_out_what_round_robin_leaves_uneven(rule: str) -> None:
+    ours = sbs_decode.measure(sbs_decode.Job(rule, 1, seed=1))
+    theirs = sbs_decode.measure(sbs_decode.Job("round-robin", 1, seed=1))
+    assert ours.sigma < theirs.sigma
+    assert ours.tokens_per_s > theirs.tokens_per_s

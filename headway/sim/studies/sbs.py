@@ -22,6 +22,7 @@ from headway.sim.experiment import Conditions, cluster_spec
 from headway.sim.kernel import Kernel
 from headway.sim.network import NetworkParams
 from headway.sim.records import Record
+from headway.sim.studies import sbs_decode
 from headway.sim.studies.claims import Claim, Sample, change, run_all
 from headway.sim.worker import InstanceSpec
 
@@ -123,13 +124,14 @@ def best_baseline(num_processes: int) -> str:
 
 
 def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
-    """Every claim about prefill."""
+    """Every claim: prefill, then decode."""
     baseline = best_baseline(num_processes)
     systems = (baseline, PAPER)
     jobs = [Job(s, rate, seed) for s in systems for rate in RATES for seed in seeds]
     found = iter(run_all(measure, jobs, num_processes))
     curves = {s: Curve({rate: [next(found) for _ in seeds] for rate in RATES}) for s in systems}
-    return _claims(baseline, curves[baseline], curves[PAPER], len(seeds))
+    prefill = _claims(baseline, curves[baseline], curves[PAPER], len(seeds))
+    return [*prefill, *sbs_decode.reproduce(seeds, num_processes)]
 
 
 def _claims(name: str, before: Curve, after: Curve, num_seeds: int) -> list[Claim]:
