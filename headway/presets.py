@@ -1,4 +1,4 @@
-"""Presets: each paper alone, all five as one pipeline, and what a plain deployment does."""
+"""Presets: a paper alone, and what a plain deployment does."""
 
 from __future__ import annotations
 
@@ -53,46 +53,6 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             dispatch="sbs",
             packing="pbaa",
             placement="iqr-lex",
-        ),
-        "uniboost": Preset(
-            "Every pass in order of a boost that fades with service.",
-            "UniBoost (Beyond Prediction)",
-            batching="uniboost",
-            params=_with(dispatch=_LEAST_OUTSTANDING),
-        ),
-        "star": Preset(
-            "Running requests move by their predicted remaining length.",
-            "STAR",
-            rescheduling="star",
-            params=_with(dispatch=_LEAST_OUTSTANDING),
-        ),
-        "pascal": Preset(
-            "Reasoning before answering, answers placed at the boundary and paced.",
-            "PASCAL",
-            placement="pascal",
-            batching="pascal",
-            pacing="token-pacer",
-            params=_with(dispatch=_LEAST_OUTSTANDING),
-        ),
-        "tokenscale": Preset(
-            "Prefillers and decoders by token velocity, convertible decoders for bursts.",
-            "TokenScale",
-            dispatch="tokenscale",
-            placement="bucket-balance",
-            burst="dual-signal",
-            scaling="tokenscale",
-        ),
-        "headway": Preset(
-            "All five as one pipeline with one order in seconds.",
-            "Headway",
-            dispatch="sbs",
-            packing="pbaa",
-            placement="min-cost",
-            batching="headway",
-            rescheduling="star",
-            pacing="token-pacer",
-            burst="dual-signal",
-            scaling="tokenscale",
         ),
     }
 )

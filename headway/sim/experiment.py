@@ -111,7 +111,7 @@ def simulate(
     while cluster.is_busy and kernel.now < until:
         kernel.run(min(until, kernel.now + _LOOK_EVERY))
     gpu_seconds = sum(
-        w.spec.profile.num_gpus * (kernel.now - w.started_at) for w in cluster.workers
+        w.spec.profile.num_gpus * (cluster.ended_at - w.started_at) for w in cluster.workers
     )
     num_passes = sum(w.device.num_passes for w in cluster.workers)
     return Run(records, cluster.decisions, cluster.ended_at, gpu_seconds, num_passes)

@@ -1,0 +1,164 @@
+"""``headway simulate``: a scenario under one preset or several, side by side."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_SHOWN = (
+    ("ttft_p50", 1e3, "TTFT\nP50 ms"),
+    ("ttft_p99", 1e3, "TTFT\nP99 ms"),
+    ("ttfat_p99", 1e3, "TTFAT\nP99 ms"),
+    ("tpot_p99", 1e3, "TPOT\nP99 ms"),
+    ("ttlt_p50", 1.0, "TTLT\nP50 s"),
+    ("ttlt_p99", 1.0, "TTLT\nP99 s"),
+    ("attainment", 100.0, "SLO\n%"),
+    ("gpu_seconds", 1 / 3600, "GPU\nh"),
+)
+
+
+class Job(NamedTuple):
+    """One run, for a process of its own."""
+
+    scenario: str
+    preset: str
+    rate: float | None
+    seed: int
+    out: str
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the subcommand."""
+    parser = subparsers.add_parser("simulate", help="run a scenario on virtual time")
+    add = parser.add_argument
+    add("scenario", help="a TOML file, or the name of a ready-made one (docs/simulator.md)")
+    add("--preset", default="vllm-like,sbs", help="by comma, side by side (vllm-like,sbs)")
+    add("--rates", default="", help="requests/s by comma, instead of the scenario's own: a sweep")
+    add("--seeds", type=int, default=1, metavar="N", help="runs of each, means shown (1)")
+    add("--processes", type=int, default=0, metavar="N", help="in parallel; 0: one a core")
+    add("--out", type=Path, metavar="DIR", help="write every run's requests and decisions")
+    add("--json", type=Path, metavar="FILE", help="write the table")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate and print; HeadwayError for what cannot be simulated."""
+    import json
+    import os
+
+    from headway.errors import require_between
+    from headway.presets import find_preset
+    from headway.sim.scenario import load_scenario
+
+    require_between("--seeds", args.seeds, 1, 10_000)
+    require_between("--processes", args.processes, 0, 1024)
+    load_scenario(args.scenario)  # a wrong one is refused before any process starts
+    presets = args.preset.split(",")
+    for name in presets:
+        find_preset(name)
+    jobs = [
+        Job(args.scenario, preset, rate, seed, str(args.out or ""))
+        for rate in _rates(args.rates)
+        for preset in presets
+        for seed in range(1, args.seeds + 1)
+    ]
+    rows = _run_all(jobs, args.processes or len(os.sched_getaffinity(0)))
+    table = _means(jobs, rows)
+    _print(table)
+    if args.json is not None:
+        args.json.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def _rates(text: str) -> list[float | None]:
+    from headway.errors import invalid
+
+    try:
+        return [float(part) for part in text.split(",")] if text else [None]
+    except ValueError:
+        raise invalid("--rates", text, "numbers by comma, such as 10,20,40") from None
+
+
+def simulate_job(job: Job) -> dict[str, float]:
+    """One run's figures; its requests and decisions go to files where asked for."""
+    from dataclasses import replace
+
+    from headway.presets import find_preset
+    from headway.sim.experiment import cluster_spec, simulate
+    from headway.sim.scenario import load_scenario
+    from headway.sim.summary import summarise
+
+    scenario = load_scenario(job.scenario)
+    workload = scenario.workload if job.rate is None else replace(scenario.workload, rate=job.rate)
+    spec = cluster_spec(find_preset(job.preset), scenario.conditions)
+    found = simulate(spec, workload.requests(job.seed), keeps_decisions=bool(job.out))
+    if job.out:
+        from headway.sim.recording import write_run
+
+        rate = "" if job.rate is None else f"-{job.rate:g}"
+        write_run(Path(job.out) / f"{job.preset}{rate}-{job.seed}", found)
+    return summarise(found, scenario.slo).row()
+
+
+def _run_all(jobs: Sequence[Job], num_processes: int) -> list[dict[str, float]]:
+    """All jobs in order, with a progress bar."""
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    if num_processes <= 1 or len(jobs) == 1:
+        left = track(jobs, "simulating", console=console, transient=True)
+        return [simulate_job(job) for job in left]
+    with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
+        results = pool.map(simulate_job, jobs)
+        return list(track(results, "simulating", len(jobs), console=console, transient=True))
+
+
+def _means(jobs: Sequence[Job], rows: Sequence[Mapping[str, float]]) -> list[dict[str, object]]:
+    """A row for each rate and preset: means over the seeds."""
+    import statistics
+
+    grouped: dict[tuple[float | None, str], list[Mapping[str, float]]] = {}
+    for job, row in zip(jobs, rows, strict=True):
+        grouped.setdefault((job.rate, job.preset), []).append(row)
+    return [
+        {
+            "preset": preset,
+            "rate": rate,
+            "seeds": len(found),
+            **{
+                name: statistics.fmean(row[name] for row in found if name in row)
+                for name in found[0]
+            },
+        }
+        for (rate, preset), found in grouped.items()
+    ]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _print(table: Sequence[Mapping[str, object]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True)
+    for title in ("preset", "rate\n1/s", *(title for _, _, title in _SHOWN)):
+        shown.add_column(title, justify="left" if title == "preset" else "right", no_wrap=True)
+    for row in table:
+        cells = [
+            _number(float(str(row[name])) * scale) if name in row else "-"
+            for name, scale, _ in _SHOWN
+        ]
+        rate = "-" if row["rate"] is None else f"{row['rate']:g}"
+        shown.add_row(str(row["preset"]), rate, *cells)
+    Console().print(shown)
