@@ -22,11 +22,6 @@ class Preset:
     packing: str = "round-robin"
     placement: str = "least-kv"
     batching: str = "fcfs"
-    rescheduling: str = "none"
-    estimation: str = "bucket-mean"
-    pacing: str = "off"
-    burst: str = "off"
-    scaling: str = "fixed"
     params: Mapping[str, Params] = field(default_factory=lambda: MappingProxyType({}))
 
     def params_of(self, question: str) -> Params:
