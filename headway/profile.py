@@ -8,7 +8,7 @@ output no longer grows (``headway.velocity``). ``headway/profiles/`` holds ready
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from importlib import resources
 from pathlib import Path
@@ -85,6 +85,7 @@ def parse_profile(text: str, source: str) -> Profile:
 
 
 def _profile(table: dict[str, Any]) -> Profile:
+    _require_keys(table, tuple(f.name for f in fields(Profile)), ())
     given = {name: value for name, value in table.items() if name not in _TABLES}
     given["pass_time"] = PassTime(**_checked(PassTime, _table(table, "pass_time")))
     given["buckets"] = Buckets(**_checked(Buckets, _table(table, "buckets")))
@@ -112,7 +113,7 @@ def _checked(kind: type, given: dict[str, Any]) -> dict[str, Any]:
     return {name: _typed(name, value, str(known[name].type)) for name, value in given.items()}
 
 
-def _require_keys(given: Mapping[str, Any], known: tuple[str, ...], needed: Any) -> None:
+def _require_keys(given: Mapping[str, Any], known: Sequence[str], needed: Sequence[str]) -> None:
     for name in given:
         if name not in known:
             raise invalid("a key", name, f"one of {', '.join(known)}")
@@ -134,7 +135,10 @@ def _typed(name: str, value: Any, kind: str) -> Any:
 def _number(name: str, value: Any) -> float:
     if type(value) not in (int, float):
         raise invalid(name, value, "a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise invalid(name, value, "a number under 1e308") from error
 
 
 # --- writing ------------------------------------------------------------------------------

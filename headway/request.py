@@ -105,7 +105,8 @@ class Request:
     """One attempt at one request.
 
     ``output_token_ids`` holds what earlier attempts produced: generation goes on behind it.
-    ``arrival_at`` and ``deadline_at`` are seconds since the epoch.
+    ``arrival_at`` and ``deadline_at`` are seconds since the epoch. ``is_burst``: whether it came
+    beyond what the running mean of traffic brings.
     """
 
     request_id: str
@@ -120,6 +121,7 @@ class Request:
     deadline_at: float = float("inf")
     output_token_ids: tuple[int, ...] = ()
     predicted_output_tokens: float = 0.0
+    is_burst: bool = False
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:

@@ -3,8 +3,9 @@ each token of its request once, in order, whatever happens behind."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from headway.core.gateway_admission import FirstTokenPace, over_context, too_many_waiting
 from headway.core.gateway_events import (
@@ -23,6 +24,8 @@ from headway.core.gateway_order import take_tokens
 from headway.core.gateway_state import OpenRequest, OpenRequests, Timers
 from headway.errors import Code, HeadwayError
 from headway.messages import CancelStream, Lost, Placed, Rejected, StreamFailure, TokenBatch
+from headway.policies import registry
+from headway.policies.burst import Burst
 from headway.request import FinishReason, Request, StreamKey
 
 _RETRIABLE = frozenset({Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE})
@@ -35,7 +38,8 @@ class GatewaySettings:
     ``max_waiting`` requests may wait for their first token; ``max_model_len`` bounds prompt
     and output tokens together; a request gets ``max_attempts``, ``max_failures`` of which a
     worker may have failed to compute. A request waits ``scheduler_patience`` to be handed to
-    a scheduler and ``gap_patience`` for a token that later ones have overtaken.
+    a scheduler and ``gap_patience`` for a token that later ones have overtaken. ``burst``: the
+    policy that labels arrivals, with its parameters.
     """
 
     max_model_len: int
@@ -47,6 +51,8 @@ class GatewaySettings:
     max_failures: int = 2
     first_backoff: float = 0.05
     longest_backoff: float = 2.0
+    burst: str = "off"
+    burst_params: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
 class GatewayCore:
@@ -69,6 +75,7 @@ class GatewayCore:
         self._requests = OpenRequests()
         self._timers = Timers(self._requests)
         self._pace = FirstTokenPace()
+        self._burst: Burst = registry.make("burst", settings.burst, **settings.burst_params)
 
     @property
     def next_wakeup(self) -> float | None:
@@ -140,6 +147,7 @@ class GatewayCore:
             arrival_at=event.arrival_at,
             deadline_at=event.arrival_at + self.settings.request_timeout,
             predicted_output_tokens=event.predicted_output_tokens,
+            is_burst=self._burst.arrived(len(event.prompt_token_ids), now=now).is_burst,
         )
         state = OpenRequest(request)
         self._requests.add(state)

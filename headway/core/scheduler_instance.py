@@ -279,7 +279,16 @@ class Instance:
             num_queued=max(len(self._keys) - num_running, 0),
             has_capacity=any(room.capacity > 0 for room in rooms),
             has_room=any(room.num_free_blocks > 0 for room in rooms),
+            role=self.info.role,
+            num_decoding=num_running,
+            free_tokens=max(_free_tokens(room) for room in rooms),
         )
+
+
+def _free_tokens(room: Room) -> int:
+    """The longest prompt that the unit takes now: a watermark stays free unless it is empty."""
+    num_spare = 0 if room.empty else room.num_spare_blocks
+    return (room.num_free_blocks - num_spare) * room.block_size
 
 
 def total_tokens(request: Request) -> int:

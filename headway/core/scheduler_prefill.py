@@ -136,7 +136,11 @@ class PrefillPool:
         tried = False
         while self.window.num_admitted:
             loads = [self._instances[worker_id].load for worker_id in self._active]
-            for turn in self._dispatching.turns(loads, self.window.num_waiting, now=now):
+            window = self.window
+            turns = self._dispatching.turns(
+                loads, window.num_waiting, now=now, waiting=window.admitted
+            )
+            for turn in turns:
                 tried = True
                 if self._use(turn, now):
                     break
@@ -149,9 +153,10 @@ class PrefillPool:
 
     def _use(self, turn: Turn, now: float) -> bool:
         instance = self._instances[turn.worker_id]
+        parts = ([], self.window.pick(turn.keys)) if turn.keys is not None else self.window.split()
         legacy, new = (
             [e for e in part if e.request is not None and instance.could_hold(e.request)]
-            for part in self.window.split()
+            for part in parts
         )
         if turn.max_requests is not None:
             legacy, new = [], [*legacy, *new][: turn.max_requests]

@@ -92,6 +92,11 @@ class Tracked:
         return self.request.arrival_at if self.request is not None else self.since
 
     @property
+    def is_burst(self) -> bool:
+        """Whether its gateway labelled it so."""
+        return self.request is not None and self.request.is_burst
+
+    @property
     def num_growth_tokens(self) -> int:
         """Room for at least one more token, more where an end is predicted soon after."""
         if self.request is None or self.request.predicted_output_tokens <= 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from heapq import heapify, heappop, heappush
 from math import inf
 
@@ -40,6 +40,15 @@ class Window:
     def num_admitted(self) -> int:
         """Those that may be dispatched."""
         return len(self._admitted)
+
+    @property
+    def admitted(self) -> Collection[Tracked]:
+        """Those that may be dispatched, by arrival here; a view that follows changes."""
+        return self._admitted.values()
+
+    def pick(self, keys: Iterable[StreamKey]) -> list[Tracked]:
+        """Those of them with these keys, in the keys' order."""
+        return [self._admitted[key] for key in keys if key in self._admitted]
 
     @property
     def entries(self) -> list[Tracked]:

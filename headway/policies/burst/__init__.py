@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from headway.policies.answer import Answer
+from headway.policies.burst.dual_signal import DualSignal, DualSignalParams
+from headway.policies.burst.off import Off
+from headway.policies.burst.protocol import Burst, Label
 
-ANSWERS: Mapping[str, Answer] = MappingProxyType({})
+ANSWERS: Mapping[str, Answer] = MappingProxyType(
+    {
+        "dual-signal": Answer(DualSignal, "TokenScale, sections II-C and IV-A", DualSignalParams),
+        "off": Answer(Off, "what a plain deployment does"),
+    }
+)
 
-__all__ = ["ANSWERS"]
+__all__ = ["ANSWERS", "Burst", "Label"]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from types import MappingProxyType
 
 from headway.errors import invalid, require_between, require_over
-from headway.policies.dispatch.protocol import Expiry, InstanceLoad, Turn
-from headway.policies.dispatch.sliding import SlidingMean
+from headway.policies.dispatch.protocol import InstanceLoad, Turn, Waiting
+from headway.policies.dispatch.untimed import Untimed
 
 ROUND_ROBIN = "round-robin"
 RANDOM = "random"
@@ -43,37 +43,19 @@ class ImmediateParams:
         require_between("window", self.window, 1, 100_000)
 
 
-class Immediate:
+class Immediate(Untimed):
     """Each request goes to an instance at once, by the rule's score; C_avail is not asked.
 
     Ties go to the instance that was served longest ago.
     """
 
-    interval = 0.0
-
     def __init__(self, params: ImmediateParams | None = None) -> None:
         params = params or ImmediateParams()
+        super().__init__(params.window, params.default_pass_time)
         self._rule = params.rule
         self._rng = Random(params.seed)
-        self._pass_times = SlidingMean(params.window, params.default_pass_time)
-        self._latencies = SlidingMean(params.window, 0.0)
         self._turns: dict[str, int] = {}
         self._num_turns = 0
-
-    @property
-    def mean_pass_time(self) -> float:
-        """T̄, seconds: shown, not used."""
-        return self._pass_times.value
-
-    @property
-    def dispatch_latency(self) -> float:
-        """L_net, seconds: shown, not used."""
-        return self._latencies.value
-
-    @property
-    def num_bad_times(self) -> int:
-        """Reported pass times that never entered T̄."""
-        return self._pass_times.num_dropped
 
     def join(self, worker_id: str) -> None:
         """One more to choose from."""
@@ -88,25 +70,14 @@ class Immediate:
         self._num_turns += 1
         self._turns[turn.worker_id] = self._num_turns
 
-    def passed(self, turn: Turn, *, now: float) -> None:
-        """Nothing follows from it."""
-
-    def acknowledged(self, round_trip: float) -> None:
-        """One more value for L_net."""
-        self._latencies.add(round_trip)
-
-    def ended(
-        self, worker_id: str, dispatch_ids: Sequence[int], pass_time: float | None, *, now: float
-    ) -> None:
-        """One more value for T̄."""
-        if pass_time is not None:
-            self._pass_times.add(pass_time)
-
-    def expire(self, *, now: float) -> Sequence[Expiry]:
-        """Nobody is waited for."""
-        return ()
-
-    def turns(self, loads: Sequence[InstanceLoad], num_waiting: int, *, now: float) -> list[Turn]:
+    def turns(
+        self,
+        loads: Sequence[InstanceLoad],
+        num_waiting: int,
+        *,
+        now: float,
+        waiting: Collection[Waiting] = (),
+    ) -> list[Turn]:
         """Every instance, one request at a time."""
         able = [load for load in loads if load.has_room]
         if self._rule == RANDOM:
@@ -116,9 +87,3 @@ class Immediate:
             score = _SCORES[self._rule]
             able.sort(key=lambda load: (score(load), self._turns[load.worker_id], load.worker_id))
         return [Turn(load.worker_id, self._rule, max_requests=1, capped=False) for load in able]
-
-    def wakeup(
-        self, loads: Sequence[InstanceLoad], num_waiting: int, *, now: float
-    ) -> float | None:
-        """Only events matter."""
-        return None

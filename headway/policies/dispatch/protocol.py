@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from headway.cluster import Role
+from headway.request import StreamKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +18,7 @@ class InstanceLoad:
     quiescence. ``queued_tokens``: U_flight + R_queued over its units. ``num_outstanding``:
     requests that it was sent and has not let go of; ``num_queued``: those of them that do not
     run yet. ``has_capacity``: whether any unit has C_avail above 0; ``has_room``: free KV blocks.
+    ``num_decoding``: B over its units; ``free_tokens``: the longest prompt a unit has blocks for.
     """
 
     worker_id: str
@@ -24,6 +28,29 @@ class InstanceLoad:
     num_queued: int
     has_capacity: bool
     has_room: bool
+    role: Role = Role.PREFILL
+    num_decoding: int = 0
+    free_tokens: int = 1 << 62
+
+
+class Waiting(Protocol):
+    """One request of the window, as a dispatch policy sees it."""
+
+    @property
+    def key(self) -> StreamKey:
+        """Breaks every tie."""
+
+    @property
+    def arrival_at(self) -> float:
+        """When the client's request reached the gateway, seconds since the epoch."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that its prefill has to compute."""
+
+    @property
+    def is_burst(self) -> bool:
+        """Whether the gateway labelled it as beyond the mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +58,14 @@ class Turn:
     """An instance that may be given requests now, and the rule that says so.
 
     ``max_requests``: at most so many, oldest first; None: what fits. ``capped``: whether a unit
-    takes a request only while its C_avail is above 0.
+    takes a request only while its C_avail is above 0. ``keys``: these requests only; None: any.
     """
 
     worker_id: str
     rule: str
     max_requests: int | None = None
     capped: bool = True
+    keys: Sequence[StreamKey] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +123,18 @@ class Dispatching(Protocol):
     def expire(self, *, now: float) -> Sequence[Expiry]:
         """Give up on instances that have been silent for too long; each dispatch only once."""
 
-    def turns(self, loads: Sequence[InstanceLoad], num_waiting: int, *, now: float) -> list[Turn]:
-        """Whose turn it is, best first: the first that can take a request gets the batch."""
+    def turns(
+        self,
+        loads: Sequence[InstanceLoad],
+        num_waiting: int,
+        *,
+        now: float,
+        waiting: Collection[Waiting] = (),
+    ) -> list[Turn]:
+        """Whose turn it is, best first: the first that can take a request gets the batch.
+
+        ``waiting``: those of the ``num_waiting`` that may be dispatched, by arrival here.
+        """
 
     def wakeup(
         self, loads: Sequence[InstanceLoad], num_waiting: int, *, now: float

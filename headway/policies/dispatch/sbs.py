@@ -6,12 +6,12 @@ is settled here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import inf
 
 from headway.errors import require_between, require_over
-from headway.policies.dispatch.protocol import Expiry, InstanceLoad, Turn
+from headway.policies.dispatch.protocol import Expiry, InstanceLoad, Turn, Waiting
 from headway.policies.dispatch.sliding import SlidingMean
 
 TOP_UP = "top-up"
@@ -155,7 +155,14 @@ class StaggeredBatch:
 
     # --- turns ------------------------------------------------------------------------
 
-    def turns(self, loads: Sequence[InstanceLoad], num_waiting: int, *, now: float) -> list[Turn]:
+    def turns(
+        self,
+        loads: Sequence[InstanceLoad],
+        num_waiting: int,
+        *,
+        now: float,
+        waiting: Collection[Waiting] = (),
+    ) -> list[Turn]:
         """Top-ups, then the interval's turn, or idle instances while nothing is won by waiting.
 
         Longest without a dispatch first; instances that the watchdog gave up come last.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.errors import require_between
-from headway.policies.scaling.protocol import Rates, Targets
+from headway.policies.scaling.protocol import Fleet, Rates, Targets
 
 MAX_INSTANCES = 10_000
 
@@ -28,11 +28,12 @@ class Fixed:
     """The configured numbers, whatever the traffic."""
 
     name = "fixed"
+    loads_live = False
 
     def __init__(self, params: FixedParams | None = None) -> None:
         self._params = params or FixedParams()
 
-    def targets(self, rates: Rates | None) -> Targets:
+    def targets(self, rates: Rates | None, fleet: Fleet | None = None, *, now: float) -> Targets:
         """The configured numbers."""
         params = self._params
         seen = (

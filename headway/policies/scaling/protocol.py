@@ -2,17 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What gateways see together, per second; None where no fresh figure is known."""
+    """What gateways see together, per second; None instead of it where no fresh figure is known.
+
+    ``bucket_tokens_per_s``: input and predicted output tokens of what arrives, by bucket (nine);
+    empty where gateways do not tell it.
+    """
 
     requests_per_s: float
     input_tokens_per_s: float
     output_tokens_per_s: float
+    bucket_tokens_per_s: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLoad:
+    """The instances of one role at one instant.
+
+    ``num_starting``: ordered and not yet serving. ``num_requests``: waiting for this pool or in
+    it. ``backlog_tokens``: waiting for this pool and not begun. ``busy``: share of the time its
+    devices compute; ``memory``: share of its KV memory in use; both 0 to 1.
+    """
+
+    num_ready: int
+    num_starting: int = 0
+    num_requests: int = 0
+    backlog_tokens: int = 0
+    busy: float = 0.0
+    memory: float = 0.0
+
+    @property
+    def num_instances(self) -> int:
+        """Those that serve and those that will."""
+        return self.num_ready + self.num_starting
+
+
+EMPTY_POOL = PoolLoad(0)
+
+
+@dataclass(frozen=True, slots=True)
+class VelocitySample:
+    """A busy instance's pass: what it released, and what the profile says it would have.
+
+    ``stage``: ``prefill`` or ``decode``; both velocities in tokens/s.
+    """
+
+    worker_id: str
+    stage: str
+    measured_tokens_per_s: float
+    profiled_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All instances at one instant; ``samples``: passes since the last time. None: not known."""
+
+    prefill: PoolLoad = EMPTY_POOL
+    decode: PoolLoad = EMPTY_POOL
+    convertible: PoolLoad = EMPTY_POOL
+    unified: PoolLoad = EMPTY_POOL
+    samples: Sequence[VelocitySample] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,5 +88,9 @@ class Scaling(Protocol):
     def name(self) -> str:
         """The registry's name for it."""
 
-    def targets(self, rates: Rates | None) -> Targets:
-        """The targets now. No rates is no figure, not zero traffic: hold, and say so."""
+    @property
+    def loads_live(self) -> bool:
+        """Whether its instances serve while they start (BlitzScale's live loading)."""
+
+    def targets(self, rates: Rates | None, fleet: Fleet | None = None, *, now: float) -> Targets:
+        """The targets now, s. No figure is not zero: hold what is, and say so."""

@@ -1,0 +1,15 @@
+"""``off``: no request is ever in a burst."""
+
+from __future__ import annotations
+
+from headway.policies.burst.protocol import Label
+
+_NEVER = Label(False, "", 0.0, 0.0)
+
+
+class Off:
+    """Labels nothing."""
+
+    def arrived(self, num_input_tokens: int, *, now: float) -> Label:
+        """Not a burst."""
+        return _NEVER

@@ -1,0 +1,179 @@
+"""``tokenscale``: the first instance that meets the TTFT SLO, convertible decoders second.
+
+TokenScale, algorithm 1 and section IV-E; ``docs/tokenscale.md`` says what the paper leaves open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from headway.cluster import Role
+from headway.errors import invalid, require_between, require_over
+from headway.policies.dispatch.protocol import InstanceLoad, Turn, Waiting
+from headway.policies.dispatch.untimed import Untimed
+from headway.profile import Profile, as_profile
+from headway.request import StreamKey
+
+PREFILLER, CONVERTIBLE, AVAILABLE = "prefiller", "convertible", "available"
+FIRST, LEAST = "first", "least"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScaleRoutingParams:
+    """``profile`` of the prefillers and ``convertible_profile`` ("": the same), by name or path.
+
+    TTFT SLOs by prompt length, seconds over 0: ``ttft_short`` up to the profile's short input,
+    ``ttft_medium`` up to its medium one, ``ttft_long`` beyond. ``tpot_slo``: what a convertible
+    decoder's passes may take, seconds over 0. ``fit``: among feasible instances the ``first`` by
+    id, or the one with the ``least`` work ahead. ``default_pass_time``: shown before the first
+    pass, seconds. ``window``: passes.
+    """
+
+    profile: Profile | str = "llama-8b-a100"
+    convertible_profile: Profile | str = ""
+    ttft_short: float = 0.25
+    ttft_medium: float = 0.4
+    ttft_long: float = 2.0
+    tpot_slo: float = 0.1
+    fit: str = FIRST
+    default_pass_time: float = 0.05
+    window: int = 32
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_short", "ttft_medium", "ttft_long", "tpot_slo", "default_pass_time"):
+            require_over(name, getattr(self, name), 0)
+        if self.fit not in (FIRST, LEAST):
+            raise invalid("fit", self.fit, f"{FIRST} or {LEAST}")
+        require_between("window", self.window, 1, 100_000)
+
+
+@dataclass(slots=True)
+class _Place:
+    """An instance while requests are given out: tokens in flight and free, tokens/s."""
+
+    worker_id: str
+    velocity: float
+    num_tokens: int
+    num_free: int
+    has_capacity: bool
+
+    @property
+    def ahead(self) -> float:
+        """Seconds of prompts in flight."""
+        return self.num_tokens / self.velocity if self.velocity > 0 else inf
+
+    def time_for(self, num_tokens: int) -> float:
+        """Seconds until such a prompt would be computed here."""
+        if num_tokens > self.num_free or self.velocity <= 0:
+            return inf
+        return (self.num_tokens + num_tokens) / self.velocity
+
+    def take(self, num_tokens: int) -> None:
+        """The next request sees this one ahead of it."""
+        self.num_tokens += num_tokens
+        self.num_free -= num_tokens
+        self.has_capacity = False
+
+
+class TokenScaleRouting(Untimed):
+    """To an instance that meets the TTFT SLO: prefillers, then convertibles, else the queue.
+
+    A burst request asks convertible decoders first. Who meets no SLO any more waits for a
+    prefiller with capacity to spare, behind those that still can.
+    """
+
+    def __init__(self, params: TokenScaleRoutingParams | None = None) -> None:
+        self._params = params = params or TokenScaleRoutingParams()
+        super().__init__(params.window, params.default_pass_time)
+        profile = as_profile(params.profile)
+        self._short, self._medium, _ = profile.buckets.input_tokens
+        self._velocity = profile.prefill_velocity()
+        self._convertible = as_profile(params.convertible_profile or profile)
+
+    def ttft_slo(self, num_tokens: int) -> float:
+        """The SLO of a prompt, seconds."""
+        if num_tokens <= self._short:
+            return self._params.ttft_short
+        return self._params.ttft_medium if num_tokens <= self._medium else self._params.ttft_long
+
+    def turns(
+        self,
+        loads: Sequence[InstanceLoad],
+        num_waiting: int,
+        *,
+        now: float,
+        waiting: Collection[Waiting] = (),
+    ) -> list[Turn]:
+        """A turn for each instance that is given requests, with their keys."""
+        able = sorted((load for load in loads if load.has_room), key=lambda load: load.worker_id)
+        prefillers = [self._place(load) for load in able if load.role is not Role.CONVERTIBLE]
+        convertibles = [self._place(load) for load in able if load.role is Role.CONVERTIBLE]
+        given: dict[tuple[str, str], list[StreamKey]] = {}
+        queued: list[Waiting] = []
+        least_ahead = min((place.ahead for place in (*prefillers, *convertibles)), default=inf)
+        for request in waiting:
+            left = self.ttft_slo(request.num_tokens) - max(0.0, now - request.arrival_at)
+            rounds = [(PREFILLER, prefillers), (CONVERTIBLE, convertibles)]
+            if request.is_burst:
+                rounds.reverse()
+            if left < least_ahead or not self._route(request, rounds, given, left):
+                queued.append(request)
+        self._give_to_available(queued, prefillers or convertibles, given)
+        return [
+            Turn(worker_id, rule, capped=False, keys=keys)
+            for (worker_id, rule), keys in given.items()
+        ]
+
+    def _place(self, load: InstanceLoad) -> _Place:
+        """The convertible's velocity is what its decode batch leaves of the chunk (equation 5)."""
+        velocity = self._velocity
+        if load.role is Role.CONVERTIBLE:
+            batch, tpot = load.num_decoding, self._params.tpot_slo
+            velocity = self._convertible.convertible_velocity(batch, tpot)
+        return _Place(
+            load.worker_id, velocity, load.queued_tokens, load.free_tokens, load.has_capacity
+        )
+
+    def _route(
+        self,
+        request: Waiting,
+        rounds: Iterable[tuple[str, Sequence[_Place]]],
+        given: dict[tuple[str, str], list[StreamKey]],
+        left: float,
+    ) -> bool:
+        """Algorithm 1: (in flight + its own tokens) / V within what is left of its SLO."""
+        num_tokens = request.num_tokens
+        for rule, places in rounds:
+            feasible = (place for place in places if place.time_for(num_tokens) <= left)
+            if self._params.fit == LEAST:
+                place = min(
+                    feasible, key=lambda p: (p.time_for(num_tokens), p.worker_id), default=None
+                )
+            else:
+                place = next(feasible, None)
+            if place is not None:
+                place.take(num_tokens)
+                given.setdefault((place.worker_id, rule), []).append(request.key)
+                return True
+        return False
+
+    def _give_to_available(
+        self,
+        queued: Sequence[Waiting],
+        places: Sequence[_Place],
+        given: dict[tuple[str, str], list[StreamKey]],
+    ) -> None:
+        """The queue, oldest first: one request to each instance with capacity, least work first."""
+        free = sorted(
+            (place for place in places if place.has_capacity),
+            key=lambda place: (place.ahead, place.worker_id),
+        )
+        for request in queued:
+            if not free:
+                return
+            place = next((p for p in free if request.num_tokens <= p.num_free), None)
+            if place is not None:
+                free.remove(place)
+                given.setdefault((place.worker_id, AVAILABLE), []).append(request.key)

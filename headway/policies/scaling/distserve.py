@@ -1,0 +1,56 @@
+"""``distserve``: both pools by requests per second (a baseline of TokenScale's)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.errors import require_between, require_over
+from headway.policies.scaling.pools import Need, Pools, PoolsParams
+from headway.policies.scaling.protocol import Fleet, Rates, Targets
+from headway.policies.scaling.window import WindowMean
+
+
+@dataclass(frozen=True, slots=True)
+class DistServeParams(PoolsParams):
+    """``prefill_per_s`` and ``decode_per_s``: requests/s that one instance carries (over 0).
+
+    The paper's 14 and 28 are of the Azure conversation trace; 8 and 20 of the code trace, 12 and
+    23 of the mix. ``window``: seconds of rates (0.1 to 3600).
+    """
+
+    prefill_per_s: float = 14.0
+    decode_per_s: float = 28.0
+    window: float = 2.0
+
+    def __post_init__(self) -> None:
+        PoolsParams.__post_init__(self)
+        require_over("prefill_per_s", self.prefill_per_s, 0)
+        require_over("decode_per_s", self.decode_per_s, 0)
+        require_between("window", self.window, 0.1, 3600)
+
+
+class DistServe:
+    """Both pools by requests per second, whatever their size."""
+
+    name = "distserve"
+    loads_live = False
+
+    def __init__(self, params: DistServeParams | None = None) -> None:
+        self._params = params or DistServeParams()
+        self._pools = Pools(self._params)
+        self._window = WindowMean(self._params.window)
+
+    def targets(self, rates: Rates | None, fleet: Fleet | None = None, *, now: float) -> Targets:
+        """The rate over the threshold, pool by pool."""
+        if rates is None:
+            self._window.clear()
+            return self._pools.hold(fleet, "no fresh rates")
+        (rate,) = self._window.add(rates.requests_per_s, now=now)
+        share = self._params.target_utilisation
+        prefill, decode = self._params.prefill_per_s * share, self._params.decode_per_s * share
+        return self._pools.decide(
+            Need(rate / prefill, f"{rate:.2f} requests/s over {prefill:.2f}"),
+            Need(rate / decode, f"{rate:.2f} requests/s over {decode:.2f}"),
+            fleet,
+            now=now,
+        )

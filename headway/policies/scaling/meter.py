@@ -1,0 +1,45 @@
+"""Counting what arrives: the same rates for the live gateway and the simulated one."""
+
+from __future__ import annotations
+
+from headway.buckets import NUM_BUCKETS, Buckets
+from headway.policies.scaling.protocol import Rates
+
+_LEAST_WINDOW = 1e-3
+
+
+class RateMeter:
+    """Counts arrivals and output since the last reading, O(1) each."""
+
+    def __init__(self, buckets: Buckets | None = None, *, now: float) -> None:
+        self._buckets = buckets or Buckets()
+        self._began_at = now
+        self._num_requests = self._num_input = self._num_output = 0
+        self._by_bucket = [0.0] * NUM_BUCKETS
+
+    def arrived(self, num_input_tokens: int, predicted_output_tokens: float) -> int:
+        """A request came in; returns its bucket. A prediction of 0 means that nothing is known."""
+        bucket = self._buckets.of(num_input_tokens, predicted_output_tokens)
+        num_output = predicted_output_tokens or self._buckets.lengths(bucket)[1]
+        self._num_requests += 1
+        self._num_input += num_input_tokens
+        self._by_bucket[bucket] += num_input_tokens + num_output
+        return bucket
+
+    def produced(self, num_tokens: int) -> None:
+        """Output tokens came in."""
+        self._num_output += num_tokens
+
+    def read(self, *, now: float) -> tuple[Rates, float]:
+        """The rates since the last reading, and its seconds; counting begins anew."""
+        window = max(now - self._began_at, _LEAST_WINDOW)
+        rates = Rates(
+            self._num_requests / window,
+            self._num_input / window,
+            self._num_output / window,
+            tuple(tokens / window for tokens in self._by_bucket),
+        )
+        self._began_at = now
+        self._num_requests = self._num_input = self._num_output = 0
+        self._by_bucket = [0.0] * NUM_BUCKETS
+        return rates, window

@@ -1,0 +1,97 @@
+"""One pool's size: up at once, down after a quiet period and only to what carries the load."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from math import ceil, inf
+
+_EPSILON = 1e-9  # a need of 2.0000000001 instances is one of 2
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """``least`` to ``most`` instances; ``hold_down``: seconds of lesser need before they shrink.
+
+    ``margin``: the smaller pool must carry the load with this share of it to spare, so that it
+    does not grow again at once.
+    """
+
+    least: int
+    most: int
+    hold_down: float
+    margin: float
+
+
+class Pool:
+    """Turns a need, in instances and fractions of them, into a size that does not swing."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._size: int | None = None
+        self._quiet_since = inf
+        self._needs: deque[tuple[float, float]] = deque()  # falling needs, oldest first
+
+    @property
+    def size(self) -> int | None:
+        """The last answer; None before any."""
+        return self._size
+
+    def hold(self, num_instances: int | None) -> int:
+        """No figure: the size stays, and the quiet period begins anew.
+
+        Before any decision the size is the instances there are, or the minimum if unknown.
+        """
+        if self._size is None:
+            self._size = self._clamped(
+                self._bounds.least if num_instances is None else num_instances
+            )
+        self._quiet_since = inf
+        self._needs.clear()
+        return self._size
+
+    def decide(
+        self,
+        need: float,
+        num_instances: int | None,
+        *,
+        now: float,
+        held: float = 0.0,
+        may_shrink: bool = True,
+    ) -> int:
+        """The size for this need: more at once, fewer if they would have carried all of late.
+
+        ``held``: instances that what is inside now fills; a smaller pool has no room for it.
+        """
+        size = self._size
+        if size is None:
+            size = self._clamped(self._bounds.least if num_instances is None else num_instances)
+        self._remember(need, now)
+        wanted = self._clamped(_whole(need))
+        if wanted >= size:
+            size = wanted
+        elif may_shrink and now - self._quiet_since >= self._bounds.hold_down:
+            size = min(size, max(wanted, self._carries(), self._clamped(_whole(held))))
+        if not may_shrink:
+            self._quiet_since = inf
+        self._size = size
+        return size
+
+    def _carries(self) -> int:
+        """The smallest pool that carries the greatest need of the quiet period with its margin."""
+        return self._clamped(_whole(self._needs[0][1] / (1 - self._bounds.margin)))
+
+    def _remember(self, need: float, now: float) -> None:
+        self._quiet_since = min(self._quiet_since, now)
+        while self._needs and self._needs[-1][1] <= need:
+            self._needs.pop()
+        self._needs.append((now, need))
+        while self._needs[0][0] < now - self._bounds.hold_down:
+            self._needs.popleft()
+
+    def _clamped(self, num: int) -> int:
+        return max(self._bounds.least, min(num, self._bounds.most))
+
+
+def _whole(need: float) -> int:
+    return ceil(need - _EPSILON)

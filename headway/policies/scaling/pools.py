@@ -1,0 +1,119 @@
+"""What all scaling policies but ``fixed`` share: two pools, their bounds, and when they hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.errors import invalid, require_between
+from headway.policies.scaling.fixed import MAX_INSTANCES
+from headway.policies.scaling.pool import Bounds, Pool
+from headway.policies.scaling.protocol import Fleet, PoolLoad, Targets
+
+
+@dataclass(frozen=True, slots=True)
+class PoolsParams:
+    """Instances, least and most of each pool, 0 to 10,000.
+
+    ``target_utilisation``: share of an instance's velocity or threshold that is planned with
+    (0.05 to 1). ``hold_down``: seconds of quiet before a pool shrinks (0 to 86,400);
+    ``margin``: what the smaller pool must have to spare, a share of it (0 to 0.9).
+    """
+
+    min_prefill: int = 1
+    max_prefill: int = 10
+    min_decode: int = 1
+    max_decode: int = 10
+    target_utilisation: float = 1.0
+    hold_down: float = 10.0
+    margin: float = 0.05
+
+    def __post_init__(self) -> None:
+        for role in ("prefill", "decode"):
+            least, most = getattr(self, f"min_{role}"), getattr(self, f"max_{role}")
+            require_between(f"min_{role}", least, 0, MAX_INSTANCES)
+            require_between(f"max_{role}", most, 0, MAX_INSTANCES)
+            if least > most:
+                raise invalid(f"min_{role}", least, f"at most max_{role}, {most}")
+        require_between("target_utilisation", self.target_utilisation, 0.05, 1)
+        require_between("hold_down", self.hold_down, 0, 86_400)
+        require_between("margin", self.margin, 0, 0.9)
+
+    def bounds(self, role: str, *, hold_down: float = 0.0, num_elsewhere: int = 0) -> Bounds:
+        """Of one pool, ``num_elsewhere`` of whose instances are not its own.
+
+        ``hold_down``: the least that it may be.
+        """
+        most = max(0, getattr(self, f"max_{role}") - num_elsewhere)
+        least = min(getattr(self, f"min_{role}"), most)
+        return Bounds(least, most, max(self.hold_down, hold_down), self.margin)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a pool needs, in instances and fractions of them, and the sum it comes from.
+
+    ``held``: instances that what is inside now fills.
+    """
+
+    instances: float
+    reason: str
+    held: float = 0.0
+
+
+def awake(need: Need, pool: PoolLoad) -> Need:
+    """At least one instance where requests wait: nothing that is not there is ever full."""
+    if pool.num_requests == 0 or need.instances >= 1:
+        return need
+    return Need(1.0, f"{need.reason}, at least 1 for {pool.num_requests} requests", need.held)
+
+
+class Pools:
+    """Prefillers and decoders; convertible decoders are a fixed number beside them."""
+
+    def __init__(
+        self, params: PoolsParams, *, hold_down: float = 0.0, num_convertible: int = 0
+    ) -> None:
+        self._num_convertible = num_convertible
+        self._prefill = Pool(params.bounds("prefill", hold_down=hold_down))
+        self._decode = Pool(
+            params.bounds("decode", hold_down=hold_down, num_elsewhere=num_convertible)
+        )
+
+    def hold(self, fleet: Fleet | None, why: str) -> Targets:
+        """A figure is missing: everything stays as it is."""
+        num_prefill = self._prefill.hold(fleet.prefill.num_instances if fleet else None)
+        num_decode = self._decode.hold(fleet.decode.num_instances if fleet else None)
+        reason = f"{why}: holding {num_prefill} prefill and {num_decode} decode"
+        return Targets(num_prefill, num_decode, self._num_convertible, 0, reason)
+
+    def decide(
+        self,
+        prefill: Need,
+        decode: Need,
+        fleet: Fleet | None,
+        *,
+        now: float,
+        may_shrink: bool = True,
+    ) -> Targets:
+        """Both pools for these needs; ``decode`` counts the convertible decoders, too."""
+        num_prefill = self._prefill.decide(
+            prefill.instances,
+            fleet.prefill.num_instances if fleet else None,
+            now=now,
+            held=prefill.held,
+            may_shrink=may_shrink,
+        )
+        num_decode = self._decode.decide(
+            decode.instances - self._num_convertible,
+            fleet.decode.num_instances if fleet else None,
+            now=now,
+            held=decode.held,
+            may_shrink=may_shrink,
+        )
+        reason = (
+            f"prefill {prefill.reason} = {prefill.instances:.2f}, so {num_prefill}; "
+            f"decode {decode.reason} = {decode.instances:.2f}"
+        )
+        reason += f" less {self._num_convertible} convertible" if self._num_convertible else ""
+        reason += f", so {num_decode}"
+        return Targets(num_prefill, num_decode, self._num_convertible, 0, reason)

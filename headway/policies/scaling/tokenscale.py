@@ -1,0 +1,163 @@
+"""``tokenscale``: instances from token rates over token velocities (TokenScale, section IV-C).
+
+``docs/tokenscale.md`` says what the paper leaves open and how that is settled here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, fsum
+
+from headway.buckets import NUM_BUCKETS
+from headway.errors import require_between, require_over
+from headway.policies.scaling.learned import LearnedParams, LearnedVelocity
+from headway.policies.scaling.pools import Need, Pools, PoolsParams
+from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Targets
+from headway.policies.scaling.window import WindowMean, smoothed
+from headway.profile import Profile, as_profile
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScaleParams(PoolsParams):
+    """``profile`` of the prefillers, by name, path or itself; ``decode_profile``: "" for the same.
+
+    ``convertibles``: whether ⌈``max_decode`` × ``burst_ratio``⌉ decoders are convertible (ratio 0
+    to 1; they count against ``max_decode``). ``target_utilisation``: planned share of every
+    velocity. ``rate_window``: seconds of rates that count as now (0.1 to 3600). ``start_up``:
+    seconds an instance needs to start, in which no pool shrinks after it grew. ``drain_target``:
+    seconds in which a backlog is to be gone. ``memory_ceiling``: share of KV memory that the
+    smaller pool may have in use (0.1 to 1). ``velocity_weight``: of one live pass (0 to 1).
+    """
+
+    profile: Profile | str = "llama-8b-a100"
+    decode_profile: Profile | str = ""
+    target_utilisation: float = 0.7
+    convertibles: bool = True
+    burst_ratio: float = 0.1
+    rate_window: float = 2.0
+    start_up: float = 5.0
+    drain_target: float = 5.0
+    memory_ceiling: float = 0.9
+    velocity_weight: float = 0.005
+
+    def __post_init__(self) -> None:
+        PoolsParams.__post_init__(self)
+        require_between("burst_ratio", self.burst_ratio, 0, 1)
+        require_between("rate_window", self.rate_window, 0.1, 3600)
+        require_between("start_up", self.start_up, 0, 86_400)
+        require_over("drain_target", self.drain_target, 0)
+        require_between("memory_ceiling", self.memory_ceiling, 0.1, 1)
+        require_between("velocity_weight", self.velocity_weight, 0, 1)
+
+    @property
+    def num_convertible(self) -> int:
+        """I_conv."""
+        return num_convertibles(self.max_decode, self.burst_ratio) if self.convertibles else 0
+
+
+def num_convertibles(max_decode: int, burst_ratio: float) -> int:
+    """``⌈max decoders × burst ratio⌉``: at least 1 where bursts exist, fixed for good."""
+    return ceil(max_decode * burst_ratio - 1e-9)
+
+
+class TokenScale:
+    """Arriving tokens over the velocity of each stage, with headroom and without swinging."""
+
+    name = "tokenscale"
+    loads_live = False
+
+    def __init__(self, params: TokenScaleParams | None = None) -> None:
+        params = params or TokenScaleParams()
+        self._params = params
+        self._prefill_profile = as_profile(params.profile)
+        self._decode_profile = as_profile(params.decode_profile or params.profile)
+        self._prefill_velocity = self._prefill_profile.prefill_velocity()
+        self._decode_velocities = [
+            self._decode_profile.decode_velocity(bucket) for bucket in range(NUM_BUCKETS)
+        ]
+        self._pools = Pools(
+            params, hold_down=params.start_up, num_convertible=params.num_convertible
+        )
+        self._window = WindowMean(params.rate_window)
+        self._learned = LearnedVelocity(LearnedParams(weight=params.velocity_weight))
+
+    def targets(self, rates: Rates | None, fleet: Fleet | None = None, *, now: float) -> Targets:
+        """``I_P``, ``I_D − I_conv`` and ``I_conv`` (equations 2 to 4).
+
+        Without rates everything holds. Without a fleet the backlog and what is in memory are
+        unknown, which is not 0: pools grow and do not shrink.
+        """
+        for sample in fleet.samples if fleet is not None else ():
+            self._learned.observe(sample)
+        if rates is None:
+            self._window.clear()
+            return self._pools.hold(fleet, "no fresh rates")
+        seen = smoothed(self._window, rates, now=now)
+        targets = self._pools.decide(
+            self._prefill_need(seen, fleet.prefill if fleet is not None else None),
+            self._decode_need(seen, fleet.decode if fleet is not None else None),
+            fleet,
+            now=now,
+            may_shrink=fleet is not None,
+        )
+        notes = [] if fleet is not None else ["backlog unknown: not shrinking"]
+        return _with_notes(targets, [*notes, *self._learned.drifts()])
+
+    def _prefill_need(self, rates: Rates, pool: PoolLoad | None) -> Need:
+        """``λ_in / min(V_P, V_N)``, the backlog counted as tokens over the drain target."""
+        velocity = self._prefill_velocity * self._learned.factor("prefill")
+        planned = velocity * self._params.target_utilisation
+        backlog = pool.backlog_tokens if pool is not None else 0
+        rate = rates.input_tokens_per_s + backlog / self._params.drain_target
+        reason = (
+            f"({rates.input_tokens_per_s:.0f} + {backlog}/{self._params.drain_target:g}) tokens/s"
+            f" over {self._params.target_utilisation:g} × {velocity:.0f}"
+        )
+        return Need(rate / planned, reason)
+
+    def _decode_need(self, rates: Rates, pool: PoolLoad | None) -> Need:
+        """``Σ_b λ_b / V_D(b)``; the backlog is taken to be like what arrives."""
+        by_bucket = self._by_bucket(rates)
+        factor = self._learned.factor("decode")
+        full = fsum(
+            rate / (velocity * factor)
+            for rate, velocity in zip(by_bucket, self._decode_velocities, strict=True)
+        )
+        total = fsum(by_bucket)
+        velocity = total / full if full > 0 else min(self._decode_velocities) * factor
+        backlog = pool.backlog_tokens if pool is not None else 0
+        rate = total + backlog / self._params.drain_target
+        reason = (
+            f"({total:.0f} + {backlog}/{self._params.drain_target:g}) tokens/s over "
+            f"{self._params.target_utilisation:g} × {velocity:.0f}"
+        )
+        held = pool.num_ready * pool.memory / self._params.memory_ceiling if pool else 0.0
+        return Need(rate / (velocity * self._params.target_utilisation), reason, held)
+
+    def _by_bucket(self, rates: Rates) -> Sequence[float]:
+        """λ_b; where gateways do not tell it, all requests are taken to be of the mean size."""
+        if rates.bucket_tokens_per_s:
+            return rates.bucket_tokens_per_s
+        by_bucket = [0.0] * NUM_BUCKETS
+        if rates.requests_per_s > 0:
+            mean_input = rates.input_tokens_per_s / rates.requests_per_s
+            mean_output = rates.output_tokens_per_s / rates.requests_per_s
+            buckets = self._decode_profile.buckets
+            bucket = buckets.of(round(mean_input), mean_output)
+            size = mean_input + (mean_output or buckets.lengths(bucket)[1])
+            by_bucket[bucket] = rates.requests_per_s * size
+        return by_bucket
+
+
+def _with_notes(targets: Targets, notes: Sequence[str]) -> Targets:
+    if not notes:
+        return targets
+    reason = "; ".join([targets.reason, *notes])
+    return Targets(
+        targets.num_prefill,
+        targets.num_decode,
+        targets.num_convertible,
+        targets.num_unified,
+        reason,
+    )

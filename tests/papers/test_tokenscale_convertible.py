@@ -1,0 +1,79 @@
+"""TokenScale, section IV-D: what a convertible decoder may prefill, and the memory for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.errors import HeadwayError
+from headway.pass_time import PassTime
+from headway.profile import load_profile
+from headway.velocity import (
+    convertible_chunk,
+    convertible_velocity,
+    mean_decode_batch,
+    reserved_bytes,
+    takes_decode,
+)
+
+A100 = load_profile("llama-8b-a100")
+TPOT = 0.1
+
+
+@pytest.mark.parametrize(("batch", "kv_tokens"), [(1, 1000), (60, 70_000), (116, 139_000)])
+def test_the_chunk_is_the_largest_whose_pass_meets_the_tpot_slo(batch: int, kv_tokens: int) -> None:
+    chunk = convertible_chunk(A100.pass_time, batch, kv_tokens, TPOT)
+    assert A100.pass_time.seconds(chunk - batch, 0, batch, kv_tokens) <= TPOT
+    assert A100.pass_time.seconds(chunk - batch + 1, 0, batch, kv_tokens) > TPOT
+
+
+def test_a_batch_that_misses_the_slo_alone_leaves_no_chunk() -> None:
+    assert convertible_chunk(A100.pass_time, 10_000, 0, TPOT) == 0
+
+
+def test_the_mean_decode_batch_is_memory_over_a_requests_share_of_it() -> None:
+    assert mean_decode_batch(140_000, 1400.0) == 100.0
+
+
+def test_the_convertible_velocity_is_what_the_batch_leaves_of_the_chunk_over_the_slo() -> None:
+    assert convertible_velocity(994, 116, TPOT) == pytest.approx(8780)
+    assert convertible_velocity(100, 300, TPOT) == 0.0
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-8b-a100", "qwen-7b-4090d", "qwen-32b-h100-96", "llama-70b-tp4-h100"]
+)
+def test_a_profiles_convertible_figures_follow_from_its_pass_time(name: str) -> None:
+    profile = load_profile(name)
+    batch = min(profile.max_batch, mean_decode_batch(profile.kv_capacity_tokens, 1024 + 350 / 2))
+    chunk = convertible_chunk(profile.pass_time, batch, batch * (1024 + 350 / 2), TPOT)
+    assert profile.convertible_chunk_tokens == chunk
+    said = profile.convertible_velocity(None, TPOT)
+    assert said == pytest.approx(convertible_velocity(chunk, batch, TPOT), abs=1)
+
+
+def test_the_velocity_follows_the_decode_batch_of_now() -> None:
+    assert A100.convertible_velocity(94, TPOT) == pytest.approx(9000)
+    assert A100.convertible_velocity(0, TPOT) == pytest.approx(9940)
+
+
+def test_reserved_memory_is_what_arrives_within_the_ttft_slo() -> None:
+    assert reserved_bytes(8780.0, 0.4, 131_072) == pytest.approx(8780 * 0.4 * 131_072)
+
+
+def test_no_new_decode_work_goes_into_the_reserved_memory() -> None:
+    reserved_tokens = reserved_bytes(8780.0, 0.4, 131_072) / 131_072
+    assert takes_decode(136_000, 140_000, reserved_tokens)
+    assert not takes_decode(137_000, 140_000, reserved_tokens)
+
+
+def test_a_pass_time_without_prefill_cost_has_no_chunk() -> None:
+    with pytest.raises(HeadwayError, match="per_prefill_token is 0"):
+        convertible_chunk(PassTime(0.01), 1, 1, TPOT)
+
+
+@pytest.mark.parametrize("slo", [0.0, -1.0, float("nan")])
+def test_an_slo_that_is_none_is_refused(slo: float) -> None:
+    with pytest.raises(HeadwayError, match="tpot_slo"):
+        convertible_velocity(100, 1, slo)
+    with pytest.raises(HeadwayError, match="ttft_slo"):
+        reserved_bytes(1.0, slo, 1)

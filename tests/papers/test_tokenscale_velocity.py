@@ -1,0 +1,195 @@
+"""TokenScale: token velocities, their buckets, and how they are measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.buckets import BUCKET_NAMES, NUM_BUCKETS, Buckets
+from headway.errors import HeadwayError
+from headway.policies.scaling.learned import LearnedParams, LearnedVelocity
+from headway.policies.scaling.protocol import VelocitySample
+from headway.profile import load_profile
+from headway.velocity import (
+    Memory,
+    decode_velocities,
+    decode_velocity,
+    network_velocity,
+    prefill_velocity,
+    saturation,
+)
+from tests.test_profile import TRUE
+
+TABLE_2 = (23535, 8146, 5138, 33106, 9794, 5766, 39551, 11310, 6495)
+
+
+# --- buckets ------------------------------------------------------------------------------
+
+
+def test_there_are_nine_buckets_from_short_short_to_long_long() -> None:
+    assert BUCKET_NAMES == ("S-S", "S-M", "S-L", "M-S", "M-M", "M-L", "L-S", "L-M", "L-L")
+
+
+@pytest.mark.parametrize("index", range(NUM_BUCKETS))
+def test_the_lengths_that_stand_for_a_bucket_are_in_it(index: int) -> None:
+    assert Buckets().of(*Buckets().lengths(index)) == index
+
+
+@pytest.mark.parametrize(
+    ("num_input", "num_output", "name"),
+    [
+        (1, 1, "S-S"),
+        (512, 100, "S-S"),  # the geometric mean of 256 and 1024 is the shorter one's
+        (513, 100, "M-S"),
+        (2896, 100, "M-S"),
+        (2897, 100, "L-S"),
+        (10**6, 10**6, "L-L"),
+        (256, 187.0, "S-S"),
+        (256, 187.1, "S-M"),
+        (256, 463, "S-L"),
+    ],
+)
+def test_a_length_belongs_to_the_nearest_edge_in_log_space(
+    num_input: int, num_output: float, name: str
+) -> None:
+    assert BUCKET_NAMES[Buckets().of(num_input, num_output)] == name
+
+
+def test_an_output_of_which_nothing_is_known_is_medium() -> None:
+    assert BUCKET_NAMES[Buckets().of(8192, 0)] == "L-M"
+
+
+def test_edges_are_configurable() -> None:
+    buckets = Buckets((10, 100, 1000), (5, 50, 500))
+    assert BUCKET_NAMES[buckets.of(99, 6)] == "M-S"
+
+
+@pytest.mark.parametrize("edges", [(1, 2), (1, 2, 2), (3, 2, 1), (0, 1, 2), (1, 2, 3, 4)])
+def test_edges_that_are_no_three_ascending_lengths_are_refused(edges: tuple[int, ...]) -> None:
+    with pytest.raises(HeadwayError, match="3 ascending"):
+        Buckets(edges)
+
+
+# --- velocities ---------------------------------------------------------------------------
+
+
+def test_prefill_velocity_is_full_chunks_on_every_unit() -> None:
+    memory = Memory(1, chunk_tokens=3072, max_batch=1, num_units=8)
+    seconds = TRUE.seconds(3072, 0, 0, 0)
+    assert prefill_velocity(TRUE, memory) == pytest.approx(8 * 3072 / seconds)
+
+
+def test_network_velocity_is_bandwidth_over_the_kv_of_a_token() -> None:
+    assert network_velocity(12.5e9, 131_072) == pytest.approx(95_367, abs=1)
+
+
+def test_decode_velocity_counts_tokens_of_completed_requests_not_generated_ones() -> None:
+    memory = Memory(100_000, 1, max_batch=10)
+    seconds = TRUE.seconds(0, 0, 10, 10 * (1000 + 50))
+    assert decode_velocity(TRUE, memory, 1000, 100) == pytest.approx(10 * 1100 / (100 * seconds))
+
+
+def test_decode_velocity_is_bound_by_the_memory_that_whole_requests_need() -> None:
+    memory = Memory(11_000, 1, max_batch=1000)
+    assert decode_velocity(TRUE, memory, 1000, 100) == decode_velocity(
+        TRUE, Memory(1 << 40, 1, max_batch=10), 1000, 100
+    )
+
+
+def test_longer_outputs_release_memory_more_slowly() -> None:
+    velocities = load_profile("llama-8b-a100").decode_tokens_per_s
+    for row in range(3):
+        short, medium, long = velocities[3 * row : 3 * row + 3]
+        assert short > medium > long
+
+
+def test_the_a100_profile_has_the_velocities_of_table_2() -> None:
+    profile = load_profile("llama-8b-a100")
+    assert profile.decode_tokens_per_s == TABLE_2
+    assert profile.prefill_tokens_per_s == 14_000
+
+
+def test_the_pass_time_model_gives_table_2_within_31_percent() -> None:
+    profile = load_profile("llama-8b-a100")
+    found = decode_velocities(profile.pass_time, profile.memory, profile.buckets)
+    assert found == pytest.approx(TABLE_2, rel=0.31)
+
+
+def test_the_stage_before_decode_is_as_fast_as_the_slower_of_prefill_and_network() -> None:
+    slow_network = load_profile("qwen-72b-tp4-a100")
+    assert slow_network.prefill_tokens_per_s is not None
+    assert slow_network.network_tokens_per_s is not None
+    assert slow_network.prefill_velocity() == min(
+        slow_network.prefill_tokens_per_s, slow_network.network_tokens_per_s
+    )
+
+
+# --- the offline profiler -----------------------------------------------------------------
+
+
+def test_the_rate_is_raised_until_the_output_no_longer_grows() -> None:
+    offered: list[float] = []
+
+    def released(rate: float) -> float:
+        offered.append(rate)
+        return min(rate, 14_000.0)
+
+    assert saturation(released, 1000.0) == 14_000.0
+    assert offered == sorted(offered)
+    assert offered[-2] > 14_000.0  # one step past saturation shows that it no longer grows
+
+
+def test_an_output_that_falls_past_saturation_does_not_hide_the_peak() -> None:
+    assert saturation(lambda rate: rate if rate < 2000 else 900.0, 1000.0) == pytest.approx(
+        1953.1, abs=0.1
+    )
+
+
+def test_an_output_that_never_stops_growing_is_told() -> None:
+    with pytest.raises(HeadwayError, match="begin with a higher first_rate"):
+        saturation(lambda rate: rate, 1.0, max_steps=5)
+
+
+# --- online -------------------------------------------------------------------------------
+
+
+def sample(worker_id: str, ratio: float, stage: str = "prefill") -> VelocitySample:
+    return VelocitySample(worker_id, stage, ratio * 1000.0, 1000.0)
+
+
+def test_the_profile_is_the_prior() -> None:
+    assert LearnedVelocity().factor("decode") == 1.0
+
+
+def test_live_passes_correct_a_velocity_slowly() -> None:
+    learned = LearnedVelocity(LearnedParams(weight=0.01, num_warm_up=0))
+    learned.observe(sample("w", 0.5))
+    assert learned.factor("prefill") == pytest.approx(0.995)
+    for _ in range(2000):
+        learned.observe(sample("w", 0.5))
+    assert learned.factor("prefill") == pytest.approx(0.5)
+    assert learned.factor("decode") == 1.0
+
+
+def test_the_first_passes_of_a_fresh_worker_are_left_out() -> None:
+    learned = LearnedVelocity(LearnedParams(weight=1.0, num_warm_up=3))
+    for worker_id in ("a", "b"):
+        for _ in range(3):
+            learned.observe(sample(worker_id, 0.3))
+    assert learned.factor("prefill") == 1.0
+    learned.observe(sample("a", 0.8))
+    assert learned.factor("prefill") == pytest.approx(0.8)
+
+
+def test_a_drift_of_over_20_percent_is_told() -> None:
+    learned = LearnedVelocity(LearnedParams(weight=1.0, num_warm_up=0))
+    learned.observe(sample("w", 0.81))
+    assert learned.drifts() == []
+    learned.observe(sample("w", 0.79))
+    assert learned.drifts() == ["prefill velocity is -21% off its profile: measure it again"]
+
+
+@pytest.mark.parametrize("ratio", [float("nan"), float("inf"), 0.0, -1.0])
+def test_a_sample_that_is_no_velocity_is_dropped_and_counted(ratio: float) -> None:
+    learned = LearnedVelocity(LearnedParams(weight=1.0, num_warm_up=0))
+    learned.observe(sample("w", ratio))
+    assert (learned.factor("prefill"), learned.num_dropped) == (1.0, 1)

@@ -1,0 +1,280 @@
+"""Profiles: files that say all and nothing else, and fits that tell how wrong they are."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.errors import HeadwayError
+from headway.pass_time import EACH_TERM, PassTime, Share
+from headway.profile import (
+    Profile,
+    as_profile,
+    load_profile,
+    parse_profile,
+    profile_names,
+    profile_text,
+    save_profile,
+)
+from headway.profile_fit import MeasuredPass, fit_pass_time
+from headway.velocity import prefill_velocity
+
+TRUE = PassTime(0.012, 71e-6, 1e-4, 1e-7, 2e-9)
+TEXT = profile_text(load_profile("llama-8b-a100"))
+
+
+# --- pass time ----------------------------------------------------------------------------
+
+
+def test_a_pass_is_linear_in_what_is_in_it() -> None:
+    assert TRUE.seconds(1000, 5000, 20, 40_000) == pytest.approx(
+        0.012 + 0.071 + 1e-5 + 0.002 + 0.004
+    )
+
+
+def test_units_in_lock_step_wait_for_the_slowest() -> None:
+    shares = [Share(1000), Share(0, 0, 20, 400_000)]
+    assert TRUE.lock_step(shares) == max(TRUE.seconds(*share) for share in shares)
+
+
+def test_gated_units_wait_for_the_greatest_of_each_term() -> None:
+    gated = replace(TRUE, gate=EACH_TERM)
+    shares = [Share(0, 0, 20, 1000), Share(0, 0, 2, 90_000)]
+    assert gated.lock_step(shares) == gated.seconds(0, 0, 20, 90_000)
+
+
+def test_nothing_to_run_takes_no_time() -> None:
+    assert TRUE.lock_step([]) == 0.0
+
+
+@pytest.mark.parametrize("wrong", [-1e-9, float("nan"), 4000.0])
+def test_a_coefficient_out_of_range_is_refused(wrong: float) -> None:
+    with pytest.raises(HeadwayError, match="per_request"):
+        PassTime(0.01, per_request=wrong)
+
+
+# --- files --------------------------------------------------------------------------------
+
+
+def test_the_papers_set_ups_are_ready_made() -> None:
+    assert profile_names() == [
+        "codellama-34b-h100",
+        "deepseek-v3-h800-decode-dp32",
+        "deepseek-v3-h800-prefill-dp8",
+        "llama-70b-tp4-h100",
+        "llama-8b-a100",
+        "llama-8b-h100",
+        "qwen-32b-h100-96",
+        "qwen-72b-tp4-a100",
+        "qwen-7b-4090d",
+        "qwen-7b-h800",
+    ]
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_a_ready_made_profile_says_where_it_comes_from(name: str) -> None:
+    profile = load_profile(name)
+    assert profile.name == name
+    assert "estimate" in profile.origin
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_an_estimated_prefill_velocity_is_what_the_pass_time_says(name: str) -> None:
+    profile = load_profile(name)
+    if profile.prefill_tokens_per_s is not None:
+        said = prefill_velocity(profile.pass_time, profile.memory)
+        assert profile.prefill_tokens_per_s == pytest.approx(said, rel=0.08)
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_what_is_written_is_read_back_equal(name: str, tmp_path: Path) -> None:
+    profile = load_profile(name)
+    path = tmp_path / "a.toml"
+    save_profile(profile, path)
+    assert load_profile(path) == profile
+
+
+@given(st.text(min_size=1).filter(lambda text: bool(text.strip())))
+def test_any_text_survives_the_file(text: str) -> None:
+    profile = replace(load_profile("llama-8b-a100"), origin=text)
+    assert parse_profile(profile_text(profile), "x").origin == text
+
+
+def test_a_missing_profile_names_the_command_that_makes_it() -> None:
+    with pytest.raises(HeadwayError, match=r"qwen-7b-h800; `headway profile fit PASSES --out"):
+        load_profile("nowhere.toml")
+
+
+def test_a_profile_stands_for_itself_and_a_name_for_its_file() -> None:
+    profile = load_profile("qwen-7b-h800")
+    assert as_profile(profile) is profile
+    assert as_profile("qwen-7b-h800") == profile
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("num_gpus = 1", "num_gpus = 0", "num_gpus is 0; it must be from 1"),
+        ("num_gpus = 1", "num_gpus = 1.5", "num_gpus is 1.5; it must be a whole number"),
+        ("num_gpus = 1", "num_gpus = true", "num_gpus is True"),
+        ("num_gpus = 1", "num_cpus = 1", "a key is 'num_cpus'; it must be one of name"),
+        ("kv_bytes_per_token = 131072\n", "", "kv_bytes_per_token is 'missing'"),
+        ("base = 0.012", 'base = "fast"', "base is 'fast'; it must be a number"),
+        ("base = 0.012", "base = nan", "base is nan"),
+        ("base = 0.012", f"base = 1{'0' * 400}", "a number under 1e308"),
+        ("S-S = 23535.0\n", "", "S-S is 'missing'"),
+        ("S-S = 23535.0", "S-S = 0", "S-S is 0"),
+        ("[256, 1024, 8192]", "[256, 256, 8192]", "3 ascending"),
+        ("[256, 1024, 8192]", "7", "a list"),
+        ('device = "A100-40"', 'device = " "', "a text that says something"),
+        ("[pass_time]", "[pass_tiem]", "a key is 'pass_tiem'"),
+        ("start_up = 5.0", "start_up = -1", "start_up is -1"),
+        ("name =", "name", "is not TOML"),
+    ],
+)
+def test_a_bad_file_is_refused_with_value_limit_and_way_out(old: str, new: str, said: str) -> None:
+    assert old in TEXT
+    with pytest.raises(HeadwayError) as refused:
+        parse_profile(TEXT.replace(old, new, 1), "mine.toml")
+    assert said in refused.value.message
+    assert "mine.toml" in refused.value.message
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(HeadwayError, match="cannot be read"):
+        load_profile(path)
+
+
+def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    with pytest.raises(HeadwayError, match="cannot be written"):
+        save_profile(load_profile("qwen-7b-h800"), tmp_path / "no" / "a.toml")
+
+
+def test_an_unknown_velocity_is_not_zero() -> None:
+    profile = load_profile("deepseek-v3-h800-prefill-dp8")
+    with pytest.raises(HeadwayError, match="has no decode_tokens_per_s: measure it"):
+        profile.decode_velocity(0)
+
+
+def test_an_unknown_network_velocity_binds_nothing() -> None:
+    profile = replace(load_profile("llama-8b-a100"), network_tokens_per_s=None)
+    assert profile.prefill_velocity() == 14_000
+
+
+# --- the fit ------------------------------------------------------------------------------
+
+
+def passes(model: PassTime, noise: float = 0.0, units: int = 1) -> list[MeasuredPass]:
+    rng = random.Random(3)
+    measured = []
+    for _ in range(200):
+        shares = []
+        for _ in range(units):
+            prefill = rng.choice((0, 128, 1024, 2048))
+            batch = rng.randrange(1, 200)
+            shares.append(
+                Share(prefill, prefill * rng.randrange(4096), batch, batch * rng.randrange(2000))
+            )
+        seconds = model.lock_step(shares) * (1 + rng.uniform(-noise, noise))
+        measured.append(MeasuredPass(shares, seconds))
+    return measured
+
+
+def assert_close(found: PassTime, true: PassTime, rel: float) -> None:
+    for name in ("base", "per_prefill_token", "per_request", "per_kv_token", "per_prefill_context"):
+        assert getattr(found, name) == pytest.approx(getattr(true, name), rel=rel)
+
+
+def test_exact_passes_give_the_exact_model() -> None:
+    fit = fit_pass_time(passes(TRUE))
+    assert_close(fit.pass_time, TRUE, 1e-6)
+    assert fit.r_squared == pytest.approx(1)
+    assert fit.p95_error < 1e-9
+    assert fit.num_passes == 200
+
+
+def test_noisy_passes_give_the_model_and_say_how_noisy_they_were() -> None:
+    fit = fit_pass_time(passes(TRUE, noise=0.1))
+    assert_close(fit.pass_time, TRUE, 0.2)
+    assert 0.03 < fit.median_error < 0.07
+    assert 0.08 < fit.p95_error < 0.12
+    assert 0.9 < fit.r_squared < 1
+
+
+@pytest.mark.parametrize("gate", ["slowest-unit", "each-term"])
+def test_units_in_lock_step_are_fitted_by_their_gate(gate: str) -> None:
+    true = replace(TRUE, gate=gate)
+    fit = fit_pass_time(passes(true, units=4), gate=gate)
+    assert fit.p95_error < 0.02
+    assert fit.pass_time.gate == gate
+
+
+def test_a_term_that_no_pass_has_stays_zero() -> None:
+    only_decode = [
+        MeasuredPass([Share(0, 0, b, b * k)], TRUE.seconds(0, 0, b, b * k))
+        for b in (1, 8, 64)
+        for k in (100, 1000, 3000)
+    ]
+    fit = fit_pass_time(only_decode)
+    assert fit.terms == ("base", "per_request", "per_kv_token")
+    assert fit.pass_time.per_prefill_token == 0.0
+
+
+def test_no_coefficient_is_negative() -> None:
+    faster = [
+        MeasuredPass([Share(0, 0, b, k)], 0.03 - 1e-4 * b + 1e-7 * k)
+        for b in (1, 50, 100)
+        for k in (1000, 50_000, 90_000)
+    ]
+    assert fit_pass_time(faster).pass_time.per_request == 0.0
+
+
+def test_passes_too_alike_to_tell_the_terms_apart_are_refused() -> None:
+    alike = [MeasuredPass([Share(0, 0, b, 100 * b)], 0.01 + 1e-4 * b) for b in range(1, 30)]
+    with pytest.raises(HeadwayError, match="too alike to tell base, per_request, per_kv_token"):
+        fit_pass_time(alike)
+
+
+def test_one_pass_measured_often_is_refused() -> None:
+    with pytest.raises(HeadwayError, match="too alike"):
+        fit_pass_time([MeasuredPass([Share(512)], 0.05)] * 20)
+
+
+def test_too_few_passes_are_refused() -> None:
+    with pytest.raises(HeadwayError, match="number of passes is 3; it must be at least 8"):
+        fit_pass_time(passes(TRUE)[:3])
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_time_that_is_no_time_is_refused_with_its_place(seconds: float) -> None:
+    wrong = [*passes(TRUE), MeasuredPass([Share(1)], seconds)]
+    with pytest.raises(HeadwayError, match="pass 200's time"):
+        fit_pass_time(wrong)
+
+
+def test_a_pass_with_nothing_in_it_is_refused() -> None:
+    with pytest.raises(HeadwayError, match="pass 200 is 'empty'"):
+        fit_pass_time([*passes(TRUE), MeasuredPass([], 0.1)])
+
+
+def test_a_negative_count_is_refused() -> None:
+    with pytest.raises(HeadwayError, match="pass 200's batch"):
+        fit_pass_time([*passes(TRUE), MeasuredPass([Share(0, 0, -1, 0)], 0.1)])
+
+
+def test_the_same_passes_give_the_same_fit() -> None:
+    measured = passes(TRUE, noise=0.05, units=3)
+    assert fit_pass_time(measured) == fit_pass_time(measured)
+
+
+def test_a_profile_holds_what_was_fitted() -> None:
+    fitted = fit_pass_time(passes(TRUE)).pass_time
+    profile: Profile = replace(load_profile("llama-8b-a100"), pass_time=fitted)
+    assert parse_profile(profile_text(profile), "x").pass_time == fitted
