@@ -37,7 +37,7 @@ class Buckets:
         object.__setattr__(self, "_input_bounds", _bounds(self.input_tokens))
         object.__setattr__(self, "_output_bounds", _bounds(self.output_tokens))
 
-    def of(self, num_input_tokens: int, num_output_tokens: float) -> int:
+    def of(self, num_input_tokens: float, num_output_tokens: float) -> int:
         """The bucket's index, 0 to 8, outputs fastest: S-S, S-M, S-L, M-S …
 
         An output of 0 tokens is one of which nothing is known: it counts as medium.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headway.buckets import BUCKET_NAMES, NUM_BUCKETS, Buckets
 from headway.errors import Code, HeadwayError, invalid, require_between, require_over
@@ -75,6 +75,14 @@ class Profile:
         for name, velocity in zip(BUCKET_NAMES, self.decode_tokens_per_s, strict=False):
             require_over(f"decode_tokens_per_s {name}", velocity, 0)
         object.__setattr__(self, "decode_tokens_per_s", tuple(self.decode_tokens_per_s))
+
+    def as_convertible(self) -> Profile:
+        """The same deployment as a convertible decoder: its passes take its restricted chunk.
+
+        HeadwayError without one.
+        """
+        chunk = self._known("convertible_chunk_tokens", self.convertible_chunk_tokens)
+        return replace(self, chunk_tokens=int(chunk))
 
     # --- what a stage releases ----------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -43,15 +42,12 @@ class RateReport:
             raise invalid("gateway_id", self.gateway_id, "1 to 256 characters long")
         for name in _FIGURES:
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0.0):
-                raise invalid(name, value, "a finite number, at least 0")
+            require_between(name, value, 0, MOST)
         if len(self.bucket_tokens_per_s) not in (0, NUM_BUCKETS):
             limit = f"{NUM_BUCKETS} rates, one a bucket, or none"
             raise invalid("bucket_tokens_per_s", len(self.bucket_tokens_per_s), limit)
         for bucket, value in zip(BUCKET_NAMES, self.bucket_tokens_per_s, strict=False):
-            if not (math.isfinite(value) and value >= 0.0):
-                limit = "a finite number, at least 0"
-                raise invalid(f"bucket_tokens_per_s {bucket}", value, limit)
+            require_between(f"bucket_tokens_per_s {bucket}", value, 0, MOST)
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,8 @@ class ClusterSpec:
     network: NetworkParams = field(default_factory=NetworkParams)
     max_waiting: int = 1 << 30
     request_timeout: float = 1e9
+    burst: str = "off"
+    burst_params: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
 class SimCluster:
@@ -101,12 +103,15 @@ class SimCluster:
         self._num_started = 0
         self._is_fed = False
         self.ended_at = 0.0
+        self.on_arrival: Callable[[SimRequest], None] = lambda request: None
         self._steps = Steps(0.0, 0.0, 0.0)
         self._num_steps = 1
         settings = GatewaySettings(
             max_model_len=1 << 40,
             max_waiting=spec.max_waiting,
             request_timeout=spec.request_timeout,
+            burst=spec.burst,
+            burst_params=spec.burst_params,
         )
         self.gateway: Node[GatewayEvent, GatewayAction] = Node(
             kernel, GatewayCore(GATEWAY, GATEWAY, settings), self._perform_gateway
@@ -187,6 +192,7 @@ class SimCluster:
         self.feed(requests)
 
     def _submit(self, request: SimRequest) -> None:
+        self.on_arrival(request)
         self._requests[request.request_id] = request
         self.records[request.request_id] = Record(
             request.request_id,

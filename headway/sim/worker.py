@@ -54,6 +54,8 @@ class InstanceSpec:
     def info(self, worker_id: str) -> WorkerInfo:
         """As the scheduler is told of it."""
         profile = self.profile
+        if self.role is Role.CONVERTIBLE:
+            profile = profile.as_convertible()
         return WorkerInfo(
             worker_id=worker_id,
             address=worker_id,
@@ -105,6 +107,7 @@ class SimWorker:
         self.spec = spec
         self.started_at = around.kernel.now
         info = spec.info(worker_id)
+        self.num_blocks = info.num_blocks
         self.core = WorkerCore(info, (EOS,), batching(), settings)
         self._around = around
         self._node: Node[WorkerEvent, WorkerAction] = Node(around.kernel, self.core, self._perform)

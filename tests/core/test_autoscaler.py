@@ -6,10 +6,11 @@ import math
 
 import pytest
 
-from headway.core.autoscaler import AutoscalerCore, RateReport
+from headway.core.autoscaler import AutoscalerCore, FleetReport, RateReport
 from headway.errors import HeadwayError
 from headway.policies import registry
 from headway.policies.scaling.fixed import Fixed, FixedParams
+from headway.policies.scaling.protocol import Fleet, PoolLoad, VelocitySample
 
 
 def make_core() -> AutoscalerCore:
@@ -72,3 +73,65 @@ def test_a_malformed_rate_is_refused(value: float) -> None:
 def test_fixed_numbers_have_a_range() -> None:
     with pytest.raises(HeadwayError, match="num_decode"):
         registry.make("scaling", "fixed", num_decode=-1)
+
+
+def scaled(name: str = "tokenscale", **params: object) -> AutoscalerCore:
+    return AutoscalerCore(registry.make("scaling", name, **params), now=0.0)
+
+
+def test_buckets_of_all_gateways_add_up() -> None:
+    core = scaled(convertibles=False, target_utilisation=1.0, max_decode=20)
+    for gateway_id in ("a", "b"):
+        by_bucket = (23_535.0, *([0.0] * 8))
+        core.handle(RateReport(gateway_id, 1.0, 10.0, 20.0, 0.0, 1.0, by_bucket), now=0.5)
+    (decided,) = core.wake(now=1.0)
+    assert decided.targets.num_decode == 2
+
+
+def test_a_gateway_that_does_not_tell_its_buckets_makes_all_count_by_their_mean() -> None:
+    core = scaled()
+    core.handle(RateReport("a", 1.0, 1024.0, 350.0, 0.0, 1.0, (1.0,) * 9), now=0.5)
+    core.handle(RateReport("b", 1.0, 1024.0, 350.0), now=0.5)
+    (decided,) = core.wake(now=1.0)
+    assert "(2748 + 0/5) tokens/s" in decided.targets.reason
+
+
+def test_the_fleet_is_told_to_the_policy_while_it_is_fresh() -> None:
+    core = scaled("blitzscale")
+    core.handle(FleetReport(Fleet(PoolLoad(1, num_requests=20), PoolLoad(1))), now=0.0)
+    (decided,) = core.wake(now=1.0)
+    assert decided.targets.num_prefill == 3
+    (decided,) = core.wake(now=6.0)
+    assert decided.targets.reason.startswith("no fresh load of the fleet")
+    assert decided.targets.num_prefill == 3
+
+
+def test_each_velocity_sample_is_told_once() -> None:
+    core = scaled(velocity_weight=1.0)
+    samples = tuple(VelocitySample("w", "prefill", 7000.0, 14_000.0) for _ in range(33))
+    core.handle(FleetReport(Fleet(PoolLoad(1), PoolLoad(1), samples=samples)), now=0.0)
+    core.handle(RateReport("a", 1.0, 10.0, 20.0), now=0.0)
+    core.wake(now=1.0)
+    core.handle(FleetReport(Fleet(PoolLoad(1), PoolLoad(1))), now=1.0)
+    (decided,) = core.wake(now=2.0)
+    assert "0.7 × 7000" in decided.targets.reason
+
+
+@pytest.mark.parametrize(
+    ("pool", "said"),
+    [
+        (PoolLoad(-1), "prefill num_ready is -1"),
+        (PoolLoad(1, memory=1.5), "prefill memory is 1.5"),
+        (PoolLoad(1, busy=math.nan), "prefill busy is nan"),
+    ],
+)
+def test_a_malformed_load_is_refused(pool: PoolLoad, said: str) -> None:
+    with pytest.raises(HeadwayError, match=said):
+        FleetReport(Fleet(prefill=pool))
+
+
+def test_buckets_are_nine_or_none() -> None:
+    with pytest.raises(HeadwayError, match="bucket_tokens_per_s is 3; it must be 9 rates"):
+        RateReport("a", 1.0, 1.0, 1.0, 0.0, 1.0, (1.0, 2.0, 3.0))
+    with pytest.raises(HeadwayError, match="bucket_tokens_per_s S-M"):
+        RateReport("a", 1.0, 1.0, 1.0, 0.0, 1.0, (1.0, math.nan, *([0.0] * 7)))

@@ -56,6 +56,14 @@ def test_the_velocity_follows_the_decode_batch_of_now() -> None:
     assert A100.convertible_velocity(0, TPOT) == pytest.approx(9940)
 
 
+def test_a_convertible_decoder_is_a_decoder_with_a_restricted_chunk() -> None:
+    convertible = A100.as_convertible()
+    assert convertible.chunk_tokens == A100.convertible_chunk_tokens
+    assert convertible.kv_capacity_tokens == A100.kv_capacity_tokens
+    with pytest.raises(HeadwayError, match="has no convertible_chunk_tokens"):
+        load_profile("deepseek-v3-h800-decode-dp32").as_convertible()
+
+
 def test_reserved_memory_is_what_arrives_within_the_ttft_slo() -> None:
     assert reserved_bytes(8780.0, 0.4, 131_072) == pytest.approx(8780 * 0.4 * 131_072)
 

@@ -25,7 +25,7 @@ from tests.core.scheduler_harness import SchedulerHarness, make_info
 PROFILE = replace(
     load_profile("llama-8b-a100"), prefill_tokens_per_s=10_000.0, convertible_chunk_tokens=1000
 )
-PARAMS = TokenScaleRoutingParams(profile=PROFILE)
+PARAMS = TokenScaleRoutingParams(profile=PROFILE, margin=0.0)
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,12 @@ def test_a_prompts_own_time_counts() -> None:
 
 def test_the_time_it_has_waited_counts() -> None:
     assert routed([prefiller("a", 3000)], Prompt(1, 1000, arrival_at=5.0), now=5.01) == {}
+
+
+def test_a_margin_of_the_slo_may_be_kept_for_what_a_velocity_leaves_out() -> None:
+    params = replace(PARAMS, margin=0.2)
+    assert routed([prefiller("a", 2200)], Prompt(1, 1000), params=params) == {1: ("a", PREFILLER)}
+    assert routed([prefiller("a", 2201)], Prompt(1, 1000), params=params) == {}
 
 
 def test_prompts_given_out_together_count_for_each_other() -> None:
@@ -203,7 +209,9 @@ def test_convertibles_serve_the_queue_only_where_there_is_no_prefiller() -> None
 
 
 def scheduler(profile_chunk: int = 2048) -> SchedulerHarness:
-    settings = SchedulerSettings(dispatch="tokenscale", packing="round-robin")
+    settings = SchedulerSettings(
+        dispatch="tokenscale", dispatch_params={"margin": 0.0}, packing="round-robin"
+    )
     harness = SchedulerHarness(settings)
     harness.now = 100.0
     harness.connect(make_info("p", chunk=profile_chunk, blocks=4000))
@@ -256,7 +264,7 @@ def test_a_new_prefiller_is_used_as_soon_as_it_is_there() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("ttft_short", 0.0), ("tpot_slo", -1.0), ("fit", "best"), ("window", 0)],
+    [("ttft_short", 0.0), ("tpot_slo", -1.0), ("margin", 1.0), ("fit", "best"), ("window", 0)],
 )
 def test_a_parameter_out_of_range_is_refused(name: str, value: object) -> None:
     with pytest.raises(HeadwayError, match=name):

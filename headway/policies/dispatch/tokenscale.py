@@ -26,9 +26,10 @@ class TokenScaleRoutingParams:
 
     TTFT SLOs by prompt length, seconds over 0: ``ttft_short`` up to the profile's short input,
     ``ttft_medium`` up to its medium one, ``ttft_long`` beyond. ``tpot_slo``: what a convertible
-    decoder's passes may take, seconds over 0. ``fit``: among feasible instances the ``first`` by
-    id, or the one with the ``least`` work ahead. ``default_pass_time``: shown before the first
-    pass, seconds. ``window``: passes.
+    decoder's passes may take, seconds over 0. ``margin``: share of the SLO that is kept for what
+    a velocity leaves out (dispatch, the rest of the pass that runs; 0 to 0.9, the paper's is 0).
+    ``fit``: among feasible instances the ``first`` by id, or the one with the ``least`` work
+    ahead. ``default_pass_time``: shown before the first pass, seconds. ``window``: passes.
     """
 
     profile: Profile | str = "llama-8b-a100"
@@ -37,6 +38,7 @@ class TokenScaleRoutingParams:
     ttft_medium: float = 0.4
     ttft_long: float = 2.0
     tpot_slo: float = 0.1
+    margin: float = 0.1
     fit: str = FIRST
     default_pass_time: float = 0.05
     window: int = 32
@@ -44,6 +46,7 @@ class TokenScaleRoutingParams:
     def __post_init__(self) -> None:
         for name in ("ttft_short", "ttft_medium", "ttft_long", "tpot_slo", "default_pass_time"):
             require_over(name, getattr(self, name), 0)
+        require_between("margin", self.margin, 0, 0.9)
         if self.fit not in (FIRST, LEAST):
             raise invalid("fit", self.fit, f"{FIRST} or {LEAST}")
         require_between("window", self.window, 1, 100_000)
@@ -114,7 +117,8 @@ class TokenScaleRouting(Untimed):
         queued: list[Waiting] = []
         least_ahead = min((place.ahead for place in (*prefillers, *convertibles)), default=inf)
         for request in waiting:
-            left = self.ttft_slo(request.num_tokens) - max(0.0, now - request.arrival_at)
+            planned = self.ttft_slo(request.num_tokens) * (1 - self._params.margin)
+            left = planned - max(0.0, now - request.arrival_at)
             rounds = [(PREFILLER, prefillers), (CONVERTIBLE, convertibles)]
             if request.is_burst:
                 rounds.reverse()

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from math import ceil, inf
 
+_MOST = 1e9  # more than anybody has
 _EPSILON = 1e-9  # a need of 2.0000000001 instances is one of 2
 
 
@@ -94,4 +95,4 @@ class Pool:
 
 
 def _whole(need: float) -> int:
-    return ceil(need - _EPSILON)
+    return ceil(min(need, _MOST) - _EPSILON)

@@ -17,6 +17,8 @@ from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Targets
 from headway.policies.scaling.window import WindowMean, smoothed
 from headway.profile import Profile, as_profile
 
+_LONGEST = 1e12  # tokens: what a mean may come to where requests are next to none
+
 
 @dataclass(frozen=True, slots=True)
 class TokenScaleParams(PoolsParams):
@@ -141,12 +143,12 @@ class TokenScale:
             return rates.bucket_tokens_per_s
         by_bucket = [0.0] * NUM_BUCKETS
         if rates.requests_per_s > 0:
-            mean_input = rates.input_tokens_per_s / rates.requests_per_s
-            mean_output = rates.output_tokens_per_s / rates.requests_per_s
+            mean_input = min(rates.input_tokens_per_s / rates.requests_per_s, _LONGEST)
+            mean_output = min(rates.output_tokens_per_s / rates.requests_per_s, _LONGEST)
             buckets = self._decode_profile.buckets
-            bucket = buckets.of(round(mean_input), mean_output)
-            size = mean_input + (mean_output or buckets.lengths(bucket)[1])
-            by_bucket[bucket] = rates.requests_per_s * size
+            bucket = buckets.of(mean_input, mean_output)
+            guess = rates.requests_per_s * buckets.lengths(bucket)[1]
+            by_bucket[bucket] = rates.input_tokens_per_s + (rates.output_tokens_per_s or guess)
         return by_bucket
 
 

@@ -1,0 +1,193 @@
+"""Autoscaling on virtual time: the real autoscaler's core, over simulated instances."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from headway.cluster import Role
+from headway.core.autoscaler import (
+    AutoscalerCore,
+    AutoscalerEvent,
+    FleetReport,
+    PublishTargets,
+    RateReport,
+)
+from headway.messages import Drain
+from headway.policies.scaling.protocol import Fleet, PoolLoad, Scaling, Targets
+from headway.sim.cluster import SimCluster, SimRequest
+from headway.sim.node import Node
+from headway.sim.worker import InstanceSpec, SimWorker
+
+RATE_WINDOW = 1.0
+ROLES = (Role.PREFILL, Role.DECODE, Role.CONVERTIBLE, Role.UNIFIED)
+
+
+@dataclass(slots=True)
+class _Used:
+    """Devices' busy seconds when last looked at."""
+
+    at: float = 0.0
+    busy: float = 0.0
+
+
+class SimAutoscaler:
+    """Feeds an autoscaler's core once an ``interval`` and does what it says.
+
+    ``kinds``: what an instance of a role is. A pool shrinks by draining its youngest instance,
+    which goes when it holds nothing. ``gpu_seconds`` counts from an instance's order.
+    """
+
+    def __init__(
+        self,
+        cluster: SimCluster,
+        policy: Scaling,
+        kinds: Mapping[Role, InstanceSpec],
+        *,
+        interval: float = 1.0,
+    ) -> None:
+        self._cluster = cluster
+        self._kernel = cluster.kernel
+        self._policy = policy
+        self._kinds = kinds
+        self._interval = interval
+        self._arrivals: deque[tuple[float, SimRequest]] = deque()
+        self._ordered: dict[str, tuple[Role, float]] = {}  # not running yet: role, since when
+        self._draining: dict[str, None] = {}
+        self._used: dict[str, _Used] = {}
+        self._looked_at = 0.0
+        self.gpu_seconds = 0.0
+        self.history: list[tuple[float, Targets, int]] = []
+        cluster.on_arrival = self._arrived
+        core = AutoscalerCore(policy, now=self._kernel.now + interval, interval=interval)
+        self._node: Node[AutoscalerEvent, PublishTargets] = Node(self._kernel, core, self._perform)
+        self._kernel.after(0.99 * interval, self._look)
+
+    @property
+    def num_gpus(self) -> int:
+        """Accelerators that run or start now."""
+        running = sum(w.spec.profile.num_gpus for w in self._cluster.workers)
+        return running + sum(self._kinds[r].profile.num_gpus for r, _ in self._ordered.values())
+
+    # --- what the core is told --------------------------------------------------------
+
+    def _arrived(self, request: SimRequest) -> None:
+        self._arrivals.append((self._kernel.now, request))
+
+    def _look(self) -> None:
+        """Reports right before each decision."""
+        now = self._kernel.now
+        self._notice_joined()
+        self._remove_drained()
+        self.gpu_seconds += self.num_gpus * (now - self._looked_at)
+        self._node.post(self._rates(now))
+        self._node.post(FleetReport(self._fleet()))
+        self._looked_at = now
+        self._kernel.after(self._interval, self._look)
+
+    def _notice_joined(self) -> None:
+        for worker_id in [w for w in self._ordered if self._cluster.worker(w) is not None]:
+            del self._ordered[worker_id]
+
+    def _rates(self, now: float) -> RateReport:
+        while self._arrivals and self._arrivals[0][0] <= now - RATE_WINDOW:
+            self._arrivals.popleft()
+        buckets = next(iter(self._kinds.values())).profile.buckets
+        by_bucket = [0.0] * 9
+        num_input = num_output = 0
+        for _, request in self._arrivals:
+            num_input += request.num_prompt_tokens
+            num_output += request.num_output_tokens
+            bucket = buckets.of(request.num_prompt_tokens, float(request.num_output_tokens))
+            by_bucket[bucket] += request.num_prompt_tokens + request.num_output_tokens
+        return RateReport(
+            "gateway",
+            len(self._arrivals) / RATE_WINDOW,
+            num_input / RATE_WINDOW,
+            num_output / RATE_WINDOW,
+            now,
+            RATE_WINDOW,
+            tuple(tokens / RATE_WINDOW for tokens in by_bucket),
+        )
+
+    def _fleet(self) -> Fleet:
+        prefill, decode, convertible, unified = (self._pool(role) for role in ROLES)
+        status = self._cluster.scheduler_core.status()
+        waiting = sum(pool.num_waiting for pool in status.pools)
+        backlog = sum(pool.backlog_tokens for pool in status.pools)
+        first = replace(
+            prefill,
+            num_requests=prefill.num_requests + waiting,
+            backlog_tokens=prefill.backlog_tokens + backlog,
+        )
+        return Fleet(first, decode, convertible, unified)
+
+    def _pool(self, role: Role) -> PoolLoad:
+        workers = [
+            w
+            for w in self._cluster.workers
+            if w.spec.role is role and w.worker_id not in self._draining
+        ]
+        loads = [load for w in workers for load in w.core.loads]
+        num_blocks = sum(len(w.core.loads) * w.num_blocks for w in workers)
+        num_free = sum(load.num_free_blocks for load in loads)
+        return PoolLoad(
+            num_ready=len(workers),
+            num_starting=sum(r is role for r, _ in self._ordered.values()),
+            num_requests=sum(w.core.num_held for w in workers),
+            backlog_tokens=sum(load.queued_prefill_tokens for load in loads),
+            busy=self._busy(workers),
+            memory=1 - num_free / num_blocks if num_blocks else 0.0,
+        )
+
+    def _busy(self, workers: list[SimWorker]) -> float:
+        """The share of the time since the last look that their devices computed."""
+        now, shares = self._kernel.now, 0.0
+        for worker in workers:
+            used = self._used.setdefault(worker.worker_id, _Used(worker.started_at))
+            busy = worker.device.busy
+            if now > used.at:
+                shares += min(1.0, (busy - used.busy) / (now - used.at))
+            used.at, used.busy = now, busy
+        return shares / len(workers) if workers else 0.0
+
+    # --- what it says -----------------------------------------------------------------
+
+    def _perform(self, action: PublishTargets) -> None:
+        self._notice_joined()
+        targets = action.targets
+        wanted = (
+            targets.num_prefill,
+            targets.num_decode,
+            targets.num_convertible,
+            targets.num_unified,
+        )
+        for role, number in zip(ROLES, wanted, strict=True):
+            self._steer(role, number)
+        self.history.append((self._kernel.now, targets, self.num_gpus))
+
+    def _steer(self, role: Role, wanted: int) -> None:
+        workers = [
+            w.worker_id
+            for w in self._cluster.workers
+            if w.spec.role is role and w.worker_id not in self._draining
+        ]
+        ordered = [w for w, (r, _) in self._ordered.items() if r is role]
+        for _ in range(wanted - len(workers) - len(ordered)):
+            kind = self._kinds[role]
+            worker_id = self._cluster.start_worker(kind, running=self._policy.loads_live)
+            self._ordered[worker_id] = (role, self._kernel.now)
+        num_over = max(0, len(workers) + len(ordered) - wanted)
+        for worker_id in workers[max(0, len(workers) - num_over) :]:
+            self._draining[worker_id] = None
+            worker = self._cluster.worker(worker_id)
+            if worker is not None:
+                worker.post(Drain())
+
+    def _remove_drained(self) -> None:
+        for worker_id in list(self._draining):
+            worker = self._cluster.worker(worker_id)
+            if worker is None or worker.core.num_held == 0:
+                del self._draining[worker_id]
+                self._cluster.kill(worker_id)

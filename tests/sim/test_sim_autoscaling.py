@@ -1,0 +1,107 @@
+"""The autoscaler's core steers simulated instances."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from headway.cluster import Role
+from headway.policies.scaling.protocol import Fleet, Rates, Targets
+from headway.presets import PRESETS
+from headway.sim.autoscaling import SimAutoscaler
+from headway.sim.cluster import SimCluster, SimRequest
+from headway.sim.experiment import Conditions, cluster_spec
+from headway.sim.kernel import Kernel
+from headway.sim.records import Record
+from headway.sim.studies import tokenscale
+from tests.sim.clusters import instance, poisson
+
+KINDS = {role: instance(role, start_up=2.0) for role in Role}
+
+
+class Planned:
+    """Answers what the test says, by time; keeps what it was told."""
+
+    name = "planned"
+    loads_live = False
+
+    def __init__(self, *plan: tuple[float, int, int]) -> None:
+        self.plan = plan
+        self.told: list[tuple[Rates | None, Fleet | None]] = []
+
+    def targets(self, rates: Rates | None, fleet: Fleet | None = None, *, now: float) -> Targets:
+        self.told.append((rates, fleet))
+        _, num_prefill, num_decode = max(step for step in self.plan if step[0] <= now)
+        return Targets(num_prefill, num_decode, 0, 0, "planned")
+
+
+def scaled(
+    policy: Planned, requests: Sequence[SimRequest], until: float
+) -> tuple[SimCluster, SimAutoscaler, list[Record]]:
+    conditions = Conditions(((KINDS[Role.PREFILL], 1), (KINDS[Role.DECODE], 1)))
+    kernel, records = Kernel(), list[Record]()
+    spec = cluster_spec(PRESETS["vllm-like"], conditions)
+    cluster = SimCluster(kernel, spec, records.append)
+    scaler = SimAutoscaler(cluster, policy, KINDS)
+    cluster.feed(iter(requests))
+    kernel.run(until)
+    return cluster, scaler, records
+
+
+def roles(cluster: SimCluster) -> list[str]:
+    return sorted(worker.spec.role.value for worker in cluster.workers)
+
+
+def test_instances_are_ordered_once_and_join_when_they_have_started() -> None:
+    policy = Planned((0.0, 2, 3))
+    cluster, scaler, _ = scaled(policy, [], 2.5)
+    assert roles(cluster) == ["decode", "prefill"]
+    assert scaler.num_gpus == 5
+    cluster.kernel.run(3.5)
+    assert roles(cluster) == ["decode"] * 3 + ["prefill"] * 2
+    cluster.kernel.run(20.0)
+    assert len(cluster.workers) == scaler.num_gpus == 5
+
+
+def test_a_pool_shrinks_by_draining_and_no_request_is_lost() -> None:
+    requests = poisson(60, 8.0, 1)
+    policy = Planned((0.0, 2, 3), (8.0, 1, 1))
+    cluster, _, records = scaled(policy, requests, 200.0)
+    assert roles(cluster) == ["decode", "prefill"]
+    assert len(records) == 60
+    assert all(record.finished for record in records)
+
+
+def test_gpu_seconds_count_from_the_order() -> None:
+    _, scaler, _ = scaled(Planned((0.0, 2, 1)), [], 11.0)
+    assert scaler.gpu_seconds == pytest.approx(2 * 1 + 3 * 10, abs=1.5)
+
+
+def test_the_policy_is_told_of_traffic_and_of_the_fleet() -> None:
+    policy = Planned((0.0, 1, 1))
+    scaled(policy, poisson(60, 10.0, 2), 5.5)
+    rates, fleet = policy.told[-1]
+    assert rates is not None
+    assert fleet is not None
+    assert 3 <= rates.requests_per_s <= 25
+    assert sum(rates.bucket_tokens_per_s) == pytest.approx(
+        rates.input_tokens_per_s + rates.output_tokens_per_s
+    )
+    assert (fleet.prefill.num_ready, fleet.decode.num_ready) == (1, 1)
+    assert 0 < fleet.decode.busy <= 1
+    assert 0 < fleet.decode.memory < 1
+
+
+def test_bursts_come_at_the_mean_rate_and_are_the_same_for_a_seed() -> None:
+    first = list(tokenscale.arrivals(1))
+    assert first == list(tokenscale.arrivals(1))
+    rates = [len(list(tokenscale.arrivals(seed))) / tokenscale.SECONDS for seed in range(6)]
+    assert sum(rates) / 6 == pytest.approx(tokenscale.RATE, rel=0.15)
+
+
+def test_tokenscale_loses_no_request_and_keeps_more_slos_than_request_counts() -> None:
+    ours = tokenscale.measure(tokenscale.Job("tokenscale", None, 1))
+    theirs = tokenscale.measure(tokenscale.Job("distserve", None, 1))
+    assert ours.num_lost == theirs.num_lost == 0
+    assert ours.attainment > theirs.attainment
