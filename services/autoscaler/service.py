@@ -39,14 +39,7 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
             registry=runtime.metrics,
         )
         config = runtime.config
-        policy = registry.make(
-            "scaling",
-            config.scaling,
-            num_prefill=config.num_prefill,
-            num_decode=config.num_decode,
-            num_convertible=config.num_convertible,
-            num_unified=config.num_unified,
-        )
+        policy = registry.make("scaling", config.scaling, **config.policy_params())
         self._core = AutoscalerCore(
             policy, now=runtime.clock.now(), interval=config.interval, staleness=config.staleness
         )

@@ -29,6 +29,12 @@ class WorkerConfig(ServiceConfig):
     chunk_tokens: int = Field(512, ge=1, description="most tokens of a DP unit in one pass")
     max_model_len: int = Field(0, ge=0, description="prompt + output tokens; 0: the model's own")
     batching: str = Field("sarathi", description="batching policy, a name of the registry")
+    batching_params: dict[str, int | float | str] = Field(
+        default_factory=dict, description='its parameters, JSON: {"gamma": 0.05}'
+    )
+    max_running: int = Field(
+        0, ge=0, description="most requests of a DP unit that hold KV blocks, 0: any number"
+    )
     watermark: float = Field(
         0.1, ge=0.0, lt=1.0, description="share of KV blocks kept free at admission"
     )

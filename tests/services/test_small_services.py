@@ -76,6 +76,26 @@ async def test_the_autoscaler_publishes_its_targets(store_url: str, cluster: str
         assert (targets.num_prefill, targets.policy) == (2, "fixed")
 
 
+async def test_the_autoscaler_runs_any_policy_of_the_registry(store_url: str, cluster: str) -> None:
+    config = AutoscalerConfig(
+        store=store_url,
+        cluster=cluster,
+        scaling="tokenscale",
+        scaling_params={"min_prefill": 2, "min_decode": 3, "max_decode": 10},
+        interval=0.05,
+    )
+    async with serving(config, autoscaler.build) as (channel, _):
+        stub = autoscaler_pb2_grpc.AutoscalerStub(channel)
+        deadline = asyncio.get_running_loop().time() + 30
+        while True:
+            targets = await stub.GetTargets(autoscaler_pb2.GetTargetsRequest())
+            if targets.num_decode or asyncio.get_running_loop().time() > deadline:
+                break
+            await asyncio.sleep(0.02)
+        assert (targets.num_prefill, targets.num_decode) == (2, 3)
+        assert "holding" in targets.reason
+
+
 async def test_the_autoscaler_refuses_rates_that_are_none(store_url: str, cluster: str) -> None:
     config = AutoscalerConfig(store=store_url, cluster=cluster)
     async with serving(config, autoscaler.build) as (channel, _):
