@@ -22,6 +22,14 @@ class FinishReason(Enum):
     ERROR = "error"
 
 
+class Phase(Enum):
+    """What a request's reader waits for (PASCAL); the first token ends the prefill."""
+
+    PREFILL = "prefill"
+    REASONING = "reasoning"  # generates what the reader is not shown
+    ANSWERING = "answering"
+
+
 class StreamKey(NamedTuple):
     """Names one attempt at one request across the whole cluster."""
 
@@ -105,7 +113,8 @@ class Request:
     """One attempt at one request.
 
     ``output_token_ids`` holds what earlier attempts produced: generation goes on behind it.
-    ``arrival_at`` and ``deadline_at`` are seconds since the epoch. ``is_burst``: whether it came
+    ``arrival_at`` and ``deadline_at`` are seconds since the epoch. ``reasons``: whether reasoning,
+    up to the model's marker, comes before its answer. ``is_burst``: whether it came
     beyond what the running mean of traffic brings.
     """
 
@@ -122,6 +131,7 @@ class Request:
     output_token_ids: tuple[int, ...] = ()
     predicted_output_tokens: float = 0.0
     is_burst: bool = False
+    reasons: bool = False
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:

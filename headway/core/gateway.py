@@ -147,6 +147,7 @@ class GatewayCore:
             arrival_at=event.arrival_at,
             deadline_at=event.arrival_at + self.settings.request_timeout,
             predicted_output_tokens=event.predicted_output_tokens,
+            reasons=event.reasons,
             is_burst=self._burst.arrived(len(event.prompt_token_ids), now=now).is_burst,
         )
         state = OpenRequest(request)

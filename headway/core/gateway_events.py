@@ -17,7 +17,8 @@ from headway.request import FinishReason, Request, SamplingParams, TokenLogprobs
 class Submit:
     """A client asks for one output; ``request_id`` is new, ``arrival_at`` in epoch seconds.
 
-    ``predicted_output_tokens`` is 0 where nothing is known.
+    ``predicted_output_tokens`` is 0 where nothing is known. ``reasons``: whether reasoning comes
+    before the answer.
     """
 
     request_id: str
@@ -26,6 +27,7 @@ class Submit:
     sampling: SamplingParams
     arrival_at: float
     predicted_output_tokens: float = 0.0
+    reasons: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,13 @@ from headway.core.worker_events import (
     PassFailed,
     SchedulerConnected,
     TransferEnded,
+    Tuned,
     WorkerAction,
     WorkerEvent,
 )
-from headway.core.worker_plan import PassPlanner
-from headway.core.worker_state import SequenceState, Stage, WorkerState
+from headway.core.worker_plan import PassPlanner, Restarts
+from headway.core.worker_sequence import SequenceState, Stage
+from headway.core.worker_state import Oracle, WorkerState
 from headway.core.worker_steps import reserve_steps, return_steps
 from headway.core.worker_transfers import (
     answer_offer,
@@ -32,6 +34,7 @@ from headway.core.worker_transfers import (
     start_handoff,
     stay,
 )
+from headway.core.worker_unit_plan import Limits
 from headway.messages import (
     Accepted,
     CancelStream,
@@ -55,7 +58,10 @@ class WorkerSettings:
     ``report_interval``: seconds between reports while a worker only decodes. ``max_steps``: the
     most decode steps that the backend may run without asking again. ``linger``: seconds that a
     worker with prompt tokens left over waits for the next dispatch before it begins another pass;
-    a round trip to the scheduler, which tops up the chunk (SBS), is well spent.
+    a round trip to the scheduler, which tops up the chunk (SBS), is well spent. ``max_running``:
+    the most requests of a DP unit in one pass, 0 for any number. ``end_of_reasoning``: the
+    token ids that end the reasoning of a request that reasons. ``reader_pace``: seconds in which
+    a reader takes one answering token.
     """
 
     watermark: float = 0.1
@@ -63,6 +69,9 @@ class WorkerSettings:
     num_dispatches_remembered: int = 1024
     max_steps: int = 1
     linger: float = 0.0
+    max_running: int = 0
+    end_of_reasoning: tuple[int, ...] = ()
+    reader_pace: float = 0.1
 
 
 class WorkerCore:
@@ -74,10 +83,12 @@ class WorkerCore:
         eos_token_ids: Iterable[int],
         batching: Batching,
         settings: WorkerSettings | None = None,
+        oracle: Oracle | None = None,
     ) -> None:
-        self.settings = settings or WorkerSettings()
-        self._state = WorkerState(info, eos_token_ids)
-        self._planner = PassPlanner(batching, info.chunk_tokens, self.settings.watermark)
+        self.settings = settings = settings or WorkerSettings()
+        self._state = WorkerState(info, eos_token_ids, settings.end_of_reasoning, oracle)
+        limits = Limits(info.chunk_tokens, settings.watermark, settings.max_running)
+        self._planner = PassPlanner(batching, limits)
         self._draining = False
         self._pass: ForwardPass | None = None
         self._pass_id = 0
@@ -102,6 +113,11 @@ class WorkerCore:
     def loads(self) -> tuple[UnitLoad, ...]:
         """Every unit's load now."""
         return self._state.loads
+
+    @property
+    def restarts(self) -> Restarts:
+        """How often requests lost their blocks."""
+        return self._planner.restarts
 
     def wake(self, *, now: float) -> Sequence[WorkerAction]:
         """Begin the pass that lingered."""
@@ -132,7 +148,7 @@ class WorkerCore:
 
     def _on_order(
         self,
-        event: Dispatch | CancelStream | Drain | SchedulerConnected | GatewayGone,
+        event: Dispatch | CancelStream | Drain | SchedulerConnected | GatewayGone | Tuned,
         actions: list[WorkerAction],
     ) -> None:
         match event:
@@ -146,6 +162,8 @@ class WorkerCore:
                         self._state.cancel(key)
             case SchedulerConnected():
                 actions.append(self._snapshot())
+            case Tuned(gamma):
+                self._planner.tune(gamma)
             case Drain():
                 self._draining = True
                 actions.append(self._snapshot())
@@ -193,11 +211,9 @@ class WorkerCore:
         if not items:
             return
         self._pass_id += 1
-        settings = self.settings
-        self._num_steps = reserve_steps(
-            self._state, items, most=settings.max_steps, watermark=settings.watermark
-        )
-        until = self._reported_at + settings.report_interval
+        settings, most = self.settings, self._planner.most_steps(self.settings.max_steps)
+        self._num_steps = reserve_steps(self._state, items, most=most, watermark=settings.watermark)
+        until = min(self._reported_at + settings.report_interval, self._planner.due_at)
         self._pass = ForwardPass(self._pass_id, tuple(items), self._num_steps, until)
         self._pass_dispatches, self._waiting_dispatches = self._waiting_dispatches, []
         actions.append(self._pass)
@@ -205,27 +221,34 @@ class WorkerCore:
     def _on_pass_result(self, result: PassResult, actions: list[WorkerAction], now: float) -> None:
         drawn = {sampled.key: sampled for sampled in result.sampled}
         running: list[SequenceState] = []
+        num_tokens, num_steps = 0, 1
         for item, sequence in self._close_pass(result.pass_id):
-            sequence.num_computed += len(item.token_ids)
+            num_tokens += len(item.token_ids)
+            sequence.computed(len(item.token_ids))
             if sequence.cancelled:
                 self._state.end(sequence, FinishReason.CANCELLED)
             elif item.sample:
                 sampled = drawn[item.key]
-                if sampled.before:
-                    sequence.output.extend(sampled.before)
-                    sequence.num_computed += len(sampled.before)
-                sequence.output.append(sampled.token_id)
+                num_steps = 1 + len(sampled.before)
+                self._state.drew(
+                    sequence,
+                    sampled,
+                    now=now,
+                    step=result.pass_time,
+                    pace=self.settings.reader_pace,
+                )
                 reason = sequence.finish_reason(self._state.eos_token_ids, self._state.max_len)
                 index = len(sequence.output) - 1
                 self._state.outbox.add(sequence.request, index, sampled, reason)
-                self._after_token(sequence, reason)
+                self._after_token(sequence, reason, now)
                 if reason is None:
                     running.append(sequence)
             if sequence.leaving is not None and sequence not in running:
                 actions.append(stay(sequence))
+        self._planner.passed(result.pass_time, num_tokens, num_steps)
         if self._num_steps > 1:
             return_steps(self._state, running)
-        actions += [leave(sequence) for sequence in running if sequence.leaving is not None]
+        actions += [leave(self._state, s) for s in running if s.leaving is not None]
         if self._pass_dispatches or self._has_news or self._is_report_due(now):
             actions.append(self._end_forward(result.pass_time, self._pass_dispatches, now))
             self._pass_dispatches = []
@@ -238,11 +261,14 @@ class WorkerCore:
         loads = self._state.loads
         return any(x.queued_prefill_tokens for x in loads) and not any(x.num_running for x in loads)
 
-    def _after_token(self, sequence: SequenceState, reason: FinishReason | None) -> None:
+    def _after_token(
+        self, sequence: SequenceState, reason: FinishReason | None, now: float
+    ) -> None:
         if reason is not None:
+            self._planner.completed(sequence, now=now)
             self._state.end(sequence, reason)
         elif self._state.info.role is Role.PREFILL:
-            sequence.stage = Stage.HANDOFF
+            self._state.units[sequence.unit].move(sequence, Stage.HANDOFF)
             self._state.prefilled.append(sequence.held())
 
     def _on_pass_failed(self, event: PassFailed, actions: list[WorkerAction]) -> None:
@@ -257,7 +283,7 @@ class WorkerCore:
                 self._state.fail(request, sequence.unit, event.message)
             if sequence.leaving is not None:
                 held = self._state.find(sequence.key) is sequence
-                actions.append(leave(sequence) if held else stay(sequence))
+                actions.append(leave(self._state, sequence) if held else stay(sequence))
         self._waiting_dispatches = self._pass_dispatches + self._waiting_dispatches
         self._pass_dispatches = []
 

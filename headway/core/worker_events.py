@@ -77,11 +77,19 @@ class KvAborted:
     key: StreamKey
 
 
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """γ of the worker's pool (γ-Ada), fitted where end-to-end latencies are known; 1/s."""
+
+    gamma: float
+
+
 WorkerEvent = (
     Dispatch
     | Handoff
     | CancelStream
     | Drain
+    | Tuned
     | SchedulerConnected
     | GatewayGone
     | PassResult

@@ -2,82 +2,116 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import ceil, inf
 
-from headway.blocks import blocks_for
-from headway.core.worker_state import SequenceState, Stage, UnitState
+from headway.core.worker_sequence import SequenceState
+from headway.core.worker_state import UnitState
+from headway.core.worker_unit_plan import Limits, UnitPlan
 from headway.messages import PassItem
 from headway.policies.batching import Batching
+from headway.policies.batching.queue import Entry, RankedQueue
+
+
+@dataclass(slots=True)
+class Restarts:
+    """Requests that lost their blocks: for better ones, and by others' KV growth.
+
+    ``by_request``: of those that have completed, how many were restarted so often.
+    """
+
+    num_voluntary: int = 0
+    num_forced: int = 0
+    by_request: Counter[int] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class _Unit:
+    """What is kept of a DP unit from pass to pass."""
+
+    queue: RankedQueue[SequenceState]
+    served: Sequence[Entry[SequenceState]] = ()
+    refused: SequenceState | None = None
+    refused_version: int = -1
 
 
 class PassPlanner:
-    """Plans one DP unit's share of a pass: the policy orders, the chunk and the pool bound.
+    """Plans each DP unit's share of a pass: the policy orders, the chunk and the pool bound.
 
     A sequence is admitted with blocks for all of its tokens and only while a watermark of
-    blocks stays free for the growth of those that run (unless nothing runs). Growth takes
-    blocks from the end of the policy's order: preempted, recomputed, never lost.
+    blocks stays free for the growth of those that run (unless nothing runs). A better one that
+    does not fit takes the blocks of those behind it, if the policy lets it and that is enough.
+    Growth takes blocks from the end of the order: preempted, recomputed, never lost.
     """
 
-    def __init__(self, batching: Batching, chunk_tokens: int, watermark: float) -> None:
-        self._batching = batching
-        self._chunk_tokens = chunk_tokens
-        self._watermark = watermark
+    def __init__(self, batching: Batching, limits: Limits) -> None:
+        self._policy = batching
+        self._limits = limits
+        self._units: dict[int, _Unit] = {}
+        self.restarts = Restarts()
 
     def plan(self, unit: UnitState, *, now: float) -> list[PassItem]:
         """The unit's items, in the policy's order; marks the sequences as in the pass."""
-        order = self._batching.order(unit.candidates(), now=now)
-        budget = self._chunk_tokens
-        items: list[PassItem] = []
-        may_admit = True
-        for position, sequence in enumerate(order):
-            if budget == 0:
-                break
-            if sequence.stage is Stage.WAITING:
-                # One that does not fit blocks later ones, never running ones.
-                may_admit = may_admit and self._admit(unit, sequence)
-                if not may_admit:
-                    continue
-            count = min(sequence.num_remaining, budget)
-            if self._grow(unit, sequence, count, order[position + 1 :]):
-                items.append(_item(sequence, count))
-                budget -= count
+        kept = self._units.get(unit.unit)
+        if kept is None:
+            kept = self._units[unit.unit] = _Unit(RankedQueue(self._policy))
+        self._take_in(unit, kept, now)
+        plan = UnitPlan(self._limits, self._policy, unit, kept.queue, now=now)
+        version = kept.queue.version
+        items = plan.items(kept.refused if kept.refused_version == version else None)
+        kept.served, kept.refused, kept.refused_version = plan.served, plan.refused, version
+        self.restarts.num_voluntary += plan.num_voluntary
+        self.restarts.num_forced += plan.num_forced
         return items
 
-    def _admit(self, unit: UnitState, sequence: SequenceState) -> bool:
-        running = any(s.stage is not Stage.WAITING for s in unit.sequences.values())
-        spare = int(self._watermark * unit.pool.num_blocks) if running else 0
-        if blocks_for(sequence.num_tokens, unit.pool.block_size) + spare > unit.pool.num_free:
-            return False
-        unit.pool.grow(sequence.blocks, sequence.num_tokens)
-        sequence.stage = Stage.RUNNING
-        return True
+    def _take_in(self, unit: UnitState, kept: _Unit, now: float) -> None:
+        """Bring the order up to date: only what has changed is looked at."""
+        for key in unit.changed:
+            sequence = unit.candidate(key)
+            if sequence is not None:
+                kept.queue.touch(sequence, now=now)
+                continue
+            kept.queue.discard(key)
+            if key not in unit.sequences:
+                self._policy.forget(key)
+        unit.changed.clear()
+        kept.queue.settle(kept.served, now=now)
 
-    def _grow(
-        self,
-        unit: UnitState,
-        sequence: SequenceState,
-        count: int,
-        later: Sequence[SequenceState],
-    ) -> bool:
-        """Blocks for ``count`` more tokens, taken from lower priorities where none is free."""
-        victims = [s for s in later if s.stage is Stage.RUNNING]
-        while not unit.pool.grow(sequence.blocks, sequence.num_computed + count):
-            if not victims:
-                return False
-            unit.preempt(victims.pop())
-        return True
+    # --- several steps in one pass ----------------------------------------------------
 
+    def most_steps(self, most: int) -> int:
+        """How many steps the planned pass may have until the order could change who is in it."""
+        if most <= 1 or self._policy.improves:
+            return most
+        for kept in self._contended():
+            for entry in kept.served:
+                left = entry.until_tokens - entry.candidate.attained_tokens
+                if left < most:
+                    most = max(1, ceil(left))
+        return most
 
-def _item(sequence: SequenceState, count: int) -> PassItem:
-    sequence.in_pass = True
-    stop = sequence.num_computed + count
-    return PassItem(
-        key=sequence.key,
-        token_ids=sequence.tokens(sequence.num_computed, stop),
-        start=sequence.num_computed,
-        block_table=sequence.blocks,
-        sample=stop == sequence.num_tokens,
-        sampling=sequence.request.sampling,
-        prompt_token_ids=sequence.request.prompt_token_ids,
-        output_token_ids=sequence.output,
-    )
+    @property
+    def due_at(self) -> float:
+        """When, at the earliest, a rank that matters ages."""
+        return min((kept.queue.due_at for kept in self._contended()), default=inf)
+
+    def _contended(self) -> Iterable[_Unit]:
+        """Units in which somebody is not served."""
+        return (kept for kept in self._units.values() if len(kept.queue) > len(kept.served))
+
+    # --- what the policy learns -------------------------------------------------------
+
+    def passed(self, pass_time: float, num_tokens: int, num_steps: int) -> None:
+        """Steps of ``pass_time`` seconds have ended, each over ``num_tokens`` tokens."""
+        self._policy.passed(pass_time, num_tokens, num_steps)
+
+    def completed(self, sequence: SequenceState, *, now: float) -> None:
+        """Its last token has been drawn."""
+        self.restarts.by_request[sequence.num_preemptions] += 1
+        self._policy.completed(sequence, now=now)
+
+    def tune(self, gamma: float) -> None:
+        """The pool's γ, 1/s."""
+        self._policy.tune(gamma)

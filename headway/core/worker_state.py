@@ -1,127 +1,63 @@
-"""What a worker holds: sequences, and the DP units whose blocks they use."""
+"""What a worker holds: the DP units, their sequences, and what is to be told of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Callable, Iterable, Sequence
 
 from headway.blocks import BlockPool
 from headway.cluster import UnitLoad, WorkerInfo
 from headway.core.worker_outbox import TokenOutbox
-from headway.messages import FinishedRequest, Handoff, HeldRequest
+from headway.core.worker_sequence import SequenceState, Stage
+from headway.messages import FinishedRequest, HeldRequest, Sampled
 from headway.request import FinishReason, Request, StreamKey
 
-
-class Stage(Enum):
-    """Where a sequence stands on this worker."""
-
-    WAITING = "waiting"  # holds no blocks
-    RUNNING = "running"  # has blocks, takes part in passes
-    HANDOFF = "handoff"  # prefilled, keeps its blocks until another worker has them
-    ARRIVING = "arriving"  # its blocks are being filled by another worker
-
-
-@dataclass(slots=True, eq=False)
-class SequenceState:
-    """One request on this worker; tokens ``[0, num_computed)`` have their KV in ``blocks``."""
-
-    request: Request
-    unit: int
-    stage: Stage
-    output: list[int]
-    blocks: list[int] = field(default_factory=list)
-    num_computed: int = 0
-    num_preemptions: int = 0
-    in_pass: bool = False
-    cancelled: bool = False
-    moving: bool = False
-    leaving: Handoff | None = None  # where it goes when it is in no pass
-    key: StreamKey = field(init=False)
-    """The attempt's name across the cluster."""
-
-    def __post_init__(self) -> None:
-        self.key = self.request.key
-
-    @property
-    def arrival_at(self) -> float:
-        """Arrival at the gateway, seconds since the epoch."""
-        return self.request.arrival_at
-
-    @property
-    def num_tokens(self) -> int:
-        """Prompt and output tokens so far."""
-        return len(self.request.prompt_token_ids) + len(self.output)
-
-    @property
-    def num_remaining(self) -> int:
-        """Tokens to compute before the next one can be drawn."""
-        return self.num_tokens - self.num_computed
-
-    @property
-    def decoding(self) -> bool:
-        """Whether one more token in gives one more token out."""
-        return self.num_computed > 0 and self.num_remaining == 1
-
-    def tokens(self, start: int, stop: int) -> Sequence[int]:
-        """Token ids at positions ``start … stop - 1``."""
-        prompt = self.request.prompt_token_ids
-        if start >= len(prompt):
-            return tuple(self.output[start - len(prompt) : stop - len(prompt)])
-        if stop <= len(prompt):
-            return prompt[start:stop]
-        return (*prompt[start:], *self.output[: stop - len(prompt)])
-
-    def finish_reason(self, eos_token_ids: frozenset[int], max_len: int) -> FinishReason | None:
-        """Why the sequence ends with its last token, or None. ``max_len`` in tokens."""
-        sampling, token_id = self.request.sampling, self.output[-1]
-        if len(self.output) >= sampling.min_tokens:
-            if not sampling.ignore_eos and token_id in eos_token_ids:
-                return FinishReason.STOP
-            if token_id in sampling.stop_token_ids:
-                return FinishReason.STOP
-        if len(self.output) >= sampling.max_tokens or self.num_tokens >= max_len:
-            return FinishReason.LENGTH
-        return None
-
-    def held(self) -> HeldRequest:
-        """As the scheduler is told of it."""
-        return HeldRequest(
-            key=self.key,
-            request_id=self.request.request_id,
-            unit=self.unit,
-            num_tokens=self.num_tokens,
-            awaiting_handoff=self.stage is Stage.HANDOFF and self.leaving is None,
-        )
+Oracle = Callable[[StreamKey], int]
+"""How many tokens a request will have generated at its end: the simulator knows."""
 
 
 class UnitState:
-    """One DP unit: its block pool and its sequences, by key."""
+    """One DP unit: its block pool and its sequences, by key.
+
+    ``changed``: who has come, gone, or changed what a batching policy reads, since a pass was
+    planned last; tokens computed by that pass need no mention.
+    """
 
     def __init__(self, unit: int, num_blocks: int, block_size: int) -> None:
         self.unit = unit
         self.pool = BlockPool(num_blocks, block_size, first=unit * num_blocks)
         self.sequences: dict[StreamKey, SequenceState] = {}
+        self.changed: dict[StreamKey, None] = {}
 
-    def candidates(self) -> list[SequenceState]:
-        """Sequences that a forward pass may serve."""
-        return [
-            s
-            for s in self.sequences.values()
-            if s.stage in (Stage.WAITING, Stage.RUNNING) and not s.cancelled
-        ]
+    def candidate(self, key: StreamKey) -> SequenceState | None:
+        """The sequence of that name, if a forward pass may serve it."""
+        sequence = self.sequences.get(key)
+        if sequence is None or sequence.cancelled:
+            return None
+        return sequence if sequence.stage in (Stage.WAITING, Stage.RUNNING) else None
 
-    def preempt(self, sequence: SequenceState) -> None:
+    def add(self, sequence: SequenceState) -> None:
+        """Take a sequence in."""
+        self.sequences[sequence.key] = sequence
+        self.changed[sequence.key] = None
+
+    def move(self, sequence: SequenceState, stage: Stage) -> None:
+        """Let a sequence be at another stage."""
+        sequence.stage = stage
+        self.changed[sequence.key] = None
+
+    def preempt(self, sequence: SequenceState, *, voluntary: bool = False) -> None:
         """Take its blocks back; it computes its tokens again when there is room."""
         self.pool.release(sequence.blocks)
-        sequence.stage = Stage.WAITING
+        self.move(sequence, Stage.WAITING)
         sequence.num_computed = 0
         sequence.num_preemptions += 1
+        sequence.num_evictions += voluntary
 
     def remove(self, sequence: SequenceState) -> None:
         """Forget a sequence and free its blocks."""
         self.pool.release(sequence.blocks)
         del self.sequences[sequence.key]
+        self.changed[sequence.key] = None
 
     def load(self) -> UnitLoad:
         """Its load now."""
@@ -142,11 +78,23 @@ class UnitState:
 
 
 class WorkerState:
-    """Everything that a worker holds, and what the next report will say of it."""
+    """Everything that a worker holds, and what the next report will say of it.
 
-    def __init__(self, info: WorkerInfo, eos_token_ids: Iterable[int]) -> None:
+    ``end_of_reasoning``: the token ids that end a request's reasoning, none for a model
+    without. ``oracle``: the simulator's.
+    """
+
+    def __init__(
+        self,
+        info: WorkerInfo,
+        eos_token_ids: Iterable[int],
+        end_of_reasoning: Sequence[int] = (),
+        oracle: Oracle | None = None,
+    ) -> None:
         self.info = info
         self.eos_token_ids = frozenset(eos_token_ids)
+        self._end_of_reasoning = list(end_of_reasoning)
+        self._oracle = oracle
         self.max_len = min(info.max_model_len, info.num_blocks * info.block_size)
         self.units = [
             UnitState(unit, info.num_blocks, info.block_size) for unit in range(info.num_units)
@@ -190,9 +138,47 @@ class WorkerState:
         if problem is not None:
             self.fail(request, unit, problem)
             return
+        self.units[unit].add(self.sequence(request, unit, Stage.WAITING))
+
+    def sequence(
+        self, request: Request, unit: int, stage: Stage, num_cached_tokens: int = 0
+    ) -> SequenceState:
+        """A request's state as it comes here, with what is known of its output."""
         output = list(request.output_token_ids)
-        sequence = SequenceState(request, unit, Stage.WAITING, output)
-        self.units[unit].sequences[request.key] = sequence
+        return SequenceState(
+            request,
+            unit,
+            stage,
+            output,
+            num_cached_tokens=num_cached_tokens,
+            answer_start=self._answer_start(request, output),
+            predicted_total=request.predicted_output_tokens or None,
+            true_total=None if self._oracle is None else self._oracle(request.key),
+        )
+
+    def _answer_start(self, request: Request, output: list[int]) -> int | None:
+        marker = self._end_of_reasoning
+        if not (marker and request.reasons):
+            return 0
+        ends = range(len(marker), len(output) + 1)
+        return next((end for end in ends if output[end - len(marker) : end] == marker), None)
+
+    def drew(
+        self, sequence: SequenceState, sampled: Sampled, *, now: float, step: float, pace: float
+    ) -> None:
+        """Add what a pass drew; its last token may end the reasoning, and no earlier one."""
+        sequence.drew(sampled, now=now, step=step, pace=pace)
+        marker = self._end_of_reasoning
+        if sequence.answer_start is None and sequence.output[-len(marker) :] == marker:
+            sequence.answer_start = len(sequence.output)
+            self.units[sequence.unit].changed[sequence.key] = None
+
+    def predict(self, key: StreamKey, num_remaining: float) -> None:
+        """The predictor expects so many more output tokens of a request."""
+        sequence = self.find(key)
+        if sequence is not None:
+            sequence.predicted_total = len(sequence.output) + num_remaining
+            self.units[sequence.unit].changed[key] = None
 
     def cancel(self, key: StreamKey) -> None:
         """Stop a request: at once, or as soon as nothing touches its blocks."""

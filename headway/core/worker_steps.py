@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from headway.blocks import blocks_for
 from headway.cluster import Role
-from headway.core.worker_state import SequenceState, WorkerState
+from headway.core.worker_sequence import SequenceState
+from headway.core.worker_state import WorkerState
 from headway.messages import PassItem
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headway.blocks import blocks_for
+from headway.cluster import Role
 from headway.core.worker_events import (
     AcceptKv,
     AcknowledgeKv,
@@ -13,7 +14,8 @@ from headway.core.worker_events import (
     TransferEnded,
     WorkerAction,
 )
-from headway.core.worker_state import SequenceState, Stage, WorkerState
+from headway.core.worker_sequence import SequenceState, Stage
+from headway.core.worker_state import WorkerState
 from headway.errors import Code, HeadwayError
 from headway.messages import Handoff, HandoffResult, KvHeader
 from headway.request import FinishReason, Request, StreamKey
@@ -33,7 +35,7 @@ def start_handoff(state: WorkerState, handoff: Handoff) -> WorkerAction | None:
         return None
     if sequence.stage is Stage.RUNNING:
         sequence.leaving = handoff
-        return None if sequence.in_pass else leave(sequence)
+        return None if sequence.in_pass else leave(state, sequence)
     return _start_transfer(sequence, handoff)
 
 
@@ -43,10 +45,10 @@ def _can_leave(sequence: SequenceState) -> bool:
     )
 
 
-def leave(sequence: SequenceState) -> StartTransfer:
+def leave(state: WorkerState, sequence: SequenceState) -> StartTransfer:
     """Stop a running request and send its KV; it goes on here if that fails."""
     assert sequence.leaving is not None, "it has been told where to go"
-    sequence.stage = Stage.HANDOFF
+    state.units[sequence.unit].move(sequence, Stage.HANDOFF)
     return _start_transfer(sequence, sequence.leaving)
 
 
@@ -90,7 +92,8 @@ def end_transfer(state: WorkerState, event: TransferEnded) -> HandoffResult:
         elif sequence.cancelled:
             state.end(sequence, FinishReason.CANCELLED)
         elif sequence.leaving is not None:
-            sequence.stage, sequence.leaving = Stage.RUNNING, None
+            sequence.leaving = None
+            state.units[sequence.unit].move(sequence, Stage.RUNNING)
     return HandoffResult(
         event.key,
         event.target_worker_id,
@@ -132,7 +135,9 @@ def _reserve(
     state: WorkerState, request: Request, unit: int, num_computed_tokens: int
 ) -> WorkerAction:
     pool = state.units[unit].pool
-    sequence = SequenceState(request, unit, Stage.ARRIVING, list(request.output_token_ids))
+    # In a decode pool a prompt is no work; a unified one has done it, here or elsewhere.
+    num_cached = 0 if state.info.role is Role.UNIFIED else len(request.prompt_token_ids)
+    sequence = state.sequence(request, unit, Stage.ARRIVING, num_cached)
     sequence.num_computed = num_computed_tokens
     if not pool.grow(sequence.blocks, request.num_tokens):
         needed = blocks_for(request.num_tokens, pool.block_size)
@@ -141,7 +146,7 @@ def _reserve(
             "try another unit"
         )
         return RefuseKv(request.key, HeadwayError(Code.RESOURCE_EXHAUSTED, message))
-    state.units[unit].sequences[request.key] = sequence
+    state.units[unit].add(sequence)
     filled = blocks_for(num_computed_tokens, pool.block_size)
     return AcceptKv(request.key, tuple(sequence.blocks[:filled]))
 
@@ -155,6 +160,6 @@ def end_arrival(state: WorkerState, key: StreamKey, *, ok: bool) -> None:
         state.units[sequence.unit].remove(sequence)
         state.has_freed_blocks = True
         return
-    sequence.stage = Stage.RUNNING
+    state.units[sequence.unit].move(sequence, Stage.RUNNING)
     if sequence.cancelled:
         state.end(sequence, FinishReason.CANCELLED)

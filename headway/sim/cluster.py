@@ -40,7 +40,7 @@ from headway.messages import CancelStream
 from headway.policies import registry
 from headway.policies.batching import Batching
 from headway.request import Request, SamplingParams, StreamKey
-from headway.sim.device import Steps
+from headway.sim.device import REASONING_END, Steps
 from headway.sim.kernel import Kernel
 from headway.sim.network import Network, NetworkParams
 from headway.sim.node import Node
@@ -57,6 +57,7 @@ class SimRequest:
     """What a client will ask and what the model will answer; seconds, tokens.
 
     ``num_reasoning_tokens`` counts up to and with the end of reasoning, 0 for none.
+    ``prefix_hashes``: of the prompt's blocks, from its beginning; equal ones share their KV.
     """
 
     request_id: str
@@ -64,6 +65,13 @@ class SimRequest:
     num_prompt_tokens: int
     num_output_tokens: int
     num_reasoning_tokens: int = 0
+    prefix_hashes: tuple[int, ...] = ()
+    slo_tier: str = ""
+
+    @property
+    def num_answer_tokens(self) -> int:
+        """What its reader is shown."""
+        return self.num_output_tokens - self.num_reasoning_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +85,7 @@ class ClusterSpec:
     watermark: float = 0.1
     report_interval: float = 0.05
     linger: float = 0.0
+    max_running: int = 0
     max_steps: int = MOST_STEPS
     network: NetworkParams = field(default_factory=NetworkParams)
     max_waiting: int = 1 << 30
@@ -148,6 +157,8 @@ class SimCluster:
             report_interval=self.spec.report_interval,
             max_steps=self.spec.max_steps,
             linger=self.spec.linger,
+            max_running=self.spec.max_running,
+            end_of_reasoning=(REASONING_END,),
         )
         worker = SimWorker(worker_id, kind, self._batching, settings, self._lengths, self)
         self._workers[worker_id] = worker
@@ -203,7 +214,16 @@ class SimCluster:
         )
         sampling = SamplingParams(max_tokens=request.num_output_tokens)
         prompt = range(request.num_prompt_tokens)  # any tokens will do
-        self.gateway.post(Submit(request.request_id, MODEL, prompt, sampling, request.arrival_at))
+        self.gateway.post(
+            Submit(
+                request.request_id,
+                MODEL,
+                prompt,
+                sampling,
+                request.arrival_at,
+                reasons=request.num_reasoning_tokens > 0,
+            )
+        )
 
     def _close(self, request_id: str, *, error: str = "") -> None:
         record = self.records.pop(request_id)

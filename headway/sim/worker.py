@@ -108,7 +108,9 @@ class SimWorker:
         self.started_at = around.kernel.now
         info = spec.info(worker_id)
         self.num_blocks = info.num_blocks
-        self.core = WorkerCore(info, (EOS,), batching(), settings)
+        self.core = WorkerCore(
+            info, (EOS,), batching(), settings, lambda key: lengths[key].num_output_tokens
+        )
         self._around = around
         self._node: Node[WorkerEvent, WorkerAction] = Node(around.kernel, self.core, self._perform)
         self.device = Device(

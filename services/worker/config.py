@@ -33,7 +33,7 @@ class WorkerConfig(ServiceConfig):
         default_factory=dict, description='its parameters, JSON: {"gamma": 0.05}'
     )
     max_running: int = Field(
-        0, ge=0, description="most requests of a DP unit that hold KV blocks, 0: any number"
+        0, ge=0, description="most requests of a DP unit that run in one pass, 0: any"
     )
     watermark: float = Field(
         0.1, ge=0.0, lt=1.0, description="share of KV blocks kept free at admission"

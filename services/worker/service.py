@@ -78,8 +78,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             kv_bytes_per_token=backend.kv_bytes_per_token,
         )
         _refuse_a_pool_too_small(info)
-        batching = registry.make("batching", config.batching)
-        settings = WorkerSettings(watermark=config.watermark, linger=config.linger)
+        batching = registry.make("batching", config.batching, **config.batching_params)
+        settings = WorkerSettings(
+            watermark=config.watermark, linger=config.linger, max_running=config.max_running
+        )
         self._core = WorkerCore(info, backend.eos_token_ids, batching, settings)
         self._driver: Driver[WorkerEvent, WorkerAction] = Driver(
             self._core, self._perform, self._runtime.clock

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from headway.policies.batching.protocol import C
+from headway.policies.batching.protocol import Batching, Candidate, Ranked
 
 
-class Fcfs:
+class Fcfs(Batching):
     """Earliest arrival first."""
 
-    def order(self, candidates: Iterable[C], *, now: float) -> list[C]:
-        """By arrival, then key."""
-        return sorted(candidates, key=lambda c: (c.arrival_at, c.key))
+    def rank(self, candidate: Candidate, *, now: float) -> Ranked:
+        """By arrival."""
+        return Ranked((candidate.arrival_at,))

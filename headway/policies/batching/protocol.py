@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol, TypeVar
+from abc import ABC, abstractmethod
+from math import inf
+from typing import NamedTuple, Protocol, TypeVar
 
-from headway.request import StreamKey
+from headway.request import Phase, StreamKey
 
 
 class Candidate(Protocol):
-    """One request of a DP unit, as a batching policy sees it."""
+    """One request of a DP unit, as a batching policy sees it. Instants are s since the epoch."""
 
     @property
     def key(self) -> StreamKey:
@@ -17,22 +18,122 @@ class Candidate(Protocol):
 
     @property
     def arrival_at(self) -> float:
-        """When the client's request reached the gateway, seconds since the epoch."""
+        """When the client's request reached the gateway."""
 
     @property
     def decoding(self) -> bool:
-        """Whether it needs one token a pass (True) or still has a prompt to compute."""
+        """Whether it needs one token a pass (True) or still has tokens to compute before that."""
+
+    @property
+    def running(self) -> bool:
+        """Whether it holds KV blocks."""
+
+    @property
+    def phase(self) -> Phase:
+        """What its reader waits for; a recompute does not change it."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """s_pre."""
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """h: prompt tokens that this pool need not compute (cached, or prefilled elsewhere)."""
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Generated so far, by all attempts together."""
+
+    @property
+    def attained_tokens(self) -> int:
+        """w: tokens processed for it, cached ones apart; a recompute does not count again."""
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens whose KV is in its blocks."""
+
+    @property
+    def num_phase_tokens(self) -> int:
+        """Tokens since its phase began: computed ones in prefill, else generated ones."""
+
+    @property
+    def predicted_remaining(self) -> float | None:
+        """Output tokens still to come, as predicted; None if nothing is known."""
+
+    @property
+    def true_remaining(self) -> int | None:
+        """Output tokens still to come in truth; None outside the simulator."""
+
+    @property
+    def opens_answer(self) -> bool:
+        """Whether its next token is the first that its reader sees."""
+
+    @property
+    def in_hand_until(self) -> float:
+        """When its reader runs out of tokens in hand, -inf if it has none.
+
+        The slack of an answering request at ``now`` is ``in_hand_until - now``.
+        """
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often its blocks were taken, voluntarily or by need."""
 
 
 C = TypeVar("C", bound=Candidate)
 
 
-class Batching(Protocol):
-    """Orders the requests of one DP unit for one forward pass.
+class Ranked(NamedTuple):
+    """A candidate's place in the order, least first, and how long it keeps it.
 
-    The worker's core serves them in this order while the chunk's tokens and the KV blocks
-    last, and takes blocks back from the end of it.
+    ``rank``: numbers, never NaN, as many for every candidate of a policy; ties end with the key.
+    It holds while ``attained_tokens < until_tokens`` and ``now < until_at``, and until the
+    candidate's phase, prediction, or its being ``running`` or ``decoding`` changes.
     """
 
-    def order(self, candidates: Iterable[C], *, now: float) -> list[C]:
-        """The candidates, best first; the same input always gives the same order."""
+    rank: tuple[float, ...]
+    until_tokens: float = inf
+    until_at: float = inf
+
+
+class Batching(ABC):
+    """Ranks the requests of the DP units of one worker.
+
+    The worker's core serves them in that order while the chunk's tokens, its places and the KV
+    blocks last, and takes blocks back from the end of it. Policies derive from this class:
+    what they do not say of themselves is as it stands here.
+    """
+
+    preempts: bool = False
+    """Whether a waiting request may take the place of running ones that rank behind it."""
+
+    improves: bool = False
+    """Whether a running request's rank only gets better as it is served."""
+
+    @property
+    def epoch(self) -> int:
+        """Changes when all ranks must be drawn anew."""
+        return 0
+
+    @abstractmethod
+    def rank(self, candidate: Candidate, *, now: float) -> Ranked:
+        """Where it stands, whatever order candidates are asked about in."""
+
+    def may_evict(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
+        """Whether a running request may yield to a waiting one that ranks before it."""
+        return True
+
+    def evicted(self, victim: Candidate, *, voluntary: bool) -> None:
+        """Its blocks were taken, for a better one (``voluntary``) or by another's KV growth."""
+
+    def passed(self, pass_time: float, num_tokens: int, num_steps: int = 1) -> None:
+        """Steps of ``pass_time`` seconds have ended, each over ``num_tokens`` tokens."""
+
+    def completed(self, candidate: Candidate, *, now: float) -> None:
+        """Its last token has been drawn."""
+
+    def tune(self, gamma: float) -> None:
+        """The pool's γ, fitted where end-to-end latencies are known, 1/s."""
+
+    def forget(self, key: StreamKey) -> None:
+        """The request has left this worker."""

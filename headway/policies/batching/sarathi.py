@@ -6,14 +6,12 @@ order of arrival, so that no prefill ever stalls a running answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from headway.policies.batching.protocol import C
+from headway.policies.batching.protocol import Batching, Candidate, Ranked
 
 
-class Sarathi:
+class Sarathi(Batching):
     """Decode first, then prefill, each by arrival."""
 
-    def order(self, candidates: Iterable[C], *, now: float) -> list[C]:
-        """By phase, then arrival, then key."""
-        return sorted(candidates, key=lambda c: (not c.decoding, c.arrival_at, c.key))
+    def rank(self, candidate: Candidate, *, now: float) -> Ranked:
+        """By what it needs, then arrival."""
+        return Ranked((not candidate.decoding, candidate.arrival_at))

@@ -1,0 +1,190 @@
+"""One DP unit's share of one forward pass: who is served, who is admitted, who has to yield."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from headway.blocks import blocks_for
+from headway.core.worker_sequence import SequenceState, Stage
+from headway.core.worker_state import UnitState
+from headway.messages import PassItem
+from headway.policies.batching import Batching
+from headway.policies.batching.queue import Entry, Place, RankedQueue
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """``chunk_tokens`` and ``max_running`` requests (0: any number) of a DP unit in one pass.
+
+    Who holds blocks and finds no place pauses, and loses nothing until blocks are short.
+    ``watermark``: the share of its blocks that admission leaves free while others hold some.
+    """
+
+    chunk_tokens: int
+    watermark: float
+    max_running: int = 0
+
+
+class UnitPlan:
+    """Goes through the policy's order once; what it changes moves in the order afterwards."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        policy: Batching,
+        unit: UnitState,
+        queue: RankedQueue[SequenceState],
+        *,
+        now: float,
+    ) -> None:
+        self._limits = limits
+        self._policy = policy
+        self._unit = unit
+        self._now = now
+        self._running: list[Place[SequenceState]] = queue.running
+        self._waiting: list[Place[SequenceState]] = queue.waiting
+        self._turn = 0  # running[:turn] have had theirs
+        self._end = len(self._running)  # running[end:] have been evicted by need
+        self._num_admitted = 0
+        self._may_admit = True
+        self.served: list[Entry[SequenceState]] = []
+        self.refused: SequenceState | None = None
+        self.num_voluntary = self.num_forced = 0
+
+    def items(self, hopeless: SequenceState | None = None) -> list[PassItem]:
+        """The unit's items, in the policy's order; marks the sequences as in the pass.
+
+        ``hopeless``: who could not be admitted last time, where nothing has changed since.
+        """
+        items: list[PassItem] = []
+        budget = self._limits.chunk_tokens
+        places = self._limits.max_running or inf
+        while budget > 0 and places > 0:
+            entry = self._next()
+            if entry is None:
+                break
+            sequence = entry.candidate
+            if sequence.stage is Stage.WAITING and not self._admit(sequence, hopeless):
+                continue
+            count = min(sequence.num_remaining, budget)
+            if self._grow(sequence, count):
+                items.append(self._item(sequence, count))
+                self.served.append(entry)
+                budget -= count
+                places -= 1
+        return items
+
+    def _next(self) -> Entry[SequenceState] | None:
+        """The best that has not had its turn."""
+        running, place = self._running, None
+        while self._turn < self._end:
+            place = running[self._turn]
+            if place[2].candidate.stage is Stage.RUNNING:
+                break
+            self._turn, place = self._turn + 1, None
+        if self._may_admit and self._num_admitted < len(self._waiting):
+            waiting = self._waiting[self._num_admitted]
+            if place is None or waiting < place:
+                return waiting[2]
+        if place is None:
+            return None
+        self._turn += 1
+        return place[2]
+
+    # --- admission --------------------------------------------------------------------
+
+    def _admit(self, sequence: SequenceState, hopeless: SequenceState | None) -> bool:
+        """Blocks for all of its tokens; one that does not fit blocks those that wait behind."""
+        victims: list[SequenceState] | None = None
+        if self._fits(sequence):
+            victims = []
+        elif self._policy.preempts and sequence is not hopeless:
+            victims = self._victims(sequence)
+        if victims is None:
+            self._may_admit, self.refused = False, sequence
+            return False
+        for victim in victims:
+            self._evict(victim, voluntary=True)
+        granted = self._unit.pool.grow(sequence.blocks, sequence.num_tokens)
+        assert granted, "room was made for it"
+        self._unit.move(sequence, Stage.RUNNING)
+        self._num_admitted += 1
+        return True
+
+    def _fits(self, sequence: SequenceState, num_blocks: int = 0) -> bool:
+        """Whether there is room once so many blocks have come free."""
+        pool = self._unit.pool
+        num_free = pool.num_free + num_blocks
+        spare = int(self._limits.watermark * pool.num_blocks) if num_free < pool.num_blocks else 0
+        return blocks_for(sequence.num_tokens, pool.block_size) + spare <= num_free
+
+    def _victims(self, sequence: SequenceState) -> list[SequenceState] | None:
+        """Running ones behind it that may yield, worst first; None where that is not enough."""
+        victims: list[SequenceState] = []
+        num_blocks = 0
+        for _, _, entry in reversed(self._running[self._turn : self._end]):
+            victim = entry.candidate
+            if victim.stage is not Stage.RUNNING:
+                continue
+            if self._policy.may_evict(victim, sequence, now=self._now):
+                victims.append(victim)
+                num_blocks += len(victim.blocks)
+                if self._fits(sequence, num_blocks):
+                    return self._needed(sequence, victims, num_blocks)
+        return None
+
+    def _needed(
+        self, sequence: SequenceState, victims: list[SequenceState], num_blocks: int
+    ) -> list[SequenceState]:
+        """Without those that need not yield after all, the best of them first."""
+        needed = list(victims)
+        for victim in reversed(victims[:-1]):
+            rest = num_blocks - len(victim.blocks)
+            if self._fits(sequence, rest):
+                needed.remove(victim)
+                num_blocks = rest
+        return needed
+
+    # --- growth -----------------------------------------------------------------------
+
+    def _grow(self, sequence: SequenceState, count: int) -> bool:
+        """Blocks for ``count`` more tokens, taken from the end of the order if none is free."""
+        while not self._unit.pool.grow(sequence.blocks, sequence.num_computed + count):
+            victim = self._worst()
+            if victim is None:
+                return False
+            self._evict(victim, voluntary=False)
+            self._may_admit = False  # nobody passes one who has just lost its blocks
+        return True
+
+    def _worst(self) -> SequenceState | None:
+        while self._end > self._turn:
+            self._end -= 1
+            victim = self._running[self._end][2].candidate
+            if victim.stage is Stage.RUNNING:
+                return victim
+        return None
+
+    def _evict(self, victim: SequenceState, *, voluntary: bool) -> None:
+        self._policy.evicted(victim, voluntary=voluntary)
+        self._unit.preempt(victim, voluntary=voluntary)
+        self.num_voluntary += voluntary
+        self.num_forced += not voluntary
+
+    def _item(self, sequence: SequenceState, count: int) -> PassItem:
+        remaining = sequence.num_remaining
+        if remaining > 1 or sequence.num_computed == 0:  # it may decode after this pass
+            self._unit.changed[sequence.key] = None
+        sequence.in_pass = True
+        stop = sequence.num_computed + count
+        return PassItem(
+            key=sequence.key,
+            token_ids=sequence.tokens(sequence.num_computed, stop),
+            start=sequence.num_computed,
+            block_table=sequence.blocks,
+            sample=count == remaining,
+            sampling=sequence.request.sampling,
+            prompt_token_ids=sequence.request.prompt_token_ids,
+            output_token_ids=sequence.output,
+        )

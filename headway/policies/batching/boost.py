@@ -1,0 +1,128 @@
+"""UniBoost's priority: Φ = a − b_γ(w̃), arrival time minus a boost that fades with service.
+
+``b_γ(w) = (1/γ) · ln(1 / (1 − e^(−γw)))`` seconds, γ in 1/s, w in seconds of service.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, expm1, inf, isfinite, log, log1p
+
+from headway.errors import invalid
+from headway.policies.batching.protocol import Batching, Candidate
+
+_LN_2 = log(2.0)
+_MEMORY = 0.98
+_DRIFT = 1.25
+
+
+def boost(work: float, gamma: float) -> float:
+    """b_γ(w), seconds: ``work`` over 0 in seconds, ``gamma`` from 0 to inf in 1/s."""
+    if gamma == 0.0:
+        return inf
+    exponent = gamma * work
+    if exponent > _LN_2:  # each form where it loses no digits
+        return -log1p(-exp(-exponent)) / gamma
+    return -log(-expm1(-exponent)) / gamma
+
+
+def boosted(arrival_at: float, work: float, gamma: float) -> tuple[float, float]:
+    """Least first: by Φ; γ = inf is arrival and γ = 0 least attained service, both exactly."""
+    if gamma == 0.0:
+        return work, arrival_at
+    return arrival_at - boost(work, gamma), arrival_at
+
+
+def prompt_work(candidate: Candidate) -> int:
+    """s_pre − h: the prompt tokens that this pool has to compute."""
+    return max(0, candidate.num_prompt_tokens - candidate.num_cached_tokens)
+
+
+def effective_work(candidate: Candidate) -> int:
+    """w̃ = max(w, s_pre − h) in tokens, at least 1: the boost has no bound at 0."""
+    return max(candidate.attained_tokens, prompt_work(candidate), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class BoostParams:
+    """``gamma``: γ, 1/s, from 0 (least attained service) to inf (first come, first served).
+
+    ``seconds_per_token``: service time that turns tokens of work into seconds, up to 1; 0 measures
+    it, as a running mean of pass time over the tokens processed.
+    """
+
+    gamma: float = 0.05
+    seconds_per_token: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_gamma(self.gamma)
+        if not 0.0 <= self.seconds_per_token <= 1.0:
+            raise invalid("seconds_per_token", self.seconds_per_token, "from 0 (measured) to 1")
+
+
+def require_gamma(gamma: float) -> None:
+    """Refuse what is no γ; NaN, too."""
+    if not (gamma in (0.0, inf) or 1e-9 <= gamma <= 1e9):
+        raise invalid("gamma", gamma, "0, inf, or from 1e-9 to 1e9 per second")
+
+
+class ServiceTime:
+    """Seconds of the pool's time that a token takes.
+
+    The mean over the last fifty passes or so is adopted when it has drifted by a quarter, so that
+    ranks hold for as long as nothing has really changed.
+    """
+
+    def __init__(self, fixed: float = 0.0) -> None:
+        self._is_fixed = fixed > 0.0
+        self._has_measured = False
+        self._seconds = self._tokens = 0.0
+        self.seconds_per_token = fixed or 1e-3
+
+    def passed(self, pass_time: float, num_tokens: int, num_steps: int) -> bool:
+        """Count equal steps; whether the mean was adopted anew."""
+        if self._is_fixed or num_tokens < 1 or not (isfinite(pass_time) and pass_time > 0.0):
+            return False
+        kept: float = _MEMORY**num_steps
+        weight = (1.0 - kept) / (1.0 - _MEMORY)
+        self._seconds = kept * self._seconds + weight * pass_time
+        self._tokens = kept * self._tokens + weight * num_tokens
+        mean = self._seconds / self._tokens
+        if self._has_measured and 1 / _DRIFT < mean / self.seconds_per_token < _DRIFT:
+            return False
+        self._has_measured, self.seconds_per_token = True, mean
+        return True
+
+
+class Boosted(Batching):
+    """What all policies with a boost share: γ, and the time that a token of work takes."""
+
+    def __init__(self, params: BoostParams | None = None) -> None:
+        params = params or BoostParams()
+        self.gamma = params.gamma
+        self._service = ServiceTime(params.seconds_per_token)
+        self._epoch = 0
+
+    @property
+    def epoch(self) -> int:
+        """Changes with γ and with the service time."""
+        return self._epoch
+
+    def passed(self, pass_time: float, num_tokens: int, num_steps: int = 1) -> None:
+        """Measure the service time."""
+        self._epoch += self._service.passed(pass_time, num_tokens, num_steps)
+
+    def tune(self, gamma: float) -> None:
+        """Use this γ from now on; HeadwayError for what is none."""
+        require_gamma(gamma)
+        if gamma != self.gamma:
+            self.gamma = gamma
+            self._epoch += 1
+
+    def seconds(self, num_tokens: float) -> float:
+        """Work in seconds: here tokens become time, as arrivals are."""
+        return num_tokens * self._service.seconds_per_token
+
+    def priority(self, candidate: Candidate, num_tokens: int) -> tuple[float, float]:
+        """Φ for so many tokens of work, then arrival."""
+        return boosted(candidate.arrival_at, self.seconds(num_tokens), self.gamma)

@@ -1,0 +1,96 @@
+"""γ-Ada: UniBoost's fourth phase, γ fitted to the tail of the response times.
+
+Where the tail is exponential, ``P(T > t) ~ e^(−γt)``: γ is minus the slope of ``ln P(T > t)``
+between the 95th and the 99th percentile, by least squares over a sliding window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, isfinite, log
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.errors import invalid, require_between, require_over
+
+_LOW, _HIGH = 0.95, 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class GammaAdaParams:
+    """``window``: completions kept; ``fewest`` of them and ``num_points`` in the band make a fit.
+
+    ``refit_every``: completions between fits. ``smoothing``: a new fit's weight, (0, 1], on γ's
+    logarithm. ``least`` and ``most``: the range of γ, 1/s.
+    """
+
+    window: int = 1000
+    fewest: int = 100
+    num_points: int = 4
+    refit_every: int = 25
+    smoothing: float = 0.3
+    least: float = 1e-4
+    most: float = 10.0
+
+    def __post_init__(self) -> None:
+        require_between("window", self.window, 100, 1_000_000)
+        require_between("fewest", self.fewest, 100, self.window)
+        require_between("num_points", self.num_points, 2, self.window)
+        require_between("refit_every", self.refit_every, 1, 1_000_000)
+        require_over("smoothing", self.smoothing, 0)
+        require_between("smoothing", self.smoothing, 0, 1)
+        require_between("least", self.least, 1e-9, 1e9)
+        if not self.least <= self.most <= 1e9:
+            raise invalid("most", self.most, f"from least ({self.least:g}) to 1e9 per second")
+
+
+def tail_slope(times: NDArray[np.float64], num_points: int = 4) -> float | None:
+    """−d ln P(T > t) / dt between P95 and P99, 1/s; None where there is nothing to fit.
+
+    ``times``: response times, seconds, shape (n,), in any order.
+    """
+    n = len(times)
+    first, last = int(np.ceil(_LOW * n)), int(np.floor(_HIGH * n))  # ranks, from 1
+    last = min(last, n - 1)  # P(T > t) is 0 at the last one
+    if last - first + 1 < num_points:
+        return None
+    tail = np.sort(np.partition(times, first - 1)[first - 1 :])[: last - first + 1]
+    survival = np.log((n - np.arange(first, last + 1)) / n)
+    t = tail - tail.mean()
+    width = float(t @ t)
+    if not width > 0.0:
+        return None
+    slope = -float(t @ survival) / width
+    return slope if isfinite(slope) and slope > 0.0 else None
+
+
+class GammaAda:
+    """Keeps the last response times and fits γ to their tail."""
+
+    def __init__(self, gamma: float, params: GammaAdaParams | None = None) -> None:
+        self._params = params or GammaAdaParams()
+        self.gamma = gamma
+        self._times = np.zeros(int(self._params.window))
+        self._num_seen = 0
+
+    def completed(self, response_time: float) -> bool:
+        """One more request has ended, so many seconds after its arrival; whether γ was refitted."""
+        if not (isfinite(response_time) and response_time >= 0.0):
+            return False
+        self._times[self._num_seen % len(self._times)] = response_time
+        self._num_seen += 1
+        return self._num_seen % self._params.refit_every == 0 and self.refit()
+
+    def refit(self) -> bool:
+        """Fit, smooth and clamp; False, and γ as it was, where the fit is degenerate."""
+        params = self._params
+        if self._num_seen < params.fewest:
+            return False
+        found = tail_slope(self._times[: min(self._num_seen, len(self._times))], params.num_points)
+        if found is None:
+            return False
+        at = min(max(self.gamma, params.least), params.most)
+        smoothed = exp(log(at) + params.smoothing * (log(found) - log(at)))
+        self.gamma = min(max(smoothed, params.least), params.most)
+        return True

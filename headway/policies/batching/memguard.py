@@ -1,0 +1,102 @@
+"""``uniboost-memguard``: UniBoost's third phase, priorities that move at levels only.
+
+Generated tokens enter Φ quantised, ``w_q = k · 2^⌊log2(w/k)⌋`` and 0 below k. Quantising alone does
+not bound preemptions, for every arrival may evict again: a request also has one voluntary
+eviction to give at each level. So one that generates S tokens is voluntarily evicted at most
+``⌊log2(S/k)⌋ + 2`` times (once, below k).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from headway.errors import invalid
+from headway.policies.batching.boost import Boosted, BoostParams, prompt_work
+from headway.policies.batching.protocol import Candidate, Ranked
+from headway.request import StreamKey
+
+
+def level_of(num_tokens: int, k: int) -> int:
+    """0 below ``k`` tokens, i from ``k · 2^(i−1)``."""
+    return (num_tokens // k).bit_length()
+
+
+def quantised(num_tokens: int, k: int) -> int:
+    """w_q: the tokens at which the level began."""
+    level = level_of(num_tokens, k)
+    return k << (level - 1) if level else 0
+
+
+def next_level_at(num_tokens: int, k: int) -> int:
+    """The tokens at which the next level begins."""
+    return k << level_of(num_tokens, k)
+
+
+@dataclass(frozen=True, slots=True)
+class MemGuardParams(BoostParams):
+    """``k``: tokens of the first level, 1 to 2^20, a multiple of the KV block size.
+
+    ``swap_per_token``: seconds in which a token's KV goes to host memory and comes back, up to 1;
+    0 where it is computed again, at the service time per token.
+    """
+
+    k: int = 64
+    swap_per_token: float = 0.0
+
+    def __post_init__(self) -> None:
+        super(MemGuardParams, self).__post_init__()
+        if self.k != int(self.k) or not 1 <= self.k <= 1 << 20:
+            raise invalid("k", self.k, "a whole number of tokens from 1 to 2^20")
+        if not 0.0 <= self.swap_per_token <= 1.0:
+            raise invalid("swap_per_token", self.swap_per_token, "from 0 (recompute) to 1")
+
+
+class UniBoostMemGuard(Boosted):
+    """Boosted arrival over service quantised at doubling levels, one eviction a level."""
+
+    preempts = True
+
+    def __init__(self, params: MemGuardParams | None = None) -> None:
+        params = params or MemGuardParams()
+        super().__init__(params)
+        self.k = int(params.k)
+        self._swap_per_token = params.swap_per_token
+        self._evicted_at: dict[StreamKey, int] = {}
+
+    def rank(self, candidate: Candidate, *, now: float) -> Ranked:
+        """By Φ of the prompt's work and the quantised rest."""
+        num_left = next_level_at(candidate.num_output_tokens, self.k) - candidate.num_output_tokens
+        until = inf if self.gamma == inf else candidate.attained_tokens + num_left
+        return Ranked(self.phi(candidate), until)
+
+    def phi(self, candidate: Candidate) -> tuple[float, float]:
+        """Φ of max(w_q, s_pre − h): what is generated comes on top of the prompt."""
+        work = prompt_work(candidate) + quantised(candidate.num_output_tokens, self.k)
+        return self.priority(candidate, max(1, work))
+
+    def may_evict(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
+        """One credit a request and level, and only for more than what the swap costs."""
+        return self.has_credit(victim) and self.gain(victim, for_) > self.swap_cost(victim)
+
+    def gain(self, victim: Candidate, for_: Candidate) -> float:
+        """Seconds by which the better one ranks before its victim; any are many at γ = 0."""
+        return inf if self.gamma == 0.0 else self.phi(victim)[0] - self.phi(for_)[0]
+
+    def has_credit(self, victim: Candidate) -> bool:
+        """Whether it was not voluntarily evicted at this level before."""
+        return self._evicted_at.get(victim.key, -1) < level_of(victim.num_output_tokens, self.k)
+
+    def swap_cost(self, victim: Candidate) -> float:
+        """Seconds until its KV is back, out and in."""
+        per_token = self._swap_per_token or self.seconds(1)
+        return victim.num_kv_tokens * per_token
+
+    def evicted(self, victim: Candidate, *, voluntary: bool) -> None:
+        """A voluntary one spends the level's credit; by need none is asked for."""
+        if voluntary:
+            self._evicted_at[victim.key] = level_of(victim.num_output_tokens, self.k)
+
+    def forget(self, key: StreamKey) -> None:
+        """Its credits go with it."""
+        self._evicted_at.pop(key, None)

@@ -1,0 +1,41 @@
+"""``rr``: round-robin by token quanta, blind to phases (PASCAL's baseline).
+
+Who has used a quantum of generated tokens goes behind those that have used fewer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.errors import require_between
+from headway.policies.batching.protocol import Batching, Candidate, Ranked
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRobinParams:
+    """``quantum``: generated tokens of one turn, 1 to 1,000,000."""
+
+    quantum: int = 500
+
+    def __post_init__(self) -> None:
+        require_between("quantum", self.quantum, 1, 1_000_000)
+
+
+class RoundRobin(Batching):
+    """Fewest quanta of 500 tokens used first, then by arrival."""
+
+    preempts = True
+
+    def __init__(self, params: RoundRobinParams | None = None) -> None:
+        self._quantum = (params or RoundRobinParams()).quantum
+
+    def rank(self, candidate: Candidate, *, now: float) -> Ranked:
+        """Quanta, arrival."""
+        quanta, used = divmod(candidate.num_output_tokens, self._quantum)
+        until = candidate.attained_tokens + self._quantum - used
+        return Ranked((quanta, candidate.arrival_at), until)
+
+    def may_evict(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
+        """Only one that has used more quanta."""
+        quantum = self._quantum
+        return for_.num_output_tokens // quantum < victim.num_output_tokens // quantum

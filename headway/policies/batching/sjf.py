@@ -1,0 +1,19 @@
+"""``sjf``: shortest job first with perfect lengths, which only the simulator knows.
+
+Without the truth it goes by the prediction, and by arrival where there is none.
+"""
+
+from __future__ import annotations
+
+from headway.policies.batching.boost import prompt_work
+from headway.policies.batching.lengths import known_remaining
+from headway.policies.batching.protocol import Batching, Candidate, Ranked
+
+
+class Sjf(Batching):
+    """Running requests first, then the waiting one with the fewest tokens in all."""
+
+    def rank(self, candidate: Candidate, *, now: float) -> Ranked:
+        """Running, prompt and output tokens, arrival."""
+        size = prompt_work(candidate) + candidate.num_output_tokens + known_remaining(candidate)
+        return Ranked((not candidate.running, size, candidate.arrival_at))

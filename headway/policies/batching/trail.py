@@ -1,0 +1,47 @@
+"""``trail``: SRPT on predicted remaining lengths with limited preemption (TRAIL, ICLR '25).
+
+A request may be preempted while it has generated less than a share c of its predicted output;
+after that its KV is worth more than what its eviction would gain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.errors import require_between
+from headway.policies.batching.lengths import predicted_remaining, prompt_remaining
+from headway.policies.batching.protocol import Batching, Candidate, Ranked
+
+
+@dataclass(frozen=True, slots=True)
+class TrailParams:
+    """``c``: the share of the predicted output before which preemption is allowed, 0 to 1."""
+
+    c: float = 0.8
+
+    def __post_init__(self) -> None:
+        require_between("c", self.c, 0, 1)
+
+
+class Trail(Batching):
+    """Shortest predicted remaining length first, preempting only the early part of a request."""
+
+    preempts = True
+    improves = True
+
+    def __init__(self, params: TrailParams | None = None) -> None:
+        self._c = (params or TrailParams()).c
+
+    def rank(self, candidate: Candidate, *, now: float) -> Ranked:
+        """Late and running first, then predicted tokens to come, then arrival."""
+        late = candidate.running and self._is_late(candidate)
+        remaining = prompt_remaining(candidate) + predicted_remaining(candidate)
+        return Ranked((not late, remaining, candidate.arrival_at), candidate.attained_tokens + 1)
+
+    def may_evict(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
+        """Not in its late part."""
+        return not self._is_late(victim)
+
+    def _is_late(self, candidate: Candidate) -> bool:
+        done = candidate.num_output_tokens
+        return done > 0 and done >= self._c * (done + predicted_remaining(candidate))

@@ -1,0 +1,53 @@
+"""``uniboost``: all four phases of UniBoost, MemGuard's order with a γ that fits the workload.
+
+γ belongs to a pool, and is fitted where its end-to-end latencies are known; a worker that nobody
+has told fits its own completions, which is the same where a pool is one unified instance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.policies.batching.gamma_ada import GammaAda, GammaAdaParams
+from headway.policies.batching.memguard import MemGuardParams, UniBoostMemGuard
+from headway.policies.batching.protocol import Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class UniBoostParams(MemGuardParams):
+    """``gamma`` is where the fit begins. ``window``, ``least_gamma``, ``most_gamma``: γ-Ada's.
+
+    ``window``: completions, 100 to 1,000,000; γ stays between the two, 1/s.
+    """
+
+    window: int = 1000
+    least_gamma: float = 1e-4
+    most_gamma: float = 10.0
+
+    def fit(self) -> GammaAda:
+        """γ-Ada with these; HeadwayError for what is out of range."""
+        params = GammaAdaParams(self.window, least=self.least_gamma, most=self.most_gamma)
+        return GammaAda(self.gamma, params)
+
+    def __post_init__(self) -> None:
+        super(UniBoostParams, self).__post_init__()
+        self.fit()
+
+
+class UniBoost(UniBoostMemGuard):
+    """Boosted arrival behind MemGuard, γ fitted to the tail of the response times."""
+
+    def __init__(self, params: UniBoostParams | None = None) -> None:
+        params = params or UniBoostParams()
+        super().__init__(params)
+        self._fit: GammaAda | None = params.fit()
+
+    def completed(self, candidate: Candidate, *, now: float) -> None:
+        """One more response time, unless the pool's γ comes from elsewhere."""
+        if self._fit is not None and self._fit.completed(now - candidate.arrival_at):
+            super().tune(self._fit.gamma)
+
+    def tune(self, gamma: float) -> None:
+        """The pool's γ has come: this worker's own fit ends."""
+        super().tune(gamma)
+        self._fit = None

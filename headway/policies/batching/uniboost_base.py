@@ -1,0 +1,23 @@
+"""``uniboost-base``: UniBoost's second phase, one queue for prefill and decode, ordered by Φ.
+
+Every token moves a request, and whoever ranks better may evict: it thrashes where KV is short.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from headway.policies.batching.boost import Boosted, effective_work
+from headway.policies.batching.protocol import Candidate, Ranked
+
+
+class UniBoostBase(Boosted):
+    """Boosted arrival, prefill and decode alike, with preemption across phases."""
+
+    preempts = True
+
+    def rank(self, candidate: Candidate, *, now: float) -> Ranked:
+        """By Φ of the effective work, unquantised."""
+        work = effective_work(candidate)
+        until = inf if self.gamma == inf else work + 1
+        return Ranked(self.priority(candidate, work), until)
