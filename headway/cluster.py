@@ -51,10 +51,19 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class UnitLoad:
-    """Load of one DP unit at one instant; tokens, requests and blocks."""
+    """Load of one DP unit at one instant; tokens, requests and blocks.
+
+    ``host_tokens``: KV in host memory. ``num_reasoning`` and ``num_fresh_answering`` (answers
+    within their first quantum) count requests, and ``is_on_schedule`` says that no reader waits;
+    workers that were not asked for phases leave them as they are here.
+    """
 
     unit: int
     queued_prefill_tokens: int
     num_running: int
     kv_tokens: int
     num_free_blocks: int
+    host_tokens: int = 0
+    num_reasoning: int = 0
+    num_fresh_answering: int = 0
+    is_on_schedule: bool = True

@@ -152,6 +152,30 @@ class EndForward:
     loads: tuple[UnitLoad, ...]
     prefilled: tuple[HeldRequest, ...] = ()
     finished: tuple[FinishedRequest, ...] = ()
+    answering: tuple[HeldRequest, ...] = ()
+    """Requests that run and whose reasoning has just ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRequests:
+    """What decodes on one DP unit, in parallel arrays: STAR's report (Algorithm 1).
+
+    ``num_tokens``: N(r). ``remaining``: N̂(r), NaN where nothing is known. ``future``: the unit's
+    pre-simulated load, tokens, one entry a step of the horizon.
+    """
+
+    unit: int
+    keys: tuple[StreamKey, ...]
+    num_tokens: Sequence[int]
+    remaining: Sequence[float]
+    future: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """Every unit's running requests at one instant."""
+
+    units: tuple[RunningRequests, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,9 +262,20 @@ class PassItem(NamedTuple):
     output_token_ids: Sequence[int]
 
 
+class Swap(NamedTuple):
+    """A request's KV between its blocks and host memory: ``num_tokens`` of it in ``blocks``."""
+
+    key: StreamKey
+    blocks: tuple[int, ...]
+    num_tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardPass:
     """One execution of the model over one ragged batch, all DP units in lock-step.
+
+    Before it ``swapped_out`` leave their blocks, which others may be given, and then
+    ``swapped_in`` come back into theirs.
 
     A backend may run it up to ``num_steps`` times in a row, each time over the tokens just drawn
     one position further (the block tables have room for that), until a request ends or begins
@@ -251,6 +286,8 @@ class ForwardPass:
     items: tuple[PassItem, ...]
     num_steps: int = 1
     until: float = inf
+    swapped_out: tuple[Swap, ...] = ()
+    swapped_in: tuple[Swap, ...] = ()
 
 
 class Sampled(NamedTuple):

@@ -1,4 +1,4 @@
-"""Presets: a paper alone, and what a plain deployment does."""
+"""Presets: each paper alone, all five as one pipeline, and what a plain deployment does."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ class Preset:
     packing: str = "round-robin"
     placement: str = "least-kv"
     batching: str = "fcfs"
+    rescheduling: str = "none"
+    estimation: str = "bucket-mean"
+    pacing: str = "off"
+    burst: str = "off"
+    scaling: str = "fixed"
     params: Mapping[str, Params] = field(default_factory=lambda: MappingProxyType({}))
 
     def params_of(self, question: str) -> Params:
@@ -48,6 +53,48 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             dispatch="sbs",
             packing="pbaa",
             placement="iqr-lex",
+        ),
+        "uniboost": Preset(
+            "Every pass in order of a boost that fades with service.",
+            "UniBoost (Beyond Prediction)",
+            batching="uniboost",
+            params=_with(dispatch=_LEAST_OUTSTANDING),
+        ),
+        "star": Preset(
+            "Running requests move by their predicted remaining length.",
+            "STAR",
+            rescheduling="star",
+            estimation="countdown",
+            params=_with(dispatch=_LEAST_OUTSTANDING),
+        ),
+        "pascal": Preset(
+            "Reasoning before answering, answers placed at the boundary and paced.",
+            "PASCAL",
+            placement="pascal",
+            batching="pascal",
+            pacing="token-pacer",
+            params=_with(dispatch=MappingProxyType({"rule": "pascal"})),
+        ),
+        "tokenscale": Preset(
+            "Prefillers and decoders by token velocity, convertible decoders for bursts.",
+            "TokenScale",
+            dispatch="tokenscale",
+            placement="bucket-balance",
+            burst="dual-signal",
+            scaling="tokenscale",
+        ),
+        "headway": Preset(
+            "All five as one pipeline with one order in seconds.",
+            "Headway",
+            dispatch="sbs",
+            packing="pbaa",
+            placement="min-cost",
+            batching="headway",
+            rescheduling="star",
+            estimation="countdown",
+            pacing="token-pacer",
+            burst="dual-signal",
+            scaling="tokenscale",
         ),
     }
 )

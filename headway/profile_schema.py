@@ -21,10 +21,10 @@ class Profile:
 
     ``num_gpus``: accelerators an instance takes. ``num_units``: its DP units, in lock-step.
     ``max_batch``: requests that decode together. ``swap_per_token``: seconds to move a token's
-    KV to or from host memory. ``start_up``: seconds from an instance's order to its first
-    request. Velocities are tokens/s: V_P, V_N, V_D by bucket (``decode_tokens_per_s``, nine or
-    none) and V_conv; None or none is *not known*, which is not 0. ``origin``: where all of this
-    comes from, for people.
+    KV to or from host memory, ``host_capacity_tokens`` what a DP unit may keep there.
+    ``start_up``: seconds from an instance's order to its first request. Velocities are tokens/s:
+    V_P, V_N, V_D by bucket (``decode_tokens_per_s``, nine or none) and V_conv; None or none is
+    *not known*, which is not 0. ``origin``: where all of this comes from, for people.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Profile:
     block_size: int = 16
     max_batch: int = 256
     swap_per_token: float = 0.0
+    host_capacity_tokens: int = 0
     link_bytes_per_s: float = 12.5e9
     start_up: float = 5.0
     convertible_chunk_tokens: int | None = None
@@ -59,6 +60,7 @@ class Profile:
             require_between(name, getattr(self, name), 1, _MOST)
         require_between("kv_capacity_tokens", self.kv_capacity_tokens, self.block_size, _MOST)
         require_between("swap_per_token", self.swap_per_token, 0, 1)
+        require_between("host_capacity_tokens", self.host_capacity_tokens, 0, _MOST)
         require_between("start_up", self.start_up, 0, 1e6)
         require_over("link_bytes_per_s", self.link_bytes_per_s, 0)
         for name in _VELOCITIES:

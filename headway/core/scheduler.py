@@ -24,6 +24,7 @@ from headway.core.scheduler_events import (
     WorkerGone,
 )
 from headway.core.scheduler_instance import Instance, UnitState
+from headway.core.scheduler_moves import Mover
 from headway.core.scheduler_prefill import MAX_RETRY_AFTER, PoolStatus, PrefillPool
 from headway.core.scheduler_reports import WorkerReports
 from headway.core.scheduler_state import Counters, SchedulerSettings, SchedulerState, Stage, Tracked
@@ -33,6 +34,7 @@ from headway.messages import (
     CancelStream,
     EndForward,
     HandoffResult,
+    LoadReport,
     Rejected,
     Snapshot,
 )
@@ -61,6 +63,7 @@ class SchedulerCore:
         self._pools: dict[str, PrefillPool] = {}
         self._models: set[str] = set()
         self._decode = DecodePlacer(self._state, self._instances)
+        self._mover = Mover(self._state, self._instances, self._decode)
         self._reports = WorkerReports(self._state, self._instances, self._pools, self._decode)
         self._elected = False
         self._unheard: dict[str, None] = {}
@@ -112,6 +115,7 @@ class SchedulerCore:
             pool.expire(now=now)
         if self._leads:
             self._decode.place(now=now)
+            self._mover.decide(now=now)
             for pool in self._pools.values():
                 pool.dispatch(now=now)
         self._next_wakeup = self._compute_wakeup(now)
@@ -120,7 +124,7 @@ class SchedulerCore:
     def _compute_wakeup(self, now: float) -> float | None:
         times = [gone_at + self.settings.gateway_grace for gone_at in self._gone.values()]
         times += [pool.wakeup(now=now) for pool in self._pools.values()]
-        times += [self._decode.next_wakeup, self._grace_until]
+        times += [self._decode.next_wakeup, self._mover.next_wakeup, self._grace_until]
         earliest = min(times, default=inf)
         return earliest if earliest < inf else None
 
@@ -208,7 +212,7 @@ class SchedulerCore:
     def _on_worker(
         self,
         worker_id: str,
-        message: Snapshot | Accepted | EndForward | HandoffResult,
+        message: Snapshot | Accepted | EndForward | HandoffResult | LoadReport,
         now: float,
     ) -> None:
         if isinstance(message, Snapshot):
@@ -224,6 +228,10 @@ class SchedulerCore:
                     self._pool(instance.info.model).accepted(round_trip)
             case EndForward():
                 self._reports.end_forward(instance, message, now=now)
+                for held in message.answering:
+                    self._mover.answering(instance, held, now=now)
+            case LoadReport():
+                self._mover.report(instance, message, now=now)
             case HandoffResult():
                 self._decode.handoff_ended(instance, message, now=now)
                 self._decode.retry()
@@ -248,6 +256,7 @@ class SchedulerCore:
             return
         for pool in self._pools.values():
             pool.update(worker_id)
+        self._mover.forget(worker_id)
         self._reports.lose_all(instance, reason, now=now)
 
     # --- pools ------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import inf
 
+from headway.buckets import NUM_BUCKETS
 from headway.cluster import UnitId
 from headway.core.scheduler_events import Chosen, Considered, Decision
 from headway.core.scheduler_instance import Instance
@@ -71,17 +72,18 @@ class DecodePlacer:
         self._stale = False
         for model in sorted({entry.model for entry in self._waiting.values()}):
             entries = [e for e in self._waiting.values() if e.model == model]
-            units = self._units(model)
+            units = self.units(model)
             considered = tuple(
                 Considered(u.unit, (u.num_requests, u.kv_tokens), u.num_free_blocks) for u in units
             )
-            choices = self._placement(model).place(entries, units)
+            choices = self.placement(model).place(entries, units)
             for choice in choices:
                 self.hand_off(choice.request, choice.unit)
             if choices:
                 self._explain(model, considered, choices, len(entries) - len(choices), now)
 
-    def _placement(self, model: str) -> Placement:
+    def placement(self, model: str) -> Placement:
+        """The policy that places a model's requests."""
         placement = self._placements.get(model)
         if placement is None:
             settings = self._state.settings
@@ -89,13 +91,28 @@ class DecodePlacer:
             self._placements[model] = placement
         return placement
 
-    def _units(self, model: str) -> list[DecodeUnit]:
-        return [
+    def units(self, model: str) -> list[DecodeUnit]:
+        """Units that a model's requests may be handed to, as a placement policy sees them."""
+        units = [
             unit
             for _, instance in sorted(self._instances.items())
             if instance.takes_decode and instance.info.model == model
             for unit in instance.decode_units()
         ]
+        if self.placement(model).reads_buckets:
+            self._count_buckets(units)
+        return units
+
+    def _count_buckets(self, units: Sequence[DecodeUnit]) -> None:
+        """Of all requests that decode on each unit, or are on their way there."""
+        by_id = {unit.unit: unit for unit in units}
+        for unit in units:
+            unit.bucket_counts = [0] * NUM_BUCKETS
+        for entry in self._state.tracked.values():
+            at = entry.target or UnitId(entry.worker_id, entry.unit)
+            decodes = entry.stage in (Stage.PLACED, Stage.MOVING)
+            if decodes and at in by_id:
+                by_id[at].bucket_counts[entry.bucket] += 1
 
     def hand_off(self, entry: Tracked, unit: UnitId) -> None:
         """Order the move; an order to go on with one that is under way changes nothing."""
@@ -106,6 +123,12 @@ class DecodePlacer:
         order = Handoff(entry.key, unit.worker_id, target.info.address, unit.unit)
         self._state.tell_worker(entry.worker_id, order)
         self._state.counters.num_handoffs += 1
+
+    def relocate(self, entry: Tracked, unit: UnitId, *, now: float) -> None:
+        """Move a request that runs; it goes on at its source until it can leave."""
+        entry.relocating, entry.moved_at = True, now
+        self._state.counters.num_relocations += 1
+        self.hand_off(entry, unit)
 
     def _explain(
         self,
@@ -135,7 +158,7 @@ class DecodePlacer:
         source_has_it = (
             entry is not None
             and entry.worker_id == source.info.worker_id
-            and entry.stage in (Stage.PREFILLED, Stage.MOVING)
+            and (entry.stage in (Stage.PREFILLED, Stage.MOVING) or result.ok)
         )
         if entry is None or not source_has_it:
             self._end_stray(source, result)
@@ -145,6 +168,8 @@ class DecodePlacer:
             self._failed(source, entry, target, result, now)
         elif entry.target is not None and entry.target.worker_id in self._instances:
             self.hand_off(entry, entry.target)  # it may have ignored the order meanwhile
+        elif entry.relocating:
+            self._failed(source, entry, target, result, now)
         else:
             self._release(entry)
             entry.stage = Stage.PREFILLED
@@ -170,7 +195,7 @@ class DecodePlacer:
             self.remove(entry)
             self._state.lose([entry.key], f"worker {target.worker_id} changed during a handoff")
             return
-        entry.target = None
+        entry.target, entry.relocating = None, False
         instance.landed(entry.key)
         entry.stage, entry.worker_id, entry.unit = Stage.PLACED, target.worker_id, target.unit
         instance.hold(entry.key)
@@ -193,6 +218,9 @@ class DecodePlacer:
             request_id=entry.request_id,
             detail=f"to unit {target.unit} of {target.worker_id}: {result.message}",
         )
+        if entry.relocating:
+            entry.stage, entry.relocating = Stage.PLACED, False
+            return
         entry.stage = Stage.PREFILLED
         entry.num_failed_handoffs += 1
         tries_left = entry.num_failed_handoffs < self._state.settings.num_handoffs_tried

@@ -12,6 +12,7 @@ from headway.messages import (
     EndForward,
     Handoff,
     HandoffResult,
+    LoadReport,
     Lost,
     Placed,
     Rejected,
@@ -49,7 +50,7 @@ class FromWorker:
     """A worker's message; the first on a new control stream is a snapshot."""
 
     worker_id: str
-    message: Snapshot | Accepted | EndForward | HandoffResult
+    message: Snapshot | Accepted | EndForward | HandoffResult | LoadReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Considered:
-    """One unit before the decision: (C_avail, C_chunk) of a dispatch, (B, K) of a placement."""
+    """One unit before the decision: (C_avail, C_chunk) of a dispatch, else (B, K)."""
 
     unit: UnitId
     load: tuple[int, ...]
@@ -121,8 +122,9 @@ class Chosen:
 class Decision:
     """Why requests went where they went: the core keeps the last of them.
 
-    ``question``: dispatch or placement. ``rule``: the readiness rule of a dispatch, the
-    policy's name of a placement. ``num_left``: requests that were considered and wait on.
+    ``question``: dispatch, placement, boundary (where an answer begins) or rescheduling.
+    ``rule``: the readiness rule of a dispatch, else the policy's name. ``num_left``: requests
+    that were considered and wait on.
     """
 
     question: str

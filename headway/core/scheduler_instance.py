@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import inf
 
 from headway.blocks import blocks_for
-from headway.cluster import UnitId, UnitLoad, WorkerInfo
+from headway.cluster import Role, UnitId, UnitLoad, WorkerInfo
 from headway.messages import Dispatch
 from headway.policies.dispatch import InstanceLoad
 from headway.policies.packing import Room
@@ -174,6 +174,10 @@ class Instance:
             return True
         return any(key in f.keys for f in self._flights.values() if not f.accepted)
 
+    def inbound_tokens(self, unit: int) -> int:
+        """Tokens whose KV is on its way to a unit."""
+        return sum(i.num_tokens for i in self._inbound.values() if i.unit == unit)
+
     @property
     def inbound_keys(self) -> list[StreamKey]:
         """Requests whose KV is on its way here."""
@@ -244,6 +248,11 @@ class Instance:
                     self.num_free_blocks(unit),
                     self.info.num_blocks,
                     self.info.block_size,
+                    load.host_tokens,
+                    load.num_reasoning,
+                    load.num_fresh_answering,
+                    load.is_on_schedule,
+                    is_convertible=self.info.role is Role.CONVERTIBLE,
                 )
             )
         return units
@@ -271,6 +280,7 @@ class Instance:
         rooms = self.rooms()
         queued = sum(load.queued_prefill_tokens for load in self._loads)
         num_running = sum(load.num_running for load in self._loads)
+        in_flight = sum(sum(flight.tokens.values()) for flight in self._flights.values())
         return InstanceLoad(
             self.info.worker_id,
             task_depth=queued + len(self._flights),
@@ -282,6 +292,8 @@ class Instance:
             role=self.info.role,
             num_decoding=num_running,
             free_tokens=max(_free_tokens(room) for room in rooms),
+            kv_tokens=queued + sum(x.kv_tokens + x.host_tokens for x in self._loads) + in_flight,
+            is_on_schedule=all(load.is_on_schedule for load in self._loads),
         )
 
 

@@ -6,9 +6,11 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 from types import MappingProxyType
 from typing import Any
 
+from headway.buckets import Buckets
 from headway.cluster import UnitId
 from headway.core.scheduler_events import (
     Decision,
@@ -39,6 +41,8 @@ class SchedulerSettings:
     packing: str = "pbaa"
     placement: str = "iqr-lex"
     placement_params: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    rescheduling: str = "none"
+    rescheduling_params: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     flow_control: FlowControl = field(default_factory=FlowControl)
     max_waiting: int = 4096
     election_grace: float = 1.0
@@ -83,6 +87,9 @@ class Tracked:
     adopted: bool = False
     rests: dict[UnitId, float] = field(default_factory=dict)
     num_failed_handoffs: int = 0
+    relocating: bool = False  # it runs, and moves: where that fails it runs on where it is
+    moved_at: float = -inf
+    is_answering: bool = False  # its reasoning has ended
     left_over: bool = False
     cycle: int = 0
 
@@ -105,6 +112,14 @@ class Tracked:
         return max(1, min(int(total) - self.num_tokens, 256))
 
     @property
+    def bucket(self) -> int:
+        """Its kind by prompt and predicted output."""
+        if self.request is None:
+            return _BUCKETS.of(self.num_tokens, 0)
+        request = self.request
+        return _BUCKETS.of(len(request.prompt_token_ids), request.predicted_output_tokens)
+
+    @property
     def barred(self) -> Collection[UnitId]:
         """Units that failed its handoff a moment ago."""
         return self.rests
@@ -117,8 +132,11 @@ class Counters:
     num_watchdogs: int = 0
     num_handoffs: int = 0
     num_failed_handoffs: int = 0
+    num_relocations: int = 0
     num_repeats: int = 0
 
+
+_BUCKETS = Buckets()
 
 Answer = Rejected | Lost | None
 """What a repeat of an ended attempt is answered with; None: nothing, its tokens told it all."""

@@ -7,7 +7,8 @@ is in the pass are freed only when it has ended.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from math import inf
 
 from headway.cluster import Role, UnitLoad, WorkerInfo
 from headway.core.worker_events import (
@@ -22,6 +23,7 @@ from headway.core.worker_events import (
     WorkerAction,
     WorkerEvent,
 )
+from headway.core.worker_loads import load_report, loads_with_phases
 from headway.core.worker_plan import PassPlanner, Restarts
 from headway.core.worker_sequence import SequenceState, Stage
 from headway.core.worker_state import Oracle, WorkerState
@@ -48,6 +50,8 @@ from headway.messages import (
     Snapshot,
 )
 from headway.policies.batching import Batching
+from headway.policies.estimation import Estimation
+from headway.policies.rescheduling import Horizon
 from headway.request import FinishReason
 
 
@@ -61,7 +65,10 @@ class WorkerSettings:
     a round trip to the scheduler, which tops up the chunk (SBS), is well spent. ``max_running``:
     the most requests of a DP unit in one pass, 0 for any number. ``end_of_reasoning``: the
     token ids that end the reasoning of a request that reasons. ``reader_pace``: seconds in which
-    a reader takes one answering token.
+    a reader takes one answering token. ``host_tokens``: of KV that a DP unit may keep in host
+    memory for preempted requests, 0 to compute it again. ``reports_phases``: whether loads tell
+    of phases (PASCAL). ``load_interval``: seconds between reports of what runs (STAR), inf for
+    none, pre-simulated over ``horizon``.
     """
 
     watermark: float = 0.1
@@ -72,6 +79,10 @@ class WorkerSettings:
     max_running: int = 0
     end_of_reasoning: tuple[int, ...] = ()
     reader_pace: float = 0.1
+    host_tokens: int = 0
+    reports_phases: bool = False
+    load_interval: float = inf
+    horizon: Horizon = field(default_factory=Horizon)
 
 
 class WorkerCore:
@@ -84,9 +95,17 @@ class WorkerCore:
         batching: Batching,
         settings: WorkerSettings | None = None,
         oracle: Oracle | None = None,
+        estimation: Estimation | None = None,
     ) -> None:
         self.settings = settings = settings or WorkerSettings()
-        self._state = WorkerState(info, eos_token_ids, settings.end_of_reasoning, oracle)
+        self._state = WorkerState(
+            info,
+            eos_token_ids,
+            settings.end_of_reasoning,
+            oracle,
+            estimation=estimation,
+            host_tokens=settings.host_tokens,
+        )
         limits = Limits(info.chunk_tokens, settings.watermark, settings.max_running)
         self._planner = PassPlanner(batching, limits)
         self._draining = False
@@ -94,7 +113,7 @@ class WorkerCore:
         self._pass_id = 0
         self._num_steps = 1
         self._lingers_until: float | None = None
-        self._reported_at = 0.0
+        self._reported_at = self._load_reported_at = 0.0
         self._seen_dispatches: dict[int, None] = {}
         self._waiting_dispatches: list[int] = []  # acknowledged, no pass planned since
         self._pass_dispatches: list[int] = []
@@ -214,7 +233,9 @@ class WorkerCore:
         settings, most = self.settings, self._planner.most_steps(self.settings.max_steps)
         self._num_steps = reserve_steps(self._state, items, most=most, watermark=settings.watermark)
         until = min(self._reported_at + settings.report_interval, self._planner.due_at)
-        self._pass = ForwardPass(self._pass_id, tuple(items), self._num_steps, until)
+        self._pass = ForwardPass(
+            self._pass_id, tuple(items), self._num_steps, until, *self._state.take_swaps()
+        )
         self._pass_dispatches, self._waiting_dispatches = self._waiting_dispatches, []
         actions.append(self._pass)
 
@@ -252,6 +273,9 @@ class WorkerCore:
         if self._pass_dispatches or self._has_news or self._is_report_due(now):
             actions.append(self._end_forward(result.pass_time, self._pass_dispatches, now))
             self._pass_dispatches = []
+            if now - self._load_reported_at >= self.settings.load_interval:
+                self._load_reported_at = now
+                actions.append(load_report(self._state, self.settings.horizon))
             if self.settings.linger and self._has_prompts_alone:
                 self._lingers_until = now + self.settings.linger
 
@@ -304,7 +328,7 @@ class WorkerCore:
     @property
     def _has_news(self) -> bool:
         state = self._state
-        return bool(state.prefilled or state.finished or state.has_freed_blocks)
+        return bool(state.prefilled or state.finished or state.answering or state.has_freed_blocks)
 
     def _is_report_due(self, now: float) -> bool:
         return now - self._reported_at >= self.settings.report_interval
@@ -321,14 +345,20 @@ class WorkerCore:
             pass_id=self._pass_id,
             pass_time=pass_time,
             dispatch_ids=tuple(dispatch_ids),
-            loads=self._state.loads,
+            loads=self._loads(now),
             prefilled=tuple(self._state.prefilled),
             finished=tuple(self._state.finished),
+            answering=self._state.take_answering(),
         )
         self._state.prefilled.clear()
         self._state.finished.clear()
         self._state.has_freed_blocks = False
         return report
+
+    def _loads(self, now: float) -> tuple[UnitLoad, ...]:
+        if self.settings.reports_phases:
+            return loads_with_phases(self._state, now=now)
+        return self._state.loads
 
     def _snapshot(self) -> Snapshot:
         self._state.prefilled.clear()  # the snapshot says it: awaiting_handoff

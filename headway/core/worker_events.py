@@ -15,6 +15,7 @@ from headway.messages import (
     Handoff,
     HandoffResult,
     KvHeader,
+    LoadReport,
     PassResult,
     Snapshot,
     TokenBatch,
@@ -151,6 +152,7 @@ WorkerAction = (
     | Accepted
     | EndForward
     | HandoffResult
+    | LoadReport
     | SendTokens
     | StartTransfer
     | AcceptKv

@@ -39,6 +39,9 @@ class SequenceState:
     answer_start: int | None = 0  # output tokens before the answer, None while it reasons
     in_hand_until: float = -inf
     predicted_total: float | None = None  # output tokens
+    estimated_at: int = 0  # output tokens at that
+    prediction: float | None = None  # the predictor's last, in tokens still to come
+    predicted_at: int = 0
     true_total: int | None = None
     in_pass: bool = False
     cancelled: bool = False
@@ -104,6 +107,11 @@ class SequenceState:
         if self.predicted_total is None:
             return None
         return max(0.0, self.predicted_total - len(self.output))
+
+    @property
+    def num_tokens_since_prediction(self) -> int:
+        """Output tokens since the predictor's last word."""
+        return len(self.output) - self.predicted_at
 
     @property
     def true_remaining(self) -> int | None:

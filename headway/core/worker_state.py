@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from headway.blocks import BlockPool
+from headway.blocks import BlockPool, blocks_for
 from headway.cluster import UnitLoad, WorkerInfo
 from headway.core.worker_outbox import TokenOutbox
 from headway.core.worker_sequence import SequenceState, Stage
-from headway.messages import FinishedRequest, HeldRequest, Sampled
+from headway.messages import FinishedRequest, HeldRequest, Sampled, Swap
+from headway.policies.estimation import Estimation
 from headway.request import FinishReason, Request, StreamKey
 
 Oracle = Callable[[StreamKey], int]
@@ -18,13 +19,18 @@ Oracle = Callable[[StreamKey], int]
 class UnitState:
     """One DP unit: its block pool and its sequences, by key.
 
+    A preempted sequence's KV goes to host memory while ``host_room`` (tokens) lasts, and is
+    computed again otherwise. ``swapped_out`` and ``swapped_in``: for the next pass to carry out.
     ``changed``: who has come, gone, or changed what a batching policy reads, since a pass was
     planned last; tokens computed by that pass need no mention.
     """
 
-    def __init__(self, unit: int, num_blocks: int, block_size: int) -> None:
+    def __init__(self, unit: int, num_blocks: int, block_size: int, host_tokens: int = 0) -> None:
         self.unit = unit
         self.pool = BlockPool(num_blocks, block_size, first=unit * num_blocks)
+        self.host_room = host_tokens
+        self.swapped_out: list[Swap] = []
+        self.swapped_in: list[Swap] = []
         self.sequences: dict[StreamKey, SequenceState] = {}
         self.changed: dict[StreamKey, None] = {}
 
@@ -45,43 +51,68 @@ class UnitState:
         sequence.stage = stage
         self.changed[sequence.key] = None
 
+    def admit(self, sequence: SequenceState) -> None:
+        """Give it blocks for all of its tokens; there is room. KV in host memory comes back."""
+        granted = self.pool.grow(sequence.blocks, sequence.num_tokens)
+        assert granted, "room was made for it"
+        if sequence.num_computed:
+            self.host_room += sequence.num_computed
+            self.swapped_in.append(self._swap(sequence))
+        self.move(sequence, Stage.RUNNING)
+
     def preempt(self, sequence: SequenceState, *, voluntary: bool = False) -> None:
-        """Take its blocks back; it computes its tokens again when there is room."""
+        """Take its blocks back; its KV waits in host memory, or is computed again."""
+        if 0 < sequence.num_computed <= self.host_room:
+            self.host_room -= sequence.num_computed
+            self.swapped_out.append(self._swap(sequence))
+        else:
+            sequence.num_computed = 0
         self.pool.release(sequence.blocks)
         self.move(sequence, Stage.WAITING)
-        sequence.num_computed = 0
         sequence.num_preemptions += 1
         sequence.num_evictions += voluntary
 
+    def _swap(self, sequence: SequenceState) -> Swap:
+        num_blocks = blocks_for(sequence.num_computed, self.pool.block_size)
+        return Swap(sequence.key, tuple(sequence.blocks[:num_blocks]), sequence.num_computed)
+
     def remove(self, sequence: SequenceState) -> None:
-        """Forget a sequence and free its blocks."""
+        """Forget a sequence and free its blocks, and its place in host memory."""
+        if not sequence.blocks:
+            self.host_room += sequence.num_computed
         self.pool.release(sequence.blocks)
         del self.sequences[sequence.key]
         self.changed[sequence.key] = None
 
     def load(self) -> UnitLoad:
-        """Its load now."""
-        queued = running = kv_tokens = 0
+        """Its load now, without phases."""
+        queued = running = kv_tokens = host_tokens = 0
         for sequence in self.sequences.values():
             if sequence.stage is Stage.ARRIVING:
                 running += 1
-                kv_tokens += sequence.num_tokens
+                kv_tokens += sequence.num_tokens if sequence.blocks else 0
+                host_tokens += 0 if sequence.blocks else sequence.num_computed
                 continue
-            kv_tokens += sequence.num_computed
+            if sequence.stage is Stage.WAITING:
+                host_tokens += sequence.num_computed
+            else:
+                kv_tokens += sequence.num_computed
             if sequence.stage is Stage.HANDOFF:
                 continue
             if sequence.decoding:
                 running += 1
             else:
                 queued += sequence.num_remaining
-        return UnitLoad(self.unit, queued, running, kv_tokens, self.pool.num_free)
+        num_free = self.pool.num_free
+        return UnitLoad(self.unit, queued, running, kv_tokens, num_free, host_tokens)
 
 
 class WorkerState:
     """Everything that a worker holds, and what the next report will say of it.
 
     ``end_of_reasoning``: the token ids that end a request's reasoning, none for a model
-    without. ``oracle``: the simulator's.
+    without. ``oracle``: the simulator's. ``estimation``: of remaining lengths; without one a
+    request's own prediction counts down. ``host_tokens``: of KV in host memory, per unit.
     """
 
     def __init__(
@@ -90,24 +121,47 @@ class WorkerState:
         eos_token_ids: Iterable[int],
         end_of_reasoning: Sequence[int] = (),
         oracle: Oracle | None = None,
+        *,
+        estimation: Estimation | None = None,
+        host_tokens: int = 0,
     ) -> None:
         self.info = info
+        self._estimation = estimation
         self.eos_token_ids = frozenset(eos_token_ids)
         self._end_of_reasoning = list(end_of_reasoning)
         self._oracle = oracle
         self.max_len = min(info.max_model_len, info.num_blocks * info.block_size)
         self.units = [
-            UnitState(unit, info.num_blocks, info.block_size) for unit in range(info.num_units)
+            UnitState(unit, info.num_blocks, info.block_size, host_tokens)
+            for unit in range(info.num_units)
         ]
         self.outbox = TokenOutbox(info.worker_id)
         self.prefilled: list[HeldRequest] = []
         self.finished: list[FinishedRequest] = []
+        self.answering: dict[StreamKey, None] = {}  # since the last report
         self.has_freed_blocks = False  # by a transfer: no pass and no end would tell it
 
     @property
     def loads(self) -> tuple[UnitLoad, ...]:
         """Every unit's load now."""
         return tuple(unit.load() for unit in self.units)
+
+    def take_swaps(self) -> tuple[tuple[Swap, ...], tuple[Swap, ...]]:
+        """KV that the next pass takes out of its blocks, and that it brings back."""
+        swaps = (
+            tuple(swap for unit in self.units for swap in unit.swapped_out),
+            tuple(swap for unit in self.units for swap in unit.swapped_in),
+        )
+        for unit in self.units:
+            unit.swapped_out.clear()
+            unit.swapped_in.clear()
+        return swaps
+
+    def take_answering(self) -> tuple[HeldRequest, ...]:
+        """Requests that run here and whose reasoning has ended since the last report."""
+        sequences = [self.find(key) for key in self.answering]
+        self.answering.clear()
+        return tuple(s.held() for s in sequences if s is not None and not s.cancelled)
 
     def find(self, key: StreamKey) -> SequenceState | None:
         """The sequence of that name, wherever it is."""
@@ -145,7 +199,7 @@ class WorkerState:
     ) -> SequenceState:
         """A request's state as it comes here, with what is known of its output."""
         output = list(request.output_token_ids)
-        return SequenceState(
+        sequence = SequenceState(
             request,
             unit,
             stage,
@@ -155,6 +209,17 @@ class WorkerState:
             predicted_total=request.predicted_output_tokens or None,
             true_total=None if self._oracle is None else self._oracle(request.key),
         )
+        self._estimate(sequence)
+        return sequence
+
+    def _estimate(self, sequence: SequenceState) -> None:
+        """How long it still runs, where that is estimated; its own prediction stands otherwise."""
+        if self._estimation is None:
+            return
+        sequence.estimated_at = len(sequence.output)
+        remaining = self._estimation.remaining(sequence)
+        if remaining is not None:
+            sequence.predicted_total = len(sequence.output) + remaining
 
     def _answer_start(self, request: Request, output: list[int]) -> int | None:
         marker = self._end_of_reasoning
@@ -171,6 +236,11 @@ class WorkerState:
         marker = self._end_of_reasoning
         if sequence.answer_start is None and sequence.output[-len(marker) :] == marker:
             sequence.answer_start = len(sequence.output)
+            self.answering[sequence.key] = None
+            self.units[sequence.unit].changed[sequence.key] = None
+        estimation, num_since = self._estimation, len(sequence.output) - sequence.estimated_at
+        if estimation is not None and num_since >= estimation.interval:
+            self._estimate(sequence)
             self.units[sequence.unit].changed[sequence.key] = None
 
     def predict(self, key: StreamKey, num_remaining: float) -> None:
@@ -178,6 +248,8 @@ class WorkerState:
         sequence = self.find(key)
         if sequence is not None:
             sequence.predicted_total = len(sequence.output) + num_remaining
+            sequence.prediction, sequence.predicted_at = num_remaining, len(sequence.output)
+            self._estimate(sequence)
             self.units[sequence.unit].changed[key] = None
 
     def cancel(self, key: StreamKey) -> None:

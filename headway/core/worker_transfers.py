@@ -139,7 +139,7 @@ def _reserve(
     num_cached = 0 if state.info.role is Role.UNIFIED else len(request.prompt_token_ids)
     sequence = state.sequence(request, unit, Stage.ARRIVING, num_cached)
     sequence.num_computed = num_computed_tokens
-    if not pool.grow(sequence.blocks, request.num_tokens):
+    if not pool.grow(sequence.blocks, request.num_tokens) and not _fits_host(state, sequence):
         needed = blocks_for(request.num_tokens, pool.block_size)
         message = (
             f"unit {unit} has {pool.num_free} free KV blocks, the request needs {needed}: "
@@ -151,6 +151,15 @@ def _reserve(
     return AcceptKv(request.key, tuple(sequence.blocks[:filled]))
 
 
+def _fits_host(state: WorkerState, sequence: SequenceState) -> bool:
+    """Whether KV that finds no blocks can wait in host memory; its place is taken."""
+    unit = state.units[sequence.unit]
+    if sequence.num_computed > unit.host_room:
+        return False
+    unit.host_room -= sequence.num_computed
+    return True
+
+
 def end_arrival(state: WorkerState, key: StreamKey, *, ok: bool) -> None:
     """All of an accepted offer's KV is here (``ok``), or will not come."""
     sequence = state.find(key)
@@ -160,6 +169,7 @@ def end_arrival(state: WorkerState, key: StreamKey, *, ok: bool) -> None:
         state.units[sequence.unit].remove(sequence)
         state.has_freed_blocks = True
         return
-    state.units[sequence.unit].move(sequence, Stage.RUNNING)
+    stage = Stage.RUNNING if sequence.blocks else Stage.WAITING
+    state.units[sequence.unit].move(sequence, stage)
     if sequence.cancelled:
         state.end(sequence, FinishReason.CANCELLED)

@@ -106,9 +106,7 @@ class UnitPlan:
             return False
         for victim in victims:
             self._evict(victim, voluntary=True)
-        granted = self._unit.pool.grow(sequence.blocks, sequence.num_tokens)
-        assert granted, "room was made for it"
-        self._unit.move(sequence, Stage.RUNNING)
+        self._unit.admit(sequence)
         self._num_admitted += 1
         return True
 

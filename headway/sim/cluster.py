@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from types import MappingProxyType
 from typing import cast
 
@@ -39,13 +40,15 @@ from headway.core.worker_events import SendTokens
 from headway.messages import CancelStream
 from headway.policies import registry
 from headway.policies.batching import Batching
+from headway.policies.estimation import Estimation
+from headway.policies.rescheduling import Horizon
 from headway.request import Request, SamplingParams, StreamKey
 from headway.sim.device import REASONING_END, Steps
 from headway.sim.kernel import Kernel
 from headway.sim.network import Network, NetworkParams
 from headway.sim.node import Node
 from headway.sim.records import Record, Segment
-from headway.sim.worker import MODEL, InstanceSpec, SimWorker, ToScheduler
+from headway.sim.worker import MODEL, InstanceSpec, Policies, SimWorker, ToScheduler
 
 GATEWAY = "gateway"
 MOST_STEPS = 1 << 20
@@ -57,7 +60,6 @@ class SimRequest:
     """What a client will ask and what the model will answer; seconds, tokens.
 
     ``num_reasoning_tokens`` counts up to and with the end of reasoning, 0 for none.
-    ``prefix_hashes``: of the prompt's blocks, from its beginning; equal ones share their KV.
     """
 
     request_id: str
@@ -65,8 +67,6 @@ class SimRequest:
     num_prompt_tokens: int
     num_output_tokens: int
     num_reasoning_tokens: int = 0
-    prefix_hashes: tuple[int, ...] = ()
-    slo_tier: str = ""
 
     @property
     def num_answer_tokens(self) -> int:
@@ -82,6 +82,11 @@ class ClusterSpec:
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     batching: str = "sarathi"
     batching_params: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    estimation: str = ""
+    estimation_params: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    reports_phases: bool = False
+    load_interval: float = inf
+    horizon: Horizon = field(default_factory=Horizon)
     watermark: float = 0.1
     report_interval: float = 0.05
     linger: float = 0.0
@@ -159,14 +164,25 @@ class SimCluster:
             linger=self.spec.linger,
             max_running=self.spec.max_running,
             end_of_reasoning=(REASONING_END,),
+            reports_phases=self.spec.reports_phases,
+            load_interval=self.spec.load_interval,
+            horizon=self.spec.horizon,
         )
-        worker = SimWorker(worker_id, kind, self._batching, settings, self._lengths, self)
+        policies = Policies(self._batching, self._estimation)
+        worker = SimWorker(worker_id, kind, policies, settings, self._lengths, self)
         self._workers[worker_id] = worker
         worker.post(WorkerFoundScheduler())
 
     def _batching(self) -> Batching:
         made = registry.make("batching", self.spec.batching, **self.spec.batching_params)
         return cast(Batching, made)
+
+    def _estimation(self) -> Estimation | None:
+        spec = self.spec
+        if not spec.estimation:
+            return None
+        made = registry.make("estimation", spec.estimation, **spec.estimation_params)
+        return cast("Estimation", made)
 
     def kill(self, worker_id: str) -> None:
         """The machine dies; its streams break at once."""

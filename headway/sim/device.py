@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Protocol
 
@@ -74,7 +74,8 @@ class _Running:
 class Device:
     """Runs one worker's passes: its DP units in lock-step, by the gate of ``pass_time``.
 
-    ``blocks_per_unit`` tells an item's unit from its block table.
+    ``blocks_per_unit`` tells an item's unit from its block table. ``swap_per_token``: seconds to
+    move a token's KV to or from host memory.
     """
 
     def __init__(
@@ -82,12 +83,14 @@ class Device:
         kernel: Kernel,
         pass_time: PassTime,
         blocks_per_unit: int,
+        swap_per_token: float,
         lengths: Mapping[StreamKey, Lengths],
         ended: Callable[[PassResult, Steps, int], None],
     ) -> None:
         self._kernel = kernel
         self._pass_time = pass_time
         self._blocks_per_unit = blocks_per_unit
+        self._swap_per_token = swap_per_token
         self._lengths = lengths
         self._ended = ended
         self._running: _Running | None = None
@@ -95,11 +98,14 @@ class Device:
         self.num_passes = 0
         self.num_prefill_passes = 0
         self.num_prefill_tokens = 0
+        self.num_swapped_tokens = 0
 
     def start(self, forward_pass: ForwardPass) -> None:
         """Begin a pass of one step or more; it ends by itself."""
         steps = self._steps(forward_pass.items, forward_pass.num_steps > 1)
         most = forward_pass.num_steps
+        if forward_pass.swapped_out or forward_pass.swapped_in:
+            steps, most = replace(steps, step=steps.step + self._swap_time(forward_pass)), 1
         if most > 1:
             most = min(most, steps.num_valid, steps.steps_until(forward_pass.until))
             most = min(most, *(self._steps_to_event(item) for item in forward_pass.items))
@@ -143,6 +149,16 @@ class Device:
             if other_growth > growth:
                 num_valid = min(num_valid, 1 + int((value - other) / (other_growth - growth)))
         return Steps(self._kernel.now, step, growth, num_valid)
+
+    def _swap_time(self, forward_pass: ForwardPass) -> float:
+        """The unit with the most KV to move holds all; a link carries both directions at once."""
+        num_tokens: dict[tuple[int, bool], int] = {}
+        for is_in, swaps in enumerate((forward_pass.swapped_out, forward_pass.swapped_in)):
+            for swap in swaps:
+                link = swap.blocks[0] // self._blocks_per_unit, bool(is_in)
+                num_tokens[link] = num_tokens.get(link, 0) + swap.num_tokens
+        self.num_swapped_tokens += sum(num_tokens.values())
+        return self._swap_per_token * max(num_tokens.values())
 
     def _shares(self, items: Sequence[PassItem]) -> Iterable[Share]:
         """What each DP unit does in this pass."""

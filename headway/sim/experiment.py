@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +21,9 @@ from headway.sim.worker import InstanceSpec
 
 Instances = Sequence[tuple[InstanceSpec, int]]
 _LOOK_EVERY = 60.0
+_LOADS_EVERY = 1.0
+_SIMULATED = MappingProxyType({"countdown": "noisy-oracle", "bucket-mean": ""})
+"""No hidden states here: a predictor of a given accuracy stands for the trained one."""
 _ENDLESS = FlowControl(num_cycles=1 << 30)
 
 
@@ -27,7 +31,8 @@ _ENDLESS = FlowControl(num_cycles=1 << 30)
 class Conditions:
     """What a run happens on. ``linger``: None for a round trip to the scheduler.
 
-    ``flow_control``: off unless given, so that overload shows as latency.
+    ``max_running``: requests of a DP unit in one pass, 0 for any number. ``flow_control``: off
+    unless given, so that overload shows as latency.
     """
 
     instances: Instances
@@ -35,6 +40,7 @@ class Conditions:
     report_interval: float = 0.5
     linger: float | None = None
     watermark: float = 0.1
+    max_running: int = 0
     flow_control: FlowControl = _ENDLESS
     params: Mapping[str, Mapping[str, object]] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -56,7 +62,9 @@ def cluster_spec(preset: Preset, conditions: Conditions) -> ClusterSpec:
     def params(question: str) -> dict[str, Any]:
         return {**preset.params_of(question), **conditions.params.get(question, {})}
 
-    dispatch = params("dispatch")
+    dispatch, batching = params("dispatch"), _batching_params(preset, params, conditions)
+    rescheduling = registry.make("rescheduling", preset.rescheduling, **params("rescheduling"))
+    moves = rescheduling.interval < inf
     known = registry.find("dispatch", preset.dispatch).parameters()
     if "default_pass_time" in known and "default_pass_time" not in dispatch:
         dispatch["default_pass_time"] = _first_pass_time(conditions.instances)
@@ -71,17 +79,37 @@ def cluster_spec(preset: Preset, conditions: Conditions) -> ClusterSpec:
             packing=preset.packing,
             placement=preset.placement,
             placement_params=params("placement"),
+            rescheduling=preset.rescheduling,
+            rescheduling_params=params("rescheduling"),
             flow_control=conditions.flow_control,
             max_waiting=1 << 30,
             kv_watermark=conditions.watermark,
         ),
         batching=preset.batching,
-        batching_params=params("batching"),
+        batching_params=batching,
+        estimation=_SIMULATED.get(preset.estimation, preset.estimation),
+        estimation_params=params("estimation"),
+        reports_phases="pascal" in (preset.placement, dispatch.get("rule")),
+        load_interval=min(_LOADS_EVERY, rescheduling.interval / 2) if moves else inf,
+        horizon=rescheduling.horizon,
+        max_running=conditions.max_running,
         watermark=conditions.watermark,
         report_interval=conditions.report_interval,
         linger=linger if preset.dispatch == "sbs" else 0.0,
         network=network,
     )
+
+
+def _batching_params(
+    preset: Preset, params: Callable[[str], dict[str, Any]], conditions: Conditions
+) -> dict[str, Any]:
+    """With what a preempted token costs here, for policies that ask."""
+    given = params("batching")
+    known = registry.find("batching", preset.batching).parameters()
+    profile = conditions.instances[0][0].profile
+    if profile.host_capacity_tokens and "swap_per_token" in known:
+        given.setdefault("swap_per_token", 2 * profile.swap_per_token)
+    return given
 
 
 def _first_pass_time(instances: Instances) -> float:

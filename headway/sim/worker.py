@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 from headway.blocks import blocks_for
 from headway.cluster import Role, WorkerInfo
@@ -28,10 +28,12 @@ from headway.messages import (
     ForwardPass,
     HandoffResult,
     KvHeader,
+    LoadReport,
     PassResult,
     Snapshot,
 )
 from headway.policies.batching import Batching
+from headway.policies.estimation import Estimation
 from headway.profile_schema import Profile
 from headway.request import StreamKey
 from headway.sim.device import EOS, Device, Lengths, Steps
@@ -40,7 +42,7 @@ from headway.sim.network import Network
 from headway.sim.node import Node
 
 MODEL = "model"
-ToScheduler = Snapshot | Accepted | EndForward | HandoffResult
+ToScheduler = Snapshot | Accepted | EndForward | HandoffResult | LoadReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,13 @@ class InstanceSpec:
             max_model_len=self.max_model_len,
             kv_bytes_per_token=profile.kv_bytes_per_token,
         )
+
+
+class Policies(NamedTuple):
+    """What decides inside an instance; each has its own."""
+
+    batching: Callable[[], Batching]
+    estimation: Callable[[], Estimation | None]
 
 
 class Surroundings(Protocol):
@@ -98,7 +107,7 @@ class SimWorker:
         self,
         worker_id: str,
         spec: InstanceSpec,
-        batching: Callable[[], Batching],
+        policies: Policies,
         settings: WorkerSettings,
         lengths: Mapping[StreamKey, Lengths],
         around: Surroundings,
@@ -109,12 +118,22 @@ class SimWorker:
         info = spec.info(worker_id)
         self.num_blocks = info.num_blocks
         self.core = WorkerCore(
-            info, (EOS,), batching(), settings, lambda key: lengths[key].num_output_tokens
+            info,
+            (EOS,),
+            policies.batching(),
+            replace(settings, host_tokens=spec.profile.host_capacity_tokens),
+            lambda key: lengths[key].num_output_tokens,
+            policies.estimation(),
         )
         self._around = around
         self._node: Node[WorkerEvent, WorkerAction] = Node(around.kernel, self.core, self._perform)
         self.device = Device(
-            around.kernel, spec.profile.pass_time, info.num_blocks, lengths, self._pass_ended
+            around.kernel,
+            spec.profile.pass_time,
+            info.num_blocks,
+            spec.profile.swap_per_token,
+            lengths,
+            self._pass_ended,
         )
         self._answers: dict[StreamKey, WorkerAction] = {}
         self._steps = Steps(0.0, 0.0, 0.0)
@@ -148,7 +167,7 @@ class SimWorker:
                 self._offer(action)
             case AcceptKv(key) | AcknowledgeKv(key) | RefuseKv(key):
                 self._answers[key] = action
-            case Snapshot() | Accepted() | EndForward() | HandoffResult():
+            case Snapshot() | Accepted() | EndForward() | HandoffResult() | LoadReport():
                 self._around.to_scheduler(self.worker_id, action)
 
     # --- KV to another instance -------------------------------------------------------

@@ -33,6 +33,7 @@ class Item:
     num_tokens: int
     arrival_at: float = 0.0
     num_growth_tokens: int = 1
+    bucket: int = 0
     barred: Collection[UnitId] = ()
 
     @property

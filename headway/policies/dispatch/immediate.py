@@ -13,12 +13,14 @@ from headway.policies.dispatch.untimed import Untimed
 
 ROUND_ROBIN = "round-robin"
 RANDOM = "random"
-_SCORES: Mapping[str, Callable[[InstanceLoad], int]] = MappingProxyType(
+_SCORES: Mapping[str, Callable[[InstanceLoad], tuple[int, ...]]] = MappingProxyType(
     {
-        ROUND_ROBIN: lambda load: 0,
-        "least-outstanding": lambda load: load.num_outstanding,
-        "join-shortest-queue": lambda load: load.num_queued,
-        "least-tokens": lambda load: load.queued_tokens,
+        ROUND_ROBIN: lambda load: (),
+        "least-outstanding": lambda load: (load.num_outstanding,),
+        "join-shortest-queue": lambda load: (load.num_queued,),
+        "least-tokens": lambda load: (load.queued_tokens,),
+        "least-kv": lambda load: (load.kv_tokens,),
+        "pascal": lambda load: (not load.is_on_schedule, load.kv_tokens),
     }
 )
 
@@ -26,9 +28,11 @@ _SCORES: Mapping[str, Callable[[InstanceLoad], int]] = MappingProxyType(
 @dataclass(frozen=True, slots=True)
 class ImmediateParams:
     """``rule``: ``round-robin``, ``random``, ``least-outstanding`` (requests sent and not ended),
-    ``join-shortest-queue`` (requests that do not run yet) or ``least-tokens`` (prompt tokens not
-    yet computed). ``default_pass_time``: shown before the first pass, seconds. ``window``: passes.
-    ``seed``: of the random rule.
+    ``join-shortest-queue`` (requests that do not run yet), ``least-tokens`` (prompt tokens not
+    yet computed), ``least-kv`` (KV tokens in device and host memory) or ``pascal`` (the same among
+    instances where no reader waits, if there are any: PASCAL, Algorithm 1).
+    ``default_pass_time``: shown before the first pass, seconds. ``window``: passes. ``seed``: of
+    the random rule.
     """
 
     rule: str = ROUND_ROBIN

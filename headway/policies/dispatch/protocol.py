@@ -19,6 +19,8 @@ class InstanceLoad:
     requests that it was sent and has not let go of; ``num_queued``: those of them that do not
     run yet. ``has_capacity``: whether any unit has C_avail above 0; ``has_room``: free KV blocks.
     ``num_decoding``: B over its units; ``free_tokens``: the longest prompt a unit has blocks for.
+    ``kv_tokens``: KV in blocks and in host memory, and what is queued. ``is_on_schedule``: whether
+    no reader of its answers waits (PASCAL's t_i).
     """
 
     worker_id: str
@@ -31,6 +33,8 @@ class InstanceLoad:
     role: Role = Role.PREFILL
     num_decoding: int = 0
     free_tokens: int = 1 << 62
+    kv_tokens: int = 0
+    is_on_schedule: bool = True
 
 
 class Waiting(Protocol):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.errors import invalid
+from headway.policies.estimation.protocol import Estimable
 
 DEFAULT_BOUNDS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Prompt tokens, inclusive; one more bucket is open above."""
@@ -48,6 +49,16 @@ class BucketMean:
         bucket = bisect_left(self.bounds, num_prompt_tokens)
         self._totals[bucket] += num_output_tokens
         self._counts[bucket] += 1
+
+    @property
+    def interval(self) -> int:
+        """It says the same of a request until others have finished."""
+        return 1 << 30
+
+    def remaining(self, request: Estimable) -> float | None:
+        """The bucket's mean, less what was generated, at least 1; None before any has finished."""
+        mean = self.table().means[bisect_left(self.bounds, request.num_prompt_tokens)]
+        return max(1.0, mean - request.num_output_tokens) if mean > 0 else None
 
     def table(self) -> LengthTable:
         """What has been learned; a bucket without samples has the mean of all, 0 before any."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from headway.errors import require_between
 from headway.policies.placement.greedy import place_greedily
 from headway.policies.placement.lex import batch_then_kv
-from headway.policies.placement.protocol import Choice, DecodeUnit, R
+from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class IqrLexParams:
         require_between("k", self.k, 0, 1e6)
 
 
-class IqrLex:
+class IqrLex(Placement):
     """Units whose KV load stands out are masked, then the least ``(B, K)`` wins."""
 
     def __init__(self, params: IqrLexParams | None = None) -> None:

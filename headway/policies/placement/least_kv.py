@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway.policies.placement.greedy import by_arrival, place_greedily
-from headway.policies.placement.protocol import Choice, DecodeUnit, R
+from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
 
 
 def _kv_then_batch(unit: DecodeUnit) -> tuple[float, ...]:
     return unit.kv_tokens, unit.num_requests
 
 
-class LeastKv:
+class LeastKv(Placement):
     """The least K, in order of arrival."""
 
     def place(self, requests: Sequence[R], units: Sequence[DecodeUnit]) -> list[Choice[R]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway.policies.placement.greedy import place_greedily
-from headway.policies.placement.protocol import Choice, DecodeUnit, R
+from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
 
 
 def batch_then_kv(unit: DecodeUnit) -> tuple[float, ...]:
@@ -13,7 +13,7 @@ def batch_then_kv(unit: DecodeUnit) -> tuple[float, ...]:
     return unit.num_requests, unit.kv_tokens
 
 
-class Lex:
+class Lex(Placement):
     """The least batch, then the least KV: Algorithm 3 without its mask, longest first."""
 
     def place(self, requests: Sequence[R], units: Sequence[DecodeUnit]) -> list[Choice[R]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from headway.errors import require_between
 from headway.policies.placement.greedy import place_greedily
-from headway.policies.placement.protocol import Choice, DecodeUnit, R
+from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class MinCostParams:
         require_between("alarm", self.alarm, 0, 1)
 
 
-class MinCost:
+class MinCost(Placement):
     """Where the next forward pass stays shortest."""
 
     def __init__(self, params: MinCostParams | None = None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from headway.blocks import blocks_for
@@ -31,6 +31,10 @@ class Placeable(Protocol):
         """Tokens that must find room beside them."""
 
     @property
+    def bucket(self) -> int:
+        """Its kind by prompt and predicted output (``headway.buckets``)."""
+
+    @property
     def barred(self) -> Collection[UnitId]:
         """Units that this request must not go to now."""
 
@@ -40,7 +44,13 @@ R = TypeVar("R", bound=Placeable)
 
 @dataclass(slots=True)
 class DecodeUnit:
-    """One DP unit while a batch is placed: ``num_requests`` is B, ``kv_tokens`` is K."""
+    """One DP unit while a batch is placed: ``num_requests`` is B, ``kv_tokens`` is K.
+
+    ``host_tokens``: KV in host memory. ``num_reasoning`` is PASCAL's r_i, ``num_fresh_answering``
+    a_i (answers within their first quantum), ``is_on_schedule`` t_i. ``bucket_counts``: requests
+    by bucket, as many as there are buckets, or none. ``is_convertible``: it keeps room for
+    prompts.
+    """
 
     unit: UnitId
     num_requests: int
@@ -48,6 +58,16 @@ class DecodeUnit:
     num_free_blocks: int
     num_blocks: int
     block_size: int
+    host_tokens: int = 0
+    num_reasoning: int = 0
+    num_fresh_answering: int = 0
+    is_on_schedule: bool = True
+    bucket_counts: list[int] = field(default_factory=list)
+    is_convertible: bool = False
+
+    def count_of(self, bucket: int) -> int:
+        """Requests of a bucket."""
+        return self.bucket_counts[bucket] if self.bucket_counts else 0
 
     @property
     def capacity_tokens(self) -> int:
@@ -59,6 +79,8 @@ class DecodeUnit:
         self.num_requests += 1
         self.kv_tokens += request.num_tokens
         self.num_free_blocks -= blocks_for(request.num_tokens, self.block_size)
+        if self.bucket_counts:
+            self.bucket_counts[request.bucket] += 1
 
 
 def blocks_wanted(request: Placeable, block_size: int, num_blocks: int) -> int:
@@ -80,5 +102,15 @@ class Choice(Generic[R]):
 class Placement(Protocol):
     """Which DP unit decodes each prefilled request, if any has room?"""
 
+    reads_buckets: bool = False
+    """Whether units have to tell their requests by bucket."""
+
     def place(self, requests: Sequence[R], units: Sequence[DecodeUnit]) -> list[Choice[R]]:
         """The placed requests; who is not among them waits. ``units`` are updated."""
+        ...
+
+    def boundary(
+        self, request: R, here: DecodeUnit, units: Sequence[DecodeUnit]
+    ) -> Choice[R] | None:
+        """Where an answer is given once its reasoning has ended ``here``; None: it stays."""
+        return None

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from headway.cluster import UnitId
 from headway.policies.placement.greedy import Rooms, by_arrival
-from headway.policies.placement.protocol import Choice, DecodeUnit, R
+from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
 
 
-class RoundRobin:
+class RoundRobin(Placement):
     """The next unit by id that has room, in order of arrival."""
 
     def __init__(self) -> None:

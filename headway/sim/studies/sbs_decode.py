@@ -62,6 +62,7 @@ class Newcomer:
     row: int
     arrival_at: float = 0.0
     num_growth_tokens: int = 1
+    bucket: int = 0
     barred: tuple[UnitId, ...] = ()
 
 

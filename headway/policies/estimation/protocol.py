@@ -1,0 +1,46 @@
+"""What an estimation policy reads and what it answers."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from headway.request import StreamKey
+
+
+class Estimable(Protocol):
+    """One running request, as an estimation policy sees it; tokens."""
+
+    @property
+    def key(self) -> StreamKey:
+        """Names the attempt."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of the request as its client sent it."""
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Generated so far."""
+
+    @property
+    def prediction(self) -> float | None:
+        """The predictor's last remaining length, None before the first."""
+
+    @property
+    def num_tokens_since_prediction(self) -> int:
+        """Generated since then."""
+
+    @property
+    def true_remaining(self) -> int | None:
+        """Tokens still to come in truth; None outside the simulator."""
+
+
+class Estimation(Protocol):
+    """How many tokens does a request still have to generate?"""
+
+    @property
+    def interval(self) -> int:
+        """k: decode steps between predictions."""
+
+    def remaining(self, request: Estimable) -> float | None:
+        """Tokens still to come, at least 1; None where nothing is known."""

@@ -1,0 +1,37 @@
+"""``off``: the baseline. Every token goes to its reader as it comes."""
+
+from __future__ import annotations
+
+
+class PacingOff:
+    """Each token goes to its reader at once."""
+
+    def pace(self) -> Unpaced:
+        """For a new stream."""
+        return Unpaced()
+
+
+class Unpaced:
+    """One stream."""
+
+    due_at: float | None = None
+
+    def __init__(self) -> None:
+        self._num_in_hand = 0
+
+    def arrived(self, num_tokens: int, *, now: float) -> None:
+        """They go with the next release."""
+        self._num_in_hand += num_tokens
+
+    def release(self, *, now: float) -> int:
+        """All."""
+        return self.flush()
+
+    def flush(self) -> int:
+        """All."""
+        count, self._num_in_hand = self._num_in_hand, 0
+        return count
+
+    def slack(self, *, now: float) -> float:
+        """Nothing is ever in hand."""
+        return 0.0

@@ -1,0 +1,32 @@
+"""What a pacing policy is told and what it answers."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Pace(Protocol):
+    """One stream of answering tokens on its way to a reader; instants in seconds."""
+
+    @property
+    def due_at(self) -> float | None:
+        """When the next token in hand is due; None without one."""
+
+    def arrived(self, num_tokens: int, *, now: float) -> None:
+        """So many more tokens are in hand."""
+
+    def release(self, *, now: float) -> int:
+        """How many tokens go to the reader now."""
+
+    def flush(self) -> int:
+        """The stream ends: all that are in hand go."""
+
+    def slack(self, *, now: float) -> float:
+        """Seconds until the reader has nothing left to read, at least 0."""
+
+
+class Pacing(Protocol):
+    """When does a reader see each token?"""
+
+    def pace(self) -> Pace:
+        """For a new stream."""

@@ -1,0 +1,81 @@
+"""``token-pacer``: answering tokens at the pace of a reader (PASCAL, section IV-D).
+
+Token k is due ``k · tpot`` after the first one came. It goes to the reader when it is there and
+due: bursts are buffered, and what comes late goes at once, so no token is held beyond its due
+time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import floor
+
+from headway.errors import require_between
+
+_ROUNDING = 1e-9
+"""Of a token: an instant that was computed as due must count as due."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPacerParams:
+    """``tpot``: seconds a reader takes for a token, 0.001 to 10."""
+
+    tpot: float = 0.1
+
+    def __post_init__(self) -> None:
+        require_between("tpot", self.tpot, 0.001, 10)
+
+
+class TokenPacer:
+    """Releases each answering token when a reader is due to need it, and late ones at once."""
+
+    def __init__(self, params: TokenPacerParams | None = None) -> None:
+        self._tpot = (params or TokenPacerParams()).tpot
+
+    def pace(self) -> TokenPace:
+        """For a new stream."""
+        return TokenPace(self._tpot)
+
+
+class TokenPace:
+    """One stream."""
+
+    def __init__(self, tpot: float) -> None:
+        self._tpot = tpot
+        self._first_at: float | None = None
+        self._num_arrived = 0
+        self._num_released = 0
+
+    @property
+    def due_at(self) -> float | None:
+        """When the next token in hand is due; None without one."""
+        if self._first_at is None or self._num_released == self._num_arrived:
+            return None
+        return self._first_at + self._num_released * self._tpot
+
+    def arrived(self, num_tokens: int, *, now: float) -> None:
+        """So many more tokens are in hand; the first of all starts the reader's clock."""
+        if num_tokens > 0 and self._first_at is None:
+            self._first_at = now
+        self._num_arrived += num_tokens
+
+    def release(self, *, now: float) -> int:
+        """Those that are in hand and due."""
+        if self._first_at is None:
+            return 0
+        num_due = floor((now - self._first_at) / self._tpot + _ROUNDING) + 1
+        count = max(0, min(num_due, self._num_arrived) - self._num_released)
+        self._num_released += count
+        return count
+
+    def flush(self) -> int:
+        """The stream ends: all that are in hand go."""
+        count = self._num_arrived - self._num_released
+        self._num_released = self._num_arrived
+        return count
+
+    def slack(self, *, now: float) -> float:
+        """Seconds until the token after the last one in hand is due, at least 0."""
+        if self._first_at is None:
+            return 0.0
+        return max(0.0, self._first_at + self._num_arrived * self._tpot - now)

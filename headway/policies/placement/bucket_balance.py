@@ -1,0 +1,53 @@
+"""``bucket-balance``: an even share of every kind of request (TokenScale, section IV-C).
+
+Requests of a bucket have like lengths, so units with as many of each have like loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headway.errors import require_between
+from headway.policies.placement.greedy import Rooms, by_arrival
+from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
+from headway.velocity import takes_decode
+
+
+@dataclass(frozen=True, slots=True)
+class BucketBalanceParams:
+    """``reserved_tokens``: of KV that a convertible decoder keeps for prompts, 0 or more (M over
+    the bytes of a token, equation 6: ``headway.velocity.reserved_bytes``).
+    """
+
+    reserved_tokens: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_between("reserved_tokens", self.reserved_tokens, 0, 1e12)
+
+
+class BucketBalance(Placement):
+    """The unit with the fewest requests of the bucket, then the least KV."""
+
+    reads_buckets = True
+
+    def __init__(self, params: BucketBalanceParams | None = None) -> None:
+        self._reserved_tokens = (params or BucketBalanceParams()).reserved_tokens
+
+    def place(self, requests: Sequence[R], units: Sequence[DecodeUnit]) -> list[Choice[R]]:
+        """In order of arrival; a convertible's unit keeps what it reserves for prompts."""
+        rooms = Rooms(units)
+        choices: list[Choice[R]] = []
+        for request in sorted(requests, key=by_arrival):
+            able = [unit for unit in rooms.able(request) if self._is_open(unit)]
+            if not able:
+                continue
+            bucket = request.bucket
+            best = min(able, key=lambda u: (u.count_of(bucket), u.kv_tokens, u.unit))
+            choices.append(Choice(request, best.unit, (best.count_of(bucket), best.kv_tokens)))
+            best.take(request)
+        return choices
+
+    def _is_open(self, unit: DecodeUnit) -> bool:
+        reserved = self._reserved_tokens if unit.is_convertible else 0.0
+        return takes_decode(unit.kv_tokens, unit.capacity_tokens, reserved)

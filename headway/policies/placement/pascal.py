@@ -1,0 +1,69 @@
+"""``pascal``: where a request reasons, and where it answers (PASCAL, section IV-B)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headway.policies.placement.greedy import by_arrival, place_greedily
+from headway.policies.placement.protocol import (
+    Choice,
+    DecodeUnit,
+    Placement,
+    R,
+    blocks_wanted,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PascalPlacementParams:
+    """``migrates``: whether answers may be given elsewhere than where the reasoning was.
+    ``adaptive``: whether a request stays where there is room, if the chosen unit has none.
+    """
+
+    migrates: bool = True
+    adaptive: bool = True
+
+
+def _first_choice(unit: DecodeUnit) -> tuple[float, ...]:
+    """Algorithm 1: units where no reader waits, then the least KV in device and host memory."""
+    return float(not unit.is_on_schedule), unit.kv_tokens + unit.host_tokens
+
+
+class PascalPlacement(Placement):
+    """New requests where readers do not wait and KV is least, answers where reasoning is least."""
+
+    def __init__(self, params: PascalPlacementParams | None = None) -> None:
+        self._params = params or PascalPlacementParams()
+
+    def place(self, requests: Sequence[R], units: Sequence[DecodeUnit]) -> list[Choice[R]]:
+        """Algorithm 1, in order of arrival."""
+        return place_greedily(requests, units, score=_first_choice, order=by_arrival)
+
+    def boundary(
+        self, request: R, here: DecodeUnit, units: Sequence[DecodeUnit]
+    ) -> Choice[R] | None:
+        """Algorithm 2: the fewest reasoning requests; None to stay."""
+        if not self._params.migrates:
+            return None
+        compliant = [unit for unit in units if unit.is_on_schedule]
+
+        def score(unit: DecodeUnit) -> tuple[float, ...]:
+            busy = unit.num_reasoning + (0 if compliant else unit.num_fresh_answering)
+            return busy, unit.kv_tokens + unit.host_tokens, unit.unit != here.unit
+
+        best = min(compliant or units, key=lambda unit: (score(unit), unit.unit))
+        if best.unit == here.unit:
+            return None
+        if self._params.adaptive and _has_room_to_grow(here) and not _fits(request, best):
+            return None
+        return Choice(request, best.unit, score(best))
+
+
+def _has_room_to_grow(unit: DecodeUnit) -> bool:
+    """Whether the answer's next block is free where the request is."""
+    return unit.num_free_blocks > 0
+
+
+def _fits(request: R, unit: DecodeUnit) -> bool:
+    return blocks_wanted(request, unit.block_size, unit.num_blocks) <= unit.num_free_blocks

@@ -1,0 +1,40 @@
+"""``random``: the baseline that rolls dice among the units with room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from headway.errors import require_between
+from headway.policies.placement.greedy import Rooms, by_arrival
+from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
+
+
+@dataclass(frozen=True, slots=True)
+class RandomParams:
+    """``seed`` of the dice, 0 to 2^63."""
+
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_between("seed", self.seed, 0, 1 << 63)
+
+
+class RandomPlacement(Placement):
+    """Any unit that has room, in order of arrival."""
+
+    def __init__(self, params: RandomParams | None = None) -> None:
+        self._rng = Random((params or RandomParams()).seed)
+
+    def place(self, requests: Sequence[R], units: Sequence[DecodeUnit]) -> list[Choice[R]]:
+        """The same seed and the same questions give the same answers."""
+        rooms = Rooms(units)
+        choices: list[Choice[R]] = []
+        for request in sorted(requests, key=by_arrival):
+            able = sorted(rooms.able(request), key=lambda unit: unit.unit)
+            if able:
+                unit = self._rng.choice(able)
+                unit.take(request)
+                choices.append(Choice(request, unit.unit, ()))
+        return choices

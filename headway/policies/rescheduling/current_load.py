@@ -1,0 +1,63 @@
+"""``current-load``: STAR without prediction, the same rule on the loads of now alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from headway.errors import require_between, require_over
+from headway.policies.rescheduling.protocol import Horizon, Move, UnitReport
+from headway.policies.rescheduling.variance import Rule, best_moves
+from headway.request import StreamKey
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentLoadParams:
+    """``interval`` and ``rest``, seconds: between decisions, and before a moved request may move
+    again. ``theta``: slack around the mean load, 0 to 10. ``floor``: the least drop of σ², as a
+    share of one unit's part of it, 0 to 1. ``units_per_move``: one move for so many units.
+    """
+
+    interval: float = 5.0
+    theta: float = 0.05
+    floor: float = 0.05
+    rest: float = 10.0
+    units_per_move: int = 8
+
+    def __post_init__(self) -> None:
+        require_over("interval", self.interval, 0)
+        require_between("theta", self.theta, 0, 10)
+        require_between("floor", self.floor, 0, 1)
+        require_between("rest", self.rest, 0, 1e9)
+        require_between("units_per_move", self.units_per_move, 1, 1_000_000)
+
+
+class CurrentLoad:
+    """Moves the request that lowers the variance of current loads the most."""
+
+    def __init__(self, params: CurrentLoadParams | None = None) -> None:
+        params = params or CurrentLoadParams()
+        self.interval, self.rest = params.interval, params.rest
+        self.horizon = Horizon(1)
+        self._rule = Rule(
+            weights=np.ones(1),
+            horizon=self.horizon,
+            theta=params.theta,
+            least_remaining=0.0,
+            floor=params.floor,
+            units_per_move=params.units_per_move,
+        )
+
+    def moves(
+        self, units: Sequence[UnitReport], resting: Collection[StreamKey], *, now: float
+    ) -> list[Move]:
+        """Best first, each with the loads as those before it leave them; predictions unread."""
+        return best_moves(self._rule, [_without_prediction(unit) for unit in units], resting)
+
+
+def _without_prediction(unit: UnitReport) -> UnitReport:
+    requests = unit.requests
+    unknown = np.full(len(requests.keys), np.nan)
+    return replace(unit, requests=replace(requests, remaining=unknown))

@@ -1,0 +1,23 @@
+"""``none``: the baseline. What runs stays where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from math import inf
+
+from headway.policies.rescheduling.protocol import Horizon, Move, UnitReport
+from headway.request import StreamKey
+
+
+class NoRescheduling:
+    """No running request ever moves."""
+
+    def __init__(self) -> None:
+        self.interval = self.rest = inf
+        self.horizon = Horizon(1)
+
+    def moves(
+        self, units: Sequence[UnitReport], resting: Collection[StreamKey], *, now: float
+    ) -> list[Move]:
+        """None."""
+        return []

@@ -1,0 +1,89 @@
+"""What a rescheduling policy reads and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.cluster import UnitId
+from headway.errors import require_between
+from headway.request import StreamKey
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    """How far ahead loads are simulated: ``num_steps`` (H) of ``step_tokens`` tokens each."""
+
+    num_steps: int = 16
+    step_tokens: int = 128
+
+    def __post_init__(self) -> None:
+        require_between("num_steps", self.num_steps, 1, 4096)
+        require_between("step_tokens", self.step_tokens, 1, 1_000_000)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Requests:
+    """Running requests in parallel arrays, (R,) each.
+
+    ``num_tokens``: N(r), tokens in the batch. ``remaining``: N̂(r), tokens to come; NaN or
+    negative where nothing is known, which counts as the current load only.
+    """
+
+    keys: Sequence[StreamKey]
+    num_tokens: Ints
+    remaining: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnitReport:
+    """One DP unit at one instant, tokens.
+
+    ``future``: the pre-simulated load after 1 … H steps, (H,), or empty where the worker sent
+    none. ``num_tokens``: N_i, the current load. ``accepts``: whether it may be a target.
+    """
+
+    unit: UnitId
+    capacity_tokens: int
+    requests: Requests
+    num_tokens: int
+    future: Floats = field(default_factory=lambda: np.empty(0))
+    accepts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A request that is to go on elsewhere; ``gain``: the drop of σ², tokens squared."""
+
+    key: StreamKey
+    source: UnitId
+    target: UnitId
+    gain: float
+
+
+class Rescheduling(Protocol):
+    """Which running requests move, and where to?"""
+
+    @property
+    def interval(self) -> float:
+        """Seconds between decisions; inf for none at all."""
+
+    @property
+    def rest(self) -> float:
+        """Seconds that a request stays where it has been moved to."""
+
+    @property
+    def horizon(self) -> Horizon:
+        """What workers simulate ahead."""
+
+    def moves(
+        self, units: Sequence[UnitReport], resting: Collection[StreamKey], *, now: float
+    ) -> list[Move]:
+        """Best first; ``resting`` are not moved. Units come in the order of their ids."""

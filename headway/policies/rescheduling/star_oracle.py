@@ -1,0 +1,12 @@
+"""``star-oracle``: STAR's Algorithm 1 on true lengths, which only the simulator knows."""
+
+from __future__ import annotations
+
+from headway.policies.rescheduling.star import Star
+
+
+class StarOracle(Star):
+    """As star, on reports whose remaining lengths are the truth: an upper bound for predictors.
+
+    It decides alike; whoever runs it has the workers estimate with ``oracle``.
+    """
