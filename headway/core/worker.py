@@ -16,6 +16,7 @@ from headway.core.worker_events import (
     KvAborted,
     KvArrived,
     KvOffered,
+    PassCut,
     PassFailed,
     SchedulerConnected,
     TransferEnded,
@@ -167,7 +168,7 @@ class WorkerCore:
 
     def _on_order(
         self,
-        event: Dispatch | CancelStream | Drain | SchedulerConnected | GatewayGone | Tuned,
+        event: Dispatch | CancelStream | Drain | SchedulerConnected | GatewayGone | Tuned | PassCut,
         actions: list[WorkerAction],
     ) -> None:
         match event:
@@ -181,6 +182,8 @@ class WorkerCore:
                         self._state.cancel(key)
             case SchedulerConnected():
                 actions.append(self._snapshot())
+            case PassCut(num_steps):
+                self._on_cut(num_steps)
             case Tuned(gamma):
                 self._planner.tune(gamma)
             case Drain():
@@ -231,7 +234,7 @@ class WorkerCore:
             return
         self._pass_id += 1
         settings, most = self.settings, self._planner.most_steps(self.settings.max_steps)
-        self._num_steps = reserve_steps(self._state, items, most=most, watermark=settings.watermark)
+        self._num_steps = reserve_steps(self._state, items, most=most)
         until = min(self._reported_at + settings.report_interval, self._planner.due_at)
         self._pass = ForwardPass(
             self._pass_id, tuple(items), self._num_steps, until, *self._state.take_swaps()
@@ -284,6 +287,12 @@ class WorkerCore:
         """Whether prompts are left over, and nothing decodes that would have to wait."""
         loads = self._state.loads
         return any(x.queued_prefill_tokens for x in loads) and not any(x.num_running for x in loads)
+
+    def _on_cut(self, num_steps: int) -> None:
+        if self._pass is None or self._num_steps == 1:
+            return
+        sequences = [self._state.find(item.key) for item in self._pass.items]
+        return_steps(self._state, [s for s in sequences if s is not None], num_steps)
 
     def _after_token(
         self, sequence: SequenceState, reason: FinishReason | None, now: float

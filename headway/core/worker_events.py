@@ -85,11 +85,19 @@ class Tuned:
     gamma: float
 
 
+@dataclass(frozen=True, slots=True)
+class PassCut:
+    """The pass in flight will have so many steps and no more: blocks of the others come free."""
+
+    num_steps: int
+
+
 WorkerEvent = (
     Dispatch
     | Handoff
     | CancelStream
     | Drain
+    | PassCut
     | Tuned
     | SchedulerConnected
     | GatewayGone

@@ -15,14 +15,11 @@ from headway.core.worker_state import WorkerState
 from headway.messages import PassItem
 
 
-def reserve_steps(
-    state: WorkerState, items: Sequence[PassItem], *, most: int, watermark: float
-) -> int:
+def reserve_steps(state: WorkerState, items: Sequence[PassItem], *, most: int) -> int:
     """How many steps this pass may have, at most ``most``; their blocks are reserved.
 
-    One, unless all items decode, and go on doing so here. Reserving leaves ``watermark`` (a
-    share) of each unit's blocks free, so that where blocks are short every step is planned by
-    itself.
+    One, unless all items decode, and go on doing so here. As many as there are blocks for: who
+    needs some meanwhile has the pass cut.
     """
     if state.info.role is Role.PREFILL:
         return 1
@@ -37,8 +34,7 @@ def reserve_steps(
         by_unit.setdefault(sequence.unit, []).append(sequence)
     for unit, sequences in by_unit.items():
         pool = state.units[unit].pool
-        room = pool.num_free - int(watermark * pool.num_blocks)
-        most = _steps_within(sequences, room, pool.block_size, most)
+        most = _steps_within(sequences, pool.num_free, pool.block_size, most)
     if most <= 1:
         return 1
     for unit, sequences in by_unit.items():
@@ -47,10 +43,13 @@ def reserve_steps(
     return most
 
 
-def return_steps(state: WorkerState, sequences: Iterable[SequenceState]) -> None:
-    """Give back the blocks of steps that the pass did not have."""
+def return_steps(
+    state: WorkerState, sequences: Iterable[SequenceState], num_steps: int = 0
+) -> None:
+    """Give back the blocks of steps that the pass did not have, or will not: all but these."""
     for sequence in sequences:
-        state.units[sequence.unit].pool.trim(sequence.blocks, sequence.num_computed)
+        num_tokens = sequence.num_computed + num_steps
+        state.units[sequence.unit].pool.trim(sequence.blocks, num_tokens)
 
 
 def _steps_within(sequences: Sequence[SequenceState], room: int, block_size: int, most: int) -> int:

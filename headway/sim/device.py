@@ -112,16 +112,22 @@ class Device:
         timer = self._kernel.at(steps.ends_at(most), self._end)
         self._running = _Running(forward_pass, steps, most, timer)
 
-    def cut(self) -> None:
-        """Something has happened: let the step that is under way be the last of its pass."""
+    def cut(self) -> int:
+        """Something has happened: let the step that is under way be the last of its pass.
+
+        Returns how many steps that makes; 0 where nothing runs.
+        """
         running = self._running
-        if running is None or running.num_steps == 1:
-            return
+        if running is None:
+            return 0
+        if running.num_steps == 1:
+            return 1
         num_steps = running.steps.steps_until(self._kernel.now)
         if num_steps < running.num_steps:
             running.timer.cancel()
             running.num_steps = num_steps
             running.timer = self._kernel.at(running.steps.ends_at(num_steps), self._end)
+        return running.num_steps
 
     def stop(self) -> None:
         """The machine is gone: what runs never ends."""

@@ -15,6 +15,7 @@ from headway.core.worker_events import (
     KvAborted,
     KvArrived,
     KvOffered,
+    PassCut,
     RefuseKv,
     SendTokens,
     StartTransfer,
@@ -218,7 +219,13 @@ class SimWorker:
     def answer(self, header: KvHeader) -> WorkerAction:
         """What the core says to an offer."""
         self.post(KvOffered(header))
-        return self._answers.pop(header.request.key)
+        answer = self._answers.pop(header.request.key)
+        if isinstance(answer, RefuseKv) and (num_steps := self.device.cut()):
+            # The pass has reserved blocks for steps to come.
+            self._node.post(PassCut(num_steps))
+            self.post(KvOffered(header))
+            answer = self._answers.pop(header.request.key)
+        return answer
 
     def _transfer_ended(self, start: StartTransfer, *, ok: bool, message: str = "") -> None:
         if self._around.worker(self.worker_id) is not self:
