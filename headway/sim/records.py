@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.qoe import qoe
+
 
 class Segment(NamedTuple):
     """Tokens that came in a row: token k, from 0, at ``first_at + k·step + k(k-1)/2·growth``."""
@@ -49,6 +54,20 @@ class Record:
             self.first_answer_at = Segment(k + 1, *segment[1:]).last_at
         self.segments.append(segment)
         self.last_token_at = segment.last_at
+
+    def instants(self, first: int = 0) -> NDArray[np.float64]:
+        """When the tokens from the ``first`` one on came, (n,)."""
+        pieces, before = [np.empty(0)], 0
+        for num_tokens, first_at, step, growth in self.segments:
+            if before + num_tokens > first:
+                k = np.arange(max(0, first - before), num_tokens, dtype=np.float64)
+                pieces.append(first_at + k * step + k * (k - 1) / 2 * growth)
+            before += num_tokens
+        return np.concatenate(pieces)
+
+    def qoe(self, tpot: float) -> float | None:
+        """Of the answer, at the pace of a reader who takes ``tpot`` seconds a token."""
+        return qoe(self.instants(self.num_reasoning_tokens), tpot) if self.finished else None
 
     @property
     def ttft(self) -> float | None:
