@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from headway.sim.studies.claims import Claim
 
-PAPERS = ("sbs", "tokenscale")
+PAPERS = ("sbs", "uniboost", "star", "pascal", "tokenscale")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -113,6 +113,7 @@ class WorkerCore:
         self._pass: ForwardPass | None = None
         self._pass_id = 0
         self._num_steps = 1
+        self._step_time = 0.0
         self._lingers_until: float | None = None
         self._reported_at = self._load_reported_at = 0.0
         self._seen_dispatches: dict[int, None] = {}
@@ -233,9 +234,12 @@ class WorkerCore:
         if not items:
             return
         self._pass_id += 1
-        settings, most = self.settings, self._planner.most_steps(self.settings.max_steps)
-        self._num_steps = reserve_steps(self._state, items, most=most)
+        settings = self.settings
         until = min(self._reported_at + settings.report_interval, self._planner.due_at)
+        most = self._planner.most_steps(settings.max_steps)
+        if most > 1 and self._step_time:  # no use in reserving blocks for steps beyond that
+            most = min(most, max(1, 2 + int((until - now) / self._step_time)))
+        self._num_steps = reserve_steps(self._state, items, most=most)
         self._pass = ForwardPass(
             self._pass_id, tuple(items), self._num_steps, until, *self._state.take_swaps()
         )
@@ -270,6 +274,7 @@ class WorkerCore:
             if sequence.leaving is not None and sequence not in running:
                 actions.append(stay(sequence))
         self._planner.passed(result.pass_time, num_tokens, num_steps)
+        self._step_time = result.pass_time
         if self._num_steps > 1:
             return_steps(self._state, running)
         actions += [leave(self._state, s) for s in running if s.leaving is not None]

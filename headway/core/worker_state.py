@@ -88,15 +88,14 @@ class UnitState:
         """Its load now, without phases."""
         queued = running = kv_tokens = host_tokens = 0
         for sequence in self.sequences.values():
-            if sequence.stage is Stage.ARRIVING:
-                running += 1
-                kv_tokens += sequence.num_tokens if sequence.blocks else 0
-                host_tokens += 0 if sequence.blocks else sequence.num_computed
-                continue
-            if sequence.stage is Stage.WAITING:
-                host_tokens += sequence.num_computed
+            is_arriving = sequence.stage is Stage.ARRIVING
+            if sequence.blocks:
+                kv_tokens += sequence.num_tokens if is_arriving else sequence.num_computed
             else:
-                kv_tokens += sequence.num_computed
+                host_tokens += sequence.num_computed
+            if is_arriving:
+                running += 1
+                continue
             if sequence.stage is Stage.HANDOFF:
                 continue
             if sequence.decoding:

@@ -33,15 +33,16 @@ def start_handoff(state: WorkerState, handoff: Handoff) -> WorkerAction | None:
         return _not_held(handoff)
     if sequence.moving or sequence.leaving is not None:
         return None
-    if sequence.stage is Stage.RUNNING:
+    if sequence.stage is not Stage.HANDOFF:
         sequence.leaving = handoff
         return None if sequence.in_pass else leave(state, sequence)
     return _start_transfer(sequence, handoff)
 
 
 def _can_leave(sequence: SequenceState) -> bool:
+    """Its prefill is done: it waits for a handoff, decodes, or has its KV in host memory."""
     return sequence.stage is Stage.HANDOFF or (
-        sequence.stage is Stage.RUNNING and sequence.decoding
+        sequence.stage in (Stage.RUNNING, Stage.WAITING) and sequence.decoding
     )
 
 
@@ -93,7 +94,8 @@ def end_transfer(state: WorkerState, event: TransferEnded) -> HandoffResult:
             state.end(sequence, FinishReason.CANCELLED)
         elif sequence.leaving is not None:
             sequence.leaving = None
-            state.units[sequence.unit].move(sequence, Stage.RUNNING)
+            stage = Stage.RUNNING if sequence.blocks else Stage.WAITING
+            state.units[sequence.unit].move(sequence, stage)
     return HandoffResult(
         event.key,
         event.target_worker_id,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headway.errors import require_between
 from headway.policies.placement.greedy import by_arrival, place_greedily
 from headway.policies.placement.protocol import (
     Choice,
@@ -19,10 +20,15 @@ from headway.policies.placement.protocol import (
 class PascalPlacementParams:
     """``migrates``: whether answers may be given elsewhere than where the reasoning was.
     ``adaptive``: whether a request stays where there is room, if the chosen unit has none.
+    ``headroom``: the share of a unit's blocks that must stay free for it to have room, 0 to 1.
     """
 
     migrates: bool = True
     adaptive: bool = True
+    headroom: float = 0.1
+
+    def __post_init__(self) -> None:
+        require_between("headroom", self.headroom, 0, 1)
 
 
 def _first_choice(unit: DecodeUnit) -> tuple[float, ...]:
@@ -55,15 +61,13 @@ class PascalPlacement(Placement):
         best = min(compliant or units, key=lambda unit: (score(unit), unit.unit))
         if best.unit == here.unit:
             return None
-        if self._params.adaptive and _has_room_to_grow(here) and not _fits(request, best):
+        if self._params.adaptive and self._has_room(here) and not self._fits(request, best):
             return None
         return Choice(request, best.unit, score(best))
 
+    def _has_room(self, unit: DecodeUnit, num_wanted: int = 1) -> bool:
+        """Whether so many blocks leave the headroom free; an answer that stays needs one."""
+        return unit.num_free_blocks - num_wanted >= self._params.headroom * unit.num_blocks
 
-def _has_room_to_grow(unit: DecodeUnit) -> bool:
-    """Whether the answer's next block is free where the request is."""
-    return unit.num_free_blocks > 0
-
-
-def _fits(request: R, unit: DecodeUnit) -> bool:
-    return blocks_wanted(request, unit.block_size, unit.num_blocks) <= unit.num_free_blocks
+    def _fits(self, request: R, unit: DecodeUnit) -> bool:
+        return self._has_room(unit, blocks_wanted(request, unit.block_size, unit.num_blocks))
