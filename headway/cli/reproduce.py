@@ -18,7 +18,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Register the subcommand."""
     parser = subparsers.add_parser("reproduce", help="check the papers' claims in the simulator")
     add = parser.add_argument
-    add("paper", choices=(*PAPERS, "all"), help="whose claims")
+    add("paper", choices=(*PAPERS, "composition", "all"), help="whose claims")
     add("--seeds", type=int, default=5, metavar="N", help="runs of everything (5)")
     add("--processes", type=int, default=0, metavar="N", help="in parallel; 0: one a core")
     add("--json", type=Path, metavar="FILE", help="write the rows")

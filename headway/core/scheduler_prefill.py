@@ -52,7 +52,9 @@ class PrefillPool:
         self._dispatching: Dispatching = registry.make(
             "dispatch", settings.dispatch, **settings.dispatch_params
         )
-        self._packing: Packing = registry.make("packing", settings.packing)
+        self._packing: Packing = registry.make(
+            "packing", settings.packing, **settings.packing_params
+        )
         self._velocities = SlidingMean(32, 0.0)
 
     # --- topology ---------------------------------------------------------------------

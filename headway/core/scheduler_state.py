@@ -39,6 +39,7 @@ class SchedulerSettings:
     dispatch: str = "sbs"
     dispatch_params: Mapping[str, float | str] = field(default_factory=lambda: MappingProxyType({}))
     packing: str = "pbaa"
+    packing_params: Mapping[str, float | str] = field(default_factory=lambda: MappingProxyType({}))
     placement: str = "iqr-lex"
     placement_params: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     rescheduling: str = "none"

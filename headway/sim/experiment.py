@@ -77,8 +77,9 @@ def cluster_spec(preset: Preset, conditions: Conditions) -> ClusterSpec:
             dispatch=preset.dispatch,
             dispatch_params=dispatch,
             packing=preset.packing,
+            packing_params=params("packing"),
             placement=preset.placement,
-            placement_params=params("placement"),
+            placement_params=_placement_params(preset, params, conditions),
             rescheduling=preset.rescheduling,
             rescheduling_params=params("rescheduling"),
             flow_control=conditions.flow_control,
@@ -109,6 +110,19 @@ def _batching_params(
     profile = conditions.instances[0][0].profile
     if profile.host_capacity_tokens and "swap_per_token" in known:
         given.setdefault("swap_per_token", 2 * profile.swap_per_token)
+    return given
+
+
+def _placement_params(
+    preset: Preset, params: Callable[[str], dict[str, Any]], conditions: Conditions
+) -> dict[str, Any]:
+    """With what a request and a token cost here, for min-cost."""
+    given = params("placement")
+    if preset.placement == "min-cost":
+        decode = [kind.profile.pass_time for kind, _ in conditions.instances if kind.role.decodes]
+        for pass_time in decode[:1]:
+            given.setdefault("c", pass_time.per_request)
+            given.setdefault("d", pass_time.per_kv_token)
     return given
 
 

@@ -7,14 +7,51 @@ never run out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from headway.cluster import UnitId
+from headway.errors import invalid, require_between, require_over
+from headway.policies.batching.boost import boosted
 from headway.policies.packing.protocol import Assigned, Hit, P, Room
+
+LONGEST, BOOST = "longest", "boost"
+
+
+@dataclass(frozen=True, slots=True)
+class PbaaParams:
+    """``order``: who is packed first. ``longest`` as printed, requests left over from earlier
+    cycles before new ones; ``boost`` by Φ of the prompt, least first, in which leftovers age by
+    themselves. ``gamma``: γ of that, 1e-9 to 1e9 per second. ``seconds_per_token``: of prefill, a
+    prompt token's part of the pool's time, over 0 to 1.
+    """
+
+    order: str = LONGEST
+    gamma: float = 0.5
+    seconds_per_token: float = 1e-4
+
+    def __post_init__(self) -> None:
+        if self.order not in (LONGEST, BOOST):
+            raise invalid("order", self.order, f"{LONGEST} or {BOOST}")
+        require_between("gamma", self.gamma, 1e-9, 1e9)
+        require_over("seconds_per_token", self.seconds_per_token, 0)
+        require_between("seconds_per_token", self.seconds_per_token, 0, 1)
 
 
 class Pbaa:
     """Two greedy passes, legacy first; each longest first, into the emptiest unit."""
+
+    def __init__(self, params: PbaaParams | None = None) -> None:
+        self._params = params or PbaaParams()
+
+    def _in_order(self, requests: Sequence[P]) -> list[P]:
+        if self._params.order == LONGEST:
+            return _longest_first(requests)
+        gamma, seconds = self._params.gamma, self._params.seconds_per_token
+        return sorted(
+            requests,
+            key=lambda r: (boosted(r.arrival_at, max(1, r.num_tokens) * seconds, gamma), r.key),
+        )
 
     def pack(
         self,
@@ -26,6 +63,9 @@ class Pbaa:
         capped: bool = True,
     ) -> list[Assigned[P]]:
         """Basic mode, or cache-aware where a hit function is given."""
+        if self._params.order == BOOST:
+            legacy, new = (), [*legacy, *new]
+        legacy, new = self._in_order(legacy), self._in_order(new)
         if hit is not None:
             return [
                 *_pack_by_hits(legacy, rooms, hit, capped),
@@ -49,7 +89,7 @@ def _pack(
 ) -> list[Assigned[P]]:
     """GreedyDispatch, ``Capacity = C_avail - len(r)``: the heap's top is the best unit for all."""
     assigned: list[Assigned[P]] = []
-    for request in _longest_first(requests):
+    for request in requests:
         if not heap or (capped and heap[0][0] >= 0):
             break  # no unit has C_avail > 0: everybody else waits, too
         full: list[tuple[int, UnitId]] = []
@@ -70,7 +110,7 @@ def _pack_by_hits(
 ) -> list[Assigned[P]]:
     """GreedyDispatch, ``Capacity = C_avail - (len(r) - hit(r, d))``: every unit is asked."""
     assigned: list[Assigned[P]] = []
-    for request in _longest_first(requests):
+    for request in requests:
         best: tuple[int, UnitId] | None = None
         chosen: Room | None = None
         for room in rooms:

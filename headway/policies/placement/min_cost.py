@@ -14,18 +14,21 @@ from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
 class MinCostParams:
     """``c`` and ``d``: seconds a request and a KV token add to a pass, from the profile (defaults:
     lock-step decode of DeepSeek-V3, 0.1 ms and 0.1 µs). A unit is masked above ``k``
-    interquartile ranges *and* ``alarm`` of its capacity, [0, 1].
+    interquartile ranges *and* ``alarm`` of its capacity, [0, 1]. An answer moves only away from
+    a unit that is ``full``, and only to one that it leaves below ``alarm``, [0, 1] both.
     """
 
     c: float = 1e-4
     d: float = 1e-7
     k: float = 1.5
     alarm: float = 0.9
+    full: float = 0.97
 
     def __post_init__(self) -> None:
         for name in ("c", "d", "k"):
             require_between(name, getattr(self, name), 0, 1e6)
         require_between("alarm", self.alarm, 0, 1)
+        require_between("full", self.full, 0, 1)
 
 
 class MinCost(Placement):
@@ -38,6 +41,23 @@ class MinCost(Placement):
         """Longest first."""
         params = self._params
         return place_greedily(requests, units, score=self._cost, k=params.k, alarm=params.alarm)
+
+    def boundary(
+        self, request: R, here: DecodeUnit, units: Sequence[DecodeUnit]
+    ) -> Choice[R] | None:
+        """The end of reasoning is an occasion, not a command: only who has no room here moves."""
+        if here.kv_tokens <= self._params.full * here.capacity_tokens:
+            return None
+        able = [
+            unit
+            for unit in units
+            if unit.unit != here.unit
+            and unit.kv_tokens + request.num_tokens <= self._params.alarm * unit.capacity_tokens
+        ]
+        if not able:
+            return None
+        best = min(able, key=lambda unit: (self._cost(unit), unit.unit))
+        return Choice(request, best.unit, self._cost(best))
 
     def _cost(self, unit: DecodeUnit) -> tuple[float, ...]:
         return (self._params.c * unit.num_requests + self._params.d * unit.kv_tokens,)
