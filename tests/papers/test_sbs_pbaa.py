@@ -74,24 +74,22 @@ def test_equal_capacities_go_to_the_lower_unit_id() -> None:
 
 
 def test_cached_tokens_do_not_count_against_capacity() -> None:
-    hits = {(1, 1): 80}
-    assigned = Pbaa().pack(
-        [], [Waiting(1, 100)], rooms(100, 50), hit=lambda r, u: hits.get((r.name, u.unit), 0)
-    )
+    units = rooms(100, 50)
+    assigned = Pbaa().pack([], [Waiting(1, 100)], units, hits=lambda r: {units[1].unit: 80})
     # unit 0: 100 - 100 = 0; unit 1: 50 - (100 - 80) = 30
     assert where(assigned) == [(1, 1)]
     assert assigned[0].capacity == 30
 
 
 def test_cache_aware_mode_still_asks_for_capacity_above_zero() -> None:
-    assigned = Pbaa().pack(
-        [], [Waiting(1, 100)], rooms(20, 0), hit=lambda r, u: 100 if u.unit == 1 else 0
-    )
+    units = rooms(20, 0)
+    assigned = Pbaa().pack([], [Waiting(1, 100)], units, hits=lambda r: {units[1].unit: 100})
     assert where(assigned) == []  # unit 1 is best, and has none
 
 
 def test_a_hit_beyond_the_prompt_counts_as_the_prompt() -> None:
-    assigned = Pbaa().pack([], [Waiting(1, 100)], rooms(30), hit=lambda r, u: 10_000)
+    (unit,) = rooms(30)
+    assigned = Pbaa().pack([], [Waiting(1, 100)], [unit], hits=lambda r: {unit.unit: 10_000})
     assert assigned[0].capacity == 30
 
 
@@ -117,7 +115,7 @@ def test_kv_room_shrinks_while_a_batch_is_packed() -> None:
 def test_both_modes_agree_where_nothing_is_cached() -> None:
     new = [Waiting(i, 7 * i % 53 + 1) for i in range(40)]
     basic = Pbaa().pack(new[:9], new[9:], rooms(90, 40, 130, -5))
-    aware = Pbaa().pack(new[:9], new[9:], rooms(90, 40, 130, -5), hit=lambda r, u: 0)
+    aware = Pbaa().pack(new[:9], new[9:], rooms(90, 40, 130, -5), hits=lambda r: {})
     assert where(basic) == where(aware)
 
 

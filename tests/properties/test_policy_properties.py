@@ -91,8 +91,37 @@ def test_packing_is_the_printed_algorithm(
     order = data.draw(st.permutations(range(len(rooms))))
     assigned = Pbaa().pack(*shuffled, [deepcopy(rooms[i]) for i in order])
     assert [(a.request.name, a.unit.unit) for a in assigned] == expected
-    no_hits = Pbaa().pack(legacy, new, deepcopy(rooms), hit=lambda r, d: 0)
+    no_hits = Pbaa().pack(legacy, new, deepcopy(rooms), hits=lambda r: {})
     assert [(a.request.name, a.unit.unit) for a in no_hits] == expected
+
+
+def hits_of(item: Item, rooms: list[Room], hits: dict[int, int]) -> dict[UnitId, int]:
+    found = {room.unit: hits.get(item.name + room.unit.unit) for room in rooms}
+    return {unit: hit for unit, hit in found.items() if hit is not None}
+
+
+@given(new=ITEMS, rooms=ROOMS, hits=st.dictionaries(st.integers(0, 30), st.integers(-9, 200)))
+def test_cache_aware_packing_is_the_scan_over_all_units(
+    new: list[Item], rooms: list[Room], hits: dict[int, int]
+) -> None:
+    plain = deepcopy(rooms)
+    expected = []
+    for r in sorted(new, key=lambda r: (-r.num_tokens, r.arrival_at, r.key)):
+        cached = hits_of(r, plain, hits)
+        ranks = [
+            (r.num_tokens - min(max(cached.get(d.unit, 0), 0), r.num_tokens) - d.capacity, d.unit)
+            for d in plain
+            if d.fits(r.num_tokens)
+        ]
+        if not ranks:
+            continue
+        (rank, unit) = min(ranks)
+        chosen = next(d for d in plain if d.unit == unit)
+        if chosen.capacity > 0:
+            chosen.take(r.num_tokens, -rank)
+            expected.append((r.name, unit))
+    assigned = Pbaa().pack([], new, rooms, hits=lambda r: hits_of(r, rooms, hits))
+    assert [(a.request.name, a.unit) for a in assigned] == expected
 
 
 @given(new=ITEMS, rooms=ROOMS, hits=st.dictionaries(st.integers(0, 30), st.integers(-9, 200)))
@@ -100,7 +129,7 @@ def test_packing_keeps_the_laws_of_capacity_and_memory(
     new: list[Item], rooms: list[Room], hits: dict[int, int]
 ) -> None:
     before = {room.unit: (room.capacity, room.num_free_blocks) for room in rooms}
-    assigned = Pbaa().pack([], new, rooms, hit=lambda r, d: hits.get(r.name + d.unit, 0))
+    assigned = Pbaa().pack([], new, rooms, hits=lambda r: hits_of(r, rooms, hits))
     assert len({a.request.name for a in assigned}) == len(assigned)
     for room in rooms:
         given_here = [a for a in assigned if a.unit == room.unit]

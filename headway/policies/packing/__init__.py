@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from headway.policies.answer import Answer
 from headway.policies.packing.pbaa import Pbaa, PbaaParams
-from headway.policies.packing.protocol import Assigned, Hit, Packable, Packing, Room
+from headway.policies.packing.protocol import Assigned, Hits, Packable, Packing, Room
 from headway.policies.packing.round_robin import RoundRobin
 
 ANSWERS: Mapping[str, Answer] = MappingProxyType(
@@ -15,4 +15,4 @@ ANSWERS: Mapping[str, Answer] = MappingProxyType(
     }
 )
 
-__all__ = ["ANSWERS", "Assigned", "Hit", "Packable", "Packing", "Room"]
+__all__ = ["ANSWERS", "Assigned", "Hits", "Packable", "Packing", "Room"]

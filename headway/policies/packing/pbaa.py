@@ -13,7 +13,7 @@ from heapq import heapify, heappop, heappush
 from headway.cluster import UnitId
 from headway.errors import invalid, require_between, require_over
 from headway.policies.batching.boost import boosted
-from headway.policies.packing.protocol import Assigned, Hit, P, Room
+from headway.policies.packing.protocol import Assigned, Hits, P, Room
 
 LONGEST, BOOST = "longest", "boost"
 
@@ -59,21 +59,21 @@ class Pbaa:
         new: Sequence[P],
         rooms: Sequence[Room],
         *,
-        hit: Hit[P] | None = None,
+        hits: Hits[P] | None = None,
         capped: bool = True,
     ) -> list[Assigned[P]]:
-        """Basic mode, or cache-aware where a hit function is given."""
+        """Basic mode, or cache-aware where hits are given."""
         if self._params.order == BOOST:
             legacy, new = (), [*legacy, *new]
         legacy, new = self._in_order(legacy), self._in_order(new)
-        if hit is not None:
-            return [
-                *_pack_by_hits(legacy, rooms, hit, capped),
-                *_pack_by_hits(new, rooms, hit, capped),
-            ]
         by_unit = {room.unit: room for room in rooms}
         heap = [(-room.capacity, room.unit) for room in rooms]
         heapify(heap)
+        if hits is not None:
+            return [
+                *_pack_by_hits(legacy, by_unit, heap, hits, capped),
+                *_pack_by_hits(new, by_unit, heap, hits, capped),
+            ]
         return [*_pack(legacy, by_unit, heap, capped), *_pack(new, by_unit, heap, capped)]
 
 
@@ -106,22 +106,41 @@ def _pack(
 
 
 def _pack_by_hits(
-    requests: Sequence[P], rooms: Sequence[Room], hit: Hit[P], capped: bool
+    requests: Sequence[P],
+    rooms: dict[UnitId, Room],
+    heap: list[tuple[int, UnitId]],
+    hits: Hits[P],
+    capped: bool,
 ) -> list[Assigned[P]]:
-    """GreedyDispatch, ``Capacity = C_avail - (len(r) - hit(r, d))``: every unit is asked."""
+    """GreedyDispatch, ``Capacity = C_avail - (len(r) - hit(r, d))``.
+
+    Units without a hit are best in the heap's order; those with one are looked at beside its top.
+    """
     assigned: list[Assigned[P]] = []
     for request in requests:
+        length, aside = request.num_tokens, list[tuple[int, UnitId]]()
         best: tuple[int, UnitId] | None = None
-        chosen: Room | None = None
-        for room in rooms:
-            if not room.fits(request.num_tokens):
+        while heap and best is None:
+            negative, unit = heappop(heap)
+            room = rooms[unit]
+            if -negative != room.capacity:
+                continue  # it has been given something since
+            aside.append((negative, unit))
+            if room.fits(length):
+                best = length - room.capacity, unit
+        for unit, hit in hits(request).items():
+            candidate = rooms.get(unit)
+            if candidate is None or hit <= 0:
                 continue
-            cached = min(max(hit(request, room.unit), 0), request.num_tokens)
-            rank = (request.num_tokens - cached - room.capacity, room.unit)
-            if best is None or rank < best:
-                best, chosen = rank, room
-        if best is None or chosen is None or (capped and chosen.capacity <= 0):
+            rank = length - min(hit, length) - candidate.capacity, unit
+            if (best is None or rank < best) and candidate.fits(length):
+                best = rank
+        for entry in aside:
+            heappush(heap, entry)
+        if best is None or (capped and rooms[best[1]].capacity <= 0):
             continue
-        chosen.take(request.num_tokens, -best[0])
+        chosen = rooms[best[1]]
+        chosen.take(length, -best[0])
+        heappush(heap, (-chosen.capacity, chosen.unit))
         assigned.append(Assigned(request, chosen.unit, chosen.capacity))
     return assigned

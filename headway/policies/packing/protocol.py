@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -66,8 +66,8 @@ class Assigned(Generic[P]):
     capacity: int
 
 
-Hit = Callable[[P, UnitId], int]
-"""Prompt tokens of the request whose KV blocks the unit already holds."""
+Hits = Callable[[P], Mapping[UnitId, int]]
+"""Prompt tokens of the request whose KV blocks a unit already holds, for those that hold any."""
 
 
 class Packing(Protocol):
@@ -79,7 +79,7 @@ class Packing(Protocol):
         new: Sequence[P],
         rooms: Sequence[Room],
         *,
-        hit: Hit[P] | None = None,
+        hits: Hits[P] | None = None,
         capped: bool = True,
     ) -> list[Assigned[P]]:
         """The assigned requests; who is not among them waits for the next cycle.

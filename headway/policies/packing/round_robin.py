@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway.cluster import UnitId
-from headway.policies.packing.protocol import Assigned, Hit, P, Room
+from headway.policies.packing.protocol import Assigned, Hits, P, Room
 
 
 class RoundRobin:
@@ -20,7 +20,7 @@ class RoundRobin:
         new: Sequence[P],
         rooms: Sequence[Room],
         *,
-        hit: Hit[P] | None = None,
+        hits: Hits[P] | None = None,
         capped: bool = True,
     ) -> list[Assigned[P]]:
         """By arrival, then key; hits are not asked."""

@@ -1,16 +1,24 @@
-"""One request after the other, each to the unit that is best once the others are placed."""
+"""One request after the other, each to the unit that is best once the others are placed.
+
+Only the unit that was chosen changes its score, so a heap keeps them in order, and a sorted list of
+loads the quartiles: a placement costs what it looks at, not all units.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush
 from math import inf
 
-from headway.policies.placement.outliers import outlier_bound
+from headway.cluster import UnitId
+from headway.policies.placement.outliers import MIN_UNITS, bound_of
 from headway.policies.placement.protocol import Choice, DecodeUnit, Placeable, R, blocks_wanted
 from headway.request import StreamKey
 
 Score = Callable[[DecodeUnit], tuple[float, ...]]
 Order = tuple[float, float, StreamKey]
+Entry = tuple[tuple[float, ...], UnitId, DecodeUnit]
 
 
 def by_length(request: Placeable) -> Order:
@@ -31,10 +39,15 @@ class Rooms:
         self._shapes = {(u.block_size, u.num_blocks) for u in units}
         self._most_free = max((u.num_free_blocks for u in units), default=0)  # it only falls
 
+    def wanted(self, request: Placeable) -> dict[tuple[int, int], int] | None:
+        """Blocks that the request needs by shape of pool; None if no unit can have them."""
+        wanted = {shape: blocks_wanted(request, *shape) for shape in self._shapes}
+        return None if min(wanted.values(), default=1) > self._most_free else wanted
+
     def able(self, request: Placeable) -> list[DecodeUnit]:
         """Units that are not barred and have the blocks."""
-        wanted = {shape: blocks_wanted(request, *shape) for shape in self._shapes}
-        if min(wanted.values(), default=1) > self._most_free:
+        wanted = self.wanted(request)
+        if wanted is None:
             return []
         barred = request.barred
         return [
@@ -43,6 +56,31 @@ class Rooms:
             if wanted[u.block_size, u.num_blocks] <= u.num_free_blocks
             and not (barred and u.unit in barred)
         ]
+
+
+class _Outliers:
+    """Units whose KV load is above the outlier bound and above ``alarm`` of their capacity."""
+
+    def __init__(self, units: Sequence[DecodeUnit], k: float | None, alarm: float) -> None:
+        self._k = k if k is not None and len(units) >= MIN_UNITS else None
+        self._alarm = alarm
+        self._loads = sorted(u.kv_tokens for u in units) if self._k is not None else []
+        self._bound = inf
+
+    def draw(self) -> None:
+        """The mask is drawn anew."""
+        if self._k is not None:
+            self._bound = bound_of(self._loads, self._k)
+
+    def masks(self, unit: DecodeUnit) -> bool:
+        """Whether a unit stands out."""
+        return unit.kv_tokens > max(self._bound, self._alarm * unit.capacity_tokens)
+
+    def moved(self, before: int, after: int) -> None:
+        """A unit's load has changed."""
+        if self._k is not None:
+            del self._loads[bisect_left(self._loads, before)]
+            insort(self._loads, after)
 
 
 def place_greedily(
@@ -59,21 +97,51 @@ def place_greedily(
     With ``k``, units whose KV load is above the outlier bound and above ``alarm`` of their
     capacity are masked; all units with room are used if that leaves none.
     """
-    rooms = Rooms(units)
-    scores = {u.unit: score(u) for u in units}
+    rooms, outliers = Rooms(units), _Outliers(units, k, alarm)
+    heap: list[Entry] = [(score(u), u.unit, u) for u in units]
+    heapify(heap)
     choices: list[Choice[R]] = []
     for request in sorted(requests, key=order):
-        able = rooms.able(request)
-        if not able:
+        wanted = rooms.wanted(request)
+        if wanted is None:
             continue
-        if k is not None:
-            bound = outlier_bound(units, k)
-            if bound < inf:
-                able = [
-                    u for u in able if u.kv_tokens <= max(bound, alarm * u.capacity_tokens)
-                ] or able
-        best = min(able, key=lambda u: (scores[u.unit], u.unit))
-        choices.append(Choice(request, best.unit, scores[best.unit]))
-        best.take(request)
-        scores[best.unit] = score(best)
+        outliers.draw()
+        entry = _take_best(heap, request, wanted, outliers)
+        if entry is None:
+            continue
+        unit = entry[2]
+        choices.append(Choice(request, unit.unit, entry[0]))
+        before = unit.kv_tokens
+        unit.take(request)
+        outliers.moved(before, unit.kv_tokens)
+        heappush(heap, (score(unit), unit.unit, unit))
     return choices
+
+
+def _take_best(
+    heap: list[Entry],
+    request: Placeable,
+    wanted: dict[tuple[int, int], int],
+    outliers: _Outliers,
+) -> Entry | None:
+    """Off the heap: the best unit with room that is not masked, else the best one with room."""
+    barred = request.barred
+    passed: list[Entry] = []
+    best = masked = None
+    while heap and best is None:
+        entry = heappop(heap)
+        unit = entry[2]
+        has_room = wanted[unit.block_size, unit.num_blocks] <= unit.num_free_blocks
+        if not has_room or (barred and unit.unit in barred):
+            passed.append(entry)
+        elif outliers.masks(unit):
+            masked = masked or entry
+            passed.append(entry)
+        else:
+            best = entry
+    if best is None and masked is not None:
+        best = masked
+        passed.remove(masked)
+    for entry in passed:
+        heappush(heap, entry)
+    return best

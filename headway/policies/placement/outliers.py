@@ -23,6 +23,10 @@ def outlier_bound(units: Sequence[DecodeUnit], k: float) -> float:
     """``Q3 + k·(Q3 − Q1)`` of the KV loads, tokens (Algorithm 3, step 1)."""
     if len(units) < MIN_UNITS:
         return inf
-    loads = sorted(u.kv_tokens for u in units)
+    return bound_of(sorted(u.kv_tokens for u in units), k)
+
+
+def bound_of(loads: Sequence[int], k: float) -> float:
+    """The same of ascending loads."""
     first, third = percentile(loads, 0.25), percentile(loads, 0.75)
     return third + k * (third - first)

@@ -74,7 +74,6 @@ class _Search:
         accepts = np.array([unit.accepts for unit in units])
         self._is_target = accepts & ~over & (self._loads[:, 0] < self._limit)
         self._is_source = over
-        self._pairs: set[tuple[int, int]] = set()
         variance = float(np.var(self._loads, axis=0) @ rule.weights)
         self._floor = rule.floor * variance / len(units)
         self._sum()
@@ -90,23 +89,33 @@ class _Search:
         """Who could move at all, most promising first."""
         requests = [self._units[i].requests for i in sources]
         sizes = [len(r.keys) for r in requests]
-        empty_ints, empty = np.empty(0, np.int64), np.empty(0)
-        tokens = np.concatenate([empty_ints, *(r.num_tokens for r in requests)])
-        remaining = np.concatenate([empty, *(r.remaining for r in requests)])
+        tokens = np.concatenate([np.empty(0, np.int64), *(r.num_tokens for r in requests)])
+        remaining = np.concatenate([np.empty(0), *(r.remaining for r in requests)])
         source = np.repeat(sources, sizes)
-        place = np.concatenate([empty_ints, *(np.arange(size) for size in sizes)])
+        place = np.arange(len(source)) - np.repeat(np.cumsum([0, *sizes])[:-1], sizes)
         is_known = remaining >= 0
         stays = is_known & (remaining <= self._rule.least_remaining)
         last = last_steps(remaining, len(self._rule.weights) - 1, self._rule.horizon)
-        slope = np.where(is_known, 1.0, 0.0)  # what nothing is known of does not grow
-        gain = self._gains_at_best(source, tokens, last, slope)
-        kept = np.flatnonzero(~stays & (gain > self._floor))
-        kept = kept[np.argsort(-gain[kept], kind="stable")]
-        self._gain_at_best, self._source, self._place = gain[kept], source[kept], place[kept]
+        slope = is_known.astype(np.float64)  # what nothing is known of does not grow
+        square = self._squares(tokens, last, slope)
+        bound = self._gains_at_best(source, tokens, last, slope, square)
+        kept = np.flatnonzero(~stays & (bound > self._floor))
+        self._bound, self._source, self._place = bound[kept], source[kept], place[kept]
         self._tokens, self._last, self._slope = tokens[kept], last[kept], slope[kept]
-        self._final = tokens[kept] + np.where(is_known, remaining, 0.0)[kept]
-        self._square = self._squares(self._tokens, self._last, self._slope)
-        self._is_left = np.ones(len(kept), dtype=bool)
+        self._final = self._tokens + np.where(is_known, remaining, 0.0)[kept]
+        self._square = square[kept]
+        self._aim(np.flatnonzero(self._is_target))
+        self._column = np.full(len(kept), -1)
+        self._is_gone = np.zeros(len(kept), dtype=bool)
+        self._is_exact = np.full(len(kept), len(self._targets) == 0)
+
+    def _aim(self, targets: NDArray[np.intp]) -> None:
+        """The targets' columns: running sums (H + 1, T), free tokens (T,), pairs used (n, T)."""
+        self._targets = targets
+        self._flat_to = np.ascontiguousarray(self._flat[targets].T)
+        self._sloped_to = np.ascontiguousarray(self._sloped[targets].T)
+        self._room = self._capacity[targets] - self._loads[targets, 0]
+        self._used = np.zeros((len(self._units), len(targets)), dtype=bool)  # one move a pair
 
     def _squares(self, tokens: Ints, last: NDArray[np.intp], slope: Floats) -> Floats:
         """``Σ_h β_h · τ_h²``."""
@@ -118,7 +127,12 @@ class _Search:
         )
 
     def _gains_at_best(
-        self, source: NDArray[np.intp], tokens: Ints, last: NDArray[np.intp], slope: Floats
+        self,
+        source: NDArray[np.intp],
+        tokens: Ints,
+        last: NDArray[np.intp],
+        slope: Floats,
+        square: Floats,
     ) -> Floats:
         """An upper bound of each candidate's drop of σ²: at the least load of any target."""
         if not self._is_target.any():
@@ -127,66 +141,77 @@ class _Search:
         flat, sloped = np.cumsum(least), np.cumsum(least * self._steps)
         drop = tokens * (self._flat[source, last] - flat[last])
         drop += slope * (self._sloped[source, last] - sloped[last])
-        drop -= self._squares(tokens, last, slope)
-        return np.asarray(2 / len(self._units) * drop)
+        return np.asarray(2 / len(self._units) * (drop - square))
 
     # --- one move ---------------------------------------------------------------------
 
     def next_move(self) -> Move | None:
-        """The best move left, done in the loads; None where none is worth it."""
-        best: tuple[float, int, int] | None = None
-        left = np.flatnonzero(self._is_left)
-        for start in range(0, len(left), _CHUNK):
-            chunk = left[start : start + _CHUNK]
-            if best is not None and self._gain_at_best[chunk[0]] <= best[0]:
-                break
-            found = self._best_of(chunk)
-            if found is not None and (best is None or found[0] > best[0]):
-                best = found
-        return None if best is None else self._do(*best)
+        """The best move left, done in the loads; None where none is worth it.
 
-    def _best_of(self, chunk: NDArray[np.intp]) -> tuple[float, int, int] | None:
-        """Drop, candidate and target."""
-        targets = np.flatnonzero(self._is_target)
-        if not len(targets):
-            return None
-        gains = self._gains(chunk, targets)
-        best = float(gains.max())
-        while best > self._floor:
-            rows, columns = np.nonzero(gains == best)
-            found = [
-                (self._key(chunk[r]), int(c), int(r)) for r, c in zip(rows, columns, strict=True)
-            ]
-            _, column, row = min(found)
-            if self._key(chunk[row]) not in self._resting:
-                return best, int(chunk[row]), int(targets[column])
-            self._is_left[chunk[row]] = False
-            gains[row] = -np.inf
-            best = float(gains.max())
+        Moves only lower what the others would gain, so that a gain found earlier is a bound, too:
+        only the most promising candidates are looked at again.
+        """
+        while len(self._bound):
+            row = int(self._bound.argmax())
+            if self._bound[row] <= self._floor:
+                return None
+            if not self._is_exact[row]:
+                self._look_at(self._most_promising())
+                continue
+            equals = np.flatnonzero(self._bound == self._bound[row]).tolist()
+            if len(equals) > 1:
+                stale = [other for other in equals if not self._is_exact[other]]
+                if stale:
+                    self._look_at(np.array(stale))
+                    continue
+                row = min(equals, key=self._key)
+            if self._key(row) not in self._resting:
+                return self._do(row)
+            self._drop(np.array([row]))
         return None
 
-    def _gains(self, chunk: NDArray[np.intp], targets: NDArray[np.intp]) -> Floats:
-        """The exact drop of σ² of every candidate to every target, -inf where it must not go."""
-        source, last = self._source[chunk], self._last[chunk]
-        tokens, slope = self._tokens[chunk, None], self._slope[chunk, None]
-        flat = self._flat[source, last][:, None] - self._flat[targets][:, last].T
-        sloped = self._sloped[source, last][:, None] - self._sloped[targets][:, last].T
-        gains = tokens * flat + slope * sloped - self._square[chunk, None]
+    def _drop(self, rows: NDArray[np.intp]) -> None:
+        """They are candidates no more."""
+        self._is_gone[rows] = True
+        self._bound[rows] = -np.inf
+
+    def _most_promising(self) -> NDArray[np.intp]:
+        """A few candidates with the greatest bounds that are not exact."""
+        bounds = np.where(self._is_exact, -np.inf, self._bound)
+        if len(bounds) <= _CHUNK:
+            return np.flatnonzero(~self._is_exact)
+        return np.argpartition(bounds, -_CHUNK)[-_CHUNK:]
+
+    def _look_at(self, rows: NDArray[np.intp]) -> None:
+        """Their best targets and drops of σ², as the loads are now."""
+        gains = self._exact(rows)
+        columns = gains.argmax(axis=1)
+        self._column[rows] = columns
+        found = gains[np.arange(len(rows)), columns]
+        self._bound[rows] = np.where(self._is_gone[rows], -np.inf, found)
+        self._is_exact[rows] = True
+
+    def _exact(self, rows: NDArray[np.intp]) -> Floats:
+        """The drop of σ² of candidates on all targets, -inf where they must not go."""
+        source, last = self._source[rows], self._last[rows]
+        tokens, slope = self._tokens[rows, None], self._slope[rows, None]
+        gains = tokens * (self._flat[source, last][:, None] - self._flat_to[last])
+        gains += slope * (self._sloped[source, last][:, None] - self._sloped_to[last])
+        gains -= self._square[rows, None]
         gains *= 2 / len(self._units)
-        fits = self._loads[targets, 0] + self._final[chunk, None] <= self._capacity[targets]
-        gains[~fits] = -np.inf
-        for from_, to in self._pairs:
-            gains[np.ix_(source == from_, targets == to)] = -np.inf
+        gains[self._final[rows, None] > self._room] = -np.inf
+        gains[self._used[source] | ~self._is_source[source][:, None]] = -np.inf
         return np.asarray(gains)
 
     def _key(self, candidate: int) -> StreamKey:
         requests = self._units[int(self._source[candidate])].requests
         return requests.keys[int(self._place[candidate])]
 
-    def _do(self, gain: float, candidate: int, target: int) -> Move:
-        source, last = int(self._source[candidate]), int(self._last[candidate])
+    def _do(self, candidate: int) -> Move:
+        source, column = int(self._source[candidate]), int(self._column[candidate])
+        target = int(self._targets[column])
+        alive = slice(0, int(self._last[candidate]) + 1)
         trace = np.zeros(len(self._steps))
-        alive = slice(0, last + 1)
         trace[alive] = self._tokens[candidate] + self._slope[candidate] * self._steps[alive]
         self._loads[source] -= trace
         self._loads[target] += trace
@@ -194,11 +219,18 @@ class _Search:
             weighted = self._loads[unit] * self._rule.weights
             self._flat[unit] = np.cumsum(weighted)
             self._sloped[unit] = np.cumsum(weighted * self._steps)
-        self._pairs.add((source, target))
-        self._is_left[candidate] = False
-        if self._loads[source] @ self._rule.weights <= self._limit:
-            self._is_left[self._source == source] = False
-        if self._loads[target, 0] >= self._limit:
-            self._is_target[target] = False
+        self._flat_to[:, column], self._sloped_to[:, column] = (
+            self._flat[target],
+            self._sloped[target],
+        )
+        self._used[source, column] = True
+        self._is_source[source] = self._loads[source] @ self._rule.weights > self._limit
+        is_open = self._loads[target, 0] < self._limit
+        self._room[column] = self._capacity[target] - self._loads[target, 0] if is_open else -1
+        gain = float(self._bound[candidate])
+        self._is_exact &= (self._source != source) & (self._column != column)
+        self._drop(np.array([candidate]))
+        if not self._is_source[source]:
+            self._drop(np.flatnonzero(self._source == source))
         units = self._units
         return Move(self._key(candidate), units[source].unit, units[target].unit, gain)
