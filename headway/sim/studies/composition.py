@@ -37,7 +37,7 @@ from headway.sim.worker import InstanceSpec
 
 PAPER = "composition"
 SCENARIO = "2 × 2 prefill units, 8 decode, bursts × 3"
-NUM_REQUESTS = 1500
+NUM_REQUESTS = 1200
 SATURATION = 13.0  # requests/s that eight decode instances of the plain deployment just sustain
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.85, 1.0, 1.1, 1.2)
 BUSY = tuple(round(SATURATION * share, 3) for share in (0.85, 1.0, 1.1, 1.2))
@@ -211,10 +211,11 @@ def _against_papers(found: Results, rate: float) -> Claim:
 
 def _ablation(found: Results, stage: str) -> Claim:
     """What a stage adds, over all busy loads."""
-    rows = [
-        (found.sample(SCENARIO, s, rate, "attainment").mean for s in (stage, OURS)) for rate in BUSY
-    ]
-    changes = [ours - without for without, ours in rows]
+    without, ours = (
+        [found.sample(SCENARIO, system, rate, "attainment").mean for rate in BUSY]
+        for system in (stage, OURS)
+    )
+    changes = [o - w for w, o in zip(without, ours, strict=True)]
     rate = BUSY[1]
     shown = ", ".join(f"{c:+.1%}" for c in changes)
     return compare(

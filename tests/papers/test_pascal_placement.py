@@ -1,0 +1,127 @@
+"""PASCAL, Algorithms 1 and 2: where a request reasons, and where it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from headway.cluster import UnitId
+from headway.policies.dispatch import InstanceLoad
+from headway.policies.dispatch.immediate import Immediate, ImmediateParams
+from headway.policies.placement import DecodeUnit
+from headway.policies.placement.min_cost import MinCost
+from headway.policies.placement.pascal import PascalPlacement, PascalPlacementParams
+from headway.request import StreamKey
+
+
+@dataclass(frozen=True)
+class Reasoned:
+    name: int = 1
+    num_tokens: int = 100
+    arrival_at: float = 0.0
+    num_growth_tokens: int = 1
+    bucket: int = 0
+    barred: Collection[UnitId] = ()
+
+    @property
+    def key(self) -> StreamKey:
+        return StreamKey("g", self.name)
+
+
+def unit(
+    name: str,
+    kv: int = 0,
+    *,
+    host: int = 0,
+    reasoning: int = 0,
+    fresh: int = 0,
+    on_schedule: bool = True,
+) -> DecodeUnit:
+    free = 100 - -(-kv // 10)
+    return DecodeUnit(UnitId(name, 0), 1, kv, free, 100, 10, host, reasoning, fresh, on_schedule)
+
+
+def placed(*units: DecodeUnit) -> str:
+    return PascalPlacement().place([Reasoned()], list(units))[0].unit.worker_id
+
+
+def answers_at(
+    here: DecodeUnit, *others: DecodeUnit, migrates: bool = True, adaptive: bool = True
+) -> str:
+    policy = PascalPlacement(PascalPlacementParams(migrates, adaptive))
+    choice = policy.boundary(Reasoned(), here, [here, *others])
+    return choice.unit.worker_id if choice is not None else "stays"
+
+
+def test_a_new_request_goes_where_the_least_kv_is() -> None:
+    assert placed(unit("a", 300), unit("b", 200), unit("c", 400)) == "b"
+
+
+def test_kv_in_host_memory_counts() -> None:
+    assert placed(unit("a", 300), unit("b", 200, host=200)) == "a"
+
+
+def test_an_instance_whose_readers_wait_takes_no_new_request() -> None:
+    assert placed(unit("a", 100, on_schedule=False), unit("b", 500)) == "b"
+
+
+def test_all_are_asked_where_readers_wait_everywhere() -> None:
+    units = unit("a", 100, on_schedule=False), unit("b", 500, on_schedule=False)
+    assert placed(*units) == "a"
+
+
+def test_an_answer_goes_where_the_fewest_reason() -> None:
+    assert answers_at(unit("a", reasoning=5), unit("b", reasoning=2), unit("c", reasoning=3)) == "b"
+
+
+def test_an_answer_avoids_instances_whose_readers_wait() -> None:
+    others = unit("b", reasoning=0, on_schedule=False), unit("c", reasoning=3)
+    assert answers_at(unit("a", reasoning=5), *others) == "c"
+
+
+def test_fresh_answers_count_where_readers_wait_everywhere() -> None:
+    here = unit("a", reasoning=9, on_schedule=False)
+    others = (
+        unit("b", reasoning=1, fresh=5, on_schedule=False),
+        unit("c", reasoning=3, fresh=1, on_schedule=False),
+    )
+    assert answers_at(here, *others) == "c"
+
+
+def test_ties_go_to_the_least_kv_then_stay() -> None:
+    assert answers_at(unit("b", 50), unit("a", 20)) == "a"
+    assert answers_at(unit("b", 20), unit("a", 20)) == "stays"
+
+
+def test_where_there_is_room_an_answer_does_not_leave_for_a_full_instance() -> None:
+    here, full = unit("a", 100, reasoning=5), unit("b", 950)
+    assert answers_at(here, full) == "stays"
+    assert answers_at(here, full, adaptive=False) == "b"
+
+
+def test_without_room_here_the_chosen_instance_is_taken_full_or_not() -> None:
+    assert answers_at(unit("a", 1000, reasoning=5), unit("b", 950)) == "b"
+
+
+def test_without_migration_answers_stay() -> None:
+    assert answers_at(unit("a", reasoning=5), unit("b"), migrates=False) == "stays"
+
+
+def test_unified_instances_are_chosen_by_the_same_rule_at_arrival() -> None:
+    loads = [
+        InstanceLoad(name, 0, 0, 0, 0, True, True, kv_tokens=kv, is_on_schedule=on_schedule)
+        for name, kv, on_schedule in (("a", 50, False), ("b", 90, True), ("c", 70, True))
+    ]
+    policy = Immediate(ImmediateParams(rule="pascal"))
+    for each in loads:
+        policy.join(each.worker_id)
+    assert [turn.worker_id for turn in policy.turns(loads, 1, now=0.0)] == ["c", "b", "a"]
+
+
+def test_the_pipeline_moves_an_answer_only_from_a_full_unit_to_one_with_room() -> None:
+    full, free, busy = unit("a", 980), unit("b", 500), unit("c", 850)
+    choice = MinCost().boundary(Reasoned(), full, [full, free, busy])
+    assert choice is not None
+    assert choice.unit.worker_id == "b"
+    assert MinCost().boundary(Reasoned(), full, [full, busy]) is None
+    assert MinCost().boundary(Reasoned(), busy, [full, free, busy]) is None
