@@ -20,6 +20,7 @@ from headway.core.worker_events import (
     WorkerEvent,
 )
 from headway.messages import ForwardPass, KvHeader, PassItem, PassResult, Sampled
+from headway.request import StreamKey
 
 EOS = 0
 
@@ -46,8 +47,14 @@ class PagedFake:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.memory: dict[tuple[int, int], int] = {}
+        self.host: dict[StreamKey, list[int | None]] = {}
 
     def run(self, forward_pass: ForwardPass) -> PassResult:
+        for swap in forward_pass.swapped_out:
+            self.host[swap.key] = self.read(swap.blocks)
+            self.write(swap.blocks, [None] * (len(swap.blocks) * self.block_size))
+        for swap in forward_pass.swapped_in:
+            self.write(swap.blocks, self.host.pop(swap.key))
         sampled = tuple(
             Sampled(item.key, token)
             for item in forward_pass.items
@@ -141,7 +148,7 @@ def transfer(
     """Perform the source's next transfer; True if the target has the request."""
     start = source.transfers.popleft()
     request = start.request
-    tokens = source.model.read(start.blocks)
+    tokens = source.model.read(start.blocks) if start.blocks else source.model.host[request.key]
     header = KvHeader(
         request,
         start.handoff.target_unit,
@@ -161,7 +168,10 @@ def transfer(
     ok = not fails and not isinstance(answer, RefuseKv)
     if isinstance(answer, AcceptKv):
         if ok:
-            target.model.write(answer.blocks, tokens[: len(answer.blocks) * _size(target)])
+            if answer.blocks:
+                target.model.write(answer.blocks, tokens[: len(answer.blocks) * _size(target)])
+            else:
+                target.model.host[request.key] = tokens
             target.post(KvArrived(request.key))
         else:
             target.post(KvAborted(request.key))

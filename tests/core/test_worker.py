@@ -28,6 +28,7 @@ from headway.messages import (
     Snapshot,
     UnitBatch,
 )
+from headway.policies.batching import Batching
 from headway.policies.batching.sarathi import Sarathi
 from headway.request import FinishReason, Request, SamplingParams, StreamKey
 from tests.core.paged_fake import EOS, WorkerHarness, expected_output, transfer
@@ -40,10 +41,11 @@ def make_worker(
     block_size: int = 4,
     chunk: int = 16,
     units: int = 1,
-    linger: float = 0.0,
+    batching: Batching | None = None,
+    **settings: Any,
 ) -> WorkerHarness:
     info = WorkerInfo("w", "w:1", role, "m", units, chunk, block_size, blocks, 1000, 8)
-    core = WorkerCore(info, [EOS], Sarathi(), WorkerSettings(linger=linger))
+    core = WorkerCore(info, [EOS], batching or Sarathi(), WorkerSettings(**settings))
     return WorkerHarness(core, block_size)
 
 

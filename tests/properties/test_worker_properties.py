@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from headway.cluster import Role, WorkerInfo
 from headway.core.worker import WorkerCore, WorkerSettings
 from headway.messages import CancelStream, Dispatch, UnitBatch
-from headway.policies.batching import Batching
-from headway.policies.batching.fcfs import Fcfs
-from headway.policies.batching.sarathi import Sarathi
+from headway.policies import registry
+from headway.policies.batching import ANSWERS
 from headway.request import Request, SamplingParams, StreamKey
 from tests.core.paged_fake import EOS, WorkerHarness, expected_output
 
@@ -38,14 +37,16 @@ def request_of(stream_id: int, num_prompt: int, max_tokens: int) -> Request:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(
     steps=STEPS,
     block_size=st.sampled_from([1, 2, 4]),
     num_tokens_of_memory=st.integers(34, 60),
     chunk=st.integers(1, 24),
     num_units=st.integers(1, 3),
-    batching=st.sampled_from([Fcfs(), Sarathi()]),
+    batching=st.sampled_from(sorted(ANSWERS)),
+    host_tokens=st.sampled_from([0, 20, 500]),
+    max_running=st.sampled_from([0, 2]),
 )
 def test_every_request_ends_once_with_the_tokens_of_an_endless_memory(
     steps: list[tuple[str, int, int]],
@@ -53,13 +54,17 @@ def test_every_request_ends_once_with_the_tokens_of_an_endless_memory(
     num_tokens_of_memory: int,
     chunk: int,
     num_units: int,
-    batching: Batching,
+    batching: str,
+    host_tokens: int,
+    max_running: int,
 ) -> None:
     num_blocks = num_tokens_of_memory // block_size
     info = WorkerInfo(
         "w", "w:1", Role.UNIFIED, "m", num_units, chunk, block_size, num_blocks, 1000, 8
     )
-    worker = WorkerHarness(WorkerCore(info, [EOS], batching, WorkerSettings()), block_size)
+    policy = registry.make("batching", batching)
+    limits = WorkerSettings(host_tokens=host_tokens, max_running=max_running)
+    worker = WorkerHarness(WorkerCore(info, [EOS], policy, limits), block_size)
     requests: dict[int, Request] = {}
     cancelled: set[int] = set()
     for name, first, second in steps:
@@ -84,3 +89,4 @@ def test_every_request_ends_once_with_the_tokens_of_an_endless_memory(
             assert worker.ends[stream_id] == ["length"]
     assert worker.core.num_held == 0
     assert all(load.num_free_blocks == num_blocks for load in worker.core.loads)
+    assert all(load.host_tokens == 0 for load in worker.core.loads)

@@ -1,0 +1,132 @@
+"""A preempted request's KV waits in host memory, and comes back or moves on from there."""
+
+from __future__ import annotations
+
+from headway.cluster import Role
+from headway.messages import CancelStream, ForwardPass, Handoff, HandoffResult, LoadReport
+from headway.policies.batching.fcfs import Fcfs
+from headway.policies.batching.pascal import Pascal, PascalParams
+from headway.policies.rescheduling import Horizon
+from headway.request import StreamKey
+from tests.core.paged_fake import WorkerHarness, expected_output, transfer
+from tests.core.test_worker import dispatch, make_request, make_worker, output_of, reports
+
+
+def crowded(host_tokens: int) -> WorkerHarness:
+    """Two requests that grow beyond 8 blocks of 4 tokens together."""
+    worker = make_worker(blocks=8, batching=Fcfs(), watermark=0.0, host_tokens=host_tokens)
+    worker.post(dispatch(make_request(1, 8, max_tokens=14), make_request(2, 8, max_tokens=14)))
+    return worker
+
+
+def num_swapped(worker: WorkerHarness) -> tuple[int, int]:
+    passes = [a for a in worker.log if isinstance(a, ForwardPass)]
+    return sum(len(p.swapped_out) for p in passes), sum(len(p.swapped_in) for p in passes)
+
+
+def is_evicted(worker: WorkerHarness) -> bool:
+    return worker.core.loads[0].host_tokens > 0
+
+
+def until_evicted(worker: WorkerHarness) -> None:
+    while not is_evicted(worker):
+        assert worker.run_pass()
+
+
+def test_kv_comes_back_from_host_memory_and_nothing_is_computed_again() -> None:
+    worker = crowded(100)
+    worker.run_all()
+    assert num_swapped(worker) == (1, 1)
+    passes = [a for a in worker.log if isinstance(a, ForwardPass)]
+    computed = sum(len(item.token_ids) for each in passes for item in each.items)
+    assert computed == 2 * (8 + 14 - 1)  # the last token needs no KV
+    for number in (1, 2):
+        assert output_of(worker, number) == expected_output(range(number + 1, number + 9), 14)
+
+
+def test_without_host_memory_it_is_computed_again() -> None:
+    worker = crowded(0)
+    worker.run_all()
+    assert num_swapped(worker) == (0, 0)
+    assert output_of(worker, 2) == expected_output(range(3, 11), 14)
+
+
+def test_a_cancelled_request_leaves_host_memory() -> None:
+    worker = crowded(100)
+    until_evicted(worker)
+    worker.post(CancelStream(StreamKey("g", 2)))
+    assert not is_evicted(worker)
+    worker.run_all()
+    assert output_of(worker, 1) == expected_output(range(2, 10), 14)
+
+
+def test_a_request_moves_to_another_worker_out_of_host_memory() -> None:
+    source, target = crowded(100), make_worker(Role.DECODE)
+    until_evicted(source)
+    source.run_pass()  # which carries the swap out
+    source.post(Handoff(StreamKey("g", 2), "w2", "w2:1", 0))
+    assert transfer(source, target)
+    assert not is_evicted(source)
+    target.run_all()
+    source.run_all()
+    assert output_of(source, 2) + output_of(target, 2) == expected_output(range(3, 11), 14)
+
+
+def test_kv_that_finds_no_blocks_waits_in_the_targets_host_memory() -> None:
+    source = make_worker(Role.PREFILL)
+    source.post(dispatch(make_request(1, 12, max_tokens=4)))
+    source.run_all()
+    target = make_worker(Role.DECODE, blocks=8, watermark=0.0, host_tokens=100)
+    target.post(dispatch(make_request(2, 27, max_tokens=4)))
+    target.run_pass()
+    source.post(Handoff(StreamKey("g", 1), "w", "w:1", 0))
+    assert transfer(source, target)
+    assert target.core.loads[0].host_tokens == 12
+    target.run_all()
+    assert output_of(source, 1) + output_of(target, 1) == expected_output(range(2, 14), 4)
+
+
+def test_a_move_that_fails_leaves_it_in_host_memory() -> None:
+    source, target = crowded(100), make_worker(Role.DECODE)
+    until_evicted(source)
+    source.run_pass()
+    source.post(Handoff(StreamKey("g", 2), "w2", "w2:1", 0))
+    assert not transfer(source, target, fails=True)
+    assert is_evicted(source)
+    source.run_all()
+    assert output_of(source, 2) == expected_output(range(3, 11), 14)
+    assert [a.ok for a in source.log if isinstance(a, HandoffResult)] == [False]
+
+
+# --- reports --------------------------------------------------------------------------
+
+
+def test_the_end_of_reasoning_is_reported_with_phases_where_they_are_asked_for() -> None:
+    prompt = range(2, 8)
+    marker = expected_output(prompt, 3)[2]
+    worker = make_worker(
+        batching=Pascal(PascalParams()), end_of_reasoning=(marker,), reports_phases=True
+    )
+    request = make_request(1, max_tokens=9)
+    object.__setattr__(request, "reasons", True)
+    worker.post(dispatch(request))
+    worker.run_pass()
+    assert reports(worker)[-1].loads[0].num_reasoning == 1
+    worker.run_pass()
+    worker.run_pass()
+    last = reports(worker)[-1]
+    assert [held.key.stream_id for held in last.answering] == [1]
+    assert (last.loads[0].num_reasoning, last.loads[0].num_fresh_answering) == (0, 1)
+
+
+def test_running_requests_are_reported_with_their_simulated_future() -> None:
+    worker = make_worker(load_interval=0.0, report_interval=0.0, horizon=Horizon(3, 2))
+    request = make_request(1, max_tokens=9)
+    object.__setattr__(request, "predicted_output_tokens", 5.0)
+    worker.post(dispatch(request))
+    worker.run_pass()
+    report = next(a for a in worker.log if isinstance(a, LoadReport))
+    (unit,) = report.units
+    assert (unit.keys, unit.num_tokens) == ((StreamKey("g", 1),), (6,))
+    assert unit.remaining == (4.0,)
+    assert unit.future == (8.0, 0.0, 0.0)
