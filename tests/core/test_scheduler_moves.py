@@ -125,9 +125,9 @@ def test_nothing_moves_under_another_policy() -> None:
 # --- the phase boundary ---------------------------------------------------------------
 
 
-def answering(scheduler: SchedulerHarness, **load: int) -> None:
+def answering(scheduler: SchedulerHarness, num_reasoning: int) -> None:
     held = HeldRequest(key(1), "r1", 0, 900, awaiting_handoff=False)
-    loads = (UnitLoad(0, 0, 3, 2400, 700, **load),)
+    loads = (UnitLoad(0, 0, 3, 2400, 700, num_reasoning=num_reasoning),)
     scheduler.post(FromWorker("d0", EndForward(1, 0.0, (), loads, answering=(held,))))
 
 
