@@ -1,7 +1,8 @@
 """Measured passes as text: what ``headway profile fit`` reads.
 
 CSV with a row a pass of one DP unit
-(``seconds,prefill_tokens,prefill_context,batch,kv_tokens``), or JSON lines of ``{"seconds": …, "units": [{"prefill_tokens": …, …}, …]}``; what is left out is 0.
+(``seconds,prefill_tokens,prefill_context,batch,kv_tokens``), or JSON lines of
+``{"seconds": …, "units": [{"prefill_tokens": …, …}, …]}``; what is left out is 0.
 """
 
 from __future__ import annotations

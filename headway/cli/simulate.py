@@ -95,13 +95,18 @@ def simulate_job(job: Job) -> dict[str, float]:
     scenario = load_scenario(job.scenario)
     workload = scenario.workload if job.rate is None else replace(scenario.workload, rate=job.rate)
     spec = cluster_spec(find_preset(job.preset), scenario.conditions)
-    found = simulate(spec, workload.requests(job.seed), keeps_decisions=bool(job.out))
+    found = simulate(
+        spec,
+        workload.requests(job.seed),
+        keeps_decisions=bool(job.out),
+        failures=scenario.failures,
+    )
     if job.out:
         from headway.sim.recording import write_run
 
         rate = "" if job.rate is None else f"-{job.rate:g}"
         write_run(Path(job.out) / f"{job.preset}{rate}-{job.seed}", found)
-    return summarise(found, scenario.slo).row()
+    return summarise(found, scenario.slo, workload.slo_of).row()
 
 
 def _run_all(jobs: Sequence[Job], num_processes: int) -> list[dict[str, float]]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from types import MappingProxyType
 from typing import Any
 
 from headway.core.scheduler_events import Decision
 from headway.core.scheduler_state import SchedulerSettings
+from headway.errors import invalid
 from headway.policies import registry
 from headway.policies.packing.flow_control import FlowControl
 from headway.presets import Preset
@@ -43,6 +45,18 @@ class Conditions:
     max_running: int = 0
     flow_control: FlowControl = _ENDLESS
     params: Mapping[str, Mapping[str, object]] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An instance (``decode-3``, by role and number from 1) dies ``at`` so many seconds.
+
+    Another of its kind is ordered ``back_after`` seconds later, if ever.
+    """
+
+    at: float = 0.0
+    instance: str = ""
+    back_after: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +155,21 @@ def simulate(
     until: float = 1e9,
     ended: Callable[[Record], None] | None = None,
     keeps_decisions: bool = False,
+    failures: Sequence[Failure] = (),
+    watch: Callable[[SimCluster], None] | None = None,
 ) -> Run:
     """Run until every request has ended, or ``until``; who has not ended then has no record.
 
     Requests come in order of arrival. With ``ended`` records go there, and none is kept.
+    ``watch`` may set up samplers before it begins.
     """
     kernel, records = Kernel(), list[Record]()
     cluster = SimCluster(kernel, spec, ended or records.append)
     cluster.keeps_decisions = keeps_decisions
+    for failure in failures:
+        kernel.at(failure.at, partial(_fail, cluster, failure))
+    if watch is not None:
+        watch(cluster)
     cluster.feed(iter(requests))
     while cluster.is_busy and kernel.now < until:
         kernel.run(min(until, kernel.now + _LOOK_EVERY))
@@ -157,3 +178,13 @@ def simulate(
     )
     num_passes = sum(w.device.num_passes for w in cluster.workers)
     return Run(records, cluster.decisions, cluster.ended_at, gpu_seconds, num_passes)
+
+
+def _fail(cluster: SimCluster, failure: Failure) -> None:
+    worker = cluster.worker(failure.instance)
+    if worker is None:
+        known = ", ".join(w.worker_id for w in cluster.workers)
+        raise invalid("failures.instance", failure.instance, f"one that lives then: {known}")
+    cluster.kill(failure.instance)
+    if failure.back_after is not None:
+        cluster.kernel.after(failure.back_after, partial(cluster.start_worker, worker.spec))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from headway.metrics import Spread
 from headway.sim.experiment import Run
 from headway.sim.records import Record
-from headway.sim.scenario import Slo
+from headway.sim.workload import Slo
 
 METRICS = ("ttft", "ttfat", "tpot", "ttlt")
 
@@ -36,15 +36,20 @@ class Summary:
         return {**flat, **{name: getattr(self, name) for name in (*rest, "gpu_seconds")}}
 
 
-def summarise(run: Run, slo: Slo) -> Summary:
-    """Of a run that kept its records; one in which nothing ended has no spreads."""
+def summarise(
+    run: Run, slo: Slo, slo_of: Callable[[str], Slo | None] = lambda request_id: None
+) -> Summary:
+    """Of a run that kept its records; one in which nothing ended has no spreads.
+
+    ``slo_of``: a request's own SLO by its id, where it has one.
+    """
     records = run.records
     spreads = {
         metric: spread
         for metric in METRICS
         if (spread := Spread.of(_values(records, metric))) is not None
     }
-    num_kept = sum(keeps(record, slo) for record in records)
+    num_kept = sum(keeps(record, slo_of(record.request_id) or slo) for record in records)
     seconds = max(run.ended_at - min((r.arrival_at for r in records), default=0.0), 1e-9)
     return Summary(
         spreads=spreads,
@@ -61,10 +66,12 @@ def keeps(record: Record, slo: Slo) -> bool:
     """Whether a request finished within every limit."""
     if not record.finished:
         return False
-    limits = ((metric, getattr(slo, metric)) for metric in METRICS)
+    limits = {metric: getattr(slo, metric) for metric in METRICS}
+    if slo.ttfat is not None:
+        limits["ttfat"] = slo.ttfat + slo.ttfat_per_reasoning_token * record.num_reasoning_tokens
     return all(
         limit is None or (value := getattr(record, metric)) is None or value <= limit
-        for metric, limit in limits
+        for metric, limit in limits.items()
     )
 
 

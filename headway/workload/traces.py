@@ -1,4 +1,4 @@
-"""Recorded arrivals: Azure's CSV, Mooncake's JSON lines, and plain rows of our own.
+"""Recorded arrivals: Azure's and BurstGPT's CSV, Mooncake's JSON lines, plain rows of our own.
 
 A plain row has ``arrival_at`` (s) and, each optional, ``prompt``, ``prompt_tokens`` and
 ``output_tokens``. A malformed row is refused with the file, the line and the value.
@@ -23,12 +23,17 @@ MOST_TOKENS = 2**31
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """One arrival; ``arrival_at`` in seconds, None for what the trace does not say."""
+    """One arrival; ``arrival_at`` in seconds, None for what the trace does not say.
+
+    ``prefix_hashes``: of the prompt's blocks of 512 tokens from its beginning (Mooncake); equal
+    ones hold the same tokens.
+    """
 
     arrival_at: float
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     prompt: str | None = None
+    prefix_hashes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,9 @@ def read_trace(lines: Iterable[str], name: str, *, most_rows: int | None = None)
         if most_rows is not None and len(rows) >= most_rows:
             break
         try:
-            rows.append(parse(record))
+            row = parse(record)
+            if row is not None:
+                rows.append(row)
         except _BadValueError as bad:
             raise _refusal(name, number, bad.field, bad.value, bad.limit) from None
     if not rows:
@@ -151,9 +158,10 @@ def _csv_records(
         yield number, {key: text.strip() or None for key, text in zip(header, values, strict=True)}
 
 
-Parse = Callable[[Record], TraceRow]
+Parse = Callable[[Record], TraceRow | None]
 _KNOWN = (
-    "TIMESTAMP,ContextTokens,GeneratedTokens (Azure), timestamp, input_length, output_length"
+    "TIMESTAMP,ContextTokens,GeneratedTokens (Azure), Timestamp,Request tokens,Response tokens"
+    " (BurstGPT), timestamp, input_length, output_length"
     " (Mooncake) or arrival_at[, prompt][, prompt_tokens][, output_tokens]"
 )
 
@@ -161,6 +169,8 @@ _KNOWN = (
 def _csv_format(header: Sequence[str], name: str) -> tuple[str, Parse]:
     if {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} <= set(header):
         return "azure", _azure_row
+    if {"Timestamp", "Request tokens", "Response tokens"} <= set(header):
+        return "burstgpt", _burstgpt_row
     if "arrival_at" in header:
         return "plain", _plain_row
     raise _refusal(name, 1, "the header", ",".join(header), f"with {_KNOWN}")
@@ -189,10 +199,27 @@ def _azure_row(record: Record) -> TraceRow:
     )
 
 
+def _burstgpt_row(record: Record) -> TraceRow | None:
+    """Failed requests have no response tokens, and are left out."""
+    if record.get("Response tokens") == "0":
+        return None
+    return TraceRow(
+        _instant(record, "Timestamp", "seconds"),
+        _tokens(record, "Request tokens"),
+        _tokens(record, "Response tokens"),
+    )
+
+
 def _mooncake_row(record: Record) -> TraceRow:
     milliseconds = _instant(record, "timestamp", "milliseconds")
+    hashes = record.get("hash_ids", [])
+    if not isinstance(hashes, list) or not all(type(each) is int for each in hashes):
+        raise _BadValueError("hash_ids", hashes, "a list of whole numbers")
     return TraceRow(
-        milliseconds / 1000, _tokens(record, "input_length"), _tokens(record, "output_length")
+        milliseconds / 1000,
+        _tokens(record, "input_length"),
+        _tokens(record, "output_length"),
+        prefix_hashes=tuple(hashes),
     )
 
 

@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 
 from headway.cli import main
 from headway.errors import HeadwayError
+from headway.presets import PRESETS
+from headway.sim.experiment import Failure, cluster_spec, simulate
 from headway.sim.records import Record
-from headway.sim.scenario import Slo, load_scenario, parse_scenario, scenario_names
+from headway.sim.scenario import load_scenario, parse_scenario, scenario_names
 from headway.sim.summary import keeps
+from headway.sim.workload import Slo
 from headway.workload.lengths import parse_lengths
 
 SMALL = """
@@ -145,3 +148,56 @@ def test_the_command_shows_presets_side_by_side_and_explains_a_request(
 def test_the_command_refuses_an_unknown_preset(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "sbs-prefill", "--preset", "sbs,fast"]) == 1
     assert "vllm-like" in capsys.readouterr().err
+
+
+# --- bursts, traces, failures, SLOs of classes --------------------------------------------
+
+
+def test_arrivals_may_come_in_bursts() -> None:
+    text = SMALL.replace("rate = 5.0", 'rate = 5.0\nprocess = "bursts"\nburst_factor = 4.0')
+    workload = parse_scenario(text, "test").workload
+    assert workload.bursts.factor == 4.0
+    assert list(workload.requests(1)) == list(workload.requests(1))
+
+
+def test_a_trace_gives_arrivals_and_lengths(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_at,prompt_tokens,output_tokens\n3,10,5\n5,20,6\n")
+    head, _, _ = SMALL.partition("[workload]")
+    workload = parse_scenario(f'{head}[workload]\ntrace = "{trace}"', "test").workload
+    found = [(r.arrival_at, r.num_prompt_tokens, r.num_output_tokens) for r in workload.requests(1)]
+    assert found == [(0.0, 10, 5), (2.0, 20, 6)]
+    faster = parse_scenario(f'{head}[workload]\ntrace = "{trace}"\nrate = 1.0', "test").workload
+    assert [r.arrival_at for r in faster.requests(1)] == [0.0, 1.0]
+
+
+def test_a_trace_that_is_not_there_is_named() -> None:
+    head, _, _ = SMALL.partition("[workload]")
+    with pytest.raises(HeadwayError, match=r"/nowhere\.csv"):
+        parse_scenario(f'{head}[workload]\ntrace = "/nowhere.csv"', "test")
+
+
+def test_an_instance_fails_on_schedule_and_all_requests_still_end() -> None:
+    text = SMALL + '[[failures]]\nat = 2.0\ninstance = "unified-1"\nback_after = 1.0\n'
+    scenario = parse_scenario(text, "test")
+    spec = cluster_spec(PRESETS["vllm-like"], scenario.conditions)
+    found = simulate(spec, scenario.workload.requests(1), failures=scenario.failures)
+    assert len(found.records) == 40
+    assert all(record.finished for record in found.records)
+    with pytest.raises(HeadwayError, match="unified-9"):
+        simulate(spec, scenario.workload.requests(1), failures=[Failure(2.0, "unified-9")])
+
+
+def test_a_class_may_have_its_own_slo() -> None:
+    text = SMALL.replace(
+        "reasoning = {", "slo = { ttfat = 2.0, ttfat_per_reasoning_token = 0.05 }\nreasoning = {"
+    )
+    workload = parse_scenario(text, "test").workload
+    slo = workload.slo_of("think-7")
+    assert slo is not None
+    assert workload.slo_of("chat-3") is None
+    record = Record("think-7", 0.0, 10, 100, 110, finished=True)
+    record.first_answer_at = 6.9
+    assert keeps(record, slo)
+    record.first_answer_at = 7.1
+    assert not keeps(record, slo)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import HeadwayError
-from headway.workload.arrivals import PROCESSES, arrivals
+from headway.workload.arrivals import PROCESSES, Bursts, arrivals
 
 process_names = st.sampled_from(PROCESSES)
 rates = st.floats(0.01, 1000.0)
@@ -84,3 +84,21 @@ def test_what_has_no_meaning_is_refused(process: str, rate: float, burstiness: f
 def test_arrivals_without_an_end_are_refused(rate: float, duration: float | None) -> None:
     with pytest.raises(HeadwayError, match="num_requests"):
         arrivals("poisson", rate, random.Random(8), duration=duration)
+
+
+def test_bursts_keep_the_mean_rate_and_come_in_clumps() -> None:
+    rng = random.Random(1)
+    bursts = Bursts(factor=5.0, length=3.0, share=0.3)
+    instants = list(itertools.accumulate(itertools.islice(bursts.gaps(20.0, rng), 300_000)))
+    assert len(instants) / instants[-1] == pytest.approx(20.0, rel=0.06)
+    counts = [0] * (int(instants[-1]) + 1)
+    for at in instants:
+        counts[int(at)] += 1
+    mean = statistics.fmean(counts)
+    assert statistics.pvariance(counts) / mean > 3.0  # Poisson has 1
+
+
+def test_without_a_factor_bursts_are_poisson() -> None:
+    gaps_found = list(itertools.islice(Bursts(factor=1.0).gaps(2.0, random.Random(3)), 20_000))
+    assert statistics.fmean(gaps_found) == pytest.approx(0.5, rel=0.03)
+    assert statistics.pstdev(gaps_found) == pytest.approx(0.5, rel=0.03)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.cli.bench.plan import load_trace
 from headway.errors import HeadwayError
+from headway.workload.files import load_trace
 from headway.workload.traces import Trace, TraceRow, read_trace
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -157,3 +157,38 @@ def test_published_traces_are_read_whole(
     trace = load_trace(DATA / name)
     assert (trace.format, len(trace.rows), trace.step) == (format, num_rows, step)
     assert first is None or trace.rows[0] == first
+
+
+# --- BurstGPT, Azure 2024, Mooncake's prefixes --------------------------------------------
+
+
+def test_burstgpt_is_read_without_its_failed_requests() -> None:
+    lines = [
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type",
+        "5,ChatGPT,472,18,490,Conversation log",
+        "45,ChatGPT,1087,0,1087,Conversation log",
+        "118,GPT-4,417,276,693,API log",
+    ]
+    trace = read_trace(lines, "burstgpt")
+    assert trace.format == "burstgpt"
+    assert [(r.arrival_at, r.prompt_tokens, r.output_tokens) for r in trace.rows] == [
+        (0.0, 472, 18),
+        (113.0, 417, 276),
+    ]
+
+
+def test_azures_week_of_2024_has_time_zones() -> None:
+    lines = [
+        "TIMESTAMP,ContextTokens,GeneratedTokens",
+        "2024-05-10 00:00:00.009930+00:00,2162,5",
+        "2024-05-10 00:00:01.509930+00:00,2399,6",
+    ]
+    assert [row.arrival_at for row in read_trace(lines, "azure").rows] == pytest.approx([0.0, 1.5])
+
+
+def test_mooncakes_prefix_hashes_are_kept() -> None:
+    line = '{"timestamp": 0, "input_length": 6755, "output_length": 500, "hash_ids": [0, 1, 2]}'
+    (row,) = read_trace([line], "mooncake").rows
+    assert row.prefix_hashes == (0, 1, 2)
+    with pytest.raises(HeadwayError, match="hash_ids"):
+        read_trace([line.replace("[0, 1, 2]", '"x"')], "mooncake")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from headway.cli.bench.prompts import (
     RANDOM_TOKENS,
@@ -21,7 +20,8 @@ from headway.cli.bench.prompts import (
 )
 from headway.errors import Code, HeadwayError, invalid
 from headway.workload import arrivals as processes
-from headway.workload.traces import Trace, TraceRow, read_trace
+from headway.workload.files import load_trace
+from headway.workload.traces import TraceRow
 
 DEFAULT_REQUESTS = 100
 MOST_REQUESTS = 1_000_000
@@ -123,7 +123,7 @@ def _trace_rows(options: Options, rng: random.Random, notes: list[str]) -> tuple
     """The trace's rows at the instants of this run; none without a trace."""
     if options.trace is None:
         return ()
-    trace = load_trace(options.trace, options.num_requests)
+    trace = load_trace(options.trace, options.num_requests or MOST_REQUESTS)
     width = trace.step if options.spread is None else options.spread
     if width > 0.0:
         trace = trace.spread(width, rng)
@@ -137,21 +137,6 @@ def _trace_rows(options: Options, rng: random.Random, notes: list[str]) -> tuple
     if speed != 1.0:
         notes.append(f"the trace runs at {speed:.4g} times its speed")
     return trace.faster(speed).rows
-
-
-def load_trace(path: Path, most_rows: int | None = None) -> Trace:
-    """From a file, gzipped (.gz) or not."""
-    try:
-        with _open_text(path) as lines:
-            return read_trace(lines, str(path), most_rows=most_rows or MOST_REQUESTS)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise HeadwayError(Code.INVALID_ARGUMENT, f"cannot read {path}: {error}") from None
-
-
-def _open_text(path: Path) -> IO[str]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8")
-    return path.open(encoding="utf-8")
 
 
 def _instants(options: Options, rows: Sequence[TraceRow], rng: random.Random) -> list[float]:

@@ -13,6 +13,7 @@ import random
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from types import MappingProxyType
 
 from headway.cluster import Role
@@ -34,6 +35,7 @@ from headway.sim.studies.runs import (
     share_of,
 )
 from headway.sim.worker import InstanceSpec
+from headway.workload.arrivals import Bursts
 
 PAPER = "composition"
 SCENARIO = "2 × 2 prefill units, 8 decode, bursts × 3"
@@ -45,7 +47,7 @@ SINGLES = ("sbs", "uniboost", "star", "pascal", "tokenscale")
 PLAIN, OURS = "vllm-like", "headway"
 _PACE = 0.1
 _HOST_TOKENS = 400_000
-_BURST, _QUIET, _FACTOR = 10.0, 30.0, 3.0  # seconds, seconds, times the quiet rate
+BURSTS = Bursts(factor=3.0, length=10.0, share=0.25)
 STAGES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "without 2 (prefill)": {"dispatch": "immediate", "packing": "round-robin"},
@@ -69,17 +71,8 @@ def preset_of(system: str) -> Preset:
 
 def requests(rate: float, seed: int, num_requests: int = NUM_REQUESTS) -> Iterator[SimRequest]:
     """On-off bursts whose mean over everything is ``rate``."""
-    rng = random.Random(seed)
-    share = _BURST / (_BURST + _QUIET)
-    quiet = rate / (1 + share * (_FACTOR - 1))
-    now, bursting, until = 0.0, False, rng.expovariate(1 / _QUIET)
-    for number in range(num_requests):
-        while True:
-            gap = rng.expovariate(quiet * (_FACTOR if bursting else 1.0))
-            if now + gap <= until:
-                break
-            now, bursting = until, not bursting
-            until = now + rng.expovariate(1 / (_BURST if bursting else _QUIET))
+    rng, now = random.Random(seed), 0.0
+    for number, gap in enumerate(islice(BURSTS.gaps(rate, rng), num_requests)):
         now += gap
         yield _request(rng, number, now)
 
