@@ -22,6 +22,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--seeds", type=int, default=5, metavar="N", help="runs of everything (5)")
     add("--processes", type=int, default=0, metavar="N", help="in parallel; 0: one a core")
     add("--json", type=Path, metavar="FILE", help="write the rows")
+    add("--plots", type=Path, metavar="DIR", help="draw each paper's claims")
     parser.set_defaults(run=run)
 
 
@@ -44,6 +45,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         rows = [claim.packed() for claim in claims]
         args.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    if args.plots is not None:
+        from headway.sim import plots
+
+        for paper in dict.fromkeys(claim.paper for claim in claims):
+            plots.claims(args.plots, paper, [c for c in claims if c.paper == paper])
     return 0
 
 

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from headway.sim.experiment import Run
+    from headway.sim.sampling import Sampler
+
 _SHOWN = (
     ("ttft_p50", 1e3, "TTFT\nP50 ms"),
     ("ttft_p99", 1e3, "TTFT\nP99 ms"),
@@ -22,13 +25,29 @@ _SHOWN = (
 
 
 class Job(NamedTuple):
-    """One run, for a process of its own."""
+    """One run, for a process of its own; ``out`` and ``plots`` are folders or empty."""
 
     scenario: str
     preset: str
     rate: float | None
     seed: int
-    out: str
+    out: str = ""
+    plots: str = ""
+    streams: bool = False
+    parquet: bool = False
+
+    @property
+    def name(self) -> str:
+        """Of its files."""
+        rate = "" if self.rate is None else f"-{self.rate:g}"
+        return f"{self.preset}{rate}-{self.seed}"
+
+
+class Found(NamedTuple):
+    """A run's figures, and its times by metric where plots need them."""
+
+    row: Mapping[str, float]
+    values: Mapping[str, Sequence[float]]
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -41,6 +60,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--seeds", type=int, default=1, metavar="N", help="runs of each, means shown (1)")
     add("--processes", type=int, default=0, metavar="N", help="in parallel; 0: one a core")
     add("--out", type=Path, metavar="DIR", help="write every run's requests and decisions")
+    add("--parquet", action="store_true", help="with --out: the requests as Parquet, too")
+    add("--plots", type=Path, metavar="DIR", help="draw latencies, loads and a timeline")
+    add("--stream", action="store_true", help="keep no request: for runs of any length")
     add("--json", type=Path, metavar="FILE", help="write the table")
     parser.set_defaults(run=run)
 
@@ -61,14 +83,25 @@ def run(args: argparse.Namespace) -> int:
     for name in presets:
         find_preset(name)
     jobs = [
-        Job(args.scenario, preset, rate, seed, str(args.out or ""))
+        Job(
+            args.scenario,
+            preset,
+            rate,
+            seed,
+            out=str(args.out or ""),
+            plots=str(args.plots or ""),
+            streams=args.stream,
+            parquet=args.parquet,
+        )
         for rate in _rates(args.rates)
         for preset in presets
         for seed in range(1, args.seeds + 1)
     ]
-    rows = _run_all(jobs, args.processes or len(os.sched_getaffinity(0)))
-    table = _means(jobs, rows)
+    found = _run_all(jobs, args.processes or len(os.sched_getaffinity(0)))
+    table = _means(jobs, [each.row for each in found])
     _print(table)
+    if args.plots is not None:
+        _plot(args.plots, jobs, found, table)
     if args.json is not None:
         args.json.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
     return 0
@@ -83,33 +116,86 @@ def _rates(text: str) -> list[float | None]:
         raise invalid("--rates", text, "numbers by comma, such as 10,20,40") from None
 
 
-def simulate_job(job: Job) -> dict[str, float]:
-    """One run's figures; its requests and decisions go to files where asked for."""
+def simulate_job(job: Job) -> Found:
+    """One run's figures; its requests, decisions and plots go to files where asked for."""
     from dataclasses import replace
 
     from headway.presets import find_preset
     from headway.sim.experiment import cluster_spec, simulate
     from headway.sim.scenario import load_scenario
+    from headway.sim.statistics import StreamingSummary
     from headway.sim.summary import summarise
 
     scenario = load_scenario(job.scenario)
     workload = scenario.workload if job.rate is None else replace(scenario.workload, rate=job.rate)
     spec = cluster_spec(find_preset(job.preset), scenario.conditions)
-    found = simulate(
+    requests = workload.requests(job.seed)
+    if job.streams:
+        summary = StreamingSummary(scenario.slo, workload.slo_of)
+        run = simulate(spec, requests, ended=summary.ended, failures=scenario.failures)
+        return Found(summary.row(run.ended_at, run.gpu_seconds), {})
+    sampler = _sampler() if job.plots and job.seed == 1 else None
+    run = simulate(
         spec,
-        workload.requests(job.seed),
+        requests,
         keeps_decisions=bool(job.out),
         failures=scenario.failures,
+        watch=None if sampler is None else sampler.watch,
     )
     if job.out:
-        from headway.sim.recording import write_run
+        _write(job, run)
+    if sampler is not None:
+        _plot_inside(job, sampler)
+    values = _times(run) if job.plots else {}
+    return Found(summarise(run, scenario.slo, workload.slo_of).row(), values)
 
-        rate = "" if job.rate is None else f"-{job.rate:g}"
-        write_run(Path(job.out) / f"{job.preset}{rate}-{job.seed}", found)
-    return summarise(found, scenario.slo, workload.slo_of).row()
+
+def _sampler() -> Sampler:
+    from headway.sim.sampling import Sampler
+
+    return Sampler()
 
 
-def _run_all(jobs: Sequence[Job], num_processes: int) -> list[dict[str, float]]:
+def _write(job: Job, run: Run) -> None:
+    from headway.sim.recording import write_parquet, write_run
+
+    folder = Path(job.out) / job.name
+    write_run(folder, run)
+    if job.parquet:
+        write_parquet(folder / "requests.parquet", run.records)
+
+
+def _times(run: Run) -> dict[str, list[float]]:
+    from headway.sim.summary import METRICS
+
+    return {
+        metric: [v for record in run.records if (v := getattr(record, metric)) is not None]
+        for metric in METRICS
+    }
+
+
+def _plot_inside(job: Job, sampler: Sampler) -> None:
+    from headway.sim import plots
+
+    plots.kv_loads(Path(job.plots), job.name, sampler.samples)
+    plots.timeline(Path(job.plots), job.name, sampler.passes)
+
+
+def _plot(
+    folder: Path, jobs: Sequence[Job], found: Sequence[Found], table: Sequence[Mapping[str, object]]
+) -> None:
+    """All runs beside each other."""
+    from headway.sim import plots
+
+    runs = {j.name: f.values for j, f in zip(jobs, found, strict=True) if j.seed == 1 and f.values}
+    if runs:
+        plots.latency_cdfs(folder, runs)
+    if len({row["rate"] for row in table}) > 1:
+        for figure in ("ttft_p99", "ttlt_p99", "attainment"):
+            plots.load_latency(folder, table, figure)
+
+
+def _run_all(jobs: Sequence[Job], num_processes: int) -> list[Found]:
     """All jobs in order, with a progress bar."""
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context

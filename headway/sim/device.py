@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from headway.messages import ForwardPass, PassItem, PassResult, Sampled
 from headway.pass_time import EACH_TERM, PassTime, Share
@@ -63,6 +63,16 @@ class Steps:
         return steps
 
 
+class PassTaken(NamedTuple):
+    """Equal passes in a row that have ended: instants in s, tokens, requests."""
+
+    began_at: float
+    ended_at: float
+    num_steps: int
+    prefill_tokens: int
+    batch: int
+
+
 @dataclass(slots=True)
 class _Running:
     forward_pass: ForwardPass
@@ -99,6 +109,7 @@ class Device:
         self.num_prefill_passes = 0
         self.num_prefill_tokens = 0
         self.num_swapped_tokens = 0
+        self.on_pass: Callable[[PassTaken], None] | None = None
 
     def start(self, forward_pass: ForwardPass) -> None:
         """Begin a pass of one step or more; it ends by itself."""
@@ -198,6 +209,8 @@ class Device:
             for item in running.forward_pass.items
             if item.sample
         )
+        if self.on_pass is not None:
+            self.on_pass(_taken(running, self._kernel.now))
         self.busy += self._kernel.now - running.steps.began_at
         self.num_passes += num_steps
         seconds = (self._kernel.now - running.steps.began_at) / num_steps
@@ -209,3 +222,11 @@ class Device:
         if index >= lengths.num_output_tokens:
             return EOS
         return REASONING_END if index == lengths.num_reasoning_tokens else ORDINARY
+
+
+def _taken(running: _Running, ended_at: float) -> PassTaken:
+    items = running.forward_pass.items
+    decoding = [item for item in items if item.sample and len(item.token_ids) == 1]
+    num_prefill = sum(len(item.token_ids) for item in items) - len(decoding)
+    began_at = running.steps.began_at
+    return PassTaken(began_at, ended_at, running.num_steps, num_prefill, len(decoding))

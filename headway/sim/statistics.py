@@ -1,0 +1,103 @@
+"""Statistics of long runs in constant memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import ceil, log
+
+from headway.errors import require_between
+from headway.metrics import Spread
+from headway.sim.records import Record
+from headway.sim.summary import METRICS, keeps
+from headway.sim.workload import Slo
+
+RELATIVE_ERROR = 0.005
+_GROWTH = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
+_LOG_GROWTH = log(_GROWTH)
+_LEAST = 1e-9
+
+
+@dataclass(slots=True)
+class Digest:
+    """Counts in buckets whose bounds grow by 1 %: any percentile is off by 0.5 % at most.
+
+    As DDSketch (Masson et al., VLDB '19). Values from 1e-9 up; what is less counts as 1e-9.
+    """
+
+    num_values: int = 0
+    total: float = 0.0
+    _counts: dict[int, int] = field(default_factory=dict)
+
+    def add(self, value: float) -> None:
+        """One more."""
+        self.num_values += 1
+        self.total += value
+        index = ceil(log(max(value, _LEAST)) / _LOG_GROWTH)
+        self._counts[index] = self._counts.get(index, 0) + 1
+
+    @property
+    def mean(self) -> float:
+        """Exact; 0 without values."""
+        return self.total / self.num_values if self.num_values else 0.0
+
+    def percentile(self, share: float) -> float:
+        """The value below which ``share`` (0 to 1) lie; 0 without values."""
+        require_between("share", share, 0, 1)
+        rank, seen = share * (self.num_values - 1), 0
+        for index in sorted(self._counts):
+            seen += self._counts[index]
+            if seen > rank:
+                return float(2 * _GROWTH**index / (1 + _GROWTH))
+        return 0.0
+
+    def spread(self) -> Spread:
+        """Mean and percentiles."""
+        return Spread(self.mean, *(self.percentile(share) for share in (0.5, 0.9, 0.99)))
+
+
+@dataclass(slots=True)
+class StreamingSummary:
+    """What ``summarise`` says, of records that are seen once and let go.
+
+    ``slo_of``: a request's own SLO by its id, where it has one.
+    """
+
+    slo: Slo
+    slo_of: Callable[[str], Slo | None] = lambda request_id: None
+    num_requests: int = 0
+    num_finished: int = 0
+    num_kept: int = 0
+    num_tokens: int = 0
+    first_at: float = float("inf")
+    digests: dict[str, Digest] = field(default_factory=dict)
+
+    def ended(self, record: Record) -> None:
+        """One more request is over."""
+        self.num_requests += 1
+        self.num_finished += record.finished
+        self.num_kept += keeps(record, self.slo_of(record.request_id) or self.slo)
+        self.num_tokens += record.num_tokens
+        self.first_at = min(self.first_at, record.arrival_at)
+        for metric in METRICS:
+            value = getattr(record, metric)
+            if value is not None:
+                self.digests.setdefault(metric, Digest()).add(value)
+
+    def row(self, ended_at: float, gpu_seconds: float) -> dict[str, float]:
+        """Flat, with the names of ``Summary.row``."""
+        seconds = max(ended_at - min(self.first_at, ended_at), 1e-9)
+        flat = {
+            f"{metric}_{name}": getattr(digest.spread(), name)
+            for metric, digest in self.digests.items()
+            for name in ("mean", "p50", "p90", "p99")
+        }
+        return {
+            **flat,
+            "num_requests": self.num_requests,
+            "num_finished": self.num_finished,
+            "attainment": self.num_kept / max(self.num_requests, 1),
+            "goodput": self.num_kept / seconds,
+            "tokens_per_s": self.num_tokens / seconds,
+            "gpu_seconds": gpu_seconds,
+        }

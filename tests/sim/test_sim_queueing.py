@@ -1,0 +1,61 @@
+"""The simulator against queueing theory: a server that takes one request at a time is M/M/1."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+import pytest
+
+from headway.cluster import Role
+from headway.pass_time import PassTime
+from headway.sim.cluster import ClusterSpec, SimRequest
+from headway.sim.records import Record
+from headway.sim.studies.runs import run
+from tests.sim.clusters import instance
+
+STEP = 0.01  # seconds a token
+MEAN_TOKENS = 100.0
+RATE = 0.7  # requests/s; a service takes 1 s on average
+NUM_REQUESTS = 12_000
+
+
+@pytest.fixture(scope="module")
+def records() -> list[Record]:
+    rng, now, requests = random.Random(5), 0.0, []
+    for number in range(NUM_REQUESTS):
+        now += rng.expovariate(RATE)
+        tokens = max(1, round(rng.expovariate(1 / MEAN_TOKENS)))
+        requests.append(SimRequest(f"r{number}", now, 1, tokens))
+    server = instance(Role.UNIFIED, pass_time=PassTime(STEP), kv_capacity_tokens=1 << 20)
+    spec = ClusterSpec(((server, 1),), batching="fcfs", max_running=1, report_interval=1e6)
+    return list(run(spec, requests).records)
+
+
+def test_the_tail_of_response_times_falls_as_theory_says(records: list[Record]) -> None:
+    """P(T > t) = exp(−(μ − λ)·t): its slope between the median and P99."""
+    times = sorted(record.ttlt or 0.0 for record in records)
+    low, high = times[len(times) // 2], times[int(0.99 * len(times))]
+    slope = (math.log(0.5) - math.log(0.01)) / (high - low)
+    assert slope == pytest.approx(1.0 - RATE, rel=0.08)
+
+
+def test_littles_law_holds(records: list[Record]) -> None:
+    times = [record.ttlt or 0.0 for record in records]
+    span = max(r.arrival_at + t for r, t in zip(records, times, strict=True))
+    changes = sorted(
+        [(r.arrival_at, 1) for r in records]
+        + [(r.arrival_at + t, -1) for r, t in zip(records, times, strict=True)]
+    )
+    area, inside, before = 0.0, 0, 0.0
+    for at, change in changes:
+        area += inside * (at - before)
+        inside, before = inside + change, at
+    rate = len(records) / span
+    assert area / span == pytest.approx(rate * statistics.fmean(times), rel=0.02)
+
+
+def test_the_mean_wait_is_the_textbooks(records: list[Record]) -> None:
+    mean = statistics.fmean(record.ttlt or 0.0 for record in records)
+    assert mean == pytest.approx(1 / (1.0 - RATE), rel=0.15)
