@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import pytest
+
 from headway.cluster import UnitId
+from headway.errors import HeadwayError
 from headway.policies.dispatch import InstanceLoad
 from headway.policies.dispatch.immediate import Immediate, ImmediateParams
 from headway.policies.placement import DecodeUnit
@@ -70,6 +73,21 @@ def test_all_are_asked_where_readers_wait_everywhere() -> None:
     assert placed(*units) == "a"
 
 
+def test_new_requests_count_for_the_next() -> None:
+    units = [unit("a", 300), unit("b", 250)]
+    choices = PascalPlacement().place([Reasoned(n) for n in range(3)], units)
+    assert [c.unit.worker_id for c in choices] == ["b", "a", "b"]
+
+
+def test_a_compliant_instance_without_room_leaves_the_request_to_the_others() -> None:
+    assert placed(unit("a", 995), unit("b", 500, on_schedule=False)) == "b"
+
+
+def test_a_headroom_out_of_range_is_refused_with_the_range() -> None:
+    with pytest.raises(HeadwayError, match="headroom"):
+        PascalPlacementParams(headroom=1.5)
+
+
 def test_an_answer_goes_where_the_fewest_reason() -> None:
     assert answers_at(unit("a", reasoning=5), unit("b", reasoning=2), unit("c", reasoning=3)) == "b"
 
@@ -86,6 +104,24 @@ def test_fresh_answers_count_where_readers_wait_everywhere() -> None:
         unit("c", reasoning=3, fresh=1, on_schedule=False),
     )
     assert answers_at(here, *others) == "c"
+
+
+def test_fresh_answers_do_not_count_where_an_instance_is_compliant() -> None:
+    others = unit("b", reasoning=1, fresh=9), unit("c", reasoning=2)
+    assert answers_at(unit("a", reasoning=5), *others) == "b"
+
+
+def test_the_present_instance_is_left_if_its_readers_wait() -> None:
+    assert answers_at(unit("a", reasoning=0, on_schedule=False), unit("b", reasoning=4)) == "b"
+
+
+def test_kv_in_host_memory_counts_in_ties() -> None:
+    assert answers_at(unit("c", 50), unit("a", 20, host=40), unit("b", 30)) == "b"
+
+
+def test_ties_between_other_instances_go_to_the_lower_id() -> None:
+    here = unit("a", reasoning=5)
+    assert answers_at(here, unit("c", 20), unit("b", 20)) == "b"
 
 
 def test_ties_go_to_the_least_kv_then_stay() -> None:

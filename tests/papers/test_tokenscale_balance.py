@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import pytest
+
 from headway.cluster import UnitId
+from headway.errors import HeadwayError
 from headway.policies.placement import DecodeUnit
 from headway.policies.placement.bucket_balance import BucketBalance, BucketBalanceParams
 from headway.policies.placement.random import RandomParams, RandomPlacement
@@ -54,6 +57,39 @@ def test_a_convertible_decoder_keeps_what_it_reserves_for_prompts() -> None:
     units = [unit("a", {0: 9}), unit("b", {}, kv=600, convertible=True)]
     policy = BucketBalance(BucketBalanceParams(reserved_tokens=500))
     assert [c.unit.worker_id for c in policy.place([Sorted(1)], units)] == ["a"]
+
+
+def test_what_is_reserved_is_for_convertible_decoders_alone() -> None:
+    units = [unit("a", {0: 9}), unit("b", {}, kv=600)]
+    policy = BucketBalance(BucketBalanceParams(reserved_tokens=500))
+    assert [c.unit.worker_id for c in policy.place([Sorted(1)], units)] == ["b"]
+
+
+def test_a_convertible_decoder_takes_requests_up_to_what_it_reserves() -> None:
+    units = [unit("a", {0: 9}), unit("b", {}, kv=495, convertible=True)]
+    policy = BucketBalance(BucketBalanceParams(reserved_tokens=500))
+    choices = policy.place([Sorted(1), Sorted(2)], units)
+    assert [c.unit.worker_id for c in choices] == ["b", "a"]
+
+
+def test_ties_go_to_the_least_kv_and_then_to_the_lower_id() -> None:
+    by_kv = [unit("a", {0: 1}, kv=30), unit("b", {0: 1}, kv=20)]
+    assert BucketBalance().place([Sorted(1)], by_kv)[0].unit.worker_id == "b"
+    by_id = [unit("b", {0: 1}), unit("a", {0: 1})]
+    assert BucketBalance().place([Sorted(1)], by_id)[0].unit.worker_id == "a"
+
+
+def test_a_unit_without_room_is_passed_and_who_fits_nowhere_waits() -> None:
+    units = [unit("a", {}), unit("b", {0: 9})]
+    units[0].num_free_blocks = 0
+    assert BucketBalance().place([Sorted(1)], units)[0].unit.worker_id == "b"
+    units[1].num_free_blocks = 0
+    assert BucketBalance().place([Sorted(2)], units) == []
+
+
+def test_a_negative_reserve_is_refused_with_the_range() -> None:
+    with pytest.raises(HeadwayError, match="reserved_tokens"):
+        BucketBalanceParams(reserved_tokens=-1.0)
 
 
 def test_random_placement_is_the_same_for_the_same_seed_and_asks_for_room() -> None:

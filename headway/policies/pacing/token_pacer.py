@@ -1,19 +1,19 @@
 """``token-pacer``: answering tokens at the pace of a reader (PASCAL, section IV-D).
 
-Token k is due ``k · tpot`` after the first one came. It goes to the reader when it is there and
-due: bursts are buffered, and what comes late goes at once, so no token is held beyond its due
-time.
+Token k, from 0, is due at ``first_at + k · tpot``, where ``first_at`` is when the first one came.
+It goes to the reader at the later of that and its coming: bursts are buffered, and what comes late
+goes at once. Due times never shift: after a stall the pacer catches up, and no token is held beyond
+its due time.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import floor
+
+import numpy as np
+from numpy.typing import NDArray
 
 from headway.errors import require_between
-
-_ROUNDING = 1e-9
-"""Of a token: an instant that was computed as due must count as due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class TokenPace:
         """When the next token in hand is due; None without one."""
         if self._first_at is None or self._num_released == self._num_arrived:
             return None
-        return self._first_at + self._num_released * self._tpot
+        return self._due_at(self._first_at, self._num_released)
 
     def arrived(self, num_tokens: int, *, now: float) -> None:
         """So many more tokens are in hand; the first of all starts the reader's clock."""
@@ -63,8 +63,8 @@ class TokenPace:
         """Those that are in hand and due."""
         if self._first_at is None:
             return 0
-        num_due = floor((now - self._first_at) / self._tpot + _ROUNDING) + 1
-        count = max(0, min(num_due, self._num_arrived) - self._num_released)
+        num_due = min(self._num_due(self._first_at, now), self._num_arrived)
+        count = max(0, num_due - self._num_released)
         self._num_released += count
         return count
 
@@ -78,4 +78,22 @@ class TokenPace:
         """Seconds until the token after the last one in hand is due, at least 0."""
         if self._first_at is None:
             return 0.0
-        return max(0.0, self._first_at + self._num_arrived * self._tpot - now)
+        return max(0.0, self._due_at(self._first_at, self._num_arrived) - now)
+
+    def _due_at(self, first_at: float, k: int) -> float:
+        return first_at + k * self._tpot
+
+    def _num_due(self, first_at: float, now: float) -> int:
+        """Tokens with ``due_at <= now``, to the last bit: who wakes at ``due_at`` must find one."""
+        count = int((now - first_at) / self._tpot) + 1  # off by one at most
+        if self._due_at(first_at, count) <= now:
+            return count + 1
+        return count - 1 if self._due_at(first_at, count - 1) > now else count
+
+
+def released_at(instants: NDArray[np.float64], tpot: float) -> NDArray[np.float64]:
+    """When the pacer releases tokens that come at ``instants``, (n,) ascending, seconds: (n,)."""
+    if not len(instants):
+        return instants
+    due: NDArray[np.float64] = instants[0] + tpot * np.arange(len(instants))
+    return np.maximum(instants, due)
