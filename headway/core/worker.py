@@ -27,7 +27,7 @@ from headway.core.worker_events import (
 from headway.core.worker_loads import load_report, loads_with_phases
 from headway.core.worker_plan import PassPlanner, Restarts
 from headway.core.worker_sequence import SequenceState, Stage
-from headway.core.worker_state import Oracle, WorkerState
+from headway.core.worker_state import HashesOf, Oracle, WorkerState
 from headway.core.worker_steps import reserve_steps, return_steps
 from headway.core.worker_transfers import (
     answer_offer,
@@ -97,6 +97,7 @@ class WorkerCore:
         settings: WorkerSettings | None = None,
         oracle: Oracle | None = None,
         estimation: Estimation | None = None,
+        hashes_of: HashesOf | None = None,
     ) -> None:
         self.settings = settings = settings or WorkerSettings()
         self._state = WorkerState(
@@ -106,6 +107,7 @@ class WorkerCore:
             oracle,
             estimation=estimation,
             host_tokens=settings.host_tokens,
+            hashes_of=hashes_of,
         )
         limits = Limits(info.chunk_tokens, settings.watermark, settings.max_running)
         self._planner = PassPlanner(batching, limits)
@@ -257,6 +259,8 @@ class WorkerCore:
                 self._state.end(sequence, FinishReason.CANCELLED)
             elif item.sample:
                 sampled = drawn[item.key]
+                if not sequence.output:
+                    self._state.units[sequence.unit].cache_prompt(sequence)
                 num_steps = 1 + len(sampled.before)
                 self._state.drew(
                     sequence,

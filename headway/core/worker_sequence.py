@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 
+from headway.blocks import BlockHash
 from headway.messages import Handoff, HeldRequest, Sampled
 from headway.request import FinishReason, Phase, Request, StreamKey
 
@@ -43,6 +44,7 @@ class SequenceState:
     prediction: float | None = None  # the predictor's last, in tokens still to come
     predicted_at: int = 0
     true_total: int | None = None
+    hashes: Sequence[BlockHash] = ()  # of the full blocks of its prompt
     in_pass: bool = False
     cancelled: bool = False
     moving: bool = False
@@ -132,6 +134,12 @@ class SequenceState:
     def decoding(self) -> bool:
         """Whether one more token in gives one more token out."""
         return self.num_computed > 0 and self.num_remaining == 1
+
+    def begin_at(self, num_tokens: int) -> None:
+        """So many tokens of its prompt were found in the cache."""
+        self.num_computed = num_tokens
+        if num_tokens > self.num_cached_tokens and not self.attained_tokens:
+            self.num_cached_tokens = num_tokens
 
     def computed(self, num_tokens: int) -> None:
         """So many more tokens have their KV."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from headway.blocks import BlockPool, blocks_for
+from headway.blocks import BlockHash, BlockPool, blocks_for
 from headway.cluster import UnitLoad, WorkerInfo
 from headway.core.worker_outbox import TokenOutbox
 from headway.core.worker_sequence import SequenceState, Stage
@@ -12,6 +12,7 @@ from headway.messages import FinishedRequest, HeldRequest, Sampled, Swap
 from headway.policies.estimation import Estimation
 from headway.request import FinishReason, Request, StreamKey
 
+HashesOf = Callable[[Request], Sequence[BlockHash]]
 Oracle = Callable[[StreamKey], int]
 """How many tokens a request will have generated at its end: the simulator knows."""
 
@@ -52,13 +53,27 @@ class UnitState:
         self.changed[sequence.key] = None
 
     def admit(self, sequence: SequenceState) -> None:
-        """Give it blocks for all of its tokens; there is room. KV in host memory comes back."""
+        """Give it blocks for all of its tokens; there is room.
+
+        KV in host memory comes back. Without any it begins with the blocks of its prefix that are
+        cached here, but for the last token, which has to be computed.
+        """
+        was_swapped = sequence.num_computed > 0
+        if sequence.hashes and not was_swapped:
+            most = (sequence.num_tokens - 1) // self.pool.block_size
+            num_cached = self.pool.adopt(sequence.blocks, sequence.hashes[:most])
+            sequence.begin_at(num_cached * self.pool.block_size)
         granted = self.pool.grow(sequence.blocks, sequence.num_tokens)
         assert granted, "room was made for it"
-        if sequence.num_computed:
+        if was_swapped:
             self.host_room += sequence.num_computed
             self.swapped_in.append(self._swap(sequence))
         self.move(sequence, Stage.RUNNING)
+
+    def cache_prompt(self, sequence: SequenceState) -> None:
+        """Its prompt has been computed: others may begin with its blocks."""
+        if sequence.hashes:
+            self.pool.cache(sequence.blocks, sequence.hashes)
 
     def preempt(self, sequence: SequenceState, *, voluntary: bool = False) -> None:
         """Take its blocks back; its KV waits in host memory, or is computed again."""
@@ -112,6 +127,7 @@ class WorkerState:
     ``end_of_reasoning``: the token ids that end a request's reasoning, none for a model
     without. ``oracle``: the simulator's. ``estimation``: of remaining lengths; without one a
     request's own prediction counts down. ``host_tokens``: of KV in host memory, per unit.
+    ``hashes_of``: the full blocks of a request's prompt; None where prefixes are not cached.
     """
 
     def __init__(
@@ -123,8 +139,10 @@ class WorkerState:
         *,
         estimation: Estimation | None = None,
         host_tokens: int = 0,
+        hashes_of: HashesOf | None = None,
     ) -> None:
         self.info = info
+        self._hashes_of = hashes_of
         self._estimation = estimation
         self.eos_token_ids = frozenset(eos_token_ids)
         self._end_of_reasoning = list(end_of_reasoning)
@@ -207,6 +225,7 @@ class WorkerState:
             answer_start=self._answer_start(request, output),
             predicted_total=request.predicted_output_tokens or None,
             true_total=None if self._oracle is None else self._oracle(request.key),
+            hashes=() if self._hashes_of is None else self._hashes_of(request),
         )
         self._estimate(sequence)
         return sequence

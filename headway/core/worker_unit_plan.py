@@ -127,7 +127,7 @@ class UnitPlan:
                 continue
             if self._policy.may_evict(victim, sequence, now=self._now):
                 victims.append(victim)
-                num_blocks += len(victim.blocks)
+                num_blocks += self._unit.pool.num_own(victim.blocks)
                 if self._fits(sequence, num_blocks):
                     return self._needed(sequence, victims, num_blocks)
         return None
@@ -138,7 +138,7 @@ class UnitPlan:
         """Without those that need not yield after all, the best of them first."""
         needed = list(victims)
         for victim in reversed(victims[:-1]):
-            rest = num_blocks - len(victim.blocks)
+            rest = num_blocks - self._unit.pool.num_own(victim.blocks)
             if self._fits(sequence, rest):
                 needed.remove(victim)
                 num_blocks = rest

@@ -60,6 +60,8 @@ class SimRequest:
     """What a client will ask and what the model will answer; seconds, tokens.
 
     ``num_reasoning_tokens`` counts up to and with the end of reasoning, 0 for none.
+    ``prefix_hashes``: of the prompt's blocks of 512 tokens from its beginning; equal ones hold
+    the same tokens.
     """
 
     request_id: str
@@ -67,6 +69,7 @@ class SimRequest:
     num_prompt_tokens: int
     num_output_tokens: int
     num_reasoning_tokens: int = 0
+    prefix_hashes: tuple[int, ...] = ()
 
     @property
     def num_answer_tokens(self) -> int:

@@ -28,6 +28,10 @@ class Lengths(Protocol):
     def num_output_tokens(self) -> int:
         """All tokens, with the last."""
 
+    @property
+    def prefix_hashes(self) -> Sequence[int]:
+        """Of the prompt's blocks, from its beginning."""
+
 
 @dataclass(frozen=True, slots=True)
 class Steps:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
-from headway.blocks import blocks_for
+from headway.blocks import BlockHash, blocks_for
 from headway.cluster import Role, WorkerInfo
 from headway.core.worker import WorkerCore, WorkerSettings
 from headway.core.worker_events import (
@@ -36,13 +36,15 @@ from headway.messages import (
 from headway.policies.batching import Batching
 from headway.policies.estimation import Estimation
 from headway.profile_schema import Profile
-from headway.request import StreamKey
+from headway.request import Request, StreamKey
 from headway.sim.device import EOS, Device, Lengths, Steps
 from headway.sim.kernel import Kernel
 from headway.sim.network import Network
 from headway.sim.node import Node
 
 MODEL = "model"
+HASHED_TOKENS = 512
+"""Tokens of a block that a trace names by a hash (Mooncake)."""
 ToScheduler = Snapshot | Accepted | EndForward | HandoffResult | LoadReport
 
 
@@ -125,8 +127,10 @@ class SimWorker:
             replace(settings, host_tokens=spec.profile.host_capacity_tokens),
             lambda key: lengths[key].num_output_tokens,
             policies.estimation(),
+            self._hashes,
         )
         self._around = around
+        self._lengths = lengths
         self._node: Node[WorkerEvent, WorkerAction] = Node(around.kernel, self.core, self._perform)
         self.device = Device(
             around.kernel,
@@ -139,6 +143,13 @@ class SimWorker:
         self._answers: dict[StreamKey, WorkerAction] = {}
         self._steps = Steps(0.0, 0.0, 0.0)
         self._num_steps = 1
+
+    def _hashes(self, request: Request) -> Sequence[BlockHash]:
+        """A trace's blocks are larger than ours: each is as many as fit."""
+        traced = self._lengths[request.key].prefix_hashes
+        per_hash = max(1, HASHED_TOKENS // self.spec.profile.block_size)
+        num_full = request.num_tokens // self.spec.profile.block_size
+        return [(h, part) for h in traced for part in range(per_hash)][:num_full]
 
     def post(self, event: WorkerEvent) -> None:
         """News from outside: a pass of several steps ends with the one under way.

@@ -124,7 +124,10 @@ def _of_row(number: int, row: TraceRow) -> SimRequest:
     if row.prompt_tokens is None or row.output_tokens is None:
         limit = "with prompt_tokens and output_tokens, or workload.classes given"
         raise invalid("workload.trace", f"row {number}", limit)
-    return SimRequest(f"request-{number}", row.arrival_at, row.prompt_tokens, row.output_tokens)
+    lengths = row.prompt_tokens, row.output_tokens
+    return SimRequest(
+        f"request-{number}", row.arrival_at, *lengths, prefix_hashes=row.prefix_hashes
+    )
 
 
 # --- reading --------------------------------------------------------------------------

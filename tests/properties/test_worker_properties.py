@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headway.blocks import BlockHash, chain_hashes
 from headway.cluster import Role, WorkerInfo
 from headway.core.worker import WorkerCore, WorkerSettings
 from headway.messages import CancelStream, Dispatch, UnitBatch
@@ -31,7 +32,7 @@ def request_of(stream_id: int, num_prompt: int, max_tokens: int) -> Request:
         gateway_id="g",
         gateway_address="g:1",
         model="m",
-        prompt_token_ids=tuple((stream_id * 7 + i) % 50 + 1 for i in range(num_prompt)),
+        prompt_token_ids=tuple((stream_id % 3 * 7 + i) % 50 + 1 for i in range(num_prompt)),
         sampling=SamplingParams(temperature=0.0, max_tokens=max_tokens),
         arrival_at=float(stream_id),
     )
@@ -47,6 +48,7 @@ def request_of(stream_id: int, num_prompt: int, max_tokens: int) -> Request:
     batching=st.sampled_from(sorted(ANSWERS)),
     host_tokens=st.sampled_from([0, 20, 500]),
     max_running=st.sampled_from([0, 2]),
+    caches=st.booleans(),
 )
 def test_every_request_ends_once_with_the_tokens_of_an_endless_memory(
     steps: list[tuple[str, int, int]],
@@ -57,14 +59,20 @@ def test_every_request_ends_once_with_the_tokens_of_an_endless_memory(
     batching: str,
     host_tokens: int,
     max_running: int,
+    caches: bool,
 ) -> None:
     num_blocks = num_tokens_of_memory // block_size
+
+    def hashes_of(request: Request) -> list[BlockHash]:
+        return chain_hashes(request.prompt_token_ids, block_size)
+
     info = WorkerInfo(
         "w", "w:1", Role.UNIFIED, "m", num_units, chunk, block_size, num_blocks, 1000, 8
     )
     policy = registry.make("batching", batching)
     limits = WorkerSettings(host_tokens=host_tokens, max_running=max_running)
-    worker = WorkerHarness(WorkerCore(info, [EOS], policy, limits), block_size)
+    core = WorkerCore(info, [EOS], policy, limits, hashes_of=hashes_of if caches else None)
+    worker = WorkerHarness(core, block_size)
     requests: dict[int, Request] = {}
     cancelled: set[int] = set()
     for name, first, second in steps:

@@ -150,3 +150,21 @@ def test_a_policy_by_name_changes_what_happens() -> None:
         disaggregated(2, 2, scheduler=replace(immediate, placement="round-robin")), requests
     )
     assert repr(sbs) != repr(other)
+
+
+def test_a_prefix_that_is_cached_is_not_computed_again() -> None:
+    def ttfts(hashes: tuple[int, ...]) -> list[float]:
+        requests = [
+            SimRequest(f"r{n}", 10.0 * n, 2048, 4, prefix_hashes=hashes or (n,)) for n in range(3)
+        ]
+        spec = ClusterSpec(((instance(Role.UNIFIED), 1),))
+        kernel, records = Kernel(), list[Record]()
+        cluster = SimCluster(kernel, spec, records.append)
+        cluster.feed(iter(requests))
+        kernel.run(100.0)
+        return [record.ttft or 0.0 for record in records]
+
+    first, second, third = ttfts((1, 2, 3, 4))
+    assert second < 0.25 * first
+    assert third == pytest.approx(second)
+    assert ttfts(()) == pytest.approx([first] * 3)

@@ -1,0 +1,88 @@
+"""The pool's books, with shared and cached blocks: nothing is lost, freed twice or overwritten."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.blocks import BlockPool, blocks_for, chain_hashes
+
+SIZE = 4
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=40)
+
+
+def test_a_chain_names_a_block_and_all_before_it() -> None:
+    assert chain_hashes([1, 2, 3, 4, 5], 2) == chain_hashes([1, 2, 3, 4, 6], 2)
+    first, second = chain_hashes([1, 2, 1, 2], 2)
+    assert first != second
+    assert chain_hashes([9, 9, 3, 4], 2)[1] != chain_hashes([1, 2, 3, 4], 2)[1]
+    assert chain_hashes([1], 2) == []
+
+
+def test_a_prefix_is_found_again_after_its_request_has_ended() -> None:
+    pool, table = BlockPool(8, SIZE), list[int]()
+    hashes = chain_hashes(range(12), SIZE)
+    assert pool.grow(table, 12)
+    pool.cache(table, hashes)
+    kept = list(table)
+    pool.release(table)
+    assert pool.num_free == 8
+    assert pool.adopt(table, [*hashes, "more"]) == 3
+    assert table == kept
+    assert pool.num_free == 5
+
+
+def test_the_least_recently_used_prefix_makes_room_first() -> None:
+    pool = BlockPool(2, SIZE)
+    for name in ("old", "new"):
+        table: list[int] = []
+        pool.grow(table, SIZE)
+        pool.cache(table, [name])
+        pool.release(table)
+    pool.grow([], SIZE)
+    assert (pool.count_cached(["old"]), pool.count_cached(["new"])) == (0, 1)
+
+
+def test_a_table_that_holds_blocks_cannot_begin_with_cached_ones() -> None:
+    pool, table = BlockPool(2, SIZE), list[int]()
+    pool.grow(table, 1)
+    with pytest.raises(ValueError, match="empty table"):
+        pool.adopt(table, [])
+
+
+@given(steps=st.lists(st.tuples(st.booleans(), PROMPTS, st.integers(0, 9)), max_size=40))
+def test_every_block_is_referred_to_free_or_cached_and_holds_what_its_hash_says(
+    steps: list[tuple[bool, list[int], int]],
+) -> None:
+    pool = BlockPool(12, SIZE, first=100)
+    tables: list[tuple[list[int], list[int]]] = []
+    contents: dict[int, tuple[int, ...]] = {}
+    for arrives, prompt, which in steps:
+        if arrives:
+            table: list[int] = []
+            hashes = chain_hashes(prompt, SIZE)
+            num_cached = pool.adopt(table, hashes)
+            for n, block in enumerate(table):
+                assert contents[block] == tuple(prompt[: (n + 1) * SIZE])
+            if not pool.grow(table, len(prompt)):
+                pool.release(table)
+                continue
+            for n in range(num_cached, len(hashes)):
+                contents[table[n]] = tuple(prompt[: (n + 1) * SIZE])
+            for block in table[len(hashes) :]:
+                contents.pop(block, None)
+            pool.cache(table, hashes)
+            tables.append((table, prompt))
+        elif tables:
+            pool.release(tables.pop(which % len(tables))[0])
+        used = Counter(block for table, _ in tables for block in table)
+        assert pool.num_free == 12 - len(used)
+        for table, prompt in tables:
+            assert len(table) == blocks_for(len(prompt), SIZE)
+            assert pool.num_own(table) <= sum(used[block] == 1 for block in table)
+    for table, _ in tables:
+        pool.release(table)
+    assert pool.num_free == 12
