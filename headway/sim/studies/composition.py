@@ -70,10 +70,10 @@ def preset_of(system: str) -> Preset:
     return replace(changed, params=MappingProxyType({**kept, **given}))
 
 
-def requests(rate: float, seed: int, num_requests: int = NUM_REQUESTS) -> Iterator[SimRequest]:
+def requests(rate: float, seed: int, num_requests: int | None = None) -> Iterator[SimRequest]:
     """On-off bursts whose mean over everything is ``rate``."""
     rng, now = random.Random(seed), 0.0
-    for number, gap in enumerate(islice(BURSTS.gaps(rate, rng), num_requests)):
+    for number, gap in enumerate(islice(BURSTS.gaps(rate, rng), num_requests or NUM_REQUESTS)):
         now += gap
         yield _request(rng, number, now)
 
