@@ -75,7 +75,7 @@ class _Search:
         self._is_target = accepts & ~over & (self._loads[:, 0] < self._limit)
         self._is_source = over
         variance = float(np.var(self._loads, axis=0) @ rule.weights)
-        self._floor = rule.floor * variance / len(units)
+        self._floor = rule.floor * variance / 2  # as gains are, without their factor 2/n
         self._sum()
         self._gather(np.flatnonzero(over))
 
@@ -101,7 +101,7 @@ class _Search:
         bound = self._gains_at_best(source, tokens, last, slope, square)
         kept = np.flatnonzero(~stays & (bound > self._floor))
         self._bound, self._source, self._place = bound[kept], source[kept], place[kept]
-        self._tokens, self._last, self._slope = tokens[kept], last[kept], slope[kept]
+        self._tokens, self._last, self._slope = tokens[kept] * 1.0, last[kept], slope[kept]
         self._final = self._tokens + np.where(is_known, remaining, 0.0)[kept]
         self._square = square[kept]
         self._aim(np.flatnonzero(self._is_target))
@@ -134,14 +134,14 @@ class _Search:
         slope: Floats,
         square: Floats,
     ) -> Floats:
-        """An upper bound of each candidate's drop of σ²: at the least load of any target."""
+        """An upper bound of each candidate's n/2-fold drop of σ²: at the least load of any target."""
         if not self._is_target.any():
             return np.zeros(len(source))
         least = self._loads[self._is_target].min(axis=0) * self._rule.weights
         flat, sloped = np.cumsum(least), np.cumsum(least * self._steps)
         drop = tokens * (self._flat[source, last] - flat[last])
         drop += slope * (self._sloped[source, last] - sloped[last])
-        return np.asarray(2 / len(self._units) * (drop - square))
+        return np.asarray(drop - square)
 
     # --- one move ---------------------------------------------------------------------
 
@@ -192,15 +192,13 @@ class _Search:
         self._is_exact[rows] = True
 
     def _exact(self, rows: NDArray[np.intp]) -> Floats:
-        """The drop of σ² of candidates on all targets, -inf where they must not go."""
+        """The n/2-fold drop of σ² of candidates on all targets, -inf where they must not go."""
         source, last = self._source[rows], self._last[rows]
         tokens, slope = self._tokens[rows, None], self._slope[rows, None]
         gains = tokens * (self._flat[source, last][:, None] - self._flat_to[last])
         gains += slope * (self._sloped[source, last][:, None] - self._sloped_to[last])
         gains -= self._square[rows, None]
-        gains *= 2 / len(self._units)
-        gains[self._final[rows, None] > self._room] = -np.inf
-        gains[self._used[source] | ~self._is_source[source][:, None]] = -np.inf
+        np.copyto(gains, -np.inf, where=self._used[source] | (self._final[rows, None] > self._room))
         return np.asarray(gains)
 
     def _key(self, candidate: int) -> StreamKey:
@@ -227,7 +225,7 @@ class _Search:
         self._is_source[source] = self._loads[source] @ self._rule.weights > self._limit
         is_open = self._loads[target, 0] < self._limit
         self._room[column] = self._capacity[target] - self._loads[target, 0] if is_open else -1
-        gain = float(self._bound[candidate])
+        gain = 2 / len(self._units) * float(self._bound[candidate])
         self._is_exact &= (self._source != source) & (self._column != column)
         self._drop(np.array([candidate]))
         if not self._is_source[source]:
