@@ -134,7 +134,7 @@ class _Search:
         slope: Floats,
         square: Floats,
     ) -> Floats:
-        """An upper bound of each candidate's n/2-fold drop of σ²: at the least load of any target."""
+        """Upper bounds of the n/2-fold drops of σ²: at the least load of any target."""
         if not self._is_target.any():
             return np.zeros(len(source))
         least = self._loads[self._is_target].min(axis=0) * self._rule.weights
