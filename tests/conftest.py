@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from uuid import uuid4
 
 import pytest
+from grpc.aio import init_grpc_aio
 
 from services.runtime.local_store import LocalStore
+
+init_grpc_aio()  # held for the whole run: its last owner, collected anywhere, joins its thread
 
 
 @pytest.fixture(scope="session")

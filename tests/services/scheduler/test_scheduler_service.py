@@ -297,7 +297,7 @@ def test_the_live_watchdog_has_a_floor_unless_told_otherwise() -> None:
     [
         {"dispatch": "fifo"},
         {"packing": "tetris"},
-        {"placement": "random"},
+        {"placement": "anywhere"},
         {"placement_params": {"q": 1.0}},
         {"dispatch_params": {"window": 0}},
     ],
