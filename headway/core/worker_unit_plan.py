@@ -48,6 +48,7 @@ class UnitPlan:
         self._end = len(self._running)  # running[end:] have been evicted by need
         self._num_admitted = 0
         self._may_admit = True
+        self._yielded: Place[SequenceState] | None = None  # the best of those that have
         self.served: list[Entry[SequenceState]] = []
         self.refused: SequenceState | None = None
         self.num_voluntary = self.num_forced = 0
@@ -85,7 +86,9 @@ class UnitPlan:
             self._turn, place = self._turn + 1, None
         if self._may_admit and self._num_admitted < len(self._waiting):
             waiting = self._waiting[self._num_admitted]
-            if place is None or waiting < place:
+            if self._yielded is not None and self._yielded < waiting:
+                self._may_admit = False
+            elif place is None or waiting < place:
                 return waiting[2]
         if place is None:
             return None
@@ -96,7 +99,7 @@ class UnitPlan:
 
     def _admit(self, sequence: SequenceState, hopeless: SequenceState | None) -> bool:
         """Blocks for all of its tokens; one that does not fit blocks those that wait behind."""
-        victims: list[SequenceState] | None = None
+        victims: list[Place[SequenceState]] | None = None
         if self._fits(sequence):
             victims = []
         elif self._policy.preempts and sequence is not hopeless:
@@ -105,7 +108,9 @@ class UnitPlan:
             self._may_admit, self.refused = False, sequence
             return False
         for victim in victims:
-            self._evict(victim, voluntary=True)
+            self._evict(victim[2].candidate, voluntary=True)
+        if victims:  # nobody passes those who have just made room
+            self._yielded = min(victims if self._yielded is None else [*victims, self._yielded])
         self._unit.admit(sequence)
         self._num_admitted += 1
         return True
@@ -117,28 +122,28 @@ class UnitPlan:
         spare = int(self._limits.watermark * pool.num_blocks) if num_free < pool.num_blocks else 0
         return blocks_for(sequence.num_tokens, pool.block_size) + spare <= num_free
 
-    def _victims(self, sequence: SequenceState) -> list[SequenceState] | None:
+    def _victims(self, sequence: SequenceState) -> list[Place[SequenceState]] | None:
         """Running ones behind it that may yield, worst first; None where that is not enough."""
-        victims: list[SequenceState] = []
+        victims: list[Place[SequenceState]] = []
         num_blocks = 0
-        for _, _, entry in reversed(self._running[self._turn : self._end]):
-            victim = entry.candidate
+        for place in reversed(self._running[self._turn : self._end]):
+            victim = place[2].candidate
             if victim.stage is not Stage.RUNNING:
                 continue
             if self._policy.may_evict(victim, sequence, now=self._now):
-                victims.append(victim)
+                victims.append(place)
                 num_blocks += self._unit.pool.num_own(victim.blocks)
                 if self._fits(sequence, num_blocks):
                     return self._needed(sequence, victims, num_blocks)
         return None
 
     def _needed(
-        self, sequence: SequenceState, victims: list[SequenceState], num_blocks: int
-    ) -> list[SequenceState]:
+        self, sequence: SequenceState, victims: list[Place[SequenceState]], num_blocks: int
+    ) -> list[Place[SequenceState]]:
         """Without those that need not yield after all, the best of them first."""
         needed = list(victims)
         for victim in reversed(victims[:-1]):
-            rest = num_blocks - self._unit.pool.num_own(victim.blocks)
+            rest = num_blocks - self._unit.pool.num_own(victim[2].candidate.blocks)
             if self._fits(sequence, rest):
                 needed.remove(victim)
                 num_blocks = rest
@@ -172,7 +177,7 @@ class UnitPlan:
 
     def _item(self, sequence: SequenceState, count: int) -> PassItem:
         remaining = sequence.num_remaining
-        if remaining > 1 or sequence.num_computed == 0:  # it may decode after this pass
+        if remaining > 1 or not sequence.output:  # it may decode, or answer, after this pass
             self._unit.changed[sequence.key] = None
         sequence.in_pass = True
         stop = sequence.num_computed + count

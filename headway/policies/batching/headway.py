@@ -65,8 +65,7 @@ class Headway(UniBoost):
         until_tokens = candidate.attained_tokens + self._tokens_left(candidate)
         if self._is_critical(candidate):
             return Ranked((0.0, *phi), until_tokens)
-        kept = max(slack - self._slack_step, self._critical_slack)
-        falls_at = max(candidate.in_hand_until - kept, now + _SOON)
+        falls_at = max(self._falls_at(candidate, slack), now + _SOON)
         return Ranked((1.0, phi[0] + slack, phi[1]), until_tokens, falls_at)
 
     def gain(self, victim: Candidate, for_: Candidate) -> float:
@@ -102,9 +101,14 @@ class Headway(UniBoost):
         held = self._held.get(candidate.key)
         if held is None or held.levels != levels:
             held = self._held[candidate.key] = _Held(levels, slack)
-        elif slack <= held.slack - self._slack_step or slack < self._critical_slack:
+        elif now >= self._falls_at(candidate, held.slack):
             held.slack = min(held.slack, slack)
         return held.slack
+
+    def _falls_at(self, candidate: Candidate, slack: float) -> float:
+        """When a slack that counts has fallen by a step, or to what is critical."""
+        kept = max(slack - self._slack_step, self._critical_slack)
+        return candidate.in_hand_until - kept
 
     def _tokens_left(self, candidate: Candidate) -> int:
         """Until the next level; an answer's opening ends with its first token."""

@@ -15,5 +15,7 @@ class Sjf(Batching):
 
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
         """Running, prompt and output tokens, arrival."""
-        size = prompt_work(candidate) + candidate.num_output_tokens + known_remaining(candidate)
-        return Ranked((not candidate.running, size, candidate.arrival_at))
+        remaining = known_remaining(candidate)
+        size = prompt_work(candidate) + candidate.num_output_tokens + remaining
+        outlived_at = candidate.attained_tokens + max(1, remaining)  # from there on it only grows
+        return Ranked((not candidate.running, size, candidate.arrival_at), outlived_at)

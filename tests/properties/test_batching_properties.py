@@ -1,0 +1,260 @@
+"""Batching policies: the kept order is the order drawn anew, and every request ends."""
+
+from __future__ import annotations
+
+from math import floor, isnan, log2
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway.core.worker_sequence import SequenceState, Stage
+from headway.policies import registry
+from headway.policies.batching import ANSWERS, Batching
+from headway.policies.batching.queue import RankedQueue
+from tests.core.plan_harness import Planned, make_planned
+
+K = 4
+BOUNDED = ("headway", "uniboost", "uniboost-memguard")
+"""Policies with one voluntary eviction a request and level."""
+
+SMALL: dict[str, dict[str, Any]] = {
+    "headway": {"k": K, "slack_step": 0.05, "critical_slack": 0.1},
+    "ltr": {"patience": 0.5, "quantum": 5},
+    "pascal": {"quantum": 5, "demote_tokens": 20},
+    "rr": {"quantum": 5},
+    "skip-join-mlfq": {"quantum": 2, "patience": 0.5},
+    "uniboost": {"k": K},
+    "uniboost-memguard": {"k": K},
+}
+"""Parameters with which things happen within a few dozen tokens."""
+
+GAMMAS = st.sampled_from([0.0, 1e-4, 0.05, 10.0, float("inf")])
+
+
+def make(name: str, **params: object) -> Batching:
+    policy: Batching = registry.make("batching", name, **{**SMALL.get(name, {}), **params})
+    return policy
+
+
+def has_gamma(name: str) -> bool:
+    return "gamma" in registry.find("batching", name).parameters()
+
+
+def tuned(name: str, gamma: float) -> Batching:
+    return make(name, gamma=gamma) if has_gamma(name) else make(name)
+
+
+# --- the kept order ---------------------------------------------------------------------
+
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [*["come"] * 2, *["serve"] * 3, "run", "stop", "wait", "predict", "end", "tune", "pass"]
+        ),
+        st.integers(0, 9),
+        st.integers(1, 24),
+    ),
+    min_size=10,
+    max_size=60,
+)
+
+
+class Kept:
+    """A queue, and the candidates that it should hold."""
+
+    def __init__(self, policy: Batching) -> None:
+        self.planned = make_planned(policy, blocks=1000)
+        self.policy = policy
+        self.queue: RankedQueue[SequenceState] = RankedQueue(policy)
+        self.num_come = 0
+
+    @property
+    def sequences(self) -> list[SequenceState]:
+        return list(self.planned.state.units[0].sequences.values())
+
+    def change(self, name: str, which: int, size: int) -> None:
+        """Something that may happen to a worker; ``which`` of the requests, how large."""
+        if name == "come":
+            reasoning = size // 2 if which % 2 else 0
+            found = self.planned.come(self.num_come, size, size + 1, reasoning=reasoning)
+            self.num_come += 1
+            self.queue.touch(found, now=self.planned.now)
+        elif name == "wait":
+            self.planned.now += size / 10
+        elif name == "tune":
+            self.policy.tune(10.0 ** (which - 5))
+        elif name == "pass":
+            self.policy.passed(size / 1000, 10 * (which + 1))
+        elif self.sequences:
+            sequence = self.sequences[which % len(self.sequences)]
+            getattr(self, name)(sequence, size)
+
+    def run(self, sequence: SequenceState, size: int) -> None:
+        if sequence.stage is Stage.WAITING:
+            self.planned.state.units[0].admit(sequence)
+            self.queue.touch(sequence, now=self.planned.now)
+
+    def stop(self, sequence: SequenceState, size: int) -> None:
+        if sequence.stage is Stage.RUNNING:
+            self.policy.evicted(sequence, voluntary=bool(size % 2))
+            self.planned.state.units[0].preempt(sequence, voluntary=bool(size % 2))
+            self.queue.touch(sequence, now=self.planned.now)
+
+    def predict(self, sequence: SequenceState, size: int) -> None:
+        self.planned.state.predict(sequence.key, float(size))
+        self.queue.touch(sequence, now=self.planned.now)
+
+    def end(self, sequence: SequenceState, size: int) -> None:
+        self.planned.state.units[0].remove(sequence)
+        self.queue.discard(sequence.key)
+        self.policy.forget(sequence.key)
+
+    def serve(self, sequence: SequenceState, size: int) -> None:
+        """A pass over it and the next one, whatever their places; then only what it moved."""
+        unit = self.planned.state.units[0]
+        unit.changed.clear()
+        pass_of = {sequence.key, self.sequences[0].key}
+        chosen = [e for _, _, e in [*self.queue.running] if e.candidate.key in pass_of]
+        for entry in chosen:
+            self._advance(entry.candidate, size)
+        for key in unit.changed:
+            candidate = unit.candidate(key)
+            if candidate is not None:
+                self.queue.touch(candidate, now=self.planned.now)
+        self.queue.settle(chosen, now=self.planned.now)
+
+    def _advance(self, sequence: SequenceState, size: int) -> None:
+        """Compute a part of its prompt, or draw a token; not the last one, it stays."""
+        self.planned.now += 0.01
+        count = min(size, sequence.num_remaining)
+        if sequence.num_remaining > 1 or not sequence.output:
+            self.planned.state.units[0].changed[sequence.key] = None
+        draws = count == sequence.num_remaining
+        if draws and len(sequence.output) + 1 < self.planned.lengths[sequence.key]:
+            sequence.computed(count)
+            self.planned.draw(sequence, 0.01)
+        elif not draws:
+            sequence.computed(count)
+
+    def check(self) -> None:
+        """Running and waiting ones, and all together, stand where their ranks say."""
+        now = self.planned.now
+        self.queue.settle((), now=now)
+        ranks = {s.key: self.policy.rank(s, now=now).rank for s in self.sequences}
+        assert not any(isnan(number) for rank in ranks.values() for number in rank)
+        fresh = sorted(ranks, key=lambda key: (ranks[key], key))
+        assert [s.key for s in self.queue.best_first()] == fresh
+        assert len(self.queue) == len(fresh)
+        for places, running in ((self.queue.running, True), (self.queue.waiting, False)):
+            assert all(entry.candidate.running is running for _, _, entry in places)
+            assert all(rank == ranks[key] for rank, key, _ in places)
+
+
+@pytest.mark.parametrize("name", sorted(ANSWERS))
+@settings(max_examples=150, deadline=None)
+@given(changes=CHANGES, gamma=GAMMAS, check_each=st.booleans())
+def test_the_kept_order_is_all_candidates_sorted_anew(
+    name: str, changes: list[tuple[str, int, int]], gamma: float, check_each: bool
+) -> None:
+    kept = Kept(tuned(name, gamma))
+    for change in changes:
+        kept.change(*change)
+        if check_each:
+            kept.check()
+    kept.check()
+
+
+# --- whole workers ----------------------------------------------------------------------
+
+LOADS = st.lists(
+    st.tuples(
+        st.integers(1, 30),  # prompt
+        st.integers(1, 24),  # output
+        st.integers(0, 12),  # reasoning
+        st.integers(0, 6),  # passes before it comes
+    ),
+    min_size=3,
+    max_size=12,
+)
+
+
+def run_to_the_end(planned: Planned, load: list[tuple[int, int, int, int]]) -> None:
+    """Requests come between passes; in each the items stand in the order drawn anew."""
+    for name, (prompt, output, reasoning, num_passes) in enumerate(load):
+        for _ in range(num_passes):
+            check_pass(planned)
+        planned.come(name, prompt, output, reasoning=min(reasoning, output - 1))
+    limit = 20_000  # `las` computes again nearly all of a request for each token it draws
+    while planned.state.units[0].sequences:
+        check_pass(planned)
+        limit -= 1
+        assert limit > 0, "somebody is never served"
+
+
+def check_pass(planned: Planned) -> None:
+    order = {key: place for place, key in enumerate(planned.fresh_order())}
+    items = planned.plan()
+    places = [order[item.key] for item in items]
+    assert places == sorted(places)
+    assert items or not order, "who waits for nothing is served"
+    planned.run(items)
+
+
+@pytest.mark.parametrize("name", sorted(ANSWERS))
+@settings(max_examples=80, deadline=None)
+@given(
+    load=LOADS,
+    gamma=GAMMAS,
+    chunk=st.integers(1, 24),
+    watermark=st.sampled_from([0.0, 0.1]),
+    max_running=st.sampled_from([0, 1, 3]),
+    host_tokens=st.sampled_from([0, 30]),
+)
+def test_on_a_tight_pool_every_request_ends_and_no_block_is_lost(
+    name: str,
+    load: list[tuple[int, int, int, int]],
+    gamma: float,
+    chunk: int,
+    watermark: float,
+    max_running: int,
+    host_tokens: int,
+) -> None:
+    planned = make_planned(
+        tuned(name, gamma),
+        blocks=15,
+        chunk=chunk,
+        watermark=watermark,
+        max_running=max_running,
+        host_tokens=host_tokens,
+    )
+    run_to_the_end(planned, load)
+    assert sorted(s.key.stream_id for s in planned.ended) == list(range(len(load)))
+    assert all(len(s.output) == load[s.key.stream_id][1] for s in planned.ended)
+    unit = planned.state.units[0]
+    assert unit.pool.num_free == 15
+    assert unit.host_room == host_tokens
+    num_voluntary = sum(s.num_evictions for s in planned.ended)
+    num_restarts = sum(s.num_preemptions for s in planned.ended)
+    restarts = planned.planner.restarts
+    assert (restarts.num_voluntary, restarts.num_forced) == (
+        num_voluntary,
+        num_restarts - num_voluntary,
+    )
+    assert planned.policy.preempts or num_voluntary == 0
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+@settings(max_examples=200, deadline=None)
+@given(load=LOADS, gamma=GAMMAS, chunk=st.integers(4, 40), pace=st.sampled_from([0.001, 0.1, 1.0]))
+def test_voluntary_evictions_are_bounded_by_the_levels_of_a_request(
+    name: str, load: list[tuple[int, int, int, int]], gamma: float, chunk: int, pace: float
+) -> None:
+    policy = make(name, gamma=gamma, seconds_per_token=1e-6, swap_per_token=1e-9)
+    planned = make_planned(policy, blocks=14, chunk=chunk)
+    planned.pace = pace
+    run_to_the_end(planned, load)
+    for sequence in planned.ended:
+        num_levels = floor(log2(max(1, len(sequence.output)) / K)) + 2
+        assert sequence.num_evictions <= max(1, num_levels)
