@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,11 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.cli import main
+from headway.cluster import UnitId
 from headway.metrics import percentile
 from headway.presets import PRESETS
 from headway.sim.experiment import cluster_spec, simulate
+from headway.sim.sampling import Sample
 from headway.sim.scenario import parse_scenario
 from headway.sim.statistics import RELATIVE_ERROR, Digest, StreamingSummary
+from headway.sim.studies import tokenscale
 from headway.sim.summary import summarise
 
 SMALL = """
@@ -79,3 +84,97 @@ def test_a_run_is_written_as_parquet_and_drawn(tmp_path: Path) -> None:
     for name in ("latency-cdf", "load-ttft_p99", "kv-load-vllm-like-4-1", "timeline-vllm-like-8-1"):
         assert {f"{name}.png", f"{name}.svg"} <= drawn
     assert (plots / "latency-cdf.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_streamed_run_keeps_the_same_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario = tmp_path / "small.toml"
+    scenario.write_text(SMALL)
+    rows = []
+    for more in ([], ["--stream"]):
+        file = tmp_path / "table.json"
+        command = ["simulate", str(scenario), "--preset", "vllm-like", "--processes", "1"]
+        assert main([*command, "--json", str(file), *more]) == 0
+        rows.append(json.loads(file.read_text())[0])
+    kept, streamed = rows
+    assert kept.keys() == streamed.keys()
+    for name in ("num_finished", "attainment", "tokens_per_s", "gpu_seconds"):
+        assert streamed[name] == pytest.approx(kept[name])
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--stream", "--out", "x"], "without --out and --plots"),
+        (["--stream", "--plots", "x"], "without --out and --plots"),
+        (["--parquet"], "with --out"),
+    ],
+)
+def test_what_would_write_nothing_is_refused(
+    more: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", "sbs-prefill", *more]) == 1
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [
+        (["simulate", "sbs-prefill", "--out", "x", "--parquet"], "pyarrow"),
+        (["simulate", "sbs-prefill", "--plots", "x"], "matplotlib"),
+        (["reproduce", "sbs", "--plots", "x"], "matplotlib"),
+    ],
+)
+def test_without_the_extra_nothing_runs_and_the_extra_is_named(
+    command: list[str],
+    module: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    assert main(command) == 1
+    assert "headway[analysis]" in capsys.readouterr().err
+
+
+def test_provisioned_gpus_are_drawn_over_those_needed(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra analysis is not installed")
+    from headway.sim import plots
+
+    need = tokenscale.needed(1)
+    assert sum(gpus for _, gpus in need) / len(need) == pytest.approx(4.0, rel=0.5)
+    assert [at for at, _ in need[:3]] == [0.0, 2.0, 4.0]
+    have = {"fixed": [(0.0, 7.0), (tokenscale.SECONDS, 7.0)]}
+    plots.provisioned(tmp_path, "test", have, need)
+    assert (tmp_path / "provisioned-test.svg").read_text().startswith("<?xml")
+
+
+def test_a_study_keeps_what_was_provisioned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenscale, "SECONDS", 12.0)
+    monkeypatch.setattr(tokenscale, "DRAIN", 0.0)
+    found = tokenscale.provisioned(1, 1)
+    assert list(found) == [tokenscale.PAPER, *tokenscale.BASELINES]
+    for points in found.values():
+        assert [at for at, _ in points] == [float(second) for second in range(1, 13)]
+        assert all(gpus >= 1 for _, gpus in points)
+
+
+def test_the_same_run_draws_the_same_bytes(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra analysis is not installed")
+    from headway.sim import plots
+
+    for folder in ("one", "two"):
+        plots.latency_cdfs(tmp_path / folder, {"run": {"ttft": [0.1, 0.2, 0.4]}})
+    for kind in ("png", "svg"):
+        one, two = (tmp_path / folder / f"latency-cdf.{kind}" for folder in ("one", "two"))
+        assert one.read_bytes() == two.read_bytes()
+
+
+def test_units_that_come_and_go_have_a_load_while_they_are_there(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra analysis is not installed")
+    from headway.sim import plots
+
+    one, two = UnitId("a", 0), UnitId("b", 0)
+    samples = [Sample(0.0, {}, 0), Sample(1.0, {one: 5}, 1), Sample(2.0, {one: 5, two: 9}, 2)]
+    plots.kv_loads(tmp_path, "test", samples)
+    assert (tmp_path / "kv-load-test.png").exists()

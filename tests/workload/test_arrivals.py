@@ -102,3 +102,20 @@ def test_without_a_factor_bursts_are_poisson() -> None:
     gaps_found = list(itertools.islice(Bursts(factor=1.0).gaps(2.0, random.Random(3)), 20_000))
     assert statistics.fmean(gaps_found) == pytest.approx(0.5, rel=0.03)
     assert statistics.pstdev(gaps_found) == pytest.approx(0.5, rel=0.03)
+
+
+def test_a_wave_moves_the_rate_and_keeps_its_mean() -> None:
+    bursts = Bursts(factor=1.0, wave=0.8, wave_period=100.0)
+    found = list(itertools.accumulate(itertools.islice(bursts.gaps(5.0, random.Random(4)), 50_000)))
+    assert len(found) / found[-1] == pytest.approx(5.0, rel=0.03)
+    rising = sum(at % 100.0 < 50.0 for at in found) / len(found)
+    assert rising == pytest.approx(0.5 + 0.8 / math.pi, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("factor", 0.5), ("length", 0.0), ("share", 1.0), ("wave", 1.5), ("wave_period", 0.0)],
+)
+def test_bursts_that_cannot_be_are_refused(name: str, value: float) -> None:
+    with pytest.raises(HeadwayError, match=f"burst_{name} is"):
+        Bursts(**{name: value})

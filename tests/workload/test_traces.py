@@ -192,3 +192,36 @@ def test_mooncakes_prefix_hashes_are_kept() -> None:
     assert row.prefix_hashes == (0, 1, 2)
     with pytest.raises(HeadwayError, match="hash_ids"):
         read_trace([line.replace("[0, 1, 2]", '"x"')], "mooncake")
+
+
+# --- replay -------------------------------------------------------------------------------
+
+
+def test_plain_rows_may_say_what_of_the_output_is_reasoning() -> None:
+    (row,) = read('{"arrival_at": 0, "output_tokens": 9, "reasoning_tokens": 4}').rows
+    assert (row.output_tokens, row.reasoning_tokens) == (9, 4)
+    for wrong in ('"output_tokens": 4, "reasoning_tokens": 4', '"reasoning_tokens": 4'):
+        with pytest.raises(HeadwayError, match="line 1: reasoning_tokens is 4"):
+            read(f'{{"arrival_at": 0, {wrong}}}')
+
+
+@given(instants, st.floats(0.01, 100.0))
+def test_replay_at_a_rate_moves_arrivals_alone(found: list[float], rate: float) -> None:
+    trace = read("arrival_at", *map(repr, found))
+    assert tuple(trace.replay(0.0, random.Random(1))) == trace.rows
+    if not math.isinf(trace.mean_rate):
+        replayed = list(trace.replay(rate, random.Random(1)))
+        assert (len(replayed) - 1) / replayed[-1].arrival_at == pytest.approx(rate)
+
+
+def test_replay_spreads_a_coarse_clock_by_the_seed() -> None:
+    rows = [
+        {"timestamp": 3000 * (n // 50), "input_length": n + 1, "output_length": 6}
+        for n in range(500)
+    ]
+    trace = read(*map(json.dumps, rows))
+    one, again, other = (list(trace.replay(0.0, random.Random(seed))) for seed in (1, 1, 2))
+    assert one == again != other
+    assert len({row.arrival_at for row in one}) == 500
+    steps = [((row.prompt_tokens or 0) - 1) // 50 for row in one]
+    assert steps == sorted(steps)

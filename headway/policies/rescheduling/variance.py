@@ -3,9 +3,9 @@
 ``σ² = Σ_h β_h · Var_i(L_i[h])`` over units i and steps h = 0 (now) … H. Moving a request with
 trace τ from s to t changes it by ``(2/n) · Σ_h β_h · τ_h · (L_t[h] − L_s[h] + τ_h)``. A trace is
 ``N(r) + t_h`` up to its last step and 0 after, so running sums of β·L and β·t·L turn that into a
-look-up: no trace is ever written out. Candidates are tried in order of what they could gain at
-the least loads of all targets, which only falls as targets fill: the best is found among the
-first few.
+look-up: no trace is ever written out. No target gives more than one with the least running sums
+of all would. Candidates are sorted by that bound. What one gains only falls as others move, so
+that an old gain is a bound, too: only those at the front are ever looked at.
 """
 
 from __future__ import annotations
@@ -17,11 +17,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.policies.rescheduling.loads import futures, last_steps
-from headway.policies.rescheduling.protocol import Floats, Horizon, Ints, Move, UnitReport
+from headway.policies.rescheduling.protocol import Floats, Horizon, Move, UnitReport
 from headway.request import StreamKey
 
 _CHUNK = 64
-"""Candidates that are looked at together."""
+"""Candidates that come to the front together."""
+
+_NUM_EXACT = 8
+"""Candidates at the front whose gains on all targets are found together."""
+
+_EQUAL = 1 - 1e-9
+"""Gains that differ by less than this are equal: their ids decide, not a rounding error."""
+
+_CLOSED = 1e200
+"""The running sums of a target that takes no more."""
+
+_NOISE = 1e-12
+"""A drop of σ² below this share of the greatest load's square is a rounding error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +80,18 @@ class _Search:
         self._loads = np.empty((len(units), len(rule.weights)))
         self._loads[:, 0] = [unit.num_tokens for unit in units]
         self._loads[:, 1:] = futures(units, len(rule.weights) - 1, rule.horizon)
-        self._limit = (1 + rule.theta) * float(np.mean(self._loads @ rule.weights))
-        self._capacity = np.array([unit.capacity_tokens for unit in units])
-        over = self._loads @ rule.weights > self._limit
-        accepts = np.array([unit.accepts for unit in units])
-        self._is_target = accepts & ~over & (self._loads[:, 0] < self._limit)
-        self._is_source = over
-        variance = float(np.var(self._loads, axis=0) @ rule.weights)
-        self._floor = rule.floor * variance / 2  # as gains are, without their factor 2/n
+        weighted = self._loads @ rule.weights
+        self._limit = (1 + rule.theta) * float(np.mean(weighted))
+        over = weighted > self._limit
+        self._floor = self._least_gain()
         self._sum()
+        self._aim(~over & (self._loads[:, 0] < self._limit))
         self._gather(np.flatnonzero(over))
+
+    def _least_gain(self) -> float:
+        """What a move must gain, as gains are here: without their factor 2/n."""
+        variance = float(np.var(self._loads, axis=0) @ self._rule.weights)
+        return max(self._rule.floor * variance / 2, _NOISE * float(self._loads.max()) ** 2)
 
     def _sum(self) -> None:
         """Running sums over the steps, (n, H + 1)."""
@@ -85,39 +99,43 @@ class _Search:
         self._flat = np.cumsum(weighted, axis=1)
         self._sloped = np.cumsum(weighted * self._steps, axis=1)
 
+    def _aim(self, is_underloaded: NDArray[np.bool_]) -> None:
+        """The targets' columns: running sums (H + 1, T), free tokens (T,), pairs used (n, T)."""
+        accepts = np.array([unit.accepts for unit in self._units])
+        self._targets = np.flatnonzero(is_underloaded & accepts)
+        self._flat_to = np.ascontiguousarray(self._flat[self._targets].T)
+        self._sloped_to = np.ascontiguousarray(self._sloped[self._targets].T)
+        capacity = np.array([unit.capacity_tokens for unit in self._units])
+        self._room = (capacity - self._loads[:, 0])[self._targets]
+        self._used = np.zeros((len(self._units), len(self._targets)), dtype=bool)
+
     def _gather(self, sources: NDArray[np.intp]) -> None:
         """Who could move at all, most promising first."""
-        requests = [self._units[i].requests for i in sources]
+        requests = [self._units[i].requests for i in sources.tolist()]
         sizes = [len(r.keys) for r in requests]
-        tokens = np.concatenate([np.empty(0, np.int64), *(r.num_tokens for r in requests)])
+        tokens = np.concatenate([np.empty(0), *(r.num_tokens for r in requests)])
         remaining = np.concatenate([np.empty(0), *(r.remaining for r in requests)])
         source = np.repeat(sources, sizes)
         place = np.arange(len(source)) - np.repeat(np.cumsum([0, *sizes])[:-1], sizes)
         is_known = remaining >= 0
+        final = tokens + np.where(is_known, remaining, 0.0)
         stays = is_known & (remaining <= self._rule.least_remaining)
+        stays |= final > self._room.max(initial=-np.inf)
         last = last_steps(remaining, len(self._rule.weights) - 1, self._rule.horizon)
         slope = is_known.astype(np.float64)  # what nothing is known of does not grow
         square = self._squares(tokens, last, slope)
-        bound = self._gains_at_best(source, tokens, last, slope, square)
+        bound = self._bounds(source, tokens, last, slope) - square
         kept = np.flatnonzero(~stays & (bound > self._floor))
-        self._bound, self._source, self._place = bound[kept], source[kept], place[kept]
-        self._tokens, self._last, self._slope = tokens[kept] * 1.0, last[kept], slope[kept]
-        self._final = self._tokens + np.where(is_known, remaining, 0.0)[kept]
-        self._square = square[kept]
-        self._aim(np.flatnonzero(self._is_target))
+        kept = kept[np.argsort(-bound[kept], kind="stable")]
+        self._source, self._place, self._tokens = source[kept], place[kept], tokens[kept]
+        self._last, self._slope, self._final = last[kept], slope[kept], final[kept]
+        self._square, self._first_bound = square[kept], bound[kept]
+        self._bound = self._first_bound.copy()
+        self._num_front = 0
         self._column = np.full(len(kept), -1)
-        self._is_gone = np.zeros(len(kept), dtype=bool)
-        self._is_exact = np.full(len(kept), len(self._targets) == 0)
+        self._is_exact = np.zeros(len(kept), dtype=bool)
 
-    def _aim(self, targets: NDArray[np.intp]) -> None:
-        """The targets' columns: running sums (H + 1, T), free tokens (T,), pairs used (n, T)."""
-        self._targets = targets
-        self._flat_to = np.ascontiguousarray(self._flat[targets].T)
-        self._sloped_to = np.ascontiguousarray(self._sloped[targets].T)
-        self._room = self._capacity[targets] - self._loads[targets, 0]
-        self._used = np.zeros((len(self._units), len(targets)), dtype=bool)  # one move a pair
-
-    def _squares(self, tokens: Ints, last: NDArray[np.intp], slope: Floats) -> Floats:
+    def _squares(self, tokens: Floats, last: NDArray[np.intp], slope: Floats) -> Floats:
         """``Σ_h β_h · τ_h²``."""
         weights, steps = self._rule.weights, self._steps
         flat, sloped = np.cumsum(weights), np.cumsum(weights * steps)
@@ -126,69 +144,75 @@ class _Search:
             tokens * (tokens * flat[last] + 2 * slope * sloped[last]) + slope * squared[last]
         )
 
-    def _gains_at_best(
-        self,
-        source: NDArray[np.intp],
-        tokens: Ints,
-        last: NDArray[np.intp],
-        slope: Floats,
-        square: Floats,
+    def _bounds(
+        self, source: NDArray[np.intp], tokens: Floats, last: NDArray[np.intp], slope: Floats
     ) -> Floats:
-        """Upper bounds of the n/2-fold drops of σ²: at the least load of any target."""
-        if not self._is_target.any():
-            return np.zeros(len(source))
-        least = self._loads[self._is_target].min(axis=0) * self._rule.weights
-        flat, sloped = np.cumsum(least), np.cumsum(least * self._steps)
-        drop = tokens * (self._flat[source, last] - flat[last])
-        drop += slope * (self._sloped[source, last] - sloped[last])
-        return np.asarray(drop - square)
+        """``Σ_h β_h · τ_h · (L_s[h] − L_t[h])`` at the targets' least sums: none gives more."""
+        drop = tokens * (
+            self._flat[source, last] - self._flat_to.min(axis=1, initial=_CLOSED)[last]
+        )
+        least = self._sloped_to.min(axis=1, initial=_CLOSED)[last]
+        drop += slope * (self._sloped[source, last] - least)
+        return np.asarray(drop)
 
     # --- one move ---------------------------------------------------------------------
 
     def next_move(self) -> Move | None:
-        """The best move left, done in the loads; None where none is worth it.
-
-        Moves only lower what the others would gain, so that a gain found earlier is a bound, too:
-        only the most promising candidates are looked at again.
-        """
-        while len(self._bound):
-            row = int(self._bound.argmax())
-            if self._bound[row] <= self._floor:
-                return None
+        """The best move left, done in the loads; None where none is worth it."""
+        self._tighten(np.flatnonzero(~self._is_exact[: self._num_front]))
+        while (row := self._most_promising()) is not None:
             if not self._is_exact[row]:
-                self._look_at(self._most_promising())
-                continue
-            equals = np.flatnonzero(self._bound == self._bound[row]).tolist()
-            if len(equals) > 1:
-                stale = [other for other in equals if not self._is_exact[other]]
-                if stale:
-                    self._look_at(np.array(stale))
-                    continue
-                row = min(equals, key=self._key)
-            if self._key(row) not in self._resting:
+                self._look_at(self._stale(row))
+            elif self._key(row) in self._resting:
+                self._bound[row] = -np.inf
+            else:
                 return self._do(row)
-            self._drop(np.array([row]))
         return None
 
-    def _drop(self, rows: NDArray[np.intp]) -> None:
-        """They are candidates no more."""
-        self._is_gone[rows] = True
-        self._bound[rows] = -np.inf
+    def _most_promising(self) -> int | None:
+        """The candidate with the greatest bound; of equals, of the first unit the least key."""
+        best = self._bound[: self._num_front].max(initial=self._floor)
+        while self._next_bound() >= best * _EQUAL:
+            fresh = np.arange(len(self._bound))[self._num_front : self._num_front + _CHUNK]
+            self._tighten(fresh)
+            best = self._bound[fresh].max(initial=best)
+            self._num_front += len(fresh)
+        if best <= self._floor:
+            return None
+        equals = np.flatnonzero(self._bound[: self._num_front] >= best * _EQUAL)
+        if len(equals) == 1:
+            return int(equals[0])
+        sources = self._source[equals]
+        firsts: list[int] = equals[sources == sources.min()].tolist()
+        return min(firsts, key=self._key)
 
-    def _most_promising(self) -> NDArray[np.intp]:
-        """A few candidates with the greatest bounds that are not exact."""
-        bounds = np.where(self._is_exact, -np.inf, self._bound)
-        if len(bounds) <= _CHUNK:
-            return np.flatnonzero(~self._is_exact)
-        return np.argpartition(bounds, -_CHUNK)[-_CHUNK:]
+    def _next_bound(self) -> float:
+        """The greatest bound of those that are not at the front."""
+        is_all = self._num_front == len(self._first_bound)
+        return -np.inf if is_all else float(self._first_bound[self._num_front])
+
+    def _tighten(self, rows: NDArray[np.intp]) -> None:
+        """Their bounds at the targets' least sums as they are now."""
+        bounds = self._bounds(
+            self._source[rows], self._tokens[rows], self._last[rows], self._slope[rows]
+        )
+        self._bound[rows] = np.minimum(self._bound[rows], bounds - self._square[rows])
+
+    def _stale(self, row: int) -> NDArray[np.intp]:
+        """It, and a few others at the front whose bounds may be too high, greatest first."""
+        front = slice(0, self._num_front)
+        stale = np.flatnonzero(~self._is_exact[front] & (self._bound[front] > self._floor))
+        if len(stale) <= _NUM_EXACT:
+            return stale
+        most = np.argpartition(self._bound[stale], -_NUM_EXACT)[-_NUM_EXACT:]
+        return np.append(stale[most], row)
 
     def _look_at(self, rows: NDArray[np.intp]) -> None:
         """Their best targets and drops of σ², as the loads are now."""
         gains = self._exact(rows)
-        columns = gains.argmax(axis=1)
+        columns = (gains >= gains.max(axis=1, keepdims=True) * _EQUAL).argmax(axis=1)
         self._column[rows] = columns
-        found = gains[np.arange(len(rows)), columns]
-        self._bound[rows] = np.where(self._is_gone[rows], -np.inf, found)
+        self._bound[rows] = gains[np.arange(len(rows)), columns]
         self._is_exact[rows] = True
 
     def _exact(self, rows: NDArray[np.intp]) -> Floats:
@@ -206,8 +230,26 @@ class _Search:
         return requests.keys[int(self._place[candidate])]
 
     def _do(self, candidate: int) -> Move:
+        """Move it in the loads and in the targets' columns."""
         source, column = int(self._source[candidate]), int(self._column[candidate])
         target = int(self._targets[column])
+        gain = 2 / len(self._units) * float(self._bound[candidate])
+        self._shift(candidate, source, target)
+        is_open = self._loads[target, 0] < self._limit
+        self._flat_to[:, column] = self._flat[target] if is_open else _CLOSED
+        self._sloped_to[:, column] = self._sloped[target] if is_open else _CLOSED
+        self._room[column] = self._units[target].capacity_tokens - self._loads[target, 0]
+        self._used[source, column] = True  # one move a pair
+        is_from_here = self._source == source
+        self._is_exact &= ~is_from_here & (self._column != column)
+        self._bound[candidate] = -np.inf
+        if not self._loads[source] @ self._rule.weights > self._limit:
+            self._bound[is_from_here] = -np.inf
+        units = self._units
+        return Move(self._key(candidate), units[source].unit, units[target].unit, gain)
+
+    def _shift(self, candidate: int, source: int, target: int) -> None:
+        """Its trace, from one unit's loads to another's."""
         alive = slice(0, int(self._last[candidate]) + 1)
         trace = np.zeros(len(self._steps))
         trace[alive] = self._tokens[candidate] + self._slope[candidate] * self._steps[alive]
@@ -217,18 +259,3 @@ class _Search:
             weighted = self._loads[unit] * self._rule.weights
             self._flat[unit] = np.cumsum(weighted)
             self._sloped[unit] = np.cumsum(weighted * self._steps)
-        self._flat_to[:, column], self._sloped_to[:, column] = (
-            self._flat[target],
-            self._sloped[target],
-        )
-        self._used[source, column] = True
-        self._is_source[source] = self._loads[source] @ self._rule.weights > self._limit
-        is_open = self._loads[target, 0] < self._limit
-        self._room[column] = self._capacity[target] - self._loads[target, 0] if is_open else -1
-        gain = 2 / len(self._units) * float(self._bound[candidate])
-        self._is_exact &= (self._source != source) & (self._column != column)
-        self._drop(np.array([candidate]))
-        if not self._is_source[source]:
-            self._drop(np.flatnonzero(self._source == source))
-        units = self._units
-        return Move(self._key(candidate), units[source].unit, units[target].unit, gain)
