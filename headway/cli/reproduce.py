@@ -33,9 +33,12 @@ def run(args: argparse.Namespace) -> int:
     import os
 
     from headway.errors import require_between
+    from headway.sim.extras import require_extra
 
     require_between("--seeds", args.seeds, 1, 1000)
     require_between("--processes", args.processes, 0, 1024)
+    if args.plots is not None:
+        require_extra("matplotlib", "--plots")
     num_processes = args.processes or len(os.sched_getaffinity(0))
     claims: list[Claim] = []
     for paper in PAPERS if args.paper == "all" else (args.paper,):
@@ -46,11 +49,20 @@ def run(args: argparse.Namespace) -> int:
         rows = [claim.packed() for claim in claims]
         args.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     if args.plots is not None:
-        from headway.sim import plots
-
-        for paper in dict.fromkeys(claim.paper for claim in claims):
-            plots.claims(args.plots, paper, [c for c in claims if c.paper == paper])
+        _plot(args.plots, claims, num_processes)
     return 0
+
+
+def _plot(folder: Path, claims: Sequence[Claim], num_processes: int) -> None:
+    from headway.sim import plots
+    from headway.sim.studies import tokenscale
+
+    papers = list(dict.fromkeys(claim.paper for claim in claims))
+    for paper in papers:
+        plots.claims(folder, paper, [claim for claim in claims if claim.paper == paper])
+    if tokenscale.PAPER in papers:
+        have = tokenscale.provisioned(1, num_processes)
+        plots.provisioned(folder, tokenscale.PAPER, have, tokenscale.needed(1))
 
 
 def _print(claims: Sequence[Claim]) -> None:

@@ -78,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
     require_between("--seeds", args.seeds, 1, 10_000)
     require_between("--processes", args.processes, 0, 1024)
+    _check_output(args)
     load_scenario(args.scenario)  # a wrong one is refused before any process starts
     presets = args.preset.split(",")
     for name in presets:
@@ -105,6 +106,21 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         args.json.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
     return 0
+
+
+def _check_output(args: argparse.Namespace) -> None:
+    """What cannot be written is refused before anything runs."""
+    from headway.errors import invalid
+    from headway.sim.extras import require_extra
+
+    if args.stream and (args.out is not None or args.plots is not None):
+        raise invalid("--stream", True, "without --out and --plots: it keeps no request for them")
+    if args.parquet and args.out is None:
+        raise invalid("--parquet", True, "with --out DIR, where it writes")
+    if args.parquet:
+        require_extra("pyarrow", "--parquet")
+    if args.plots is not None:
+        require_extra("matplotlib", "--plots")
 
 
 def _rates(text: str) -> list[float | None]:

@@ -8,38 +8,44 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headway.errors import Code, HeadwayError
 from headway.sim.device import PassTaken
+from headway.sim.extras import require_extra
 from headway.sim.sampling import Sample
 
 if TYPE_CHECKING:
     from headway.sim.studies.claims import Claim
 
 _METRICS = (("ttft", "TTFT"), ("ttfat", "TTFAT"), ("tpot", "TPOT"), ("ttlt", "TTLT"))
+_FIGURES = MappingProxyType(
+    {
+        "ttft_p99": "P99 TTFT (s)",
+        "ttlt_p99": "P99 TTLT (s)",
+        "attainment": "share of requests within the SLO",
+    }
+)
 Values = Mapping[str, Sequence[float]]
 
 
 @contextmanager
 def _figure(folder: Path, name: str, title: str, columns: int = 1) -> Iterator[Any]:
     """Axes to draw on; both files are written at the end."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        message = "plots need matplotlib: pip install 'headway[analysis]'"
-        raise HeadwayError(Code.FAILED_PRECONDITION, message, param="plots") from None
+    require_extra("matplotlib", "--plots")
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(4.8 * columns, 3.6), layout="constrained")
     axes = figure.subplots(1, columns)
     yield axes
     figure.suptitle(title)
     folder.mkdir(parents=True, exist_ok=True)
-    for kind in ("png", "svg"):
-        figure.savefig(
-            folder / f"{name}.{kind}", dpi=120, metadata={"Date": None} if kind == "svg" else None
-        )
+    with rc_context({"svg.hashsalt": name}):  # the same run, the same bytes
+        figure.savefig(folder / f"{name}.png", dpi=120)
+        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
 
 
 def latency_cdfs(folder: Path, runs: Mapping[str, Values]) -> None:
@@ -57,7 +63,8 @@ def latency_cdfs(folder: Path, runs: Mapping[str, Values]) -> None:
 
 def load_latency(folder: Path, rows: Sequence[Mapping[str, object]], figure: str) -> None:
     """A figure over the request rate, a line a preset; ``rows`` as in the table."""
-    with _figure(folder, f"load-{figure}", f"{figure} over load") as axis:
+    title = _FIGURES.get(figure, figure)
+    with _figure(folder, f"load-{figure}", f"{title} over load") as axis:
         for preset in dict.fromkeys(str(row["preset"]) for row in rows):
             points = sorted(
                 (float(str(row["rate"])), float(str(row[figure])))
@@ -65,18 +72,21 @@ def load_latency(folder: Path, rows: Sequence[Mapping[str, object]], figure: str
                 if row["preset"] == preset and row["rate"] is not None and figure in row
             )
             axis.plot([x for x, _ in points], [y for _, y in points], marker="o", label=preset)
-        axis.set(xlabel="requests/s", ylabel=figure)
+        axis.set(xlabel="requests/s", ylabel=title)
         axis.legend(fontsize="small")
 
 
 def kv_loads(folder: Path, name: str, samples: Sequence[Sample]) -> None:
     """KV tokens over time: every unit, and the band of one standard deviation about the mean."""
-    units = sorted({unit for sample in samples for unit in sample.kv_tokens})
-    at = np.array([sample.at for sample in samples])
-    loads = np.array([[s.kv_tokens.get(unit, 0) for unit in units] for s in samples], dtype=float)
+    seen = [sample for sample in samples if sample.kv_tokens]
+    units = sorted({unit for sample in seen for unit in sample.kv_tokens})
+    at = np.array([sample.at for sample in seen])
+    loads = np.full((len(seen), len(units)), np.nan)  # not there at that time
+    for place, sample in enumerate(seen):
+        loads[place] = [sample.kv_tokens.get(unit, np.nan) for unit in units]
     with _figure(folder, f"kv-load-{name}", f"KV load, {name}") as axis:
         axis.plot(at, loads, color="tab:gray", linewidth=0.5, alpha=0.6)
-        mean, spread = loads.mean(axis=1), loads.std(axis=1)
+        mean, spread = np.nanmean(loads, axis=1), np.nanstd(loads, axis=1)
         axis.plot(at, mean, color="tab:blue", label="mean")
         axis.fill_between(at, mean - spread, mean + spread, alpha=0.3, label="±1σ over units")
         axis.set(xlabel="time (s)", ylabel="KV tokens of a DP unit")
@@ -84,25 +94,33 @@ def kv_loads(folder: Path, name: str, samples: Sequence[Sample]) -> None:
 
 
 def timeline(folder: Path, name: str, passes: Sequence[PassTaken]) -> None:
-    """One instance: when its passes ran, with how many prompt tokens and decoding requests."""
-    with _figure(folder, f"timeline-{name}", f"One instance, {name}", 2) as axes:
+    """One instance's passes: how long each took, its prompt tokens and its decoding requests."""
+    with _figure(folder, f"timeline-{name}", f"One instance, {name}", 3) as axes:
         at = [taken.began_at for taken in passes]
-        widths = [taken.ended_at - taken.began_at for taken in passes]
-        axes[0].bar(at, [taken.prefill_tokens for taken in passes], width=widths, align="edge")
-        axes[0].set(xlabel="time (s)", ylabel="prompt tokens in the pass")
-        axes[1].step(at, [taken.batch for taken in passes], where="post")
-        axes[1].set(xlabel="time (s)", ylabel="decoding requests")
+        steps = [1e3 * (taken.ended_at - taken.began_at) / taken.num_steps for taken in passes]
+        axes[0].step(at, steps, where="post", linewidth=0.6)
+        axes[0].set(xlabel="time (s)", ylabel="ms a pass")
+        tokens = [taken.prefill_tokens for taken in passes]
+        axes[1].vlines(at, 0, tokens, linewidth=0.6)  # in a long run bars are thinner than a pixel
+        axes[1].set(xlabel="time (s)", ylabel="prompt tokens in the pass")
+        axes[2].step(at, [taken.batch for taken in passes], where="post", linewidth=0.6)
+        axes[2].set(xlabel="time (s)", ylabel="decoding requests")
 
 
 def provisioned(
-    folder: Path, name: str, at: Sequence[float], have: Sequence[float], need: Sequence[float]
+    folder: Path,
+    name: str,
+    have: Mapping[str, Sequence[tuple[float, float]]],
+    need: Sequence[tuple[float, float]],
 ) -> None:
-    """Instances that there are against those that the load needs."""
-    with _figure(folder, f"provisioned-{name}", f"Instances, {name}") as axis:
-        axis.step(at, have, where="post", label="provisioned")
-        axis.step(at, need, where="post", label="needed")
-        axis.set(xlabel="time (s)", ylabel="instances")
-        axis.legend(fontsize="small")
+    """GPUs that run or start, a line a policy, over those that the load needs; all by time, s."""
+    with _figure(folder, f"provisioned-{name}", f"GPUs, {name}") as axis:
+        at, needed = zip(*need, strict=True)
+        axis.fill_between(at, needed, step="post", color="tab:gray", alpha=0.4, label="needed")
+        for policy, points in have.items():
+            axis.step(*zip(*points, strict=True), where="post", linewidth=1, label=policy)
+        axis.set(xlabel="time (s)", ylabel="GPUs")
+        axis.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def claims(folder: Path, paper: str, rows: Sequence[Claim]) -> None:

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from headway.core.explanations import write_decisions
-from headway.errors import Code, HeadwayError
 from headway.sim.experiment import Run
+from headway.sim.extras import require_extra
 from headway.sim.records import Record
 
 REQUESTS, DECISIONS = "requests.jsonl", "decisions.jsonl"
+_COLUMNS: Mapping[str, type] = MappingProxyType(
+    {
+        "request_id": str,
+        "arrival_at": float,
+        "num_prompt_tokens": int,
+        "num_reasoning_tokens": int,
+        "num_tokens": int,
+        "ttft": float,
+        "ttfat": float,
+        "tpot": float,
+        "ttlt": float,
+        "error": str,
+    }
+)
+"""Of a request, in every file; times are empty where there is none."""
 
 
 def write_run(folder: Path, run: Run) -> None:
@@ -26,21 +42,16 @@ def write_run(folder: Path, run: Run) -> None:
 
 def write_parquet(path: Path, records: Iterable[Record]) -> None:
     """The requests as a Parquet table; HeadwayError without pyarrow (the extra ``analysis``)."""
-    try:
-        import pyarrow as pa  # type: ignore[import-untyped]
-        import pyarrow.parquet as pq  # type: ignore[import-untyped]
-    except ImportError:
-        message = "Parquet needs pyarrow: pip install 'headway[analysis]'"
-        raise HeadwayError(Code.FAILED_PRECONDITION, message, param="parquet") from None
+    require_extra("pyarrow", "--parquet")
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
     ordered = sorted(records, key=lambda r: (r.arrival_at, r.request_id))
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist([_packed(record) for record in ordered]), path)
+    kinds = {str: pa.string(), int: pa.int64(), float: pa.float64()}
+    schema = pa.schema([(name, kinds[kind]) for name, kind in _COLUMNS.items()])
+    pq.write_table(pa.Table.from_pylist([_packed(r) for r in ordered], schema), path)
 
 
 def _packed(record: Record) -> dict[str, object]:
-    names = ("request_id", "arrival_at", "num_prompt_tokens", "num_reasoning_tokens")
-    times = ("ttft", "ttfat", "tpot", "ttlt")
-    return {
-        **{name: getattr(record, name) for name in (*names, "num_tokens", *times)},
-        "error": record.error,
-    }
+    return {name: getattr(record, name) for name in _COLUMNS}

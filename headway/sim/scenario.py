@@ -61,16 +61,16 @@ def load_scenario(name_or_path: str) -> Scenario:
         message = f"there is no scenario {name_or_path!r}: give a TOML file, or one of {known}"
         raise HeadwayError(Code.NOT_FOUND, message, param="scenario")
     try:
-        return parse_scenario(path.read_text("utf-8"), name_or_path)
+        return parse_scenario(path.read_text("utf-8"), name_or_path, path.parent)
     except (OSError, UnicodeDecodeError) as error:
         message = f"scenario {name_or_path} cannot be read: {error}"
         raise HeadwayError(Code.INVALID_ARGUMENT, message, param="scenario") from error
 
 
-def parse_scenario(text: str, source: str) -> Scenario:
-    """What a TOML text says."""
+def parse_scenario(text: str, source: str, folder: Path = Path()) -> Scenario:
+    """What a TOML text says; files that it names begin in ``folder``."""
     try:
-        return _scenario(tomllib.loads(text))
+        return _scenario(tomllib.loads(text), folder)
     except tomllib.TOMLDecodeError as error:
         message = f"scenario {source} is not TOML: {error}"
         raise HeadwayError(Code.INVALID_ARGUMENT, message, param="scenario") from error
@@ -79,7 +79,7 @@ def parse_scenario(text: str, source: str) -> Scenario:
         raise HeadwayError(error.code, message, param=error.param) from error
 
 
-def _scenario(table: Mapping[str, Any]) -> Scenario:
+def _scenario(table: Mapping[str, Any], folder: Path) -> Scenario:
     refuse_others("the scenario", table, _TABLES)
     instances = [_instances(each) for each in tables(table, "instances")]
     network = NetworkParams(**numbers("network", table.get("network", {}), NetworkParams))
@@ -89,7 +89,7 @@ def _scenario(table: Mapping[str, Any]) -> Scenario:
     return Scenario(
         str(table.get("name", "scenario")),
         Conditions(tuple(instances), network, params=params),
-        parse_workload(table.get("workload", {})),
+        parse_workload(table.get("workload", {}), folder),
         Slo(**numbers("slo", table.get("slo", {}), Slo)),
         [_failure(each) for each in tables(table, "failures")] if "failures" in table else (),
     )

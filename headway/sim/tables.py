@@ -23,9 +23,15 @@ def numbers(name: str, table: Any, kind: type) -> dict[str, float]:
         raise invalid(name, table, f"a table: [{name}]")
     refuse_others(name, table, tuple(f.name for f in fields(kind)))
     for key, value in table.items():
-        if type(value) not in (int, float):
-            raise invalid(f"{name}.{key}", value, "a number")
+        number(f"{name}.{key}", value)
     return table
+
+
+def number(name: str, value: Any) -> float:
+    """A number; no boolean and no text."""
+    if type(value) not in (int, float):
+        raise invalid(name, value, "a number")
+    return float(value)
 
 
 def refuse_others(name: str, table: Mapping[str, Any], known: Sequence[str]) -> None:

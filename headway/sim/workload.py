@@ -11,11 +11,12 @@ from typing import Any
 
 from headway.errors import invalid, require_between, require_over
 from headway.sim.cluster import SimRequest
-from headway.sim.tables import numbers, refuse_others, tables
-from headway.workload.arrivals import Bursts, gaps
+from headway.sim.tables import number, numbers, refuse_others, tables
+from headway.workload.arrivals import PROCESSES, Bursts, gaps
 from headway.workload.files import load_trace
 from headway.workload.lengths import Lengths, parse_lengths
-from headway.workload.traces import Trace, TraceRow
+from headway.workload.servegen import ServeGen, load_servegen
+from headway.workload.traces import Recorded, TraceRow
 
 BURSTS = "bursts"
 
@@ -43,7 +44,7 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class RequestClass:
-    """A kind of request, its share of all, and its own SLO if it has one."""
+    """A kind of request, its share of all, and its own SLO, instead of the others', if any."""
 
     name: str
     share: float
@@ -58,7 +59,8 @@ class Workload:
     """Arrivals and what they ask for.
 
     ``rate`` in requests/s, 0 for a trace's own; ends by count, by seconds, or with the trace.
-    ``trace``: its arrivals, and its lengths where there are no ``classes``.
+    ``trace``: its arrivals, and its lengths where there are no ``classes``; with a ``rate`` its
+    time runs faster or slower.
     """
 
     classes: Sequence[RequestClass]
@@ -68,14 +70,20 @@ class Workload:
     bursts: Bursts = field(default_factory=Bursts)
     num_requests: int | None = None
     seconds: float | None = None
-    trace: Trace | None = None
+    trace: Recorded | None = None
 
     def __post_init__(self) -> None:
         if self.trace is None:
             require_over("workload.rate", self.rate, 0)
+        if self.process not in (*PROCESSES, BURSTS):
+            known = ", ".join((*PROCESSES, BURSTS))
+            raise invalid("workload.process", self.process, f"one of {known}")
+        require_over("workload.burstiness", self.burstiness, 0)
         if self.num_requests is None and self.seconds is None and self.trace is None:
             raise invalid("workload.num_requests", None, "given, or workload.seconds")
         if self.num_requests is not None:
+            if type(self.num_requests) is not int:
+                raise invalid("workload.num_requests", self.num_requests, "a whole number")
             require_between("workload.num_requests", self.num_requests, 1, 1 << 30)
         if self.seconds is not None:
             require_over("workload.seconds", self.seconds, 0)
@@ -91,24 +99,21 @@ class Workload:
 
     def _endless(self, rng: random.Random) -> Iterator[SimRequest]:
         shares = [each.share for each in self.classes]
-        for number, row in enumerate(self._arrivals(rng)):
+        for place, row in enumerate(self._arrivals(rng)):
             now = row.arrival_at
             if self.seconds is not None and now > self.seconds:
                 return
             if not self.classes:
-                yield _of_row(number, row)
+                yield _of_row(place, row)
                 continue
             (kind,) = rng.choices(self.classes, shares)
             num_prompt, num_reasoning = max(1, kind.prompt(rng)), kind.reasoning(rng)
             num_output = num_reasoning + max(1, kind.answer(rng))
-            yield SimRequest(f"{kind.name}-{number}", now, num_prompt, num_output, num_reasoning)
+            yield SimRequest(f"{kind.name}-{place}", now, num_prompt, num_output, num_reasoning)
 
     def _arrivals(self, rng: random.Random) -> Iterator[TraceRow]:
         if self.trace is not None:
-            trace = self.trace
-            if trace.step:  # a clock that coarse would send them in volleys
-                trace = trace.spread(trace.step, rng)
-            yield from (trace.faster(self.rate / trace.mean_rate) if self.rate else trace).rows
+            yield from self.trace.replay(self.rate, rng)
             return
         now = 0.0
         if self.process == BURSTS:
@@ -120,36 +125,42 @@ class Workload:
             yield TraceRow(now)
 
 
-def _of_row(number: int, row: TraceRow) -> SimRequest:
+def _of_row(place: int, row: TraceRow) -> SimRequest:
     if row.prompt_tokens is None or row.output_tokens is None:
         limit = "with prompt_tokens and output_tokens, or workload.classes given"
-        raise invalid("workload.trace", f"row {number}", limit)
+        raise invalid("workload.trace", f"row {place}", limit)
     lengths = row.prompt_tokens, row.output_tokens
     return SimRequest(
-        f"request-{number}", row.arrival_at, *lengths, prefix_hashes=row.prefix_hashes
+        f"request-{place}", row.arrival_at, *lengths, row.reasoning_tokens, row.prefix_hashes
     )
 
 
 # --- reading --------------------------------------------------------------------------
 
-_BURSTS = {"burst_factor": "factor", "burst_length": "length", "burst_share": "share"}
+_BURSTS = {f"burst_{each.name}": each.name for each in fields(Bursts)}
 _NUMBERS = ("rate", "burstiness", "num_requests", "seconds", *_BURSTS)
 _NONE: dict[str, Any] = {"distribution": "constant", "value": 0, "min": 0}
 
 
-def parse_workload(table: Mapping[str, Any]) -> Workload:
-    """From a scenario's table; HeadwayError says what is wrong with it."""
-    refuse_others("workload", table, ("process", "trace", "classes", *_NUMBERS))
+def parse_workload(table: Mapping[str, Any], folder: Path = Path()) -> Workload:
+    """From a scenario's table; HeadwayError says what is wrong with it.
+
+    Files that it names begin in ``folder``.
+    """
+    refuse_others("workload", table, ("process", "trace", "servegen", "classes", *_NUMBERS))
     for name in _NUMBERS:
-        if name in table and type(table[name]) not in (int, float):
-            raise invalid(f"workload.{name}", table[name], "a number")
-    trace = _trace(table["trace"]) if "trace" in table else None
+        if name in table:
+            number(f"workload.{name}", table[name])
+    for name, process in (("burstiness", "gamma"), *((name, BURSTS) for name in _BURSTS)):
+        if name in table and table.get("process") != process:
+            raise invalid(f"workload.{name}", table[name], f'given with process = "{process}"')
+    trace = _recorded(table, folder)
     if "rate" not in table and trace is None:
         raise invalid("workload.rate", None, "given, in requests/s")
     classes = [] if trace and "classes" not in table else tables(table, "classes")
     plain = ("process", "burstiness", "num_requests", "seconds")
     return Workload(
-        [_request_class(each) for each in classes],
+        [_request_class(each, folder) for each in classes],
         float(table.get("rate", 0.0)),
         bursts=Bursts(**{to: table[name] for name, to in _BURSTS.items() if name in table}),
         trace=trace,
@@ -157,23 +168,50 @@ def parse_workload(table: Mapping[str, Any]) -> Workload:
     )
 
 
-def _trace(path: Any) -> Trace:
-    if not isinstance(path, str):
-        raise invalid("workload.trace", path, "a path")
-    return load_trace(Path(path))
+def _recorded(table: Mapping[str, Any], folder: Path) -> Recorded | None:
+    """What gives the arrivals instead of a process, if anything."""
+    given = [name for name in ("trace", "servegen") if name in table]
+    if not given:
+        return None
+    if "process" in table:
+        given.append("process")
+    if len(given) > 1:
+        raise invalid("workload's keys", given, "one of these: each says when requests come")
+    if given == ["trace"]:
+        path = folder / _text("workload.trace", table["trace"])
+        most = table.get("num_requests")  # a week has millions
+        return load_trace(path, None if most is None else max(1, most))
+    return _servegen(table["servegen"], folder)
 
 
-def _request_class(table: Mapping[str, Any]) -> RequestClass:
+def _servegen(table: Any, folder: Path) -> ServeGen:
+    if not isinstance(table, Mapping):
+        raise invalid("workload.servegen", table, "a table with rates and lengths, two files")
+    refuse_others("workload.servegen", table, ("rates", "lengths", "start"))
+    rates, lengths = (
+        folder / _text(f"workload.servegen.{name}", table.get(name))
+        for name in ("rates", "lengths")
+    )
+    start = number("workload.servegen.start", table.get("start", 0.0))
+    require_between("workload.servegen.start", start, 0, 1e9)
+    return load_servegen(rates, lengths).starting_at(start)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise invalid(name, value, "a path")
+    return value
+
+
+def _request_class(table: Mapping[str, Any], folder: Path) -> RequestClass:
     known = ("name", "share", "prompt", "reasoning", "answer", "slo")
     refuse_others("workload.classes", table, known)
-    share = table.get("share", 1.0)
+    share = number("workload.classes.share", table.get("share", 1.0))
     require_over("workload.classes.share", share, 0)
     prompt, reasoning, answer = (
-        parse_lengths(f"workload.classes.{name}", table.get(name, default))
+        parse_lengths(f"workload.classes.{name}", table.get(name, default), folder)
         for name, default in (("prompt", None), ("reasoning", {**_NONE}), ("answer", None))
     )
     slo = table.get("slo")
     own = None if slo is None else Slo(**numbers("workload.classes.slo", slo, Slo))
-    return RequestClass(
-        str(table.get("name", "request")), float(share), prompt, reasoning, answer, own
-    )
+    return RequestClass(str(table.get("name", "request")), share, prompt, reasoning, answer, own)

@@ -43,22 +43,44 @@ class Bursts:
     """On-off bursts: arrivals come ``factor`` times as fast in a burst as outside of one.
 
     Bursts last ``length`` seconds on average and fill ``share`` of the time, over 0 and below 1.
-    Defaults: Azure's conversation trace as TokenScale describes it.
+    The rate goes up and down with a sine of ``wave_period`` seconds by ``wave`` of itself, 0 to 1.
+    Defaults: Azure's conversation trace as TokenScale describes it, without a wave.
     """
 
     factor: float = 3.0
     length: float = 2.3
     share: float = 0.47
+    wave: float = 0.0
+    wave_period: float = 600.0
 
     def __post_init__(self) -> None:
         require_between("burst_factor", self.factor, 1, 1e6)
         require_over("burst_length", self.length, 0)
         require_between("burst_share", self.share, 0.001, 0.999)
+        require_between("burst_wave", self.wave, 0, 1)
+        require_over("burst_wave_period", self.wave_period, 0)
 
     def gaps(self, rate: float, rng: random.Random) -> Iterator[float]:
         """Endless gaps with a mean of 1/``rate`` over everything; Poisson inside and outside."""
         if not 0.0 < rate < math.inf:
             raise invalid("rate", rate, "over 0 requests/s, and finite")
+        if not self.wave:
+            return self._on_off(rate, rng)
+        return self._waved(rate, rng)
+
+    def _waved(self, rate: float, rng: random.Random) -> Iterator[float]:
+        """Thinned: drawn as at the wave's crest, kept as often as the wave says."""
+        crest = 1 + self.wave
+        now = waited = 0.0
+        for gap in self._on_off(rate * crest, rng):
+            now, waited = now + gap, waited + gap
+            level = 1 + self.wave * math.sin(2 * math.pi * now / self.wave_period)
+            if rng.random() * crest < level:
+                yield waited
+                waited = 0.0
+
+    def _on_off(self, rate: float, rng: random.Random) -> Iterator[float]:
+        """Gaps of bursts without a wave."""
         quiet_rate = rate / (1 + self.share * (self.factor - 1))
         quiet_length = self.length * (1 - self.share) / self.share
         bursting, left, waited = False, rng.expovariate(1 / quiet_length), 0.0

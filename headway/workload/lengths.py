@@ -2,6 +2,8 @@
 
 A table names its ``distribution`` and that one's parameters; ``min`` (1) and ``max`` bound what is
 drawn, in tokens: ``{distribution = "lognormal", median = 700, sigma = 1.0, max = 32768}``.
+``empirical`` draws from what was seen: ``values`` with ``weights`` if need be, or a ``column`` of a
+``file`` (CSV or JSON lines).
 """
 
 from __future__ import annotations
@@ -9,10 +11,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from headway.errors import HeadwayError, invalid
+from headway.workload.empirical import empirical
+from headway.workload.files import load_column
 
 MOST_TOKENS = 1 << 30
 Lengths = Callable[[random.Random], int]
@@ -64,28 +69,69 @@ DISTRIBUTIONS: Mapping[str, tuple[Callable[..., _Draw], tuple[str, ...]]] = Mapp
 )
 
 
-def parse_lengths(name: str, table: Any) -> Lengths:
-    """From a table, or from a number: always that. HeadwayError says what is wrong with it."""
+EMPIRICAL = "empirical"
+_BOUNDS = ("distribution", "min", "max")
+
+
+def parse_lengths(name: str, table: Any, folder: Path = Path()) -> Lengths:
+    """From a table, or from a number: always that. HeadwayError says what is wrong with it.
+
+    A file that it names begins in ``folder``.
+    """
     if isinstance(table, int) and not isinstance(table, bool):
         table = {"distribution": "constant", "value": table}
     if not isinstance(table, Mapping):
         raise invalid(name, table, "a table with a distribution, or a number of tokens")
-    kind = table.get("distribution")
-    if not isinstance(kind, str) or kind not in DISTRIBUTIONS:
-        raise invalid(f"{name}.distribution", kind, f"one of {', '.join(DISTRIBUTIONS)}")
-    make, needed = DISTRIBUTIONS[kind]
-    for key in table:
-        if key not in (*needed, "distribution", "min", "max"):
-            raise invalid(f"a key of {name}", key, f"one of {', '.join(needed)}, min, max")
     try:
-        draw = make(*(_number(f"{name}.{key}", table.get(key)) for key in needed))
+        draw = _draw(name, table, folder)
     except HeadwayError as error:
+        if (error.param or "").startswith(name):
+            raise
         raise HeadwayError(error.code, f"{name}: {error.message}", param=error.param) from None
     low = _number(f"{name}.min", table.get("min", 1))
     high = _number(f"{name}.max", table.get("max", MOST_TOKENS))
     if not 0 <= low <= high <= MOST_TOKENS:
         raise invalid(f"{name}.min and max", (low, high), f"0 <= min <= max <= {MOST_TOKENS}")
     return lambda rng: int(min(max(draw(rng), low), high))
+
+
+def _draw(name: str, table: Mapping[str, Any], folder: Path) -> _Draw:
+    kind = table.get("distribution")
+    known = (*DISTRIBUTIONS, EMPIRICAL)
+    if not isinstance(kind, str) or kind not in known:
+        raise invalid(f"{name}.distribution", kind, f"one of {', '.join(known)}")
+    if kind == EMPIRICAL:
+        return _empirical(name, table, folder)
+    make, needed = DISTRIBUTIONS[kind]
+    _refuse_others(name, table, needed)
+    return make(*(_number(f"{name}.{key}", table.get(key)) for key in needed))
+
+
+def _empirical(name: str, table: Mapping[str, Any], folder: Path) -> _Draw:
+    if ("file" in table) == ("values" in table):
+        raise invalid(f"{name}'s keys", sorted(table), "with a file or with values, one of them")
+    if "file" in table:
+        _refuse_others(name, table, ("file", "column"))
+        file, column = (table.get(key) for key in ("file", "column"))
+        if not isinstance(file, str) or not isinstance(column, str):
+            raise invalid(f"{name}.file and column", (file, column), "two texts")
+        return empirical(load_column(folder / file, column))
+    _refuse_others(name, table, ("values", "weights"))
+    values = _numbers(f"{name}.values", table["values"])
+    weights = table.get("weights")
+    return empirical(values, None if weights is None else _numbers(f"{name}.weights", weights))
+
+
+def _refuse_others(name: str, table: Mapping[str, Any], needed: tuple[str, ...]) -> None:
+    for key in table:
+        if key not in (*needed, *_BOUNDS):
+            raise invalid(f"a key of {name}", key, f"one of {', '.join(needed)}, min, max")
+
+
+def _numbers(name: str, values: Any) -> list[float]:
+    if not isinstance(values, list) or not values:
+        raise invalid(name, values, "a list of at least one number")
+    return [_number(name, value) for value in values]
 
 
 def _number(name: str, value: Any) -> float:

@@ -108,7 +108,17 @@ def _policy(job: Job) -> Any:
     return registry.make("scaling", name, **params)
 
 
-def measure(job: Job) -> Outcome:
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """``gpu_seconds`` over the arrivals; ``history``: GPUs that run or start, by time."""
+
+    records: Sequence[Record]
+    num_requests: int
+    gpu_seconds: float
+    history: Sequence[tuple[float, float]]
+
+
+def _ran(job: Job) -> _Ran:
     """One run."""
     profile = load_profile(PROFILE)
     kinds = {role: InstanceSpec(role, profile) for role in Role}
@@ -127,14 +137,49 @@ def measure(job: Job) -> Outcome:
     cluster.feed(iter(requests))
     kernel.run(SECONDS)
     gpu_seconds = scaler.gpu_seconds
+    history = [(at, float(num_gpus)) for at, _, num_gpus in scaler.history]
     kernel.run(SECONDS + DRAIN)
-    times = sorted(r.ttft for r in records if r.ttft is not None)
+    return _Ran(records, len(requests), gpu_seconds, history)
+
+
+def measure(job: Job) -> Outcome:
+    """One run's figures."""
+    ran = _ran(job)
+    times = sorted(r.ttft for r in ran.records if r.ttft is not None)
     return Outcome(
-        sum(map(keeps, records)) / len(requests),
-        gpu_seconds / SECONDS,
+        sum(map(keeps, ran.records)) / ran.num_requests,
+        ran.gpu_seconds / SECONDS,
         times[int(0.99 * (len(times) - 1))],
-        len(requests) - sum(r.finished for r in records),
+        ran.num_requests - sum(r.finished for r in ran.records),
     )
+
+
+# --- what is there over time --------------------------------------------------------------
+
+
+def history(job: Job) -> Sequence[tuple[float, float]]:
+    """GPUs that run or start while requests arrive, by time."""
+    return _ran(job).history
+
+
+def provisioned(seed: int, num_processes: int) -> dict[str, Sequence[tuple[float, float]]]:
+    """Of every policy at its defaults."""
+    systems = (PAPER, *BASELINES)
+    found = run_all(history, [Job(system, None, seed) for system in systems], num_processes)
+    return dict(zip(systems, found, strict=True))
+
+
+def needed(seed: int, width: float = 2.0) -> list[tuple[float, float]]:
+    """GPUs for what arrives in each ``width`` seconds: equations 2 and 3 without any headroom."""
+    profile = load_profile(PROFILE)
+    bins = [0.0] * math.ceil(SECONDS / width)
+    for request in arrivals(seed):
+        num_prompt, num_output = request.num_prompt_tokens, request.num_output_tokens
+        bucket = profile.buckets.of(num_prompt, float(num_output))
+        instance_seconds = num_prompt / profile.prefill_velocity()
+        instance_seconds += (num_prompt + num_output) / profile.decode_velocity(bucket)
+        bins[int(request.arrival_at / width)] += instance_seconds * profile.num_gpus / width
+    return [(place * width, gpus) for place, gpus in enumerate(bins)]
 
 
 # --- the claims -----------------------------------------------------------------------
