@@ -42,17 +42,22 @@ def expected_output(prompt: Sequence[int], count: int) -> list[int]:
 
 
 class PagedFake:
-    """Runs passes of one worker over a dict of (block, offset) -> token id."""
+    """Runs passes of one worker over a dict of (block, offset) -> token id.
+
+    Blocks that are swapped out lose what they held, unless they may be ``shared``.
+    """
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
+        self.shared = False
         self.memory: dict[tuple[int, int], int] = {}
         self.host: dict[StreamKey, list[int | None]] = {}
 
     def run(self, forward_pass: ForwardPass) -> PassResult:
         for swap in forward_pass.swapped_out:
             self.host[swap.key] = self.read(swap.blocks)
-            self.write(swap.blocks, [None] * (len(swap.blocks) * self.block_size))
+            if not self.shared:
+                self.write(swap.blocks, [None] * (len(swap.blocks) * self.block_size))
         for swap in forward_pass.swapped_in:
             self.write(swap.blocks, self.host.pop(swap.key))
         sampled = tuple(

@@ -73,6 +73,7 @@ def test_every_request_ends_once_with_the_tokens_of_an_endless_memory(
     limits = WorkerSettings(host_tokens=host_tokens, max_running=max_running)
     core = WorkerCore(info, [EOS], policy, limits, hashes_of=hashes_of if caches else None)
     worker = WorkerHarness(core, block_size)
+    worker.model.shared = caches
     requests: dict[int, Request] = {}
     cancelled: set[int] = set()
     for name, first, second in steps:
