@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headway.cluster import Role, UnitLoad, WorkerInfo
 from headway.errors import Code
 from headway.request import FinishReason, Request, SamplingParams, StreamKey, TokenLogprobs
@@ -280,6 +283,8 @@ class ForwardPass:
     A backend may run it up to ``num_steps`` times in a row, each time over the tokens just drawn
     one position further (the block tables have room for that), until a request ends or begins
     to answer, or a step ends at or after ``until``.
+
+    ``hidden``: the places in ``items`` of those whose hidden state is wanted.
     """
 
     pass_id: int
@@ -288,6 +293,7 @@ class ForwardPass:
     until: float = inf
     swapped_out: tuple[Swap, ...] = ()
     swapped_in: tuple[Swap, ...] = ()
+    hidden: tuple[int, ...] = ()
 
 
 class Sampled(NamedTuple):
@@ -299,10 +305,26 @@ class Sampled(NamedTuple):
     before: Sequence[int] = ()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HiddenStates:
+    """What the last layer made of each request's last computed token, after the final norm.
+
+    ``values``: (n, d), a row for each of the ``keys``: the vectors that the language model's head
+    was given.
+    """
+
+    keys: tuple[StreamKey, ...]
+    values: NDArray[np.float16]
+
+
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """What a forward pass drew, for the items that asked; ``pass_time`` of one step, seconds."""
+    """What a forward pass drew, for the items that asked; ``pass_time`` of one step, seconds.
+
+    ``hidden`` has the states that the pass was asked for, of its last step; None for none.
+    """
 
     pass_id: int
     pass_time: float
     sampled: tuple[Sampled, ...]
+    hidden: HiddenStates | None = None
