@@ -56,6 +56,79 @@ class PagedBatch:
     prefills: tuple[PrefillSpan, ...]
 
 
+def attend(
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    batch: PagedBatch,
+    scale: float,
+) -> torch.Tensor:
+    """Store the rows' keys and values, then attend: (rows, heads * size).
+
+    ``query`` is (rows, heads, size), ``key`` and ``value`` (rows, KV heads, size).
+    """
+    keys, values = batch.pool.keys[layer], batch.pool.values[layer]
+    keys.index_copy_(0, batch.slots, key)
+    values.index_copy_(0, batch.slots, value)
+    parts = [_decode(query, keys, values, group, scale) for group in batch.decodes]
+    for span in batch.prefills:
+        rows = slice(span.first, span.stop)
+        if span.slots is None:
+            fresh = (key[rows].transpose(0, 1), value[rows].transpose(0, 1))
+            parts.append(_prefill(query[rows], *fresh, None, scale))
+        else:
+            context = (_context(keys, span.slots), _context(values, span.slots))
+            parts.append(_prefill(query[rows], *context, span.mask, scale))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _decode(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    group: DecodeGroup,
+    scale: float,
+) -> torch.Tensor:
+    """One query row per request; the heads that share a KV head stand in for query rows."""
+    num_rows = group.stop - group.first
+    num_kv_heads, size = keys.shape[1:]
+    shape = (num_rows, -1, num_kv_heads, size)
+    output = scaled_dot_product_attention(
+        query[group.first : group.stop].reshape(num_rows, num_kv_heads, -1, size),
+        keys.index_select(0, group.slots).view(shape).transpose(1, 2),
+        values.index_select(0, group.slots).view(shape).transpose(1, 2),
+        attn_mask=group.mask,
+        scale=scale,
+    )
+    return output.reshape(num_rows, -1)
+
+
+def _context(plane: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """One request's keys or values: (KV heads, context, size)."""
+    return plane.index_select(0, slots).transpose(0, 1)
+
+
+def _prefill(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+) -> torch.Tensor:
+    """One request's rows (rows, heads, size) over (KV heads, context, size); causal if bare."""
+    output = scaled_dot_product_attention(
+        query.transpose(0, 1).unsqueeze(0),
+        key.unsqueeze(0),
+        value.unsqueeze(0),
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[0],
+    )
+    return output[0].transpose(0, 1).reshape(len(query), -1)
+
+
 def paged_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -67,74 +140,12 @@ def paged_attention(
     headway_batch: PagedBatch,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """Store the rows' keys and values, then attend: (1, heads, rows, size) to (1, rows, …)."""
+    """What transformers' modules call: (1, heads, rows, size) to (1, rows, heads, size)."""
     layer = module.layer_idx
     assert isinstance(layer, int), "transformers numbers its attention layers"
-    keys, values = headway_batch.pool.keys[layer], headway_batch.pool.values[layer]
-    keys.index_copy_(0, headway_batch.slots, key[0].transpose(0, 1))
-    values.index_copy_(0, headway_batch.slots, value[0].transpose(0, 1))
-    rows = query[0].transpose(0, 1)
-    parts = [_decode(rows, keys, values, group, scaling) for group in headway_batch.decodes]
-    for span in headway_batch.prefills:
-        fresh = slice(span.first, span.stop)
-        if span.slots is None:
-            part = _attend(query, key, value, fresh, None, scaling)
-        else:
-            past = (_context(keys, span.slots), _context(values, span.slots))
-            part = _attend(query, *past, fresh, span.mask, scaling)
-        parts.append(part)
-    output = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return output.unsqueeze(0), None
-
-
-def _decode(
-    rows: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    group: DecodeGroup,
-    scaling: float,
-) -> torch.Tensor:
-    """One query row per request; the heads that share a KV head stand in for query rows."""
-    num_rows = group.stop - group.first
-    num_kv_heads, size = keys.shape[1:]
-    query = rows[group.first : group.stop].reshape(num_rows, num_kv_heads, -1, size)
-    shape = (num_rows, -1, num_kv_heads, size)
-    output = scaled_dot_product_attention(
-        query,
-        keys.index_select(0, group.slots).view(shape).transpose(1, 2),
-        values.index_select(0, group.slots).view(shape).transpose(1, 2),
-        attn_mask=group.mask,
-        scale=scaling,
-    )
-    return output.reshape(num_rows, -1, size)
-
-
-def _context(plane: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """One request's keys or values: (1, KV heads, context, size)."""
-    return plane.index_select(0, slots).transpose(0, 1).unsqueeze(0)
-
-
-def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    rows: slice,
-    mask: torch.Tensor | None,
-    scaling: float,
-) -> torch.Tensor:
-    """One request's rows: over themselves without a ``mask``, else over its context."""
-    if mask is None:
-        key, value = key[:, :, rows], value[:, :, rows]
-    output = scaled_dot_product_attention(
-        query[:, :, rows],
-        key,
-        value,
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
-    return output[0].transpose(0, 1)
+    rows = [heads[0].transpose(0, 1) for heads in (query, key, value)]
+    output = attend(layer, *rows, headway_batch, scaling)
+    return output.view(1, *rows[0].shape), None
 
 
 AttentionInterface.register(ATTENTION_NAME, paged_attention)

@@ -98,13 +98,7 @@ class TorchBackend:
 
     def _forward(self, layout: PassLayout) -> torch.Tensor:
         """The hidden states (rows, hidden size) to draw from."""
-        output = self._model.decoder(
-            input_ids=layout.token_ids,
-            position_ids=layout.positions,
-            use_cache=False,
-            headway_batch=layout.batch,
-        )
-        hidden: torch.Tensor = output.last_hidden_state[0]
+        hidden = self._model.decoder(layout.token_ids, layout.positions, layout.batch)
         rows = layout.sampling_rows
         return hidden if rows is None else hidden.index_select(0, rows)
 

@@ -35,7 +35,7 @@ class PassFailure(HeadwayError):  # noqa: N818 (an outcome of a pass, as PassRes
 
 @dataclass(frozen=True, slots=True)
 class PassLayout:
-    """A plan as tensors; ``token_ids`` and ``positions`` are (1, rows).
+    """A plan as tensors; ``token_ids`` and ``positions`` are (rows,).
 
     ``sampling_rows`` are the rows to draw from, None where that is all of them;
     ``sampling_items`` are the positions of their items in the plan.
@@ -70,8 +70,8 @@ class LayoutBuilder:
         sampling = [n for n, item in enumerate(ordered) if item.sample]
         whole = len(sampling) == rows.num_rows
         return PassLayout(
-            token_ids=self._tensor(rows.token_ids).unsqueeze(0),
-            positions=self._tensor(rows.positions).unsqueeze(0),
+            token_ids=self._tensor(rows.token_ids),
+            positions=self._tensor(rows.positions),
             batch=self._batch(rows),
             sampling_rows=None if whole else self._tensor(last_rows[sampling]),
             sampling_items=tuple(order[n] for n in sampling),

@@ -12,7 +12,9 @@ from transformers.utils import logging as transformers_logging
 
 from headway.errors import Code, HeadwayError
 from services.worker.engine.attention import ATTENTION_NAME
+from services.worker.engine.decoder import Decoder
 from services.worker.engine.kv import DTYPES, KvShape
+from services.worker.engine.linear import Linear
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 # Others change the rotation of cached keys with the length of what follows.
@@ -27,8 +29,8 @@ class LoadedModel:
     within the window sliding attention is full attention.
     """
 
-    decoder: torch.nn.Module
-    lm_head: torch.nn.Module
+    decoder: Decoder
+    lm_head: Linear
     kv_shape: KvShape
     vocab_size: int
     max_model_len: int
@@ -57,8 +59,8 @@ def load_model(model: str, device: torch.device, dtype: str) -> LoadedModel:
     network = network.to(device).eval()
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return LoadedModel(
-        decoder=network.get_decoder(),
-        lm_head=network.get_output_embeddings(),
+        lm_head=Linear(network.get_output_embeddings().weight.data),
+        decoder=Decoder(network, config, _max_model_len(config)),
         kv_shape=KvShape(config.num_hidden_layers, config.num_key_value_heads, size, chosen),
         vocab_size=config.vocab_size,
         max_model_len=_max_model_len(config),
@@ -79,6 +81,8 @@ def refuse_unsupported(config: Any) -> None:
     if config.model_type not in FAMILIES:
         families = ", ".join(FAMILIES)
         raise _unsupported(f"its model_type is {config.model_type!r}; served are {families}")
+    if config.hidden_act != "silu":
+        raise _unsupported(f"its hidden_act is {config.hidden_act!r}; served is 'silu'")
     if getattr(config, "quantization_config", None) is not None:
         raise _unsupported("its weights are quantised; take the unquantised checkpoint")
     rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")

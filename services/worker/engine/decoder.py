@@ -1,0 +1,141 @@
+"""The decoder of the Llama, Mistral, Qwen2 and Qwen3 families over one flattened, ragged batch.
+
+The same arithmetic as transformers' modules in fewer, larger operators: queries, keys and values
+are one product, and so are the MLP's gate and up; Qwen3's norms and the rotation are applied to
+queries and keys at once; the rotation's angles are looked up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import embedding, rms_norm, silu
+
+from services.worker.engine.attention import PagedBatch, attend
+from services.worker.engine.linear import Linear
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer; ``qk_norm`` is (heads + KV heads, head size), None where the family has none."""
+
+    input_norm: torch.Tensor
+    qkv: Linear
+    qk_norm: torch.Tensor | None
+    output: Linear
+    mlp_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class Decoder:
+    """Token ids to hidden states, keys and values into the paged pool on the way."""
+
+    def __init__(self, network: Any, config: Any, max_model_len: int) -> None:
+        """Takes the weights out of a transformers model, which is of no use afterwards."""
+        base = network.model
+        self._num_heads = int(config.num_attention_heads)
+        self._num_kv_heads = int(config.num_key_value_heads)
+        self._size = _head_size(config)
+        self._scale = self._size**-0.5
+        self._eps = float(config.rms_norm_eps)
+        self._embedding: torch.Tensor = base.embed_tokens.weight.data
+        self._norm: torch.Tensor = base.norm.weight.data
+        self._cos, self._sin = _angles(base.rotary_emb, max_model_len, self._embedding)
+        self._layers: list[LayerWeights] = []
+        for index, layer in enumerate(base.layers):
+            self._layers.append(_take_layer(layer, self._num_heads, self._num_kv_heads))
+            base.layers[index] = torch.nn.Identity()  # one layer at a time is there twice
+
+    def __call__(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, batch: PagedBatch
+    ) -> torch.Tensor:
+        """Hidden states after the final norm (rows, hidden size) of ``token_ids`` (rows,)."""
+        hidden = embedding(token_ids, self._embedding)
+        angles = (
+            self._cos.index_select(0, positions).unsqueeze(1),
+            self._sin.index_select(0, positions).unsqueeze(1),
+        )
+        for index, layer in enumerate(self._layers):
+            hidden = self._attention(index, layer, hidden, angles, batch)
+            hidden = self._mlp(layer, hidden)
+        return rms_norm(hidden, self._norm.shape, self._norm, self._eps)
+
+    def _attention(
+        self,
+        index: int,
+        layer: LayerWeights,
+        hidden: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        batch: PagedBatch,
+    ) -> torch.Tensor:
+        normed = rms_norm(hidden, layer.input_norm.shape, layer.input_norm, self._eps)
+        heads = layer.qkv(normed).view(len(hidden), -1, self._size)
+        num_rotated = self._num_heads + self._num_kv_heads
+        rotated = heads[:, :num_rotated]
+        if layer.qk_norm is not None:
+            rotated = rms_norm(rotated, (self._size,), None, self._eps) * layer.qk_norm
+        rotated = rotate(rotated, *angles)
+        output = attend(
+            index,
+            rotated[:, : self._num_heads],
+            rotated[:, self._num_heads :],
+            heads[:, num_rotated:],
+            batch,
+            self._scale,
+        )
+        return layer.output.added_to(hidden, output)
+
+    def _mlp(self, layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
+        normed = rms_norm(hidden, layer.mlp_norm.shape, layer.mlp_norm, self._eps)
+        gate, up = layer.gate_up(normed).chunk(2, -1)
+        return layer.down.added_to(hidden, silu(gate).mul_(up))
+
+
+def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding of (rows, heads, size); ``sin``'s first half is negated already."""
+    return torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, -1), sin)
+
+
+def _head_size(config: Any) -> int:
+    own = getattr(config, "head_dim", None)
+    return int(own or config.hidden_size // config.num_attention_heads)
+
+
+def _angles(
+    rotary: Any, max_model_len: int, like: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines by position (positions, size), in the model's dtype."""
+    positions = torch.arange(max_model_len, device=like.device).unsqueeze(0)
+    with torch.inference_mode():
+        cos, sin = rotary(like[:1].unsqueeze(0), positions)
+    sign = torch.ones_like(sin)
+    sign[..., : sin.shape[-1] // 2] = -1
+    return cos[0].contiguous(), (sin * sign)[0].contiguous()
+
+
+def _take_layer(layer: Any, num_heads: int, num_kv_heads: int) -> LayerWeights:
+    attention, mlp = layer.self_attn, layer.mlp
+    qk_norm = None
+    if hasattr(attention, "q_norm"):
+        query, key = attention.q_norm.weight.data, attention.k_norm.weight.data
+        qk_norm = torch.cat([query.expand(num_heads, -1), key.expand(num_kv_heads, -1)])
+    return LayerWeights(
+        input_norm=layer.input_layernorm.weight.data,
+        qkv=_joined(attention.q_proj, attention.k_proj, attention.v_proj),
+        qk_norm=qk_norm,
+        output=_joined(attention.o_proj),
+        mlp_norm=layer.post_attention_layernorm.weight.data,
+        gate_up=_joined(mlp.gate_proj, mlp.up_proj),
+        down=_joined(mlp.down_proj),
+    )
+
+
+def _joined(*modules: Any) -> Linear:
+    """Several products of the same rows as one."""
+    weights = [module.weight.data for module in modules]
+    biases = [module.bias.data for module in modules if module.bias is not None]
+    weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+    return Linear(weight, torch.cat(biases) if biases else None)
