@@ -14,7 +14,7 @@ import argparse
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -72,6 +72,7 @@ class TokenLink:
         self._wanted = asyncio.Event()
         self.running: dict[int, Running] = {}
         self.cancelled: list[int] = []
+        self._prompts: dict[Sequence[int], None] = {}  # seen: all but the last token are cached
         self.task = asyncio.create_task(self._run())
 
     def add(self, request: Request) -> None:
@@ -106,9 +107,15 @@ class TokenLink:
         token_ids: list[int] = []
         reasons: list[FinishReason | None] = []
         logprobs: dict[int, TokenLogprobs] = {}
+        cached: dict[int, int] = {}
         for stream_id, running in list(self.running.items()):
             index = running.index
             token_id, reason = running.next_token()
+            prompt = running.request.prompt_token_ids
+            if index == 0:
+                if prompt in self._prompts:
+                    cached[len(stream_ids)] = len(prompt) - 1
+                self._prompts[prompt] = None
             found = running.logprobs(token_id)
             if found is not None:
                 logprobs[len(stream_ids)] = found
@@ -120,7 +127,9 @@ class TokenLink:
                 del self.running[stream_id]
         if not self.running:
             self._wanted.clear()
-        return TokenBatch(self._worker_id, stream_ids, indices, token_ids, reasons, logprobs)
+        return TokenBatch(
+            self._worker_id, stream_ids, indices, token_ids, reasons, logprobs, num_cached=cached
+        )
 
     async def _read(
         self,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from array import array
+from collections.abc import Hashable, Iterable, Sequence
+from hashlib import blake2b
 
 BlockHash = Hashable
 """Names the tokens of a full block *and of all blocks before it*: equal ones hold the same KV."""
+
+_HASH_BYTES = 16
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
@@ -13,12 +17,23 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
+def block_hash(before: BlockHash | None, token_ids: Iterable[int]) -> bytes:
+    """Of a full block behind the one called ``before``, None for the first.
+
+    BLAKE2b, so that nobody can make up a prompt that passes for another's.
+    """
+    data = array("I", token_ids).tobytes()
+    if isinstance(before, bytes):
+        data = before + data
+    return blake2b(data, digest_size=_HASH_BYTES).digest()
+
+
 def chain_hashes(token_ids: Sequence[int], block_size: int) -> list[BlockHash]:
     """A hash for every full block, each over the one before it and its own tokens."""
     hashes: list[BlockHash] = []
-    before = 0
+    before: BlockHash | None = None
     for stop in range(block_size, len(token_ids) + 1, block_size):
-        before = hash((before, tuple(token_ids[stop - block_size : stop])))
+        before = block_hash(before, token_ids[stop - block_size : stop])
         hashes.append(before)
     return hashes
 
@@ -42,6 +57,7 @@ class BlockPool:
         self._cached: dict[BlockHash, int] = {}
         self._hashes: dict[int, BlockHash] = {}
         self._unused: dict[int, None] = {}  # cached, referred to by nobody; oldest first
+        self._num_shared_refs = 0  # references beyond a block's first
 
     @property
     def num_free(self) -> int:
@@ -82,23 +98,49 @@ class BlockPool:
         if table:
             raise ValueError("only an empty table can begin with cached blocks")
         count = self.count_cached(hashes)
-        for block_hash in hashes[:count]:
-            block = self._cached[block_hash]
-            self._unused.pop(block, None)
+        for name in hashes[:count]:
+            block = self._cached[name]
+            if block in self._unused:
+                del self._unused[block]
+            else:
+                self._num_shared_refs += 1
             self._refs[block - self._first] += 1
             table.append(block)
         return count
 
-    def cache(self, table: Sequence[int], hashes: Sequence[BlockHash]) -> None:
-        """The first blocks of ``table`` are full, and hold what ``hashes`` say."""
-        for block, block_hash in zip(table, hashes, strict=False):
-            if block_hash not in self._cached and block not in self._hashes:
-                self._cached[block_hash] = block
-                self._hashes[block] = block_hash
+    def num_in_use(self, hashes: Sequence[BlockHash]) -> int:
+        """Of the blocks that ``adopt`` would take, those in use: they cost no room."""
+        if not self._hashes:
+            return 0
+        count = self.count_cached(hashes)
+        return sum(self._cached[name] not in self._unused for name in hashes[:count])
+
+    def cache(
+        self, table: Sequence[int], hashes: Sequence[BlockHash], start: int = 0, stop: int = -1
+    ) -> None:
+        """Blocks ``start … stop - 1`` of ``table`` are full, and hold what ``hashes`` say.
+
+        ``stop`` is -1 for all that have a hash. What is cached already stays where it is.
+        """
+        most = min(len(table), len(hashes))
+        for n in range(start, most if stop < 0 else min(stop, most)):
+            if hashes[n] not in self._cached and table[n] not in self._hashes:
+                self._cached[hashes[n]] = table[n]
+                self._hashes[table[n]] = hashes[n]
+
+    def forget(self, table: Iterable[int]) -> None:
+        """Nobody else shall begin with these blocks."""
+        for block in table:
+            name = self._hashes.pop(block, None)
+            if name is not None:
+                del self._cached[name]
+                if block in self._unused:
+                    del self._unused[block]
+                    self._free.append(block)
 
     def num_own(self, table: Sequence[int]) -> int:
         """Blocks of ``table`` that come free when it lets go of them."""
-        if not self._hashes:
+        if not self._num_shared_refs:
             return len(table)
         return sum(self._refs[block - self._first] == 1 for block in table)
 
@@ -117,6 +159,7 @@ class BlockPool:
             if self._refs[block - self._first] < 1:
                 raise ValueError(f"block {block} is free and cannot be shared")
             self._refs[block - self._first] += 1
+        self._num_shared_refs += len(table)
         return list(table)
 
     def release(self, table: list[int]) -> None:
@@ -125,9 +168,10 @@ class BlockPool:
             if self._refs[block - self._first] < 1:
                 raise ValueError(f"block {block} is freed twice")
             self._refs[block - self._first] -= 1
-            if self._refs[block - self._first] == 0:
-                if block in self._hashes:
-                    self._unused[block] = None
-                else:
-                    self._free.append(block)
+            if self._refs[block - self._first]:
+                self._num_shared_refs -= 1
+            elif block in self._hashes:
+                self._unused[block] = None
+            else:
+                self._free.append(block)
         table.clear()

@@ -229,7 +229,8 @@ class TokenBatch:
     """The tokens of one forward pass for one gateway: parallel arrays, one entry a token.
 
     ``finish_reasons`` has None where the request goes on; ``logprobs`` is keyed by entry, and so
-    is ``before``: tokens right before the entry's, which have no entry of their own.
+    is ``before``: tokens right before the entry's, which have no entry of their own. So is
+    ``num_cached``, with a request's first token: tokens of its prompt that were not computed.
     """
 
     worker_id: str
@@ -240,6 +241,7 @@ class TokenBatch:
     logprobs: Mapping[int, TokenLogprobs]
     failures: Sequence[StreamFailure] = ()
     before: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    num_cached: Mapping[int, int] = field(default_factory=dict)
 
 
 # --- worker core and its backend ------------------------------------------------------

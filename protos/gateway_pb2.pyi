@@ -308,6 +308,7 @@ class TokenBatch(_message.Message):
     FINISH_REASONS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     FAILURES_FIELD_NUMBER: _builtins.int
+    CACHED_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """on the first batch of a stream"""
     @_builtins.property
@@ -328,6 +329,10 @@ class TokenBatch(_message.Message):
     def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamFailure]:
         """sparse: requests that ended without a token"""
 
+    @_builtins.property
+    def cached(self) -> _containers.RepeatedCompositeFieldContainer[Global___CachedTokens]:
+        """sparse: with first tokens alone"""
+
     def __init__(
         self,
         *,
@@ -338,14 +343,40 @@ class TokenBatch(_message.Message):
         finish_reasons: _abc.Iterable[_common_pb2.FinishReason.ValueType] | None = ...,
         logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
         failures: _abc.Iterable[Global___StreamFailure] | None = ...,
+        cached: _abc.Iterable[Global___CachedTokens] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "finish_reasons", b"finish_reasons", "indices", b"indices", "logprobs", b"logprobs", "stream_ids", b"stream_ids", "token_ids", b"token_ids", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "failures", b"failures", "finish_reasons", b"finish_reasons", "indices", b"indices", "logprobs", b"logprobs", "stream_ids", b"stream_ids", "token_ids", b"token_ids", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TokenBatch: _TypeAlias = TokenBatch  # noqa: Y015
+
+@_typing.final
+class CachedTokens(_message.Message):
+    """Tokens of a request's prompt that the worker had in its prefix cache."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    position: _builtins.int
+    """entry of the parallel arrays"""
+    num_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        position: _builtins.int = ...,
+        num_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_tokens", b"num_tokens", "position", b"position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CachedTokens: _TypeAlias = CachedTokens  # noqa: Y015
 
 @_typing.final
 class TokenLogprobs(_message.Message):

@@ -72,7 +72,8 @@ GatewayEvent = (
 class Delivery(NamedTuple):
     """The next token of one request, or its end; ``token_id`` is None for an end alone.
 
-    ``before``: tokens that come with it and right before it.
+    ``before``: tokens that come with it and right before it. ``num_cached``: tokens of its prompt
+    that were in a worker's prefix cache, with the first token alone.
     """
 
     request_id: str
@@ -80,6 +81,7 @@ class Delivery(NamedTuple):
     logprobs: TokenLogprobs | None
     finish_reason: FinishReason | None
     before: Sequence[int] = ()
+    num_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)

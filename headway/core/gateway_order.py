@@ -46,7 +46,8 @@ def take_tokens(requests: OpenRequests, batch: TokenBatch) -> Taken:
             _out_of_order(taken, requests, state, index, EarlyToken(token_id, logprobs, reason))
             continue
         state.worker_id = worker_id
-        _append(taken, requests, state, token_id, logprobs, reason, before)
+        num_cached = batch.num_cached.get(entry, 0) if batch.num_cached else 0
+        _append(taken, requests, state, token_id, logprobs, reason, before, num_cached)
         if state.early:
             _close_gap(taken, requests, state)
     return taken
@@ -70,6 +71,7 @@ def _append(
     logprobs: TokenLogprobs | None,
     reason: FinishReason | None,
     before: Sequence[int] = (),
+    num_cached: int = 0,
 ) -> None:
     if reason is not None:
         if reason not in _ENDS:
@@ -81,7 +83,7 @@ def _append(
     state.output.extend(before)
     state.output.append(token_id)
     request_id = state.request.request_id
-    taken.deliveries.append(Delivery(request_id, token_id, logprobs, reason, before))
+    taken.deliveries.append(Delivery(request_id, token_id, logprobs, reason, before, num_cached))
 
 
 def _out_of_order(

@@ -27,7 +27,7 @@ from headway.core.worker_events import (
 from headway.core.worker_loads import load_report, loads_with_phases
 from headway.core.worker_plan import PassPlanner, Restarts
 from headway.core.worker_sequence import SequenceState, Stage
-from headway.core.worker_state import HashesOf, Oracle, WorkerState
+from headway.core.worker_state import HashesOf, Oracle, PrefixCounts, WorkerState
 from headway.core.worker_steps import reserve_steps, return_steps
 from headway.core.worker_transfers import (
     answer_offer,
@@ -67,9 +67,10 @@ class WorkerSettings:
     the most requests of a DP unit in one pass, 0 for any number. ``end_of_reasoning``: the
     token ids that end the reasoning of a request that reasons. ``reader_pace``: seconds in which
     a reader takes one answering token. ``host_tokens``: of KV that a DP unit may keep in host
-    memory for preempted requests, 0 to compute it again. ``reports_phases``: whether loads tell
-    of phases (PASCAL). ``load_interval``: seconds between reports of what runs (STAR), inf for
-    none, pre-simulated over ``horizon``.
+    memory for preempted requests, 0 to compute it again. ``prefix_caching``: whether a request
+    may begin with the KV of others whose first tokens are the same. ``reports_phases``: whether
+    loads tell of phases (PASCAL). ``load_interval``: seconds between reports of what runs (STAR),
+    inf for none, pre-simulated over ``horizon``.
     """
 
     watermark: float = 0.1
@@ -81,6 +82,7 @@ class WorkerSettings:
     end_of_reasoning: tuple[int, ...] = ()
     reader_pace: float = 0.1
     host_tokens: int = 0
+    prefix_caching: bool = False
     reports_phases: bool = False
     load_interval: float = inf
     horizon: Horizon = field(default_factory=Horizon)
@@ -107,6 +109,7 @@ class WorkerCore:
             oracle,
             estimation=estimation,
             host_tokens=settings.host_tokens,
+            caches_prefixes=settings.prefix_caching,
             hashes_of=hashes_of,
         )
         limits = Limits(info.chunk_tokens, settings.watermark, settings.max_running)
@@ -136,6 +139,14 @@ class WorkerCore:
     def loads(self) -> tuple[UnitLoad, ...]:
         """Every unit's load now."""
         return self._state.loads
+
+    @property
+    def prefix_counts(self) -> PrefixCounts:
+        """How much of what was asked for the prefix cache had, since the start."""
+        counts = [unit.prefix_counts for unit in self._state.units]
+        return PrefixCounts(
+            sum(c.num_asked_tokens for c in counts), sum(c.num_hit_tokens for c in counts)
+        )
 
     @property
     def restarts(self) -> Restarts:
@@ -259,8 +270,7 @@ class WorkerCore:
                 self._state.end(sequence, FinishReason.CANCELLED)
             elif item.sample:
                 sampled = drawn[item.key]
-                if not sequence.output:
-                    self._state.units[sequence.unit].cache_prompt(sequence)
+                self._state.units[sequence.unit].cache(sequence)
                 num_steps = 1 + len(sampled.before)
                 self._state.drew(
                     sequence,
@@ -271,7 +281,8 @@ class WorkerCore:
                 )
                 reason = sequence.finish_reason(self._state.eos_token_ids, self._state.max_len)
                 index = len(sequence.output) - 1
-                self._state.outbox.add(sequence.request, index, sampled, reason)
+                num_cached = min(sequence.num_hit_tokens, sequence.num_prompt_tokens)
+                self._state.outbox.add(sequence.request, index, sampled, reason, num_cached)
                 self._after_token(sequence, reason, now)
                 if reason is None:
                     running.append(sequence)
@@ -321,7 +332,9 @@ class WorkerCore:
                 self._state.end(sequence, FinishReason.CANCELLED)
             elif not blamed or item.key in blamed:
                 request = replace(sequence.request, output_token_ids=tuple(sequence.output))
-                self._state.units[sequence.unit].remove(sequence)
+                unit = self._state.units[sequence.unit]
+                unit.pool.forget(sequence.blocks)  # should the fault lie in what it began with
+                unit.remove(sequence)
                 self._state.fail(request, sequence.unit, event.message)
             if sequence.leaving is not None:
                 held = self._state.find(sequence.key) is sequence

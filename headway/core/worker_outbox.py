@@ -20,6 +20,7 @@ class _Pending:
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     failures: list[StreamFailure] = field(default_factory=list)
     before: dict[int, Sequence[int]] = field(default_factory=dict)
+    num_cached: dict[int, int] = field(default_factory=dict)
 
 
 class TokenOutbox:
@@ -30,10 +31,20 @@ class TokenOutbox:
         self._pending: dict[str, _Pending] = {}
 
     def add(
-        self, request: Request, index: int, sampled: Sampled, reason: FinishReason | None
+        self,
+        request: Request,
+        index: int,
+        sampled: Sampled,
+        reason: FinishReason | None,
+        num_cached: int = 0,
     ) -> None:
-        """One token, with those of the steps before it; ``index`` is its own position."""
+        """One token, with those of the steps before it; ``index`` is its own position.
+
+        ``num_cached`` of its prompt's tokens were in the cache: its first token says so.
+        """
         pending = self._for(request)
+        if num_cached and index == len(sampled.before):
+            pending.num_cached[len(pending.token_ids)] = num_cached
         if sampled.before:
             pending.before[len(pending.token_ids)] = sampled.before
         if sampled.logprobs is not None:
@@ -63,6 +74,7 @@ class TokenOutbox:
                     p.logprobs,
                     p.failures,
                     p.before,
+                    p.num_cached,
                 ),
             )
             for gateway_id, p in self._pending.items()

@@ -44,7 +44,9 @@ class SequenceState:
     prediction: float | None = None  # the predictor's last, in tokens still to come
     predicted_at: int = 0
     true_total: int | None = None
-    hashes: Sequence[BlockHash] = ()  # of the full blocks of its prompt
+    hashes: list[BlockHash] = field(default_factory=list)  # of its full blocks, where cached
+    num_named: int = 0  # of its blocks, that the pool has been told the hashes of
+    num_hit_tokens: int = 0  # found in the cache when it was first admitted
     in_pass: bool = False
     cancelled: bool = False
     moving: bool = False

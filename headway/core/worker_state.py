@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
-from headway.blocks import BlockHash, BlockPool, blocks_for
+from headway.blocks import BlockHash, BlockPool, block_hash, blocks_for, chain_hashes
 from headway.cluster import UnitLoad, WorkerInfo
 from headway.core.worker_outbox import TokenOutbox
 from headway.core.worker_sequence import SequenceState, Stage
@@ -17,17 +18,36 @@ Oracle = Callable[[StreamKey], int]
 """How many tokens a request will have generated at its end: the simulator knows."""
 
 
+@dataclass(slots=True)
+class PrefixCounts:
+    """Tokens of requests that were admitted, and how many of them the cache had."""
+
+    num_asked_tokens: int = 0
+    num_hit_tokens: int = 0
+
+
 class UnitState:
     """One DP unit: its block pool and its sequences, by key.
 
     A preempted sequence's KV goes to host memory while ``host_room`` (tokens) lasts, and is
     computed again otherwise. ``swapped_out`` and ``swapped_in``: for the next pass to carry out.
     ``changed``: who has come, gone, or changed what a batching policy reads, since a pass was
-    planned last; tokens computed by that pass need no mention.
+    planned last; tokens computed by that pass need no mention. ``caches_output``: whether
+    generated tokens are cached as the prompt's are.
     """
 
-    def __init__(self, unit: int, num_blocks: int, block_size: int, host_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        unit: int,
+        num_blocks: int,
+        block_size: int,
+        host_tokens: int = 0,
+        *,
+        caches_output: bool = False,
+    ) -> None:
         self.unit = unit
+        self.caches_output = caches_output
+        self.prefix_counts = PrefixCounts()
         self.pool = BlockPool(num_blocks, block_size, first=unit * num_blocks)
         self.host_room = host_tokens
         self.swapped_out: list[Swap] = []
@@ -59,10 +79,8 @@ class UnitState:
         cached here, but for the last token, which has to be computed.
         """
         was_swapped = sequence.num_computed > 0
-        if sequence.hashes and not was_swapped:
-            most = (sequence.num_tokens - 1) // self.pool.block_size
-            num_cached = self.pool.adopt(sequence.blocks, sequence.hashes[:most])
-            sequence.begin_at(num_cached * self.pool.block_size)
+        if not was_swapped:
+            self._adopt(sequence)
         granted = self.pool.grow(sequence.blocks, sequence.num_tokens)
         assert granted, "room was made for it"
         if was_swapped:
@@ -70,10 +88,37 @@ class UnitState:
             self.swapped_in.append(self._swap(sequence))
         self.move(sequence, Stage.RUNNING)
 
-    def cache_prompt(self, sequence: SequenceState) -> None:
-        """Its prompt has been computed: others may begin with its blocks."""
-        if sequence.hashes:
-            self.pool.cache(sequence.blocks, sequence.hashes)
+    def adoptable(self, sequence: SequenceState) -> Sequence[BlockHash]:
+        """Hashes of the blocks that it may begin with: its last token has to be computed."""
+        return sequence.hashes[: (sequence.num_tokens - 1) // self.pool.block_size]
+
+    def _adopt(self, sequence: SequenceState) -> None:
+        if not sequence.hashes and not self.caches_output:
+            return
+        sequence.num_named = self.pool.adopt(sequence.blocks, self.adoptable(sequence))
+        num_hit_tokens = sequence.num_named * self.pool.block_size
+        sequence.begin_at(num_hit_tokens)
+        if not sequence.num_preemptions:
+            sequence.num_hit_tokens = num_hit_tokens
+            self.prefix_counts.num_asked_tokens += sequence.num_tokens
+            self.prefix_counts.num_hit_tokens += num_hit_tokens
+
+    def cache(self, sequence: SequenceState) -> None:
+        """A token was drawn behind its full blocks, which vouches for them: others may use them.
+
+        Its last token has no KV yet, so the block that it fills is named one pass later.
+        """
+        size = self.pool.block_size
+        num_full = sequence.num_computed // size
+        if num_full <= sequence.num_named:
+            return
+        hashes = sequence.hashes
+        if self.caches_output:
+            for n in range(len(hashes), num_full):
+                tokens = sequence.tokens(n * size, (n + 1) * size)
+                hashes.append(block_hash(hashes[-1] if hashes else None, tokens))
+        self.pool.cache(sequence.blocks, hashes, sequence.num_named, num_full)
+        sequence.num_named = num_full
 
     def preempt(self, sequence: SequenceState, *, voluntary: bool = False) -> None:
         """Take its blocks back; its KV waits in host memory, or is computed again."""
@@ -83,6 +128,7 @@ class UnitState:
         else:
             sequence.num_computed = 0
         self.pool.release(sequence.blocks)
+        sequence.num_named = 0
         self.move(sequence, Stage.WAITING)
         sequence.num_preemptions += 1
         sequence.num_evictions += voluntary
@@ -127,7 +173,8 @@ class WorkerState:
     ``end_of_reasoning``: the token ids that end a request's reasoning, none for a model
     without. ``oracle``: the simulator's. ``estimation``: of remaining lengths; without one a
     request's own prediction counts down. ``host_tokens``: of KV in host memory, per unit.
-    ``hashes_of``: the full blocks of a request's prompt; None where prefixes are not cached.
+    ``caches_prefixes``: whether full blocks are kept for others, by a hash of their tokens;
+    ``hashes_of`` names those of a prompt where tokens do not say what they are (the simulator).
     """
 
     def __init__(
@@ -139,9 +186,11 @@ class WorkerState:
         *,
         estimation: Estimation | None = None,
         host_tokens: int = 0,
+        caches_prefixes: bool = False,
         hashes_of: HashesOf | None = None,
     ) -> None:
         self.info = info
+        self._caches_prefixes = caches_prefixes
         self._hashes_of = hashes_of
         self._estimation = estimation
         self.eos_token_ids = frozenset(eos_token_ids)
@@ -149,7 +198,9 @@ class WorkerState:
         self._oracle = oracle
         self.max_len = min(info.max_model_len, info.num_blocks * info.block_size)
         self.units = [
-            UnitState(unit, info.num_blocks, info.block_size, host_tokens)
+            UnitState(
+                unit, info.num_blocks, info.block_size, host_tokens, caches_output=caches_prefixes
+            )
             for unit in range(info.num_units)
         ]
         self.outbox = TokenOutbox(info.worker_id)
@@ -225,10 +276,18 @@ class WorkerState:
             answer_start=self._answer_start(request, output),
             predicted_total=request.predicted_output_tokens or None,
             true_total=None if self._oracle is None else self._oracle(request.key),
-            hashes=() if self._hashes_of is None else self._hashes_of(request),
+            hashes=self._hashes(request),
         )
         self._estimate(sequence)
         return sequence
+
+    def _hashes(self, request: Request) -> list[BlockHash]:
+        if self._hashes_of is not None:
+            return list(self._hashes_of(request))
+        if self._caches_prefixes:
+            token_ids = (*request.prompt_token_ids, *request.output_token_ids)
+            return chain_hashes(token_ids, self.info.block_size)
+        return []
 
     def _estimate(self, sequence: SequenceState) -> None:
         """How long it still runs, where that is estimated; its own prediction stands otherwise."""

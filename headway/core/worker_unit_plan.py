@@ -120,7 +120,12 @@ class UnitPlan:
         pool = self._unit.pool
         num_free = pool.num_free + num_blocks
         spare = int(self._limits.watermark * pool.num_blocks) if num_free < pool.num_blocks else 0
-        return blocks_for(sequence.num_tokens, pool.block_size) + spare <= num_free
+        needed = blocks_for(sequence.num_tokens, pool.block_size) + spare
+        if needed <= num_free:
+            return True
+        if num_blocks or sequence.num_computed or not sequence.hashes:
+            return False  # whom it would share blocks with may be among those that yield
+        return needed - pool.num_in_use(self._unit.adoptable(sequence)) <= num_free
 
     def _victims(self, sequence: SequenceState) -> list[Place[SequenceState]] | None:
         """Running ones behind it that may yield, worst first; None where that is not enough."""

@@ -285,7 +285,7 @@ class SimCluster:
 
     def _deliver(self, action: Deliver) -> None:
         steps, num_steps = self._steps, self._num_steps
-        for request_id, token_id, _, reason, before in action.deliveries:
+        for request_id, token_id, _, reason, before, _ in action.deliveries:
             if token_id is not None:
                 count = 1 + len(before)
                 skipped = num_steps - count

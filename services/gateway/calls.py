@@ -109,6 +109,7 @@ class Calls:
                     num_prompt_tokens=len(one.token_ids),
                     arrival_at=arrival_at,
                     keeps_tokens=keeps_tokens,
+                    repeats_prompt=choice > 0,
                 )
                 reply.outputs.append(output)
                 sampling = with_choice(one.sampling, choice)

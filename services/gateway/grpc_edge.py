@@ -123,6 +123,7 @@ class GrpcReply:
             reply.usage.prompt_tokens = self.num_prompt_tokens
             reply.usage.completion_tokens = output.text.num_tokens
             reply.usage.reasoning_tokens = output.text.num_reasoning_tokens
+            reply.usage.cached_tokens = output.num_cached_tokens
         self._unread.put_nowait(reply)
         if end is not None:
             self.ended = True

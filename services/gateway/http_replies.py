@@ -57,6 +57,7 @@ class _HttpReply:
             prompt_tokens=self.num_prompt_tokens,
             completion_tokens=sum(o.text.num_tokens for o in self.outputs),
             reasoning_tokens=sum(o.text.num_reasoning_tokens for o in self.outputs),
+            cached_tokens=sum(o.num_cached_tokens for o in self.outputs),
         )
 
     def _logprobs_of(self, index: int) -> LogprobsWriter:

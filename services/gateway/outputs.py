@@ -24,7 +24,9 @@ class Reply(Protocol):
 
 class Output:
     """One output of one call. ``new_token_ids`` and ``new_logprobs`` are what came since the
-    reply last took them; they are kept only where ``keeps_tokens``."""
+    reply last took them; they are kept only where ``keeps_tokens``. ``num_cached_tokens`` of its
+    prompt were not computed; another output of the same prompt (``repeats_prompt``) counts none,
+    as the prompt counts once."""
 
     __slots__ = (
         "_reply",
@@ -34,7 +36,9 @@ class Output:
         "keeps_tokens",
         "new_logprobs",
         "new_token_ids",
+        "num_cached_tokens",
         "num_prompt_tokens",
+        "repeats_prompt",
         "request_id",
         "text",
     )
@@ -49,6 +53,7 @@ class Output:
         num_prompt_tokens: int,
         arrival_at: float,
         keeps_tokens: bool = False,
+        repeats_prompt: bool = False,
     ) -> None:
         self.request_id = request_id
         self.index = index
@@ -57,17 +62,20 @@ class Output:
         self.arrival_at = arrival_at
         self.first_at = 0.0
         self.keeps_tokens = keeps_tokens
+        self.repeats_prompt = repeats_prompt
+        self.num_cached_tokens = 0
         self.new_token_ids: list[int] = []
         self.new_logprobs: list[TokenLogprobs | None] = []
         self._reply = reply
 
     def deliver(self, delivery: Delivery, now: float) -> str | None:
         """Take a token, show what it makes certain; how the output ended, None if it goes on."""
-        _, token_id, logprobs, reason, _ = delivery
+        _, token_id, logprobs, reason, _, num_cached = delivery
         text, piece = self.text, None
         if token_id is not None:
             if text.num_tokens == 0:
                 self.first_at = now
+                self.num_cached_tokens = 0 if self.repeats_prompt else num_cached
             if self.keeps_tokens:
                 self.new_token_ids.append(token_id)
                 self.new_logprobs.append(logprobs)

@@ -38,6 +38,9 @@ class WorkerConfig(ServiceConfig):
     watermark: float = Field(
         0.1, ge=0.0, lt=1.0, description="share of KV blocks kept free at admission"
     )
+    prefix_caching: bool = Field(
+        True, description="begin with the KV of requests whose first tokens are the same"
+    )
     linger: float = Field(
         0.002,
         ge=0.0,

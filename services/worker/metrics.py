@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from headway.core.worker_state import PrefixCounts
 from headway.messages import EndForward, ForwardPass
 
 _PASS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -47,6 +48,18 @@ class WorkerMetrics:
             "headway_worker_free_kv_blocks", "KV blocks free", ["unit"], registry=registry
         )
 
+        self._asked = Counter(
+            "headway_worker_prefix_asked_tokens",
+            "Tokens of admitted requests, looked for in the prefix cache",
+            registry=registry,
+        )
+        self._hit = Counter(
+            "headway_worker_prefix_hit_tokens",
+            "Tokens of admitted requests that the prefix cache had",
+            registry=registry,
+        )
+        self._counted = PrefixCounts()
+
     def pass_started(self, forward_pass: ForwardPass) -> None:
         """Count a pass and its tokens."""
         num_tokens = sum(len(item.token_ids) for item in forward_pass.items)
@@ -56,6 +69,12 @@ class WorkerMetrics:
         self._passes.inc()
         self._tokens.labels("decode").inc(num_decode)
         self._tokens.labels("prefill").inc(num_tokens - num_decode)
+
+    def prefixes(self, counts: PrefixCounts) -> None:
+        """Show what the prefix cache had, since the start."""
+        self._asked.inc(counts.num_asked_tokens - self._counted.num_asked_tokens)
+        self._hit.inc(counts.num_hit_tokens - self._counted.num_hit_tokens)
+        self._counted = counts
 
     def reported(self, report: EndForward) -> None:
         """Show what the scheduler is told."""

@@ -80,7 +80,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         _refuse_a_pool_too_small(info)
         batching = registry.make("batching", config.batching, **config.batching_params)
         settings = WorkerSettings(
-            watermark=config.watermark, linger=config.linger, max_running=config.max_running
+            watermark=config.watermark,
+            linger=config.linger,
+            max_running=config.max_running,
+            prefix_caching=config.prefix_caching,
         )
         self._core = WorkerCore(info, backend.eos_token_ids, batching, settings)
         self._driver: Driver[WorkerEvent, WorkerAction] = Driver(
@@ -158,6 +161,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         elif not isinstance(action, LoadReport):  # which nobody has asked this worker for
             if isinstance(action, EndForward):
                 self._metrics.reported(action)
+                self._metrics.prefixes(self._core.prefix_counts)
                 self._log_cut_short(action)
             self._control.report(action)
 

@@ -219,7 +219,7 @@ class Cluster:
 
     def perform_gateway(self, action: GatewayAction) -> None:
         if isinstance(action, Deliver):
-            for request_id, token_id, _, reason, _ in action.deliveries:
+            for request_id, token_id, _, reason, *_ in action.deliveries:
                 if token_id is not None:
                     self.outputs[request_id].append(token_id)
                 if reason is not None:

@@ -97,7 +97,7 @@ class World:
                 case CancelTokens(_, stream_ids):
                     self.drop(set(stream_ids))
                 case Deliver(deliveries):
-                    for request_id, token_id, _, reason, _ in deliveries:
+                    for request_id, token_id, _, reason, *_ in deliveries:
                         assert not self.ends[request_id]
                         if token_id is not None:
                             self.seen[request_id].append(token_id)

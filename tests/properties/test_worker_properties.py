@@ -48,7 +48,7 @@ def request_of(stream_id: int, num_prompt: int, max_tokens: int) -> Request:
     batching=st.sampled_from(sorted(ANSWERS)),
     host_tokens=st.sampled_from([0, 20, 500]),
     max_running=st.sampled_from([0, 2]),
-    caches=st.booleans(),
+    caches=st.sampled_from(["nothing", "prompts", "all"]),
 )
 def test_every_request_ends_once_with_the_tokens_of_an_endless_memory(
     steps: list[tuple[str, int, int]],
@@ -59,7 +59,7 @@ def test_every_request_ends_once_with_the_tokens_of_an_endless_memory(
     batching: str,
     host_tokens: int,
     max_running: int,
-    caches: bool,
+    caches: str,
 ) -> None:
     num_blocks = num_tokens_of_memory // block_size
 
@@ -70,10 +70,13 @@ def test_every_request_ends_once_with_the_tokens_of_an_endless_memory(
         "w", "w:1", Role.UNIFIED, "m", num_units, chunk, block_size, num_blocks, 1000, 8
     )
     policy = registry.make("batching", batching)
-    limits = WorkerSettings(host_tokens=host_tokens, max_running=max_running)
-    core = WorkerCore(info, [EOS], policy, limits, hashes_of=hashes_of if caches else None)
+    limits = WorkerSettings(
+        host_tokens=host_tokens, max_running=max_running, prefix_caching=caches == "all"
+    )
+    hook = hashes_of if caches == "prompts" else None
+    core = WorkerCore(info, [EOS], policy, limits, hashes_of=hook)
     worker = WorkerHarness(core, block_size)
-    worker.model.shared = caches
+    worker.model.shared = caches != "nothing"
     requests: dict[int, Request] = {}
     cancelled: set[int] = set()
     for name, first, second in steps:

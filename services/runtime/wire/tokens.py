@@ -36,6 +36,8 @@ def pack_token_batch(batch: TokenBatch) -> pb.TokenBatch:
             top_token_ids=logprobs.top_token_ids,
             top_logprobs=logprobs.top_logprobs,
         )
+    for position, num_tokens in batch.num_cached.items():
+        packed.cached.add(position=position, num_tokens=num_tokens)
     for failure in batch.failures:
         packed.failures.add(
             stream_id=failure.stream_id,
@@ -73,7 +75,15 @@ def unpack_token_batch(packed: pb.TokenBatch) -> TokenBatch:
             )
             for failure in packed.failures
         ],
+        num_cached=_unpack_cached(packed, num_tokens) if packed.cached else {},
     )
+
+
+def _unpack_cached(packed: pb.TokenBatch, num_tokens: int) -> dict[int, int]:
+    for entry in packed.cached:
+        if entry.position >= num_tokens:
+            raise invalid("position", entry.position, f"below the batch's {num_tokens} tokens")
+    return {entry.position: entry.num_tokens for entry in packed.cached}
 
 
 def _unpack_logprobs(packed: pb.TokenBatch, num_tokens: int) -> dict[int, TokenLogprobs]:

@@ -60,6 +60,9 @@ async def test_a_chat_streams_text_reasoning_ids_and_usage(running: Cluster) -> 
     assert replies[-1].finish_reason == common_pb2.FINISH_REASON_STOP
     assert replies[-1].usage.completion_tokens == len(token_ids)
     assert replies[-1].usage.reasoning_tokens == 6
+    assert replies[-1].usage.cached_tokens == 0
+    again = await generate(running, chat("<think>\nhm\n</think>\nyes"))
+    assert again[-1].usage.cached_tokens == again[-1].usage.prompt_tokens - 1
 
 
 async def test_prompts_and_token_ids_work_as_well_and_zero_is_not_absent(running: Cluster) -> None:

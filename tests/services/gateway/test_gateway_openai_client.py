@@ -65,6 +65,23 @@ async def test_a_streamed_chat_says_the_same_in_pieces(running: Cluster) -> None
     assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
 
 
+async def test_cached_tokens_are_counted_in_a_whole_and_in_a_streamed_answer(
+    running: Cluster,
+) -> None:
+    chat = running.openai().chat.completions
+    first = await chat.create(model="tiny", messages=said(THOUGHT), n=2)
+    second = await chat.create(model="tiny", messages=said(THOUGHT), n=2)
+    chunks = await chunks_of(running, stream_options={"include_usage": True})
+    assert first.usage is not None
+    prompt_tokens = first.usage.prompt_tokens
+    cached = []
+    for usage in (first.usage, second.usage, chunks[-1].usage):
+        assert usage is not None
+        assert usage.prompt_tokens_details is not None
+        cached.append(usage.prompt_tokens_details.cached_tokens)
+    assert cached == [0, prompt_tokens - 1, prompt_tokens - 1]
+
+
 async def test_without_being_asked_a_stream_bears_no_usage(running: Cluster) -> None:
     chunks = await chunks_of(running)
     assert all(chunk.usage is None and chunk.choices for chunk in chunks)

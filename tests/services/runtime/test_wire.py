@@ -146,6 +146,7 @@ def token_batches(draw: st.DrawFn) -> m.TokenBatch:
         finish_reasons=column(st.none() | finish_reasons),
         logprobs={position: draw(logprobs) for position in marked},
         failures=draw(failures),
+        num_cached={position: draw(u32) for position in marked},
     )
 
 

@@ -64,6 +64,7 @@ def test_a_bad_request_is_refused_by_name(change: dict[str, Any], named: str) ->
             "at most 20",
         ),
         ({"failures": [{"stream_id": 1, "finish_reason": 0}]}, "finish_reason is 0"),
+        ({"cached": [{"position": 1, "num_tokens": 4}]}, "position is 1"),
     ],
 )
 def test_a_bad_token_batch_is_refused_by_name(batch: dict[str, Any], named: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,12 @@ class Sink(gateway_pb2_grpc.TokenSinkServicer):
 
     def __init__(self) -> None:
         self.tokens: asyncio.Queue[tuple[int, int, int]] = asyncio.Queue()
+        self.cached: dict[int, int] = {}
 
     async def Attach(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
         async for packed in request_iterator:
             batch = wire.unpack_token_batch(packed)
+            self.cached |= {batch.stream_ids[n]: count for n, count in batch.num_cached.items()}
             rows = zip(batch.stream_ids, batch.indices, batch.token_ids, strict=True)
             for row in rows:
                 self.tokens.put_nowait(row)
@@ -145,6 +148,21 @@ async def test_a_dispatch_is_accepted_computed_and_reported(
     async with asyncio.timeout(20):
         got = [await sink[0].tokens.get() for _ in range(4)]
     assert [(stream_id, index) for stream_id, index, _ in got] == [(1, n) for n in range(4)]
+
+
+async def test_a_prompt_that_was_computed_before_is_not_computed_again(
+    worker: worker_pb2_grpc.WorkerStub, sink: tuple[Sink, str]
+) -> None:
+    leader = Leader(worker, 1)
+    await leader.greet()
+    outputs = []
+    for stream_id in (1, 2):
+        request = replace(make_request(sink[1], stream_id), prompt_token_ids=tuple(range(40)))
+        await leader.send(Dispatch(stream_id, (UnitBatch(0, (request,)),)))
+        async with asyncio.timeout(20):
+            outputs.append([(await sink[0].tokens.get())[1:] for _ in range(4)])
+    assert sink[0].cached == {2: 32}
+    assert outputs[0] == outputs[1]
 
 
 async def test_an_older_leader_is_refused_and_a_newer_one_replaces(
