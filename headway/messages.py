@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.cluster import Role, UnitLoad, WorkerInfo
-from headway.errors import Code
+from headway.errors import Code, require_between
 from headway.request import FinishReason, Request, SamplingParams, StreamKey, TokenLogprobs
 
 # --- gateway and scheduler ------------------------------------------------------------
@@ -61,11 +61,32 @@ class GatewayHello:
 
 
 @dataclass(frozen=True, slots=True)
+class WantedReports:
+    """What a scheduler's policies read beside what every worker reports.
+
+    ``phases``: whether loads tell of phases (PASCAL). ``load_interval``: seconds between reports of
+    what runs (STAR), inf for none; its load is simulated over ``num_steps`` of ``step_tokens``
+    tokens. Refuses what is out of range (HeadwayError).
+    """
+
+    phases: bool = False
+    load_interval: float = inf
+    num_steps: int = 16
+    step_tokens: int = 128
+
+    def __post_init__(self) -> None:
+        require_between("load_interval", self.load_interval, 0, inf)
+        require_between("num_steps", self.num_steps, 1, 4096)
+        require_between("step_tokens", self.step_tokens, 1, 1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
 class ControlHello:
     """A scheduler's first word to a worker; the newest fencing token wins."""
 
     scheduler_id: str
     fencing_token: int
+    wants: WantedReports = WantedReports()
 
 
 @dataclass(frozen=True, slots=True)

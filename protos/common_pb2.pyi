@@ -161,6 +161,8 @@ class Request(_message.Message):
     GATEWAY_ID_FIELD_NUMBER: _builtins.int
     GATEWAY_ADDRESS_FIELD_NUMBER: _builtins.int
     PREDICTED_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    IS_BURST_FIELD_NUMBER: _builtins.int
+    REASONS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     stream_id: _builtins.int
@@ -173,6 +175,10 @@ class Request(_message.Message):
     """where workers attach their token streams"""
     predicted_output_tokens: _builtins.float
     """0: unknown"""
+    is_burst: _builtins.bool
+    """came beyond what the running mean of traffic brings"""
+    reasons: _builtins.bool
+    """reasoning comes before its answer"""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -194,10 +200,12 @@ class Request(_message.Message):
         gateway_id: _builtins.str = ...,
         gateway_address: _builtins.str = ...,
         predicted_output_tokens: _builtins.float = ...,
+        is_burst: _builtins.bool = ...,
+        reasons: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_at", b"arrival_at", "attempt", b"attempt", "deadline_at", b"deadline_at", "gateway_address", b"gateway_address", "gateway_id", b"gateway_id", "model", b"model", "output_token_ids", b"output_token_ids", "predicted_output_tokens", b"predicted_output_tokens", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_at", b"arrival_at", "attempt", b"attempt", "deadline_at", b"deadline_at", "gateway_address", b"gateway_address", "gateway_id", b"gateway_id", "is_burst", b"is_burst", "model", b"model", "output_token_ids", b"output_token_ids", "predicted_output_tokens", b"predicted_output_tokens", "prompt_token_ids", b"prompt_token_ids", "reasons", b"reasons", "request_id", b"request_id", "sampling", b"sampling", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -267,6 +275,10 @@ class UnitLoad(_message.Message):
     NUM_RUNNING_FIELD_NUMBER: _builtins.int
     KV_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_FREE_BLOCKS_FIELD_NUMBER: _builtins.int
+    HOST_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_REASONING_FIELD_NUMBER: _builtins.int
+    NUM_FRESH_ANSWERING_FIELD_NUMBER: _builtins.int
+    HAS_WAITING_READER_FIELD_NUMBER: _builtins.int
     unit: _builtins.int
     queued_prefill_tokens: _builtins.int
     """accepted, not yet computed"""
@@ -275,6 +287,16 @@ class UnitLoad(_message.Message):
     kv_tokens: _builtins.int
     """tokens whose KV is held"""
     num_free_blocks: _builtins.int
+    host_tokens: _builtins.int
+    """KV in host memory"""
+    num_reasoning: _builtins.int
+    """Where the hello asked for phases:
+    requests that reason
+    """
+    num_fresh_answering: _builtins.int
+    """requests within their answer's first quantum"""
+    has_waiting_reader: _builtins.bool
+    """some answer's next token is late"""
     def __init__(
         self,
         *,
@@ -283,10 +305,14 @@ class UnitLoad(_message.Message):
         num_running: _builtins.int = ...,
         kv_tokens: _builtins.int = ...,
         num_free_blocks: _builtins.int = ...,
+        host_tokens: _builtins.int = ...,
+        num_reasoning: _builtins.int = ...,
+        num_fresh_answering: _builtins.int = ...,
+        has_waiting_reader: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_tokens", b"kv_tokens", "num_free_blocks", b"num_free_blocks", "num_running", b"num_running", "queued_prefill_tokens", b"queued_prefill_tokens", "unit", b"unit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_waiting_reader", b"has_waiting_reader", "host_tokens", b"host_tokens", "kv_tokens", b"kv_tokens", "num_free_blocks", b"num_free_blocks", "num_fresh_answering", b"num_fresh_answering", "num_reasoning", b"num_reasoning", "num_running", b"num_running", "queued_prefill_tokens", b"queued_prefill_tokens", "unit", b"unit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

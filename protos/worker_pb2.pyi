@@ -63,21 +63,61 @@ class ControlHello(_message.Message):
 
     SCHEDULER_ID_FIELD_NUMBER: _builtins.int
     FENCING_TOKEN_FIELD_NUMBER: _builtins.int
+    WANTS_FIELD_NUMBER: _builtins.int
     scheduler_id: _builtins.str
     fencing_token: _builtins.int
+    @_builtins.property
+    def wants(self) -> Global___WantedReports:
+        """absent: nothing beside what is always reported"""
+
     def __init__(
         self,
         *,
         scheduler_id: _builtins.str = ...,
         fencing_token: _builtins.int = ...,
+        wants: Global___WantedReports | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["wants", b"wants"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "scheduler_id", b"scheduler_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "scheduler_id", b"scheduler_id", "wants", b"wants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ControlHello: _TypeAlias = ControlHello  # noqa: Y015
+
+@_typing.final
+class WantedReports(_message.Message):
+    """What the scheduler's policies read beside what every worker reports."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PHASES_FIELD_NUMBER: _builtins.int
+    LOAD_INTERVAL_FIELD_NUMBER: _builtins.int
+    NUM_STEPS_FIELD_NUMBER: _builtins.int
+    STEP_TOKENS_FIELD_NUMBER: _builtins.int
+    phases: _builtins.bool
+    """in the loads"""
+    load_interval: _builtins.float
+    """seconds between load reports; infinite: none"""
+    num_steps: _builtins.int
+    """steps that loads are simulated ahead"""
+    step_tokens: _builtins.int
+    """tokens that every request generates in a step"""
+    def __init__(
+        self,
+        *,
+        phases: _builtins.bool = ...,
+        load_interval: _builtins.float = ...,
+        num_steps: _builtins.int = ...,
+        step_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["load_interval", b"load_interval", "num_steps", b"num_steps", "phases", b"phases", "step_tokens", b"step_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WantedReports: _TypeAlias = WantedReports  # noqa: Y015
 
 @_typing.final
 class Dispatch(_message.Message):
@@ -209,6 +249,7 @@ class WorkerToScheduler(_message.Message):
     ACCEPTED_FIELD_NUMBER: _builtins.int
     END_FORWARD_FIELD_NUMBER: _builtins.int
     HANDOFF_RESULT_FIELD_NUMBER: _builtins.int
+    LOAD_REPORT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def snapshot(self) -> Global___Snapshot: ...
     @_builtins.property
@@ -217,6 +258,8 @@ class WorkerToScheduler(_message.Message):
     def end_forward(self) -> Global___EndForward: ...
     @_builtins.property
     def handoff_result(self) -> Global___HandoffResult: ...
+    @_builtins.property
+    def load_report(self) -> Global___LoadReport: ...
     def __init__(
         self,
         *,
@@ -224,12 +267,13 @@ class WorkerToScheduler(_message.Message):
         accepted: Global___Accepted | None = ...,
         end_forward: Global___EndForward | None = ...,
         handoff_result: Global___HandoffResult | None = ...,
+        load_report: Global___LoadReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "body", b"body", "end_forward", b"end_forward", "handoff_result", b"handoff_result", "snapshot", b"snapshot"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "body", b"body", "end_forward", b"end_forward", "handoff_result", b"handoff_result", "load_report", b"load_report", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "body", b"body", "end_forward", b"end_forward", "handoff_result", b"handoff_result", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "body", b"body", "end_forward", b"end_forward", "handoff_result", b"handoff_result", "load_report", b"load_report", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["snapshot", "accepted", "end_forward", "handoff_result"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["snapshot", "accepted", "end_forward", "handoff_result", "load_report"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -332,6 +376,7 @@ class EndForward(_message.Message):
     LOADS_FIELD_NUMBER: _builtins.int
     PREFILLED_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    ANSWERING_FIELD_NUMBER: _builtins.int
     pass_id: _builtins.int
     pass_time: _builtins.float
     """seconds; 0: no pass ran (news between passes)"""
@@ -347,6 +392,10 @@ class EndForward(_message.Message):
 
     @_builtins.property
     def finished(self) -> _containers.RepeatedCompositeFieldContainer[Global___FinishedRequest]: ...
+    @_builtins.property
+    def answering(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldRequest]:
+        """running, their reasoning has just ended"""
+
     def __init__(
         self,
         *,
@@ -356,14 +405,94 @@ class EndForward(_message.Message):
         loads: _abc.Iterable[_common_pb2.UnitLoad] | None = ...,
         prefilled: _abc.Iterable[Global___HeldRequest] | None = ...,
         finished: _abc.Iterable[Global___FinishedRequest] | None = ...,
+        answering: _abc.Iterable[Global___HeldRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dispatch_ids", b"dispatch_ids", "finished", b"finished", "loads", b"loads", "pass_id", b"pass_id", "pass_time", b"pass_time", "prefilled", b"prefilled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answering", b"answering", "dispatch_ids", b"dispatch_ids", "finished", b"finished", "loads", b"loads", "pass_id", b"pass_id", "pass_time", b"pass_time", "prefilled", b"prefilled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EndForward: _TypeAlias = EndForward  # noqa: Y015
+
+@_typing.final
+class LoadReport(_message.Message):
+    """What runs on every unit, and the load that it will be."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNITS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def units(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunningRequests]:
+        """all units, in order"""
+
+    def __init__(
+        self,
+        *,
+        units: _abc.Iterable[Global___RunningRequests] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["units", b"units"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadReport: _TypeAlias = LoadReport  # noqa: Y015
+
+@_typing.final
+class RunningRequests(_message.Message):
+    """What decodes on one DP unit: parallel arrays, one entry a request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNIT_FIELD_NUMBER: _builtins.int
+    GATEWAY_IDS_FIELD_NUMBER: _builtins.int
+    GATEWAYS_FIELD_NUMBER: _builtins.int
+    STREAM_IDS_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    REMAINING_FIELD_NUMBER: _builtins.int
+    FUTURE_FIELD_NUMBER: _builtins.int
+    unit: _builtins.int
+    @_builtins.property
+    def gateway_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """each once; the requests refer to them"""
+
+    @_builtins.property
+    def gateways(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """places in gateway_ids"""
+
+    @_builtins.property
+    def stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def num_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """in the batch"""
+
+    @_builtins.property
+    def remaining(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """output tokens expected to come; NaN: unknown"""
+
+    @_builtins.property
+    def future(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """the unit's load in tokens after each step of the horizon"""
+
+    def __init__(
+        self,
+        *,
+        unit: _builtins.int = ...,
+        gateway_ids: _abc.Iterable[_builtins.str] | None = ...,
+        gateways: _abc.Iterable[_builtins.int] | None = ...,
+        stream_ids: _abc.Iterable[_builtins.int] | None = ...,
+        num_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        remaining: _abc.Iterable[_builtins.float] | None = ...,
+        future: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["future", b"future", "gateway_ids", b"gateway_ids", "gateways", b"gateways", "num_tokens", b"num_tokens", "remaining", b"remaining", "stream_ids", b"stream_ids", "unit", b"unit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunningRequests: _TypeAlias = RunningRequests  # noqa: Y015
 
 @_typing.final
 class FinishedRequest(_message.Message):

@@ -7,7 +7,7 @@ is in the pass are freed only when it has ended.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf
 
 from headway.cluster import Role, UnitLoad, WorkerInfo
@@ -49,6 +49,7 @@ from headway.messages import (
     PassItem,
     PassResult,
     Snapshot,
+    WantedReports,
 )
 from headway.policies.batching import Batching
 from headway.policies.estimation import Estimation
@@ -68,9 +69,7 @@ class WorkerSettings:
     token ids that end the reasoning of a request that reasons. ``reader_pace``: seconds in which
     a reader takes one answering token. ``host_tokens``: of KV that a DP unit may keep in host
     memory for preempted requests, 0 to compute it again. ``prefix_caching``: whether a request
-    may begin with the KV of others whose first tokens are the same. ``reports_phases``: whether
-    loads tell of phases (PASCAL). ``load_interval``: seconds between reports of what runs (STAR),
-    inf for none, pre-simulated over ``horizon``.
+    may begin with the KV of others whose first tokens are the same.
     """
 
     watermark: float = 0.1
@@ -83,9 +82,6 @@ class WorkerSettings:
     reader_pace: float = 0.1
     host_tokens: int = 0
     prefix_caching: bool = False
-    reports_phases: bool = False
-    load_interval: float = inf
-    horizon: Horizon = field(default_factory=Horizon)
 
 
 class WorkerCore:
@@ -121,6 +117,7 @@ class WorkerCore:
         self._step_time = 0.0
         self._lingers_until: float | None = None
         self._reported_at = self._load_reported_at = 0.0
+        self._wants = WantedReports()
         self._seen_dispatches: dict[int, None] = {}
         self._waiting_dispatches: list[int] = []  # acknowledged, no pass planned since
         self._pass_dispatches: list[int] = []
@@ -194,8 +191,10 @@ class WorkerCore:
                 for unit in self._state.units:
                     for key in [k for k in unit.sequences if k.gateway_id == gateway_id]:
                         self._state.cancel(key)
-            case SchedulerConnected():
+            case SchedulerConnected(wants):
+                self._wants = wants
                 actions.append(self._snapshot())
+                self._report_loads(actions, self._reported_at)
             case PassCut(num_steps):
                 self._on_cut(num_steps)
             case Tuned(gamma):
@@ -296,9 +295,7 @@ class WorkerCore:
         if self._pass_dispatches or self._has_news or self._is_report_due(now):
             actions.append(self._end_forward(result.pass_time, self._pass_dispatches, now))
             self._pass_dispatches = []
-            if now - self._load_reported_at >= self.settings.load_interval:
-                self._load_reported_at = now
-                actions.append(load_report(self._state, self.settings.horizon))
+            self._report_loads(actions, now)
             if self.settings.linger and self._has_prompts_alone:
                 self._lingers_until = now + self.settings.linger
 
@@ -369,6 +366,8 @@ class WorkerCore:
         if self._pass is None and (self._has_news or self._waiting_dispatches):
             actions.append(self._end_forward(0.0, self._waiting_dispatches, now))
             self._waiting_dispatches = []
+            if not self.num_held:
+                self._report_loads(actions, now)
 
     def _end_forward(self, pass_time: float, dispatch_ids: Iterable[int], now: float) -> EndForward:
         self._reported_at = now
@@ -387,9 +386,17 @@ class WorkerCore:
         return report
 
     def _loads(self, now: float) -> tuple[UnitLoad, ...]:
-        if self.settings.reports_phases:
+        if self._wants.phases:
             return loads_with_phases(self._state, now=now)
         return self._state.loads
+
+    def _report_loads(self, actions: list[WorkerAction], now: float) -> None:
+        """What runs, at intervals; that nothing does, at once."""
+        wants = self._wants
+        is_due = now - self._load_reported_at >= wants.load_interval
+        if is_due or (wants.load_interval < inf and not self.num_held):
+            self._load_reported_at = now
+            actions.append(load_report(self._state, Horizon(wants.num_steps, wants.step_tokens)))
 
     def _snapshot(self) -> Snapshot:
         self._state.prefilled.clear()  # the snapshot says it: awaiting_handoff

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headway.errors import HeadwayError
 from headway.messages import (
@@ -19,6 +19,7 @@ from headway.messages import (
     PassResult,
     Snapshot,
     TokenBatch,
+    WantedReports,
 )
 from headway.request import Request, StreamKey
 
@@ -27,7 +28,9 @@ from headway.request import Request, StreamKey
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConnected:
-    """A scheduler leader opened its control stream: it wants a snapshot."""
+    """A scheduler leader opened its control stream: it wants a snapshot, and these reports."""
+
+    wants: WantedReports = field(default_factory=WantedReports)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import inf
 from types import MappingProxyType
 from typing import cast
 
@@ -34,6 +33,7 @@ from headway.core.scheduler_events import (
     WorkerGone,
 )
 from headway.core.scheduler_state import SchedulerSettings
+from headway.core.scheduler_wants import wanted_reports
 from headway.core.worker import WorkerSettings
 from headway.core.worker_events import SchedulerConnected as WorkerFoundScheduler
 from headway.core.worker_events import SendTokens
@@ -41,7 +41,6 @@ from headway.messages import CancelStream
 from headway.policies import registry
 from headway.policies.batching import Batching
 from headway.policies.estimation import Estimation
-from headway.policies.rescheduling import Horizon
 from headway.request import Request, SamplingParams, StreamKey
 from headway.sim.device import REASONING_END, Steps
 from headway.sim.kernel import Kernel
@@ -87,9 +86,6 @@ class ClusterSpec:
     batching_params: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     estimation: str = ""
     estimation_params: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
-    reports_phases: bool = False
-    load_interval: float = inf
-    horizon: Horizon = field(default_factory=Horizon)
     watermark: float = 0.1
     report_interval: float = 0.05
     linger: float = 0.0
@@ -167,14 +163,11 @@ class SimCluster:
             linger=self.spec.linger,
             max_running=self.spec.max_running,
             end_of_reasoning=(REASONING_END,),
-            reports_phases=self.spec.reports_phases,
-            load_interval=self.spec.load_interval,
-            horizon=self.spec.horizon,
         )
         policies = Policies(self._batching, self._estimation)
         worker = SimWorker(worker_id, kind, policies, settings, self._lengths, self)
         self._workers[worker_id] = worker
-        worker.post(WorkerFoundScheduler())
+        worker.post(WorkerFoundScheduler(wanted_reports(self.spec.scheduler)))
 
     def _batching(self) -> Batching:
         made = registry.make("batching", self.spec.batching, **self.spec.batching_params)

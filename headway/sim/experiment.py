@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import inf
 from types import MappingProxyType
 from typing import Any
 
@@ -23,7 +22,6 @@ from headway.sim.worker import InstanceSpec
 
 Instances = Sequence[tuple[InstanceSpec, int]]
 _LOOK_EVERY = 60.0
-_LOADS_EVERY = 1.0
 _SIMULATED = MappingProxyType({"countdown": "noisy-oracle", "bucket-mean": ""})
 """No hidden states here: a predictor of a given accuracy stands for the trained one."""
 _ENDLESS = FlowControl(num_cycles=1 << 30)
@@ -77,8 +75,6 @@ def cluster_spec(preset: Preset, conditions: Conditions) -> ClusterSpec:
         return {**preset.params_of(question), **conditions.params.get(question, {})}
 
     dispatch, batching = params("dispatch"), _batching_params(preset, params, conditions)
-    rescheduling = registry.make("rescheduling", preset.rescheduling, **params("rescheduling"))
-    moves = rescheduling.interval < inf
     known = registry.find("dispatch", preset.dispatch).parameters()
     if "default_pass_time" in known and "default_pass_time" not in dispatch:
         dispatch["default_pass_time"] = _first_pass_time(conditions.instances)
@@ -104,9 +100,6 @@ def cluster_spec(preset: Preset, conditions: Conditions) -> ClusterSpec:
         batching_params=batching,
         estimation=_SIMULATED.get(preset.estimation, preset.estimation),
         estimation_params=params("estimation"),
-        reports_phases="pascal" in (preset.placement, dispatch.get("rule")),
-        load_interval=min(_LOADS_EVERY, rescheduling.interval / 2) if moves else inf,
-        horizon=rescheduling.horizon,
         max_running=conditions.max_running,
         watermark=conditions.watermark,
         report_interval=conditions.report_interval,

@@ -27,6 +27,10 @@ class SchedulerConfig(ServiceConfig):
     placement_params: dict[str, float] = Field(
         default_factory=dict, description='its parameters, JSON: {"k": 1.5}'
     )
+    rescheduling: str = Field("none", description="which running requests move, and where to")
+    rescheduling_params: dict[str, int | float] = Field(
+        default_factory=dict, description='its parameters, JSON: {"interval": 5}'
+    )
     max_waiting: int = Field(4096, ge=1, description="requests in the window, then 429")
     flow_control_cycles: int = Field(
         500, ge=1, description="N_limit: cycles left over before throttling; 429 at twice as many"
@@ -53,12 +57,15 @@ class SchedulerConfig(ServiceConfig):
         registry.make("dispatch", self.dispatch, **dispatch_params)
         registry.make("packing", self.packing)
         registry.make("placement", self.placement, **self.placement_params)
+        registry.make("rescheduling", self.rescheduling, **self.rescheduling_params)
         return SchedulerSettings(
             dispatch=self.dispatch,
             dispatch_params=MappingProxyType(dispatch_params),
             packing=self.packing,
             placement=self.placement,
             placement_params=MappingProxyType(dict(self.placement_params)),
+            rescheduling=self.rescheduling,
+            rescheduling_params=MappingProxyType(dict(self.rescheduling_params)),
             flow_control=FlowControl(self.flow_control_cycles),
             max_waiting=self.max_waiting,
             kv_watermark=self.kv_watermark,

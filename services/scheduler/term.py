@@ -16,6 +16,7 @@ from headway.core.scheduler_events import (
     WorkerGone,
 )
 from headway.core.scheduler_state import SchedulerSettings
+from headway.core.scheduler_wants import wanted_reports
 from headway.messages import ControlHello, Dispatch, Handoff, Lost, Placed, Rejected
 from services.runtime.driver import Driver
 from services.runtime.logs import get_logger
@@ -46,7 +47,9 @@ class Term:
         self._gateways = gateways
         self._metrics = metrics
         self._fencing_token = fencing_token
-        self._hello = ControlHello(runtime.config.service_id, fencing_token)
+        self._hello = ControlHello(
+            runtime.config.service_id, fencing_token, wanted_reports(settings)
+        )
         self._core = SchedulerCore(settings)
         self._driver: Driver[SchedulerEvent, SchedulerAction] = Driver(
             self._core, self._perform, runtime.clock

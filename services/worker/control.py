@@ -16,13 +16,14 @@ from headway.messages import (
     EndForward,
     Handoff,
     HandoffResult,
+    LoadReport,
     Snapshot,
 )
 from protos import worker_pb2
 from services.runtime import wire
 from services.runtime.logs import get_logger
 
-Report = Snapshot | Accepted | EndForward | HandoffResult
+Report = Snapshot | Accepted | EndForward | HandoffResult | LoadReport
 Order = SchedulerConnected | Dispatch | Handoff | CancelStream | Drain
 
 
@@ -57,13 +58,13 @@ class ControlSession:
         self, orders: AsyncIterator[worker_pb2.SchedulerToWorker]
     ) -> AsyncIterator[worker_pb2.WorkerToScheduler]:
         """One leader's stream, until it hangs up or a newer leader comes."""
-        self._greet(await anext(orders, None))
+        hello = self._greet(await anext(orders, None))
         reports: asyncio.Queue[Report | HeadwayError | None]
         reports = asyncio.Queue(self._num_reports_queued)
         self._reports = reports
         reader = asyncio.create_task(self._read(orders, reports))
         try:
-            self._post(SchedulerConnected())
+            self._post(SchedulerConnected(hello.wants))
             while (report := await reports.get()) is not None:
                 if isinstance(report, HeadwayError):
                     raise report
@@ -73,7 +74,7 @@ class ControlSession:
             if self._reports is reports:
                 self._reports = None
 
-    def _greet(self, first: worker_pb2.SchedulerToWorker | None) -> None:
+    def _greet(self, first: worker_pb2.SchedulerToWorker | None) -> ControlHello:
         hello = wire.unpack_to_worker(first) if first is not None else None
         if not isinstance(hello, ControlHello):
             raise invalid("the first message", type(hello).__name__, "a ControlHello")
@@ -86,6 +87,7 @@ class ControlSession:
         self._log.info("scheduler_connected", scheduler_id=hello.scheduler_id)
         self._fencing_token = hello.fencing_token
         self._end(HeadwayError(Code.FAILED_PRECONDITION, "a newer leader has come"))
+        return hello
 
     async def _read(
         self,

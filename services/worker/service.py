@@ -21,7 +21,7 @@ from headway.core.worker_events import (
     WorkerEvent,
 )
 from headway.errors import Code, HeadwayError
-from headway.messages import Drain, EndForward, ForwardPass, LoadReport
+from headway.messages import Drain, EndForward, ForwardPass
 from headway.policies import registry
 from headway.request import FinishReason
 from protos import worker_pb2, worker_pb2_grpc
@@ -158,7 +158,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self._sender.start(action)
         elif isinstance(action, AcceptKv | AcknowledgeKv | RefuseKv):
             self._receiver.answer(action)
-        elif not isinstance(action, LoadReport):  # which nobody has asked this worker for
+        else:
             if isinstance(action, EndForward):
                 self._metrics.reported(action)
                 self._metrics.prefixes(self._core.prefix_counts)

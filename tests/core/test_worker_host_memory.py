@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from headway.cluster import Role
-from headway.messages import CancelStream, ForwardPass, Handoff, HandoffResult, LoadReport
+from headway.core.worker_events import SchedulerConnected
+from headway.messages import (
+    CancelStream,
+    ForwardPass,
+    Handoff,
+    HandoffResult,
+    LoadReport,
+    WantedReports,
+)
 from headway.policies.batching.fcfs import Fcfs
 from headway.policies.batching.pascal import Pascal, PascalParams
-from headway.policies.rescheduling import Horizon
 from headway.request import StreamKey
 from tests.core.paged_fake import WorkerHarness, expected_output, transfer
 from tests.core.test_worker import dispatch, make_request, make_worker, output_of, reports
@@ -104,9 +111,8 @@ def test_a_move_that_fails_leaves_it_in_host_memory() -> None:
 def test_the_end_of_reasoning_is_reported_with_phases_where_they_are_asked_for() -> None:
     prompt = range(2, 8)
     marker = expected_output(prompt, 3)[2]
-    worker = make_worker(
-        batching=Pascal(PascalParams()), end_of_reasoning=(marker,), reports_phases=True
-    )
+    worker = make_worker(batching=Pascal(PascalParams()), end_of_reasoning=(marker,))
+    worker.post(SchedulerConnected(WantedReports(phases=True)))
     request = make_request(1, max_tokens=9)
     object.__setattr__(request, "reasons", True)
     worker.post(dispatch(request))
@@ -120,13 +126,24 @@ def test_the_end_of_reasoning_is_reported_with_phases_where_they_are_asked_for()
 
 
 def test_running_requests_are_reported_with_their_simulated_future() -> None:
-    worker = make_worker(load_interval=0.0, report_interval=0.0, horizon=Horizon(3, 2))
+    worker = make_worker(report_interval=0.0)
+    worker.post(SchedulerConnected(WantedReports(load_interval=0.0, num_steps=3, step_tokens=2)))
     request = make_request(1, max_tokens=9)
     object.__setattr__(request, "predicted_output_tokens", 5.0)
     worker.post(dispatch(request))
     worker.run_pass()
-    report = next(a for a in worker.log if isinstance(a, LoadReport))
-    (unit,) = report.units
+    idle, running = [a for a in worker.log if isinstance(a, LoadReport)][:2]
+    assert idle.units[0].keys == ()
+    (unit,) = running.units
     assert (unit.keys, unit.num_tokens) == ((StreamKey("g", 1),), (6,))
     assert unit.remaining == (4.0,)
     assert unit.future == (8.0, 0.0, 0.0)
+
+
+def test_a_worker_that_has_nothing_left_says_so_at_once() -> None:
+    worker = make_worker(report_interval=1e9)
+    worker.post(SchedulerConnected(WantedReports(load_interval=1e9)))
+    worker.post(dispatch(make_request(1, max_tokens=3)))
+    worker.run_all()
+    reported = [len(a.units[0].keys) for a in worker.log if isinstance(a, LoadReport)]
+    assert reported == [0, 0]  # as the scheduler came, and at the end

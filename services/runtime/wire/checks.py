@@ -89,6 +89,10 @@ def pack_loads(loads: Iterable[UnitLoad]) -> list[pb.UnitLoad]:
             num_running=load.num_running,
             kv_tokens=load.kv_tokens,
             num_free_blocks=load.num_free_blocks,
+            host_tokens=load.host_tokens,
+            num_reasoning=load.num_reasoning,
+            num_fresh_answering=load.num_fresh_answering,
+            has_waiting_reader=not load.is_on_schedule,
         )
         for load in loads
     ]
@@ -103,6 +107,10 @@ def unpack_loads(loads: Iterable[pb.UnitLoad]) -> tuple[UnitLoad, ...]:
             load.num_running,
             load.kv_tokens,
             load.num_free_blocks,
+            load.host_tokens,
+            load.num_reasoning,
+            load.num_fresh_answering,
+            not load.has_waiting_reader,
         )
         for load in loads
     )

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from headway.errors import invalid
-from headway.messages import CancelStream, ControlHello, Dispatch, Drain, Handoff, UnitBatch
+from headway.messages import (
+    CancelStream,
+    ControlHello,
+    Dispatch,
+    Drain,
+    Handoff,
+    UnitBatch,
+    WantedReports,
+)
 from protos import worker_pb2 as pb
 from services.runtime.wire.checks import a_unit, an_id, key
 from services.runtime.wire.requests import pack_request, unpack_request
@@ -16,7 +24,9 @@ def pack_to_worker(message: ToWorker) -> pb.SchedulerToWorker:
     match message:
         case ControlHello():
             hello = pb.ControlHello(
-                scheduler_id=message.scheduler_id, fencing_token=message.fencing_token
+                scheduler_id=message.scheduler_id,
+                fencing_token=message.fencing_token,
+                wants=_pack_wants(message.wants),
             )
             return pb.SchedulerToWorker(hello=hello)
         case Dispatch():
@@ -47,7 +57,10 @@ def unpack_to_worker(packed: pb.SchedulerToWorker) -> ToWorker:
     match packed.WhichOneof("body"):
         case "hello":
             hello = packed.hello
-            return ControlHello(an_id(hello.scheduler_id, "scheduler_id"), hello.fencing_token)
+            wants = _unpack_wants(hello.wants) if hello.HasField("wants") else WantedReports()
+            return ControlHello(
+                an_id(hello.scheduler_id, "scheduler_id"), hello.fencing_token, wants
+            )
         case "dispatch":
             return Dispatch(
                 packed.dispatch.dispatch_id,
@@ -70,3 +83,17 @@ def unpack_to_worker(packed: pb.SchedulerToWorker) -> ToWorker:
             return Drain()
         case body:
             raise invalid("body", body, "hello, dispatch, handoff, cancel or drain")
+
+
+def _pack_wants(wants: WantedReports) -> pb.WantedReports:
+    return pb.WantedReports(
+        phases=wants.phases,
+        load_interval=wants.load_interval,
+        num_steps=wants.num_steps,
+        step_tokens=wants.step_tokens,
+    )
+
+
+def _unpack_wants(packed: pb.WantedReports) -> WantedReports:
+    """It refuses by itself what is out of range."""
+    return WantedReports(packed.phases, packed.load_interval, packed.num_steps, packed.step_tokens)

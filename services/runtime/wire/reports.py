@@ -12,6 +12,7 @@ from headway.messages import (
     FinishedRequest,
     HandoffResult,
     HeldRequest,
+    LoadReport,
     Snapshot,
 )
 from protos import common_pb2 as common
@@ -30,8 +31,9 @@ from services.runtime.wire.checks import (
     text,
     unpack_loads,
 )
+from services.runtime.wire.load_reports import pack_load_report, unpack_load_report
 
-FromWorker = Snapshot | Accepted | EndForward | HandoffResult
+FromWorker = Snapshot | Accepted | EndForward | HandoffResult | LoadReport
 
 
 def pack_from_worker(message: FromWorker) -> pb.WorkerToScheduler:
@@ -55,6 +57,7 @@ def pack_from_worker(message: FromWorker) -> pb.WorkerToScheduler:
                 loads=pack_loads(message.loads),
                 prefilled=_pack_held(message.prefilled),
                 finished=_pack_finished(message.finished),
+                answering=_pack_held(message.answering),
             )
             return pb.WorkerToScheduler(end_forward=report)
         case HandoffResult():
@@ -68,6 +71,8 @@ def pack_from_worker(message: FromWorker) -> pb.WorkerToScheduler:
                 message=message.message,
             )
             return pb.WorkerToScheduler(handoff_result=result)
+        case LoadReport():
+            return pb.WorkerToScheduler(load_report=pack_load_report(message))
 
 
 def unpack_from_worker(packed: pb.WorkerToScheduler) -> FromWorker:
@@ -92,6 +97,7 @@ def unpack_from_worker(packed: pb.WorkerToScheduler) -> FromWorker:
                 loads=unpack_loads(report.loads),
                 prefilled=_unpack_held(report.prefilled),
                 finished=_unpack_finished(report.finished),
+                answering=_unpack_held(report.answering),
             )
         case "handoff_result":
             result = packed.handoff_result
@@ -103,8 +109,11 @@ def unpack_from_worker(packed: pb.WorkerToScheduler) -> FromWorker:
                 retriable=result.retriable,
                 message=text(result.message),
             )
+        case "load_report":
+            return unpack_load_report(packed.load_report)
         case body:
-            raise invalid("body", body, "snapshot, accepted, end_forward or handoff_result")
+            bodies = "snapshot, accepted, end_forward, handoff_result or load_report"
+            raise invalid("body", body, bodies)
 
 
 def _pack_info(info: WorkerInfo) -> common.WorkerInfo:

@@ -46,6 +46,8 @@ def pack_request(request: Request) -> pb.Request:
         gateway_id=request.gateway_id,
         gateway_address=request.gateway_address,
         predicted_output_tokens=request.predicted_output_tokens,
+        is_burst=request.is_burst,
+        reasons=request.reasons,
     )
 
 
@@ -69,6 +71,8 @@ def unpack_request(packed: pb.Request) -> Request:
         deadline_at=packed.deadline_at,
         output_token_ids=tuple(packed.output_token_ids),
         predicted_output_tokens=predicted,
+        is_burst=packed.is_burst,
+        reasons=packed.reasons,
     )
 
 

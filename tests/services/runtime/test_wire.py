@@ -57,6 +57,8 @@ requests = st.builds(
     deadline_at=times | st.just(math.inf),
     output_token_ids=token_ids,
     predicted_output_tokens=st.floats(0, 1e6),
+    is_burst=st.booleans(),
+    reasons=st.booleans(),
 )
 positive = st.integers(1, 4096)
 infos = st.builds(
@@ -72,7 +74,12 @@ infos = st.builds(
     max_model_len=positive,
     kv_bytes_per_token=u64,
 )
-loads = st.tuples(*(st.builds(UnitLoad, st.just(unit), u32, u32, u32, u32) for unit in (0, 1)))
+loads = st.tuples(
+    *(
+        st.builds(UnitLoad, st.just(unit), u32, u32, u32, u32, u32, u32, u32, st.booleans())
+        for unit in (0, 1)
+    )
+)
 held = st.lists(st.builds(m.HeldRequest, keys, ids, units, u32, st.booleans()), max_size=3).map(
     tuple
 )
@@ -83,8 +90,27 @@ batches = st.lists(
     st.builds(m.UnitBatch, units, st.lists(requests, max_size=2).map(tuple)), max_size=2
 ).map(tuple)
 
+wants = st.builds(
+    m.WantedReports, st.booleans(), st.floats(0, math.inf), positive, st.integers(1, 10**6)
+)
+
+
+@st.composite
+def running_requests(draw: st.DrawFn, unit: int) -> m.RunningRequests:
+    names = tuple(draw(st.lists(keys, max_size=4, unique=True)))
+    count = len(names)
+    tokens = st.lists(st.floats(0, 1e9), min_size=count, max_size=count).map(tuple)
+    return m.RunningRequests(
+        unit,
+        names,
+        tuple(draw(st.lists(u32, min_size=count, max_size=count))),
+        draw(tokens),
+        tuple(draw(st.lists(st.floats(0, 1e12), max_size=5))),
+    )
+
+
 to_worker = st.one_of(
-    st.builds(m.ControlHello, ids, u64),
+    st.builds(m.ControlHello, ids, u64, wants),
     st.builds(m.Dispatch, u64, batches),
     st.builds(m.Handoff, keys, ids, ids, units),
     st.builds(m.CancelStream, keys),
@@ -101,7 +127,9 @@ from_worker = st.one_of(
         loads=loads,
         prefilled=held,
         finished=finished,
+        answering=held,
     ),
+    st.builds(m.LoadReport, st.tuples(running_requests(0), running_requests(1))),
     st.builds(
         m.HandoffResult, keys, ids, units, ok=st.booleans(), retriable=st.booleans(), message=texts
     ),

@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from headway.errors import Code, HeadwayError
+from headway.messages import LoadReport
 from headway.request import Request, SamplingParams
 from protos import gateway_pb2, worker_pb2
 from services.runtime import wire
@@ -25,6 +26,11 @@ INFO: dict[str, Any] = {
     "num_blocks": 1,
     "max_model_len": 1,
 }
+
+
+def _running(**changes: Any) -> Any:
+    unit = {"gateway_ids": ["g"], "gateways": [0], "stream_ids": [1], "num_tokens": [5]}
+    return {"load_report": {"units": [{**unit, "remaining": [7.0], "future": [12.0]} | changes]}}
 
 
 @pytest.mark.parametrize(
@@ -83,12 +89,50 @@ def test_a_bad_token_batch_is_refused_by_name(batch: dict[str, Any], named: str)
         ({"snapshot": {"info": INFO, "loads": []}}, "one for each of 1 units"),
         ({"end_forward": {"loads": [{"unit": 4096}]}}, "unit is 4096"),
         ({"end_forward": {"prefilled": [{"gateway_id": "", "stream_id": 1}]}}, "gateway_id"),
+        ({"end_forward": {"answering": [{"gateway_id": "", "stream_id": 1}]}}, "gateway_id"),
+        ({"load_report": {"units": [{"unit": 1}]}}, "in order from 0"),
+        (_running(remaining=[1.0, 2.0]), "equal"),
+        (_running(gateways=[1]), "gateways is 1"),
+        (_running(gateway_ids=[]), "gateways is 0"),
+        (_running(gateway_ids=[""]), "gateway_id"),
+        (_running(remaining=[math.inf]), "remaining is inf"),
+        (_running(remaining=[-1.0]), "remaining is -1"),
+        (_running(future=[math.nan]), "future is nan"),
+        (_running(future=[1.0, -2.0]), "future is -2"),
+        (_running(future=[0.0] * 4097), "at most 4096"),
+        (_running(stream_ids=[1] * 65_537), "at most 65536"),
+        (
+            _running(stream_ids=[1, 1], gateways=[0, 0], num_tokens=[1, 1], remaining=[1, 1]),
+            "each named once",
+        ),
     ],
 )
 def test_a_bad_report_is_refused_by_name(report: Any, named: str) -> None:
     packed = worker_pb2.WorkerToScheduler(**report)
     with pytest.raises(HeadwayError, match=named):
         wire.unpack_from_worker(packed)
+
+
+@pytest.mark.parametrize(
+    ("wants", "named"),
+    [
+        ({"load_interval": math.nan, "num_steps": 1, "step_tokens": 1}, "load_interval is nan"),
+        ({"load_interval": -1.0, "num_steps": 1, "step_tokens": 1}, "load_interval is -1"),
+        ({"num_steps": 0, "step_tokens": 1}, "num_steps is 0"),
+        ({"num_steps": 1, "step_tokens": 2_000_000}, "step_tokens is 2000000"),
+    ],
+)
+def test_a_hello_that_wants_nonsense_is_refused_by_name(wants: Any, named: str) -> None:
+    hello = worker_pb2.ControlHello(scheduler_id="s", wants=worker_pb2.WantedReports(**wants))
+    with pytest.raises(HeadwayError, match=named):
+        wire.unpack_to_worker(worker_pb2.SchedulerToWorker(hello=hello))
+
+
+def test_a_running_request_that_nothing_is_known_of_is_taken() -> None:
+    packed = worker_pb2.WorkerToScheduler(**_running(remaining=[math.nan]))
+    report = wire.unpack_from_worker(packed)
+    assert isinstance(report, LoadReport)
+    assert math.isnan(report.units[0].remaining[0])
 
 
 def test_token_arrays_of_unequal_length_are_refused() -> None:

@@ -22,6 +22,7 @@ from headway.messages import (
     Handoff,
     HandoffResult,
     HeldRequest,
+    LoadReport,
     Lost,
     Placed,
     Rejected,
@@ -46,7 +47,7 @@ from services.scheduler.config import SchedulerConfig
 from services.scheduler.service import SchedulerService
 
 M = TypeVar("M")
-Report = Snapshot | Accepted | EndForward | HandoffResult
+Report = Snapshot | Accepted | EndForward | HandoffResult | LoadReport
 PATIENCE = 20.0
 
 
@@ -172,7 +173,7 @@ class PlainGateway:
     async def _read(self) -> None:
         try:
             async for packed in self._call:
-                self.answers.append(wire.unpack_to_gateway(packed, self.gateway_id))
+                self.answers += wire.unpack_all_to_gateway(packed, self.gateway_id)
         except grpc.aio.AioRpcError as error:
             self.error = error
 
