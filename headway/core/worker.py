@@ -18,6 +18,8 @@ from headway.core.worker_events import (
     KvOffered,
     PassCut,
     PassFailed,
+    Predicted,
+    PredictorKnown,
     SchedulerConnected,
     TransferEnded,
     Tuned,
@@ -26,6 +28,7 @@ from headway.core.worker_events import (
 )
 from headway.core.worker_loads import load_report, loads_with_phases
 from headway.core.worker_plan import PassPlanner, Restarts
+from headway.core.worker_prediction import Predictions
 from headway.core.worker_sequence import SequenceState, Stage
 from headway.core.worker_state import HashesOf, Oracle, PrefixCounts, WorkerState
 from headway.core.worker_steps import reserve_steps, return_steps
@@ -69,7 +72,8 @@ class WorkerSettings:
     token ids that end the reasoning of a request that reasons. ``reader_pace``: seconds in which
     a reader takes one answering token. ``host_tokens``: of KV that a DP unit may keep in host
     memory for preempted requests, 0 to compute it again. ``prefix_caching``: whether a request
-    may begin with the KV of others whose first tokens are the same.
+    may begin with the KV of others whose first tokens are the same. ``predict_every``: k, tokens
+    of a request between two predictions of its remaining length (STAR), 0 for none.
     """
 
     watermark: float = 0.1
@@ -82,6 +86,7 @@ class WorkerSettings:
     reader_pace: float = 0.1
     host_tokens: int = 0
     prefix_caching: bool = False
+    predict_every: int = 0
 
 
 class WorkerCore:
@@ -110,6 +115,7 @@ class WorkerCore:
         )
         limits = Limits(info.chunk_tokens, settings.watermark, settings.max_running)
         self._planner = PassPlanner(batching, limits)
+        self._predictions = Predictions(self._state, settings.predict_every)
         self._draining = False
         self._pass: ForwardPass | None = None
         self._pass_id = 0
@@ -162,6 +168,10 @@ class WorkerCore:
             self._on_pass_result(event, actions, now)
         elif isinstance(event, PassFailed):
             self._on_pass_failed(event, actions)
+        elif isinstance(event, Predicted):
+            self._predictions.take(event)
+        elif isinstance(event, PredictorKnown):
+            self._predictions.is_on = event.is_known
         elif isinstance(event, Handoff | TransferEnded | KvOffered | KvArrived | KvAborted):
             self._on_transfer(event, actions)
         else:
@@ -253,7 +263,12 @@ class WorkerCore:
             most = min(most, max(1, 2 + int((until - now) / self._step_time)))
         self._num_steps = reserve_steps(self._state, items, most=most)
         self._pass = ForwardPass(
-            self._pass_id, tuple(items), self._num_steps, until, *self._state.take_swaps()
+            self._pass_id,
+            tuple(items),
+            self._num_steps,
+            until,
+            *self._state.take_swaps(),
+            hidden=self._predictions.wanted(items),
         )
         self._pass_dispatches, self._waiting_dispatches = self._waiting_dispatches, []
         actions.append(self._pass)
@@ -287,6 +302,8 @@ class WorkerCore:
                     running.append(sequence)
             if sequence.leaving is not None and sequence not in running:
                 actions.append(stay(sequence))
+        if result.hidden is not None:
+            actions += self._predictions.ask(result.hidden)
         self._planner.passed(result.pass_time, num_tokens, num_steps)
         self._step_time = result.pass_time
         if self._num_steps > 1:

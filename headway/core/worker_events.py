@@ -14,6 +14,7 @@ from headway.messages import (
     ForwardPass,
     Handoff,
     HandoffResult,
+    HiddenStates,
     KvHeader,
     LoadReport,
     PassResult,
@@ -95,6 +96,22 @@ class PassCut:
     num_steps: int
 
 
+@dataclass(frozen=True, slots=True)
+class PredictorKnown:
+    """A predictor that knows the model is there, or is no more."""
+
+    is_known: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What remained of requests when they had so many output tokens: parallel arrays."""
+
+    keys: tuple[StreamKey, ...]
+    num_output_tokens: tuple[int, ...]
+    remaining: tuple[float, ...]
+
+
 WorkerEvent = (
     Dispatch
     | Handoff
@@ -110,6 +127,8 @@ WorkerEvent = (
     | KvOffered
     | KvArrived
     | KvAborted
+    | PredictorKnown
+    | Predicted
 )
 
 # --- actions --------------------------------------------------------------------------
@@ -157,6 +176,14 @@ class RefuseKv:
     error: HeadwayError
 
 
+@dataclass(frozen=True, slots=True)
+class AskPredictor:
+    """Have these scored; ``num_output_tokens``: of each request, when its state was computed."""
+
+    hidden: HiddenStates
+    num_output_tokens: tuple[int, ...]
+
+
 WorkerAction = (
     ForwardPass
     | Snapshot
@@ -169,4 +196,5 @@ WorkerAction = (
     | AcceptKv
     | AcknowledgeKv
     | RefuseKv
+    | AskPredictor
 )

@@ -42,7 +42,8 @@ class SequenceState:
     predicted_total: float | None = None  # output tokens
     estimated_at: int = 0  # output tokens at that
     prediction: float | None = None  # the predictor's last, in tokens still to come
-    predicted_at: int = 0
+    predicted_at: int = 0  # output tokens when it was made
+    asked_at: int | None = None  # output tokens when the predictor was asked last
     true_total: int | None = None
     hashes: list[BlockHash] = field(default_factory=list)  # of its full blocks, where cached
     num_named: int = 0  # of its blocks, that the pool has been told the hashes of

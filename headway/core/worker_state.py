@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from headway.blocks import BlockHash, BlockPool, block_hash, blocks_for, chain_hashes
 from headway.cluster import UnitLoad, WorkerInfo
@@ -320,12 +321,17 @@ class WorkerState:
             self._estimate(sequence)
             self.units[sequence.unit].changed[sequence.key] = None
 
-    def predict(self, key: StreamKey, num_remaining: float) -> None:
-        """The predictor expects so many more output tokens of a request."""
+    def predict(self, key: StreamKey, num_remaining: float, num_output_tokens: int) -> None:
+        """The predictor, at so many output tokens, expects so many more.
+
+        What is no length is not believed, nor what an answer that came sooner has overtaken.
+        """
         sequence = self.find(key)
-        if sequence is not None:
-            sequence.predicted_total = len(sequence.output) + num_remaining
-            sequence.prediction, sequence.predicted_at = num_remaining, len(sequence.output)
+        if sequence is None or not 0 <= num_remaining < inf:
+            return
+        if sequence.prediction is None or num_output_tokens >= sequence.predicted_at:
+            sequence.predicted_total = num_output_tokens + num_remaining
+            sequence.prediction, sequence.predicted_at = num_remaining, num_output_tokens
             self._estimate(sequence)
             self.units[sequence.unit].changed[key] = None
 

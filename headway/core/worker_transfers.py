@@ -74,7 +74,11 @@ def _not_held(handoff: Handoff) -> HandoffResult:
 def _start_transfer(sequence: SequenceState, handoff: Handoff) -> StartTransfer:
     sequence.moving = True
     return StartTransfer(
-        request=replace(sequence.request, output_token_ids=tuple(sequence.output)),
+        request=replace(
+            sequence.request,
+            output_token_ids=tuple(sequence.output),
+            predicted_output_tokens=sequence.predicted_total or 0.0,
+        ),
         num_computed_tokens=sequence.num_computed,
         blocks=tuple(sequence.blocks),
         handoff=handoff,

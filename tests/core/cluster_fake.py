@@ -43,6 +43,7 @@ from headway.core.worker import WorkerCore, WorkerSettings
 from headway.core.worker_events import (
     AcceptKv,
     AcknowledgeKv,
+    AskPredictor,
     KvAborted,
     KvArrived,
     KvOffered,
@@ -260,7 +261,7 @@ class Cluster:
             worker.answers[action.key] = action
         elif isinstance(action, SendTokens):
             self.send(worker_id, "g", partial(self.to_gateway, action.batch))
-        else:
+        elif not isinstance(action, AskPredictor):
             report = FromWorker(worker_id, action)
             self.send(worker_id, "s", partial(self.to_scheduler, report))
 

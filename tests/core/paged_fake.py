@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from headway.core.worker import WorkerCore
 from headway.core.worker_events import (
     AcceptKv,
@@ -19,7 +21,7 @@ from headway.core.worker_events import (
     WorkerAction,
     WorkerEvent,
 )
-from headway.messages import ForwardPass, KvHeader, PassItem, PassResult, Sampled
+from headway.messages import ForwardPass, HiddenStates, KvHeader, PassItem, PassResult, Sampled
 from headway.request import StreamKey
 
 EOS = 0
@@ -65,7 +67,15 @@ class PagedFake:
             for item in forward_pass.items
             if (token := self._compute(item)) is not None
         )
-        return PassResult(forward_pass.pass_id, 0.01, sampled)
+        hidden = self._hidden([forward_pass.items[place] for place in forward_pass.hidden])
+        return PassResult(forward_pass.pass_id, 0.01, sampled, hidden)
+
+    def _hidden(self, items: Sequence[PassItem]) -> HiddenStates | None:
+        """A state says at which position it was computed."""
+        if not items:
+            return None
+        positions = [[item.start + len(item.token_ids) - 1] for item in items]
+        return HiddenStates(tuple(item.key for item in items), np.array(positions, np.float16))
 
     def _compute(self, item: PassItem) -> int | None:
         size = self.block_size

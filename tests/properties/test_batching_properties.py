@@ -103,7 +103,7 @@ class Kept:
             self.queue.touch(sequence, now=self.planned.now)
 
     def predict(self, sequence: SequenceState, size: int) -> None:
-        self.planned.state.predict(sequence.key, float(size))
+        self.planned.state.predict(sequence.key, float(size), sequence.num_output_tokens)
         self.queue.touch(sequence, now=self.planned.now)
 
     def end(self, sequence: SequenceState, size: int) -> None:
