@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
 from grpc.aio import init_grpc_aio
 
 from services.runtime.local_store import LocalStore
+
+# Without a GPU kernels are interpreted. Triton reads this once, when torch imports it.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 init_grpc_aio()  # held for the whole run: its last owner, collected anywhere, joins its thread
 
