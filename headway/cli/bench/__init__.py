@@ -9,8 +9,8 @@ import importlib
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the subcommand and its own."""
     parser = subparsers.add_parser(
-        "bench", help="measure servers, the gateway, the simulator, decisions"
+        "bench", help="measure servers, the gateway, the engine, the simulator, decisions"
     )
     kinds = parser.add_subparsers(dest="bench", required=True, metavar="KIND")
-    for name in ("serve", "gateway", "sim", "policies"):
+    for name in ("serve", "gateway", "engine", "sim", "policies"):
         importlib.import_module(f"headway.cli.bench.{name}").add_parser(kinds)

@@ -143,9 +143,10 @@ def paged_attention(
     """What transformers' modules call: (1, heads, rows, size) to (1, rows, heads, size)."""
     layer = module.layer_idx
     assert isinstance(layer, int), "transformers numbers its attention layers"
-    rows = [heads[0].transpose(0, 1) for heads in (query, key, value)]
-    output = attend(layer, *rows, headway_batch, scaling)
-    return output.view(1, *rows[0].shape), None
+    rows = query[0].transpose(0, 1)
+    fresh = (key[0].transpose(0, 1), value[0].transpose(0, 1))
+    output = attend(layer, rows, *fresh, headway_batch, scaling)
+    return output.view(1, *rows.shape), None
 
 
 AttentionInterface.register(ATTENTION_NAME, paged_attention)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.functional import embedding, rms_norm, silu
+from torch.linalg import vector_norm
+from torch.nn.functional import embedding, silu
 
 from services.worker.engine.attention import PagedBatch, attend
 from services.worker.engine.linear import Linear
@@ -40,7 +41,7 @@ class Decoder:
         self._num_kv_heads = int(config.num_key_value_heads)
         self._size = _head_size(config)
         self._scale = self._size**-0.5
-        self._eps = float(config.rms_norm_eps)
+        self._rms = RmsNorm(float(config.rms_norm_eps), base.norm.weight.data)
         self._embedding: torch.Tensor = base.embed_tokens.weight.data
         self._norm: torch.Tensor = base.norm.weight.data
         self._cos, self._sin = _angles(base.rotary_emb, max_model_len, self._embedding)
@@ -61,7 +62,7 @@ class Decoder:
         for index, layer in enumerate(self._layers):
             hidden = self._attention(index, layer, hidden, angles, batch)
             hidden = self._mlp(layer, hidden)
-        return rms_norm(hidden, self._norm.shape, self._norm, self._eps)
+        return self._rms(hidden, self._norm)
 
     def _attention(
         self,
@@ -71,12 +72,12 @@ class Decoder:
         angles: tuple[torch.Tensor, torch.Tensor],
         batch: PagedBatch,
     ) -> torch.Tensor:
-        normed = rms_norm(hidden, layer.input_norm.shape, layer.input_norm, self._eps)
+        normed = self._rms(hidden, layer.input_norm)
         heads = layer.qkv(normed).view(len(hidden), -1, self._size)
         num_rotated = self._num_heads + self._num_kv_heads
         rotated = heads[:, :num_rotated]
         if layer.qk_norm is not None:
-            rotated = rms_norm(rotated, (self._size,), None, self._eps) * layer.qk_norm
+            rotated = self._rms(rotated, layer.qk_norm)
         rotated = rotate(rotated, *angles)
         output = attend(
             index,
@@ -89,9 +90,27 @@ class Decoder:
         return layer.output.added_to(hidden, output)
 
     def _mlp(self, layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
-        normed = rms_norm(hidden, layer.mlp_norm.shape, layer.mlp_norm, self._eps)
+        normed = self._rms(hidden, layer.mlp_norm)
         gate, up = layer.gate_up(normed).chunk(2, -1)
         return layer.down.added_to(hidden, silu(gate).mul_(up))
+
+
+class RmsNorm:
+    """``x / sqrt(mean(x²) + eps) · weight`` over the last dimension."""
+
+    def __init__(self, eps: float, like: torch.Tensor) -> None:
+        self._eps = eps
+        self._eps_tensor = torch.tensor(eps, device=like.device)
+
+    def __call__(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Of ``rows`` (…, size); ``weight`` is (size,), or (heads, size) for a head each."""
+        if rows.dtype is not torch.float32:  # the mean and the root in float32
+            if weight.dim() == 1:
+                return torch.rms_norm(rows, weight.shape, weight, self._eps)
+            return torch.rms_norm(rows, weight.shape[-1:], None, self._eps).mul_(weight)
+        length = vector_norm(rows, dim=-1, keepdim=True)
+        mean = torch.addcmul(self._eps_tensor, length, length, value=1 / rows.shape[-1])
+        return (rows * torch.rsqrt(mean)).mul_(weight)
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

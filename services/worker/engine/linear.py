@@ -48,7 +48,7 @@ class Linear:
 
 
 def _packs(weight: torch.Tensor) -> bool:
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if weight.device.type != "cpu" or not torch._C._has_mkldnn:
         return False
     if weight.dtype is torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -68,6 +68,11 @@ def load_model(model: str, device: torch.device, dtype: str) -> LoadedModel:
     )
 
 
+def checkpoint_dtype(model: str) -> str:
+    """The dtype that a checkpoint is served in unless told otherwise, a key of ``DTYPES``."""
+    return _dtype_name(_read_config(model), "auto")
+
+
 def _read_config(model: str) -> Any:
     try:
         return AutoConfig.from_pretrained(model)

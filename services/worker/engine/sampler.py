@@ -19,6 +19,8 @@ from services.worker.engine.uniform import uniform
 
 GREEDY_TEMPERATURE = 1e-5  # below it a division would only overflow
 NUCLEUS_GUESS = 1024
+_PART = 128
+_MIN_PARTED = 4096
 
 Drawn = tuple[int, TokenLogprobs | None]
 
@@ -26,19 +28,56 @@ Drawn = tuple[int, TokenLogprobs | None]
 def draw(
     logits: torch.Tensor, items: Sequence[PassItem], eos_token_ids: Sequence[int]
 ) -> list[Drawn]:
-    """A token for each row (rows, vocabulary); -1 where the row holds a NaN or an infinity."""
-    logits = logits.float()
-    finite = logits.sum(-1).isfinite()
-    adjusted = adjust(logits, items, eos_token_ids)
-    tokens = adjusted.argmax(-1)
-    random = [n for n, item in enumerate(items) if not _is_greedy(item.sampling)]
-    if random:
-        rows = torch.tensor(random, device=logits.device)
-        chosen = [items[n] for n in random]
-        tokens[rows] = _draw_random(adjusted[rows], chosen, finite[rows])
-    logprobs = _logprobs(logits, tokens, items)
+    """A token for each row (rows, vocabulary); -1 where the row's greatest is no finite number."""
+    best, tokens = greatest(logits)
+    finite = best.isfinite()
+    logprobs: dict[int, TokenLogprobs] = {}
+    if not all(_is_plain(item) for item in items):
+        logits = logits.float()
+        adjusted = adjust(logits, items, eos_token_ids)
+        if adjusted is not logits:
+            tokens = greatest(adjusted)[1]
+        random = [n for n, item in enumerate(items) if not _is_greedy(item.sampling)]
+        if random:
+            rows = torch.tensor(random, device=logits.device)
+            chosen = [items[n] for n in random]
+            tokens[rows] = _draw_random(adjusted[rows], chosen, finite[rows])
+        logprobs = _logprobs(logits, tokens, items)
     ids = torch.where(finite, tokens, -1).tolist()
     return [(token, logprobs.get(n)) for n, token in enumerate(ids)]
+
+
+def greatest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The greatest of each row (rows, vocabulary) and its token, the first of equals.
+
+    A NaN is the greatest. Of a large vocabulary the greatest of each part are found first: on a
+    CPU a search for a value alone is several times faster than one for its place.
+    """
+    num_whole = logits.shape[-1] // _PART * _PART
+    if logits.device.type != "cpu" or num_whole < _MIN_PARTED:
+        best, tokens = logits.max(-1)
+        return best, tokens
+    parts = torch.unflatten(logits[:, :num_whole], 1, (-1, _PART))
+    part = parts.amax(-1).max(-1).indices
+    best, offset = parts[torch.arange(len(logits)), part].max(-1)
+    tokens = part * _PART + offset
+    if num_whole < logits.shape[-1]:
+        last, offset = logits[:, num_whole:].max(-1)
+        is_last = (last > best) | last.isnan()
+        best = torch.where(is_last, last, best)
+        tokens = torch.where(is_last, offset + num_whole, tokens)
+    return best, tokens
+
+
+def _is_plain(item: PassItem) -> bool:
+    """Whether the greatest logit is its token, and nothing else is asked."""
+    sampling = item.sampling
+    return (
+        _is_greedy(sampling)
+        and sampling.num_logprobs is None
+        and not sampling.has_penalties
+        and len(item.output_token_ids) >= sampling.min_tokens
+    )
 
 
 def _is_greedy(sampling: SamplingParams) -> bool:

@@ -13,7 +13,7 @@ import torch
 from headway.messages import PassItem
 from headway.request import SamplingParams, StreamKey
 from services.worker.engine.penalties import adjust
-from services.worker.engine.sampler import draw, filtered_probs, invert
+from services.worker.engine.sampler import draw, filtered_probs, greatest, invert
 from services.worker.engine.uniform import uniform
 from tests.services.worker.engine_rig import Run, Schedule, backend, prompt, reference_model
 
@@ -244,7 +244,7 @@ def test_half_precision_logits_are_drawn_from_in_full_precision(dtype: str) -> N
     assert draw(logits, items, EOS) == draw(logits.float(), items, EOS)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_row_that_is_not_finite_is_marked_and_spoils_no_other(bad: float) -> None:
     logits = logits_of(4)
     params = [SamplingParams(seed=n, temperature=n % 2, num_logprobs=n) for n in range(4)]
@@ -254,6 +254,23 @@ def test_a_row_that_is_not_finite_is_marked_and_spoils_no_other(bad: float) -> N
     spoilt = draw(logits, items, EOS)
     assert spoilt[:2] == whole[:2]
     assert [token for token, _ in spoilt[2:]] == [-1, -1]
+
+
+@pytest.mark.parametrize("size", [5, 4096, 4999, 9000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_greatest_is_found_in_a_vocabulary_of_any_size(size: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(size)
+    logits = torch.randint(0, 60, (40, size), generator=generator).to(dtype)  # with many equals
+    logits[1, size - 1] = logits[2, 0] = 99
+    logits[3, size // 2] = logits[4, size - 1] = math.nan
+    logits[5, 3:] = -math.inf
+    best, tokens = greatest(logits)
+    for row, value, token in zip(
+        logits.double().numpy(), best.tolist(), tokens.tolist(), strict=True
+    ):
+        first = int(row.argmax())  # of equals the first, a NaN before all
+        assert token == first
+        assert value == row[first] or math.isnan(row[first])
 
 
 def test_a_seeded_request_draws_the_same_text_whatever_runs_beside_it(llama: str) -> None:
