@@ -103,7 +103,6 @@ def builds() -> Iterator[dict[str, Any]]:
     yield build(plan._plan, "bf16", None, least=128, width=256, tile=plan.PARTS_A_PROGRAM)
     heads = {"num_heads": 32, "num_kv_heads": 8, "half": 64, "padded": 64}
     yield build(store._rope_store, "bf16", None, **heads, normed=True, tile=store.HEADS_A_PROGRAM)
-    yield build(store._store, "bf16", None, tile=1024)
     yield build(norm._norm, "bf16", Tile(1, 1, 8, 3), padded=4096, added=True)
     yield build(mlp._silu_mul, "bf16", None, tile=mlp.TILE)
 

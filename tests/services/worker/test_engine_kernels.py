@@ -20,7 +20,7 @@ from services.worker.engine.kernels.plan import (  # noqa: E402
     wanted_parts,
 )
 from services.worker.engine.kernels.prefill import prefill_attention  # noqa: E402
-from services.worker.engine.kernels.store import rope_store, store  # noqa: E402
+from services.worker.engine.kernels.store import rope_store  # noqa: E402
 
 INTERPRETED = triton.knobs.runtime.interpret
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -272,15 +272,6 @@ def test_rows_are_normed_rotated_and_stored(
     assert close(query, rotated(q, cos, sin))
     assert close(keys, expected_keys)
     assert close(values, expected_values)
-
-
-def test_store_writes_the_slots_and_nothing_else() -> None:
-    key, value = (normal(3, 2, 20, dtype=torch.float16) for _ in range(2))
-    keys, values = torch.zeros(2, 8, 2, 20, dtype=torch.float16, device=DEVICE)
-    store(key, value, keys, values, torch.tensor([5, -1, 0], device=DEVICE))
-    assert keys[[5, 0]].equal(key[[0, 2]])
-    assert values[[5, 0]].equal(value[[0, 2]])
-    assert not keys[[1, 2, 3, 4, 6, 7]].any()
 
 
 @few

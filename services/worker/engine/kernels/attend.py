@@ -28,6 +28,11 @@ def padded_size(size: int) -> int:
     return max(16, int(triton.next_power_of_2(size)))
 
 
+def padded_requests(num_requests: int) -> int:
+    """A power of two that holds so many; the same for most batches, which share a program."""
+    return max(256, int(triton.next_power_of_2(num_requests)))
+
+
 def check_pool(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
     """Our own callers' contract: contiguous, of one dtype and head size, heads in groups."""
     assert query.is_contiguous(), "queries are (rows, heads, size), contiguous"

@@ -35,20 +35,22 @@ def decode_attention(
     *,
     block_size: int,
     scale: float,
+    output: torch.Tensor | None = None,
     tile: Tile | None = None,
 ) -> torch.Tensor:
     """Each row's ``query`` (requests, heads, size) over its context: the same shape.
 
     ``tables`` (requests, blocks) and ``lengths`` (requests,) are int32; a context includes the
     row's own token, stored before. ``plan`` is that of the same lengths. A request of length 0
-    reads nothing and gets zeros. ``tile`` is chosen by shape where none is given.
+    reads nothing and gets zeros. ``output`` is made and ``tile`` chosen by
+    shape where none is given.
     """
     check_pool(query, keys, values)
     requests, num_heads, size = query.shape
     num_kv_heads = keys.shape[1]
     grouped, padded = num_heads // num_kv_heads, padded_size(size)
     tile = tile or decode_tile(grouped, padded, query.element_size())
-    output = torch.empty_like(query)
+    output = torch.empty_like(query) if output is None else output
     _attend[(len(plan.owners), num_kv_heads)](
         query,
         keys,
@@ -79,7 +81,9 @@ def decode_attention(
     return output
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["tables", "lengths"]
+)
 def _attend(
     query: tl.tensor,
     keys: tl.tensor,

@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from services.worker.engine.kernels.attend import padded_requests
+
 MIN_PART_TOKENS = 128
 PARTS_PER_PROCESSOR = 4
 PARTS_A_PROGRAM = 16
@@ -57,7 +59,7 @@ def plan_decode(
         parts,
         wanted,
         least=MIN_PART_TOKENS,
-        width=max(16, triton.next_power_of_2(requests)),
+        width=padded_requests(requests),
         tile=PARTS_A_PROGRAM,
     )
     partial = torch.empty(parts, num_heads, size, dtype=torch.float32, device=device)
@@ -65,7 +67,10 @@ def plan_decode(
     return DecodePlan(table[0], table[1], table[2], firsts, partial, weights)
 
 
-@triton.jit(do_not_specialize=["requests", "parts", "wanted"])
+@triton.jit(
+    do_not_specialize=["requests", "parts", "wanted"],
+    do_not_specialize_on_alignment=["lengths"],
+)
 def _plan(
     lengths: tl.tensor,
     firsts: tl.tensor,

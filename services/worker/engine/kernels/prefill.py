@@ -10,6 +10,7 @@ from services.worker.engine.kernels.attend import (
     LOG2_E,
     Tile,
     check_pool,
+    padded_requests,
     padded_size,
     visit,
 )
@@ -34,6 +35,7 @@ def prefill_attention(
     *,
     block_size: int,
     scale: float,
+    output: torch.Tensor | None = None,
     tile: Tile | None = None,
 ) -> torch.Tensor:
     """``query`` (rows, heads, size) over each request's context, causal: the same shape.
@@ -41,7 +43,7 @@ def prefill_attention(
     Request ``i`` has the rows from ``firsts[i]`` to ``firsts[i + 1]`` (``firsts`` is int32,
     (requests + 1,), from 0 to rows), which are the last tokens of its ``lengths[i]`` (int32,
     (requests,)); all of the context is in the pool, at ``tables`` (requests, blocks) int32.
-    ``tile`` is chosen by shape where none is given.
+    ``output`` is made and ``tile`` chosen by shape where none is given.
     """
     check_pool(query, keys, values)
     rows, num_heads, size = query.shape
@@ -49,7 +51,7 @@ def prefill_attention(
     grouped, padded = num_heads // num_kv_heads, padded_size(size)
     tile = tile or prefill_tile(padded, query.element_size())
     tile_rows = max(tile.rows, triton.next_power_of_2(grouped))
-    output = torch.empty_like(query)
+    output = torch.empty_like(query) if output is None else output
     requests = len(lengths)
     # A request whose rows begin in the middle of a tile takes one tile more.
     num_tiles = rows // (tile_rows // grouped) + requests
@@ -69,7 +71,7 @@ def prefill_attention(
         block_size=block_size,
         size=size,
         padded=padded,
-        width=max(16, triton.next_power_of_2(requests)),
+        width=padded_requests(requests),
         rows=tile_rows,
         tile=tile.tokens,
         num_warps=tile.warps,
@@ -78,7 +80,10 @@ def prefill_attention(
     return output
 
 
-@triton.jit(do_not_specialize=["requests"])
+@triton.jit(
+    do_not_specialize=["requests", "table_stride"],
+    do_not_specialize_on_alignment=["tables", "firsts", "lengths"],
+)
 def _attend(
     query: tl.tensor,
     keys: tl.tensor,

@@ -1,4 +1,4 @@
-"""What lies between a layer's projection and its attention: norms, rotation, the pool."""
+"""What lies between a layer's first product and its attention: norms, rotation, the pool."""
 
 from __future__ import annotations
 
@@ -7,27 +7,6 @@ import triton
 import triton.language as tl
 
 HEADS_A_PROGRAM = 16
-
-
-def store(
-    key: torch.Tensor,
-    value: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    slots: torch.Tensor,
-) -> None:
-    """Write ``key`` and ``value`` (rows, KV heads, size) at ``slots`` (rows,) of the pool.
-
-    Rows of a negative slot are not stored.
-    """
-    assert all(tensor.is_contiguous() for tensor in (key, value, keys, values))
-    assert key.shape == value.shape
-    assert key.dtype == keys.dtype
-    width = keys.shape[1] * keys.shape[2]
-    tile = min(1024, triton.next_power_of_2(width))
-    grid = (len(slots), triton.cdiv(width, tile))
-    if len(slots):
-        _store[grid](key, value, keys, values, slots, width, tile)
 
 
 def rope_store(
@@ -46,8 +25,9 @@ def rope_store(
 
     ``qkv`` (rows, (heads + 2 KV heads) * size), contiguous, has queries, keys, values in this
     order; ``cos`` and ``sin`` (rows, size / 2 or more) hold the rows' angles, one per pair of
-    dimensions ``i`` and ``i + size / 2``; ``slots`` (rows,) as in :func:`store`. ``norms`` are
-    the (size,) weights of an RMSNorm over each query and each key head before the rotation.
+    dimensions ``i`` and ``i + size / 2``; rows of a negative slot among ``slots`` (rows,) are
+    not stored. ``norms`` are the (size,) weights of an RMSNorm over each query and each key
+    head before the rotation.
     """
     rows, (_, num_kv_heads, size) = len(qkv), keys.shape
     assert all(tensor.is_contiguous() for tensor in (qkv, keys, values))
@@ -81,26 +61,7 @@ def rope_store(
     return query
 
 
-@triton.jit
-def _store(
-    key: tl.tensor,
-    value: tl.tensor,
-    keys: tl.tensor,
-    values: tl.tensor,
-    slots: tl.tensor,
-    width: tl.tensor,
-    tile: tl.constexpr,
-) -> None:
-    row = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + row).to(tl.int64)
-    columns = tl.program_id(1) * tile + tl.arange(0, tile)
-    held = (columns < width) & (slot >= 0)
-    source, target = row * width + columns, slot * width + columns
-    tl.store(keys + target, tl.load(key + source, mask=held), mask=held)
-    tl.store(values + target, tl.load(value + source, mask=held), mask=held)
-
-
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def _rope_store(
     qkv: tl.tensor,
     query: tl.tensor,
