@@ -289,11 +289,12 @@ class PassItem(NamedTuple):
 
 
 class Swap(NamedTuple):
-    """A request's KV between its blocks and host memory: ``num_tokens`` of it in ``blocks``."""
+    """A request's KV, ``num_tokens`` of it, between ``blocks`` and as many ``host_blocks``."""
 
     key: StreamKey
     blocks: tuple[int, ...]
     num_tokens: int
+    host_blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,9 +346,11 @@ class PassResult:
     """What a forward pass drew, for the items that asked; ``pass_time`` of one step, seconds.
 
     ``hidden`` has the states that the pass was asked for, of its last step; None for none.
+    ``swap_time``: seconds that its swaps took, beside the pass or not; 0 for not measured.
     """
 
     pass_id: int
     pass_time: float
     sampled: tuple[Sampled, ...]
     hidden: HiddenStates | None = None
+    swap_time: float = 0.0

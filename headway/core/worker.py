@@ -35,6 +35,7 @@ from headway.core.worker_steps import reserve_steps, return_steps
 from headway.core.worker_transfers import (
     answer_offer,
     end_arrival,
+    end_swaps,
     end_transfer,
     leave,
     start_handoff,
@@ -57,7 +58,7 @@ from headway.messages import (
 from headway.policies.batching import Batching
 from headway.policies.estimation import Estimation
 from headway.policies.rescheduling import Horizon
-from headway.request import FinishReason
+from headway.request import FinishReason, StreamKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,8 +253,10 @@ class WorkerCore:
             return
         items: list[PassItem] = []
         for unit in self._state.units:
+            unit.host.settle()
             items += self._planner.plan(unit, now=now)
-        if not items:
+        swapped_out, swapped_in = self._state.take_swaps()
+        if not items and not swapped_out:
             return
         self._pass_id += 1
         settings = self.settings
@@ -267,7 +270,8 @@ class WorkerCore:
             tuple(items),
             self._num_steps,
             until,
-            *self._state.take_swaps(),
+            swapped_out,
+            swapped_in,
             hidden=self._predictions.wanted(items),
         )
         self._pass_dispatches, self._waiting_dispatches = self._waiting_dispatches, []
@@ -275,9 +279,10 @@ class WorkerCore:
 
     def _on_pass_result(self, result: PassResult, actions: list[WorkerAction], now: float) -> None:
         drawn = {sampled.key: sampled for sampled in result.sampled}
+        self._state.rates.ran(self._flying(result.pass_id), result)
         running: list[SequenceState] = []
         num_tokens, num_steps = 0, 1
-        for item, sequence in self._close_pass(result.pass_id):
+        for item, sequence in self._close_pass(result.pass_id, actions):
             num_tokens += len(item.token_ids)
             sequence.computed(len(item.token_ids))
             if sequence.cancelled:
@@ -304,8 +309,9 @@ class WorkerCore:
                 actions.append(stay(sequence))
         if result.hidden is not None:
             actions += self._predictions.ask(result.hidden)
-        self._planner.passed(result.pass_time, num_tokens, num_steps)
-        self._step_time = result.pass_time
+        if num_tokens:
+            self._planner.passed(result.pass_time, num_tokens, num_steps)
+            self._step_time = result.pass_time
         if self._num_steps > 1:
             return_steps(self._state, running)
         actions += [leave(self._state, s) for s in running if s.leaving is not None]
@@ -339,8 +345,9 @@ class WorkerCore:
             self._state.prefilled.append(sequence.held())
 
     def _on_pass_failed(self, event: PassFailed, actions: list[WorkerAction]) -> None:
-        in_pass = self._close_pass(event.pass_id)
-        blamed = set(event.keys) & {item.key for item, _ in in_pass}
+        swapped_out = {swap.key for swap in self._flying(event.pass_id).swapped_out}
+        in_pass = self._close_pass(event.pass_id, actions, event.keys)
+        blamed = set(event.keys) & ({item.key for item, _ in in_pass} | swapped_out)
         for item, sequence in in_pass:
             if sequence.cancelled:
                 self._state.end(sequence, FinishReason.CANCELLED)
@@ -356,16 +363,23 @@ class WorkerCore:
         self._waiting_dispatches = self._pass_dispatches + self._waiting_dispatches
         self._pass_dispatches = []
 
-    def _close_pass(self, pass_id: int) -> list[tuple[PassItem, SequenceState]]:
+    def _flying(self, pass_id: int) -> ForwardPass:
         assert self._pass is not None, "a result comes from the pass in flight"
         assert self._pass.pass_id == pass_id, "one pass is in flight at a time"
+        return self._pass
+
+    def _close_pass(
+        self, pass_id: int, actions: list[WorkerAction], failed: Sequence[StreamKey] = ()
+    ) -> list[tuple[PassItem, SequenceState]]:
+        forward_pass = self._flying(pass_id)
         closed: list[tuple[PassItem, SequenceState]] = []
-        for item in self._pass.items:
+        for item in forward_pass.items:
             sequence = self._state.find(item.key)
             assert sequence is not None, "sequences stay while they are in a pass"
             sequence.in_pass = False
             closed.append((item, sequence))
         self._pass = None
+        actions += end_swaps(self._state, forward_pass.swapped_out, failed)
         return closed
 
     # --- reports ----------------------------------------------------------------------

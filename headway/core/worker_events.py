@@ -145,20 +145,22 @@ class SendTokens:
 
 @dataclass(frozen=True, slots=True)
 class StartTransfer:
-    """Stream these blocks' KV to another worker."""
+    """Stream these blocks' KV, or that in host memory, to another worker."""
 
     request: Request
     num_computed_tokens: int
     blocks: tuple[int, ...]
     handoff: Handoff
+    host_blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptKv:
-    """Take the offered KV into these blocks."""
+    """Take the offered KV into these blocks, or those of host memory."""
 
     key: StreamKey
     blocks: tuple[int, ...]
+    host_blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

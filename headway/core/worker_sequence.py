@@ -33,6 +33,7 @@ class SequenceState:
     stage: Stage
     output: list[int]
     blocks: list[int] = field(default_factory=list)
+    host_blocks: list[int] = field(default_factory=list)  # where its KV waits without blocks
     num_computed: int = 0
     num_cached_tokens: int = 0  # of the prompt, that this pool need not compute
     num_preemptions: int = 0
@@ -49,6 +50,7 @@ class SequenceState:
     num_named: int = 0  # of its blocks, that the pool has been told the hashes of
     num_hit_tokens: int = 0  # found in the cache when it was first admitted
     in_pass: bool = False
+    swapping: bool = False  # its KV is not in its host blocks before the pass has ended
     cancelled: bool = False
     moving: bool = False
     leaving: Handoff | None = None  # where it goes when it is in no pass

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from headway.blocks import BlockHash, BlockPool, block_hash, blocks_for, chain_hashes
+from headway.blocks import BlockHash, BlockPool, block_hash, chain_hashes
 from headway.cluster import UnitLoad, WorkerInfo
+from headway.core.worker_host import HostMemory
 from headway.core.worker_outbox import TokenOutbox
+from headway.core.worker_rates import MemoryRates
 from headway.core.worker_sequence import SequenceState, Stage
 from headway.messages import FinishedRequest, HeldRequest, Sampled, Swap
 from headway.policies.estimation import Estimation
@@ -30,8 +32,8 @@ class PrefixCounts:
 class UnitState:
     """One DP unit: its block pool and its sequences, by key.
 
-    A preempted sequence's KV goes to host memory while ``host_room`` (tokens) lasts, and is
-    computed again otherwise. ``swapped_out`` and ``swapped_in``: for the next pass to carry out.
+    A preempted sequence's KV waits in ``host`` memory while there is room and ``rates`` say that
+    this is sooner, and is computed again otherwise.
     ``changed``: who has come, gone, or changed what a batching policy reads, since a pass was
     planned last; tokens computed by that pass need no mention. ``caches_output``: whether
     generated tokens are cached as the prompt's are.
@@ -45,14 +47,15 @@ class UnitState:
         host_tokens: int = 0,
         *,
         caches_output: bool = False,
+        rates: MemoryRates | None = None,
     ) -> None:
         self.unit = unit
         self.caches_output = caches_output
         self.prefix_counts = PrefixCounts()
         self.pool = BlockPool(num_blocks, block_size, first=unit * num_blocks)
-        self.host_room = host_tokens
-        self.swapped_out: list[Swap] = []
-        self.swapped_in: list[Swap] = []
+        num_host_blocks = host_tokens // block_size
+        self.host = HostMemory(num_host_blocks, block_size, first=unit * num_host_blocks)
+        self._rates = rates or MemoryRates()
         self.sequences: dict[StreamKey, SequenceState] = {}
         self.changed: dict[StreamKey, None] = {}
 
@@ -85,8 +88,7 @@ class UnitState:
         granted = self.pool.grow(sequence.blocks, sequence.num_tokens)
         assert granted, "room was made for it"
         if was_swapped:
-            self.host_room += sequence.num_computed
-            self.swapped_in.append(self._swap(sequence))
+            self.host.swap_in(sequence)
         self.move(sequence, Stage.RUNNING)
 
     def adoptable(self, sequence: SequenceState) -> Sequence[BlockHash]:
@@ -123,10 +125,7 @@ class UnitState:
 
     def preempt(self, sequence: SequenceState, *, voluntary: bool = False) -> None:
         """Take its blocks back; its KV waits in host memory, or is computed again."""
-        if 0 < sequence.num_computed <= self.host_room:
-            self.host_room -= sequence.num_computed
-            self.swapped_out.append(self._swap(sequence))
-        else:
+        if not (self._is_swap_sooner(sequence) and self.host.swap_out(sequence)):
             sequence.num_computed = 0
         self.pool.release(sequence.blocks)
         sequence.num_named = 0
@@ -134,14 +133,21 @@ class UnitState:
         sequence.num_preemptions += 1
         sequence.num_evictions += voluntary
 
-    def _swap(self, sequence: SequenceState) -> Swap:
-        num_blocks = blocks_for(sequence.num_computed, self.pool.block_size)
-        return Swap(sequence.key, tuple(sequence.blocks[:num_blocks]), sequence.num_computed)
+    def _is_swap_sooner(self, sequence: SequenceState) -> bool:
+        if not sequence.num_computed or not self.host.num_free:
+            return False
+        num_kept = len(sequence.blocks) - self.pool.num_own(sequence.blocks)
+        return self._rates.swap_is_sooner(sequence.num_computed, num_kept * self.pool.block_size)
+
+    def lose(self, sequence: SequenceState) -> None:
+        """Its KV did not get to host memory: it is computed again."""
+        self.host.release(sequence)
+        sequence.num_computed = 0
+        self.changed[sequence.key] = None
 
     def remove(self, sequence: SequenceState) -> None:
         """Forget a sequence and free its blocks, and its place in host memory."""
-        if not sequence.blocks:
-            self.host_room += sequence.num_computed
+        self.host.release(sequence)
         self.pool.release(sequence.blocks)
         del self.sequences[sequence.key]
         self.changed[sequence.key] = None
@@ -198,9 +204,15 @@ class WorkerState:
         self._end_of_reasoning = list(end_of_reasoning)
         self._oracle = oracle
         self.max_len = min(info.max_model_len, info.num_blocks * info.block_size)
+        self.rates = MemoryRates()
         self.units = [
             UnitState(
-                unit, info.num_blocks, info.block_size, host_tokens, caches_output=caches_prefixes
+                unit,
+                info.num_blocks,
+                info.block_size,
+                host_tokens,
+                caches_output=caches_prefixes,
+                rates=self.rates,
             )
             for unit in range(info.num_units)
         ]
@@ -218,12 +230,12 @@ class WorkerState:
     def take_swaps(self) -> tuple[tuple[Swap, ...], tuple[Swap, ...]]:
         """KV that the next pass takes out of its blocks, and that it brings back."""
         swaps = (
-            tuple(swap for unit in self.units for swap in unit.swapped_out),
-            tuple(swap for unit in self.units for swap in unit.swapped_in),
+            tuple(swap for unit in self.units for swap in unit.host.swapped_out),
+            tuple(swap for unit in self.units for swap in unit.host.swapped_in),
         )
         for unit in self.units:
-            unit.swapped_out.clear()
-            unit.swapped_in.clear()
+            unit.host.swapped_out.clear()
+            unit.host.swapped_in.clear()
         return swaps
 
     def take_answering(self) -> tuple[HeldRequest, ...]:

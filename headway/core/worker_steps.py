@@ -23,7 +23,7 @@ def reserve_steps(state: WorkerState, items: Sequence[PassItem], *, most: int) -
     """
     if state.info.role is Role.PREFILL:
         return 1
-    if most <= 1 or any(len(item.token_ids) > 1 or not item.sample for item in items):
+    if most <= 1 or not items or any(len(item.token_ids) > 1 or not item.sample for item in items):
         return 1
     by_unit: dict[int, list[SequenceState]] = {}
     for item in items:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from headway.blocks import blocks_for
@@ -17,7 +18,7 @@ from headway.core.worker_events import (
 from headway.core.worker_sequence import SequenceState, Stage
 from headway.core.worker_state import WorkerState
 from headway.errors import Code, HeadwayError
-from headway.messages import Handoff, HandoffResult, KvHeader
+from headway.messages import Handoff, HandoffResult, KvHeader, Swap
 from headway.request import FinishReason, Request, StreamKey
 
 # --- the source -----------------------------------------------------------------------
@@ -35,7 +36,7 @@ def start_handoff(state: WorkerState, handoff: Handoff) -> WorkerAction | None:
         return None
     if sequence.stage is not Stage.HANDOFF:
         sequence.leaving = handoff
-        return None if sequence.in_pass else leave(state, sequence)
+        return None if sequence.in_pass or sequence.swapping else leave(state, sequence)
     return _start_transfer(sequence, handoff)
 
 
@@ -82,7 +83,26 @@ def _start_transfer(sequence: SequenceState, handoff: Handoff) -> StartTransfer:
         num_computed_tokens=sequence.num_computed,
         blocks=tuple(sequence.blocks),
         handoff=handoff,
+        host_blocks=tuple(sequence.host_blocks),
     )
+
+
+def end_swaps(
+    state: WorkerState, swapped_out: Iterable[Swap], failed: Collection[StreamKey]
+) -> list[WorkerAction]:
+    """A pass has brought KV to host memory, all but that of the ``failed``: who leaves, does."""
+    actions: list[WorkerAction] = []
+    for swap in swapped_out:
+        sequence = state.find(swap.key)
+        if sequence is None or not sequence.swapping:
+            continue
+        sequence.swapping = False
+        if swap.key in failed:
+            state.units[sequence.unit].lose(sequence)
+        if sequence.leaving is not None:
+            held = bool(sequence.host_blocks)
+            actions.append(leave(state, sequence) if held else stay(sequence))
+    return actions
 
 
 def end_transfer(state: WorkerState, event: TransferEnded) -> HandoffResult:
@@ -154,16 +174,14 @@ def _reserve(
         return RefuseKv(request.key, HeadwayError(Code.RESOURCE_EXHAUSTED, message))
     state.units[unit].add(sequence)
     filled = blocks_for(num_computed_tokens, pool.block_size)
-    return AcceptKv(request.key, tuple(sequence.blocks[:filled]))
+    blocks, host_blocks = sequence.blocks[:filled], sequence.host_blocks
+    return AcceptKv(request.key, tuple(blocks), tuple(host_blocks))
 
 
 def _fits_host(state: WorkerState, sequence: SequenceState) -> bool:
     """Whether KV that finds no blocks can wait in host memory; its place is taken."""
-    unit = state.units[sequence.unit]
-    if sequence.num_computed > unit.host_room:
-        return False
-    unit.host_room -= sequence.num_computed
-    return True
+    host = state.units[sequence.unit].host
+    return host.grow(sequence.host_blocks, sequence.num_computed)
 
 
 def end_arrival(state: WorkerState, key: StreamKey, *, ok: bool) -> None:

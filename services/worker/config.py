@@ -26,6 +26,11 @@ class WorkerConfig(ServiceConfig):
         ge=0.0,
         description="KV memory of all DP units, GiB; 0: 1 on a CPU, 80 % of what is free on a GPU",
     )
+    host_kv_gib: float = Field(
+        0.0,
+        ge=0.0,
+        description="host memory of all DP units for KV of preempted requests, GiB; 0: none",
+    )
     chunk_tokens: int = Field(512, ge=1, description="most tokens of a DP unit in one pass")
     max_model_len: int = Field(0, ge=0, description="prompt + output tokens; 0: the model's own")
     batching: str = Field("sarathi", description="batching policy, a name of the registry")

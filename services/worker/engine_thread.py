@@ -26,6 +26,7 @@ class EngineThread:
 
     def start(self, forward_pass: ForwardPass) -> None:
         """Run the pass; its result is posted on the event loop."""
+        self._backend.hold_kv_writes(forward_pass)
         future = self._executor.submit(self._backend.run, forward_pass)
         future.add_done_callback(
             lambda done: self._loop.call_soon_threadsafe(self._ended, forward_pass, done)

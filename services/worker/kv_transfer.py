@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc
 
+from headway.blocks import blocks_for
 from headway.core.worker_events import (
     AcceptKv,
     AcknowledgeKv,
@@ -19,7 +20,6 @@ from headway.core.worker_events import (
 )
 from headway.errors import Code, HeadwayError, invalid
 from headway.messages import KvHeader
-from headway.request import StreamKey
 from protos import worker_pb2, worker_pb2_grpc
 from services.runtime import wire
 from services.runtime.channel import open_channel
@@ -81,7 +81,9 @@ class KvSender:
 
     async def _chunks(self, action: StartTransfer) -> AsyncIterator[worker_pb2.KvChunk]:
         size = self._config.block_size
-        blocks = action.blocks[: -(-action.num_computed_tokens // size)]
+        from_host = bool(action.host_blocks)
+        held = action.host_blocks or action.blocks
+        blocks = held[: blocks_for(action.num_computed_tokens, size)]
         header = KvHeader(
             request=action.request,
             unit=action.handoff.target_unit,
@@ -92,7 +94,7 @@ class KvSender:
             shape=self._backend.kv_shape(len(blocks)),
         )
         yield worker_pb2.KvChunk(header=wire.pack_kv_header(header))
-        pieces = self._backend.read_kv_chunks(blocks)
+        pieces = self._backend.read_kv_chunks(blocks, from_host=from_host)
         while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
             yield worker_pb2.KvChunk(data=bytes(piece))
 
@@ -134,7 +136,7 @@ class KvReceiver:
         if isinstance(answer, RefuseKv):
             raise answer.error
         if isinstance(answer, AcceptKv):
-            await self._fill(answer.key, answer.blocks, header, chunks)
+            await self._fill(answer, header, chunks)
         return worker_pb2.KvReceipt(worker_id=self._worker_id)
 
     def _offer(self, header: KvHeader) -> KvAnswer:
@@ -145,21 +147,34 @@ class KvReceiver:
 
     async def _fill(
         self,
-        key: StreamKey,
-        blocks: tuple[int, ...],
+        answer: AcceptKv,
         header: KvHeader,
         chunks: AsyncIterator[worker_pb2.KvChunk],
     ) -> None:
         arrived = False
         try:
             writer = self._backend.kv_writer(
-                blocks, header.shape, header.dtype, header.num_computed_tokens
+                answer.host_blocks or answer.blocks,
+                header.shape,
+                header.dtype,
+                header.num_computed_tokens,
+                to_host=bool(answer.host_blocks),
             )
             async for chunk in chunks:
-                await asyncio.to_thread(writer.feed, chunk.data)
+                await _to_the_end(writer.feed, chunk.data)
             await asyncio.to_thread(writer.finish)
             arrived = True
         except ValueError as error:
             raise HeadwayError(Code.INVALID_ARGUMENT, str(error)) from error
         finally:
-            self._post(KvArrived(key) if arrived else KvAborted(key))
+            self._post(KvArrived(answer.key) if arrived else KvAborted(answer.key))
+
+
+async def _to_the_end(write: Callable[[bytes], None], data: bytes) -> None:
+    """In a thread; a call that is cancelled waits for it, as its blocks come free next."""
+    writing = asyncio.ensure_future(asyncio.to_thread(write, data))
+    try:
+        await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        await asyncio.wait([writing])
+        raise

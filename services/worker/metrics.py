@@ -44,6 +44,12 @@ class WorkerMetrics:
         self._kv_tokens = Gauge(
             "headway_worker_kv_tokens", "Tokens whose KV is held", ["unit"], registry=registry
         )
+        self._host_tokens = Gauge(
+            "headway_worker_host_kv_tokens",
+            "Tokens whose KV waits in host memory",
+            ["unit"],
+            registry=registry,
+        )
         self._free_blocks = Gauge(
             "headway_worker_free_kv_blocks", "KV blocks free", ["unit"], registry=registry
         )
@@ -87,4 +93,5 @@ class WorkerMetrics:
             self._running.labels(unit).set(load.num_running)
             self._queued.labels(unit).set(load.queued_prefill_tokens)
             self._kv_tokens.labels(unit).set(load.kv_tokens)
+            self._host_tokens.labels(unit).set(load.host_tokens)
             self._free_blocks.labels(unit).set(load.num_free_blocks)

@@ -34,7 +34,7 @@ from services.worker.engine.backend import TorchBackend
 from services.worker.engine_thread import EngineThread
 from services.worker.kv_transfer import KvReceiver, KvSender
 from services.worker.metrics import WorkerMetrics
-from services.worker.sizing import blocks_per_unit
+from services.worker.sizing import blocks_per_unit, host_blocks_per_unit
 from services.worker.token_link import TokenLinks
 
 
@@ -84,6 +84,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             linger=config.linger,
             max_running=config.max_running,
             prefix_caching=config.prefix_caching,
+            host_tokens=backend.num_host_blocks // config.dp * config.block_size,
         )
         self._core = WorkerCore(info, backend.eos_token_ids, batching, settings)
         self._driver: Driver[WorkerEvent, WorkerAction] = Driver(
@@ -111,6 +112,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             block_size=config.block_size,
             num_blocks=lambda size: config.dp * blocks_per_unit(config, size),
             num_threads=config.num_threads or None,
+            num_host_blocks=lambda size: config.dp * host_blocks_per_unit(config, size),
         )
         backend.warm_up()
         return backend

@@ -22,7 +22,6 @@ from headway.core.worker_events import (
     WorkerEvent,
 )
 from headway.messages import ForwardPass, HiddenStates, KvHeader, PassItem, PassResult, Sampled
-from headway.request import StreamKey
 
 EOS = 0
 
@@ -53,15 +52,15 @@ class PagedFake:
         self.block_size = block_size
         self.shared = False
         self.memory: dict[tuple[int, int], int] = {}
-        self.host: dict[StreamKey, list[int | None]] = {}
+        self.host: dict[int, list[int | None]] = {}  # by host block
 
     def run(self, forward_pass: ForwardPass) -> PassResult:
         for swap in forward_pass.swapped_out:
-            self.host[swap.key] = self.read(swap.blocks)
+            self.write_host(swap.host_blocks, self.read(swap.blocks))
             if not self.shared:
                 self.write(swap.blocks, [None] * (len(swap.blocks) * self.block_size))
         for swap in forward_pass.swapped_in:
-            self.write(swap.blocks, self.host.pop(swap.key))
+            self.write(swap.blocks, self.read_host(swap.host_blocks))
         sampled = tuple(
             Sampled(item.key, token)
             for item in forward_pass.items
@@ -90,6 +89,14 @@ class PagedFake:
 
     def read(self, blocks: Sequence[int]) -> list[int | None]:
         return [self.memory.get((b, o)) for b in blocks for o in range(self.block_size)]
+
+    def read_host(self, blocks: Sequence[int]) -> list[int | None]:
+        return [token for block in blocks for token in self.host[block]]
+
+    def write_host(self, blocks: Sequence[int], tokens: Sequence[int | None]) -> None:
+        size = self.block_size
+        for n, block in enumerate(blocks):
+            self.host[block] = list(tokens[n * size : (n + 1) * size])
 
     def write(self, blocks: Sequence[int], tokens: Sequence[int | None]) -> None:
         slots = [(b, o) for b in blocks for o in range(self.block_size)]
@@ -163,7 +170,8 @@ def transfer(
     """Perform the source's next transfer; True if the target has the request."""
     start = source.transfers.popleft()
     request = start.request
-    tokens = source.model.read(start.blocks) if start.blocks else source.model.host[request.key]
+    model = source.model
+    tokens = model.read(start.blocks) if start.blocks else model.read_host(start.host_blocks)
     header = KvHeader(
         request,
         start.handoff.target_unit,
@@ -186,7 +194,7 @@ def transfer(
             if answer.blocks:
                 target.model.write(answer.blocks, tokens[: len(answer.blocks) * _size(target)])
             else:
-                target.model.host[request.key] = tokens
+                target.model.write_host(answer.host_blocks, tokens)
             target.post(KvArrived(request.key))
         else:
             target.post(KvAborted(request.key))

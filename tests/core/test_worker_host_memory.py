@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headway.cluster import Role
-from headway.core.worker_events import SchedulerConnected
+from headway.core.worker_events import PassFailed, SchedulerConnected
 from headway.messages import (
     CancelStream,
     ForwardPass,
@@ -147,3 +147,42 @@ def test_a_worker_that_has_nothing_left_says_so_at_once() -> None:
     worker.run_all()
     reported = [len(a.units[0].keys) for a in worker.log if isinstance(a, LoadReport)]
     assert reported == [0, 0]  # as the scheduler came, and at the end
+
+
+# --- swaps in flight ------------------------------------------------------------------
+
+
+def test_a_move_out_of_host_memory_waits_until_the_kv_is_there() -> None:
+    source, target = crowded(100), make_worker(Role.DECODE)
+    until_evicted(source)
+    assert source.passes[0].swapped_out
+    source.post(Handoff(StreamKey("g", 2), "w2", "w2:1", 0))
+    assert not source.transfers
+    source.run_pass()
+    assert transfer(source, target)
+    target.run_all()
+    source.run_all()
+    assert output_of(source, 2) + output_of(target, 2) == expected_output(range(3, 11), 14)
+
+
+def test_host_blocks_of_a_swap_in_flight_come_free_when_the_pass_has_ended() -> None:
+    worker = crowded(100)
+    host = worker.core._state.units[0].host
+    until_evicted(worker)
+    num_taken = 25 - host.num_free
+    assert num_taken
+    worker.post(CancelStream(StreamKey("g", 2)))
+    assert host.num_free == 25 - num_taken
+    worker.run_pass()
+    assert host.num_free == 25
+
+
+def test_kv_that_could_not_be_swapped_out_is_computed_again() -> None:
+    worker = crowded(100)
+    until_evicted(worker)
+    failed = worker.passes.popleft()
+    worker.post(PassFailed(failed.pass_id, (StreamKey("g", 2),), "no room"))
+    assert not is_evicted(worker)
+    worker.run_all()
+    for number in (1, 2):
+        assert output_of(worker, number) == expected_output(range(number + 1, number + 9), 14)

@@ -11,7 +11,8 @@ import torch
 from headway.errors import Code, HeadwayError
 from headway.messages import ForwardPass, PassItem, PassResult, Sampled
 from headway.request import SamplingParams, StreamKey
-from services.worker.engine.kv import Buffer, KvPool, KvWriter
+from services.worker.engine.host_kv import HostKv, KvSwapper
+from services.worker.engine.kv import Buffer, KvPool, KvStore, KvWriter
 from services.worker.engine.layout import LayoutBuilder, PassFailure, PassLayout
 from services.worker.engine.loader import LoadedModel, load_model
 from services.worker.engine.memory import available_bytes
@@ -39,15 +40,18 @@ class TorchBackend:
     blocks that the pass does not touch.
     """
 
-    def __init__(self, model: LoadedModel, pool: KvPool) -> None:
+    def __init__(self, model: LoadedModel, pool: KvPool, host: HostKv | None = None) -> None:
         self._model = model
         self._pool = pool
+        self._host = host
+        self._swapper = KvSwapper(pool, host)
         self._layouts = LayoutBuilder(pool, model.vocab_size, model.max_model_len)
         self._device = pool.keys[0].device
         self.model_max_len = model.max_model_len
         self.vocab_size = model.vocab_size
         self.eos_token_ids = model.eos_token_ids
         self.num_blocks = pool.num_blocks
+        self.num_host_blocks = host.num_blocks if host is not None else 0
         self.block_size = pool.block_size
         self.num_layers = pool.shape.num_layers
         self.num_kv_heads = pool.shape.num_kv_heads
@@ -65,20 +69,23 @@ class TorchBackend:
         dtype: str = "auto",
         block_size: int = 16,
         num_threads: int | None = None,
+        num_host_blocks: int | Callable[[ModelSize], int] = 0,
     ) -> TorchBackend:
         """Load a checkpoint and take ``num_blocks`` KV blocks, for all DP units together.
 
-        Raises HeadwayError where the checkpoint, the device or the pool's size cannot be served.
+        ``num_host_blocks`` more are in host memory, for KV that waits there. Raises HeadwayError
+        where the checkpoint, the device or a pool's size cannot be served.
         """
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         place = _device(device)
         loaded = load_model(model, place, dtype)
-        if callable(num_blocks):
-            free = available_bytes(place) if place.type == "cuda" else None
-            bytes_per_token = loaded.kv_shape.bytes_per_token
-            num_blocks = num_blocks(ModelSize(bytes_per_token, loaded.max_model_len, free))
-        return cls(loaded, KvPool(loaded.kv_shape, num_blocks, block_size, place))
+        free = available_bytes(place) if place.type == "cuda" else None
+        size = ModelSize(loaded.kv_shape.bytes_per_token, loaded.max_model_len, free)
+        num_blocks = num_blocks(size) if callable(num_blocks) else num_blocks
+        num_host_blocks = num_host_blocks(size) if callable(num_host_blocks) else num_host_blocks
+        pool = KvPool(loaded.kv_shape, num_blocks, block_size, place)
+        return cls(loaded, pool, HostKv(pool, num_host_blocks) if num_host_blocks else None)
 
     # --- forward passes ---------------------------------------------------------------
 
@@ -90,11 +97,13 @@ class TorchBackend:
         """
         started_at = time.perf_counter()
         sampled: tuple[Sampled, ...] = ()
-        if forward_pass.items:
-            with torch.inference_mode():
-                layout = self._layouts.build(forward_pass.items)
-                sampled = self._draw(self._forward(layout), layout, forward_pass.items)
-        return PassResult(forward_pass.pass_id, time.perf_counter() - started_at, sampled)
+        with self._swapper.around(forward_pass) as swapping:
+            if forward_pass.items:
+                with torch.inference_mode():
+                    layout = self._layouts.build(forward_pass.items)
+                    sampled = self._draw(self._forward(layout), layout, forward_pass.items)
+        pass_time = time.perf_counter() - started_at
+        return PassResult(forward_pass.pass_id, pass_time, sampled, swap_time=swapping.seconds)
 
     def _forward(self, layout: PassLayout) -> torch.Tensor:
         """The hidden states (rows, hidden size) to draw from."""
@@ -138,19 +147,39 @@ class TorchBackend:
         """Bytes of so many blocks."""
         return num_blocks * self.block_size * self.kv_bytes_per_token
 
-    def read_kv_chunks(self, block_ids: Sequence[int]) -> Iterator[memoryview]:
+    def hold_kv_writes(self, forward_pass: ForwardPass) -> None:
+        """Before a pass is run: what is written from elsewhere waits until it has saved its own."""
+        if forward_pass.swapped_out:
+            self._pool.writable.clear()
+
+    def read_kv_chunks(
+        self, block_ids: Sequence[int], *, from_host: bool = False
+    ) -> Iterator[memoryview]:
         """The blocks' KV in C order, in pieces of at most 1 MiB; each is read when asked for."""
-        return self._pool.read(block_ids)
+        return self._store(from_host).read(block_ids)
 
     def read_kv(self, block_ids: Sequence[int]) -> bytes:
         """The blocks' KV at once."""
         return b"".join(self.read_kv_chunks(block_ids))
 
     def kv_writer(
-        self, block_ids: Sequence[int], shape: Sequence[int], dtype: str, num_tokens: int
+        self,
+        block_ids: Sequence[int],
+        shape: Sequence[int],
+        dtype: str,
+        num_tokens: int,
+        *,
+        first_token: int = 0,
+        to_host: bool = False,
     ) -> KvWriter:
-        """Takes the first ``num_tokens`` of another pool's KV, piece by piece, into blocks."""
-        return KvWriter(self._pool, block_ids, shape, dtype, num_tokens)
+        """Takes another pool's KV of tokens ``first_token … num_tokens - 1``, piece by piece."""
+        return KvWriter(self._store(to_host), block_ids, shape, dtype, num_tokens, first_token)
+
+    def _store(self, is_host: bool) -> KvStore:
+        if not is_host:
+            return self._pool
+        assert self._host is not None, "the core knows how much host memory there is"
+        return self._host
 
     def write_kv(
         self, block_ids: Sequence[int], shape: Sequence[int], dtype: str, data: Buffer

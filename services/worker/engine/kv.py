@@ -6,8 +6,10 @@ little-endian. Tokens are contiguous in it, so two workers' block sizes may diff
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from threading import Event
 
 import numpy as np
 import torch
@@ -43,26 +45,16 @@ class KvShape:
         return 2 * self.num_layers * self.plane_bytes_per_token
 
 
-class KvPool:
-    """All KV blocks of a worker: slot ``block * block_size + offset`` holds one token.
+class KvStore(ABC):
+    """Blocks of KV: slot ``block * block_size + offset`` holds one token.
 
     The memory is not cleared: a slot is read only after the token it holds was written.
-    Raises HeadwayError (RESOURCE_EXHAUSTED) where the device has too little memory.
     """
 
-    def __init__(
-        self, shape: KvShape, num_blocks: int, block_size: int, device: torch.device
-    ) -> None:
-        _refuse_a_pool_that_does_not_fit(shape, num_blocks * block_size, device)
+    def __init__(self, shape: KvShape, num_blocks: int, block_size: int) -> None:
         self.shape = shape
         self.num_blocks = num_blocks
         self.block_size = block_size
-        size = (shape.num_layers, 2, num_blocks * block_size, shape.num_kv_heads, shape.head_dim)
-        tensor = torch.empty(size, dtype=DTYPES[shape.dtype], device=device)
-        # Views made once: (slots, KV heads, head size) per layer, and all planes in wire order.
-        self.keys = tuple(layer[0] for layer in tensor)
-        self.values = tuple(layer[1] for layer in tensor)
-        self._planes = tensor.flatten(0, 1)
 
     def wire_shape(self, num_blocks: int) -> tuple[int, int, int, int, int]:
         """The wire's shape of so many blocks."""
@@ -77,47 +69,94 @@ class KvPool:
     def _pieces(self, slots: torch.Tensor) -> Iterator[memoryview]:
         plane_bytes = len(slots) * self.shape.plane_bytes_per_token
         step = max(1, MAX_PIECE_BYTES // max(1, plane_bytes))
-        for first in range(0, len(self._planes), step):
-            planes = self._planes[first : first + step].index_select(1, slots).cpu()
+        num_planes = 2 * self.shape.num_layers
+        for first in range(0, num_planes, step):
+            planes = self.read_planes(first, min(first + step, num_planes), slots)
             raw = planes.view(torch.uint8).flatten().numpy().data
             for start in range(0, len(raw), MAX_PIECE_BYTES):
                 yield raw[start : start + MAX_PIECE_BYTES]
 
     def slots(self, block_ids: Sequence[int], num_tokens: int) -> torch.Tensor:
-        """The slots of the blocks' first ``num_tokens`` tokens, int64."""
+        """The slots of the blocks' first ``num_tokens`` tokens, int64, on the CPU."""
         blocks = np.fromiter(block_ids, np.int64, len(block_ids))
         if len(blocks) and not 0 <= blocks.min() <= blocks.max() < self.num_blocks:
             wrong = next(b for b in block_ids if not 0 <= b < self.num_blocks)
             raise invalid("block id", wrong, f"from 0 to {self.num_blocks - 1}")
         slots = blocks[:, None] * self.block_size + np.arange(self.block_size)
-        return torch.from_numpy(slots.reshape(-1)[:num_tokens]).to(self._planes.device)
+        return torch.from_numpy(slots.reshape(-1)[:num_tokens])
 
+    @abstractmethod
+    def read_planes(self, first: int, stop: int, slots: torch.Tensor) -> torch.Tensor:
+        """Keys (even planes) and values (odd) of the slots: contiguous, on the CPU."""
+
+    @abstractmethod
     def write_plane(self, plane: int, slots: torch.Tensor, data: bytearray) -> None:
         """Keys (even planes) or values of one layer; ``data`` may be longer than the slots."""
-        tensor = torch.frombuffer(data, dtype=self._planes.dtype)
-        tensor = tensor.view(-1, *self._planes.shape[2:])[: len(slots)]
-        self._planes[plane].index_copy_(0, slots, tensor.to(self._planes.device))
+
+    def _plane_of(self, data: bytearray, num_slots: int) -> torch.Tensor:
+        tensor = torch.frombuffer(data, dtype=DTYPES[self.shape.dtype])
+        return tensor.view(-1, self.shape.num_kv_heads, self.shape.head_dim)[:num_slots]
+
+
+class KvPool(KvStore):
+    """All KV blocks of a worker, on its device.
+
+    While ``writable`` is not set, a pass is yet to save what is in blocks that others have been
+    given: whoever brings KV from elsewhere waits. Raises HeadwayError (RESOURCE_EXHAUSTED) where
+    the device has too little memory.
+    """
+
+    def __init__(
+        self, shape: KvShape, num_blocks: int, block_size: int, device: torch.device
+    ) -> None:
+        super().__init__(shape, num_blocks, block_size)
+        refuse_what_does_not_fit("a KV pool", shape, num_blocks * block_size, device)
+        self.writable = Event()
+        self.writable.set()
+        size = (shape.num_layers, 2, num_blocks * block_size, shape.num_kv_heads, shape.head_dim)
+        tensor = torch.empty(size, dtype=DTYPES[shape.dtype], device=device)
+        # Views made once: (slots, KV heads, head size) per layer, and all planes in wire order.
+        self.keys = tuple(layer[0] for layer in tensor)
+        self.values = tuple(layer[1] for layer in tensor)
+        self._planes = tensor.flatten(0, 1)
+        self.blocks = self._planes.view(-1, num_blocks, block_size, *self._planes.shape[2:])
+
+    def read_planes(self, first: int, stop: int, slots: torch.Tensor) -> torch.Tensor:
+        """See ``KvStore``."""
+        planes = self._planes[first:stop]
+        return planes.index_select(1, slots.to(planes.device)).cpu()
+
+    def write_plane(self, plane: int, slots: torch.Tensor, data: bytearray) -> None:
+        """See ``KvStore``."""
+        self.writable.wait()
+        device = self._planes.device
+        values = self._plane_of(data, len(slots)).to(device)
+        self._planes[plane].index_copy_(0, slots.to(device), values)
 
 
 class KvWriter:
     """Takes one request's KV off the wire into its blocks, a piece of any size at a time.
 
-    Only the first ``num_tokens`` of the offered ``shape[2]`` tokens are kept (the rest pads
-    the source's last block). Raises HeadwayError (INVALID_ARGUMENT) for a KV that this pool
-    cannot hold, too many bytes, and, in ``finish``, too few.
+    It is that of tokens ``first_token … num_tokens - 1``; what else the offered ``shape[2]``
+    tokens are pads the source's last block. Raises HeadwayError (INVALID_ARGUMENT) for a KV that
+    this store cannot hold, too many bytes, and, in ``finish``, too few.
     """
 
     def __init__(
         self,
-        pool: KvPool,
+        pool: KvStore,
         block_ids: Sequence[int],
         shape: Sequence[int],
         dtype: str,
         num_tokens: int,
+        first_token: int = 0,
     ) -> None:
-        _refuse_a_foreign_kv(pool, block_ids, tuple(shape), dtype, num_tokens)
+        _refuse_a_foreign_kv(pool, tuple(shape), dtype, num_tokens - first_token)
+        if blocks_for(num_tokens, pool.block_size) > len(block_ids):
+            room = len(block_ids) * pool.block_size
+            raise invalid("the number of computed tokens", num_tokens, f"at most {room}")
         self._pool = pool
-        self._slots = pool.slots(block_ids, num_tokens)
+        self._slots = pool.slots(block_ids, num_tokens)[first_token:]
         plane_bytes = shape[2] * pool.shape.plane_bytes_per_token
         self._num_bytes = 2 * pool.shape.num_layers * plane_bytes
         self._received = 0
@@ -145,7 +184,7 @@ class KvWriter:
 
 
 def _refuse_a_foreign_kv(
-    pool: KvPool, block_ids: Sequence[int], shape: tuple[int, ...], dtype: str, num_tokens: int
+    pool: KvStore, shape: tuple[int, ...], dtype: str, num_tokens: int
 ) -> None:
     own = pool.shape
     if dtype != own.dtype:
@@ -158,18 +197,18 @@ def _refuse_a_foreign_kv(
         limit = f"from 1 to the {shape[2]} of the KV's shape, of which at most "
         limit += f"{MAX_PADDING_TOKENS} may be padding"
         raise invalid("the number of computed tokens", num_tokens, limit)
-    if blocks_for(num_tokens, pool.block_size) > len(block_ids):
-        room = len(block_ids) * pool.block_size
-        raise invalid("the number of computed tokens", num_tokens, f"at most {room}")
 
 
-def _refuse_a_pool_that_does_not_fit(shape: KvShape, num_tokens: int, device: torch.device) -> None:
+def refuse_what_does_not_fit(
+    name: str, shape: KvShape, num_tokens: int, device: torch.device
+) -> None:
+    """HeadwayError for a store of that size that its device has no room for."""
     if num_tokens < 1:
         raise invalid("the KV pool's size in tokens", num_tokens, "at least 1")
     needed, free = num_tokens * shape.bytes_per_token, available_bytes(device)
     if free is not None and needed > free:
         raise HeadwayError(
             Code.RESOURCE_EXHAUSTED,
-            f"a KV pool of {num_tokens} tokens takes {needed / 2**30:.2f} GiB, "
+            f"{name} of {num_tokens} tokens takes {needed / 2**30:.2f} GiB, "
             f"{device} has {free / 2**30:.2f} GiB free: ask for fewer blocks",
         )

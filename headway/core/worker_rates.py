@@ -1,0 +1,68 @@
+"""What is sooner for KV that loses its blocks: to wait in host memory, or to be computed again."""
+
+from __future__ import annotations
+
+from headway.messages import ForwardPass, PassResult
+
+_KEPT = 0.9
+"""Of what was measured before, with every new measurement."""
+
+_HOPE = 0.98
+"""A swap that was not tried is believed to be so much faster than it was, so that it is again."""
+
+
+class _Rate:
+    """Seconds per token: sums that fade, so that long measurements weigh more."""
+
+    def __init__(self) -> None:
+        self.seconds = self._num_tokens = 0.0
+
+    @property
+    def per_token(self) -> float | None:
+        return self.seconds / self._num_tokens if self._num_tokens else None
+
+    def add(self, seconds: float, num_tokens: int) -> None:
+        self.seconds = _KEPT * self.seconds + seconds
+        self._num_tokens = _KEPT * self._num_tokens + num_tokens
+
+
+class MemoryRates:
+    """Smoothed seconds per token of prefill and of swaps, as the backend measured them.
+
+    While one of them is unknown KV is swapped: that is the surer way, and measures it.
+    """
+
+    def __init__(self) -> None:
+        self._prefill = _Rate()
+        self._swap = _Rate()
+
+    @property
+    def prefill_per_token(self) -> float | None:
+        """Seconds."""
+        return self._prefill.per_token
+
+    @property
+    def swap_per_token(self) -> float | None:
+        """Seconds, one way."""
+        return self._swap.per_token
+
+    def ran(self, forward_pass: ForwardPass, result: PassResult) -> None:
+        """A pass has ended. Prefill is measured where it is most of a pass without swaps."""
+        swaps = (*forward_pass.swapped_out, *forward_pass.swapped_in)
+        if swaps:
+            if result.swap_time > 0.0:
+                self._swap.add(result.swap_time, sum(swap.num_tokens for swap in swaps))
+            return
+        num_tokens = sum(len(item.token_ids) for item in forward_pass.items)
+        if num_tokens > 2 * len(forward_pass.items):
+            self._prefill.add(result.pass_time, num_tokens)
+
+    def swap_is_sooner(self, num_tokens: int, num_kept: int) -> bool:
+        """Whether ``num_tokens`` go out and come back before all but ``num_kept`` are computed."""
+        prefill, swap = self.prefill_per_token, self.swap_per_token
+        if prefill is None or swap is None:
+            return True
+        if 2 * num_tokens * swap <= (num_tokens - num_kept) * prefill:
+            return True
+        self._swap.seconds *= _HOPE
+        return False

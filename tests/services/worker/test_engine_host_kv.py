@@ -1,0 +1,93 @@
+"""KV that waits in host memory comes back as it was, while others use its blocks."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.errors import Code, HeadwayError
+from headway.messages import ForwardPass, Swap
+from services.worker.config import WorkerConfig
+from services.worker.engine import host_kv
+from services.worker.engine.backend import ModelSize, PassFailure, TorchBackend
+from services.worker.sizing import host_blocks_per_unit
+from tests.services.worker.engine_rig import Run, prompt, reference_output
+
+
+def engine(llama: str, num_host_blocks: int = 9) -> TorchBackend:
+    return TorchBackend.load(llama, num_blocks=8, block_size=4, num_host_blocks=num_host_blocks)
+
+
+def step(engine: TorchBackend, run: Run, out: Swap | None = None, back: Swap | None = None) -> None:
+    item = run.item(99)
+    saved, restored = (out,) if out else (), (back,) if back else ()
+    result = engine.run(ForwardPass(1, (item,), swapped_out=saved, swapped_in=restored))
+    assert (result.swap_time > 0) == bool(out or back)
+    run.take(item, result.sampled[0])
+
+
+@pytest.mark.parametrize("staged_bytes", [1, 2**28])
+def test_two_requests_take_turns_in_the_same_blocks(
+    llama: str, monkeypatch: pytest.MonkeyPatch, staged_bytes: int
+) -> None:
+    monkeypatch.setattr(host_kv, "STAGED_BYTES", staged_bytes)
+    backend, first, second = engine(llama), Run(prompt(9), 6), Run(prompt(14), 4)
+    second.key = second.key._replace(stream_id=1)
+    first.blocks = [7, 2, 3, 5]
+    step(backend, first)
+    step(backend, first)
+    away = Swap(first.key, (7, 2, 3), 10, (8, 0, 1))
+    second.blocks = [3, 7, 2, 1, 0]
+    step(backend, second, out=away)
+    other = Swap(second.key, (3, 7, 2, 1), 14, (2, 3, 4, 5))
+    first.blocks = [1, 3, 2, 6]
+    step(backend, first, out=other, back=Swap(first.key, (1, 3, 2), 10, (8, 0, 1)))
+    second.blocks = [0, 4, 5, 7, 3]
+    step(backend, second, back=Swap(second.key, (0, 4, 5, 7), 14, (2, 3, 4, 5)))
+    assert first.output == reference_output(llama, first.prompt, 3)
+    assert second.output == reference_output(llama, second.prompt, 2)
+
+
+def test_bytes_travel_to_and_from_host_memory(llama: str) -> None:
+    backend, run = engine(llama), Run(prompt(10), 2)
+    run.blocks = [4, 1, 6]
+    step(backend, run)
+    backend.run(ForwardPass(2, (), swapped_out=(Swap(run.key, (4, 1, 6), 10, (5, 3, 8)),)))
+    data = backend.read_kv((4, 1, 6))
+    assert b"".join(backend.read_kv_chunks((5, 3, 8), from_host=True)) == data
+    writer = backend.kv_writer((0, 2, 1), backend.kv_shape(3), "float32", 12, to_host=True)
+    writer.feed(data)
+    writer.finish()
+    assert b"".join(backend.read_kv_chunks((0, 2, 1), from_host=True)) == data
+
+
+def test_kv_from_elsewhere_waits_until_a_pass_has_saved_its_own(llama: str) -> None:
+    backend = engine(llama)
+    away = ForwardPass(1, (), swapped_out=(Swap(Run((1,), 1).key, (0,), 4, (0,)),))
+    backend.hold_kv_writes(away)
+    assert not backend._pool.writable.is_set()
+    backend.run(away)
+    assert backend._pool.writable.is_set()
+
+
+def test_a_swap_that_cannot_be_blames_its_requests(llama: str) -> None:
+    backend = engine(llama, 0)
+    away = Swap(Run((1,), 1).key, (0,), 4, (0,))
+    with pytest.raises(PassFailure, match="no host memory") as refused:
+        backend.run(ForwardPass(1, (), swapped_out=(away,)))
+    assert refused.value.keys == (away.key,)
+    assert backend._pool.writable.is_set()
+
+
+def test_more_host_memory_than_there_is_is_refused(llama: str) -> None:
+    with pytest.raises(HeadwayError, match=r"host_kv_gib: .* GiB free") as refused:
+        engine(llama, 2**40)
+    assert refused.value.code is Code.RESOURCE_EXHAUSTED
+
+
+def test_host_memory_is_shared_out_among_units_in_whole_blocks() -> None:
+    size = ModelSize(kv_bytes_per_token=2**16, max_model_len=1024, free_bytes=None)
+    config = WorkerConfig(service_id="w", host_kv_gib=0.5, dp=3, block_size=16)
+    assert host_blocks_per_unit(config, size) == 170
+    assert host_blocks_per_unit(config.model_copy(update={"host_kv_gib": 0.0}), size) == 0
+    with pytest.raises(HeadwayError, match=r"host_kv_gib is 0\.001.*a block for each DP unit"):
+        host_blocks_per_unit(config.model_copy(update={"host_kv_gib": 0.001}), size)
