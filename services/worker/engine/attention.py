@@ -47,13 +47,32 @@ class PrefillSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class Contexts:
+    """What each request reads as kernels take it, those of one row first.
+
+    ``tables`` (requests, blocks) and ``lengths`` (requests,) are int32; ``firsts`` int32, where
+    each of the others has its rows, counted from the first of those, and where they end; None
+    where there are no others.
+    """
+
+    num_decodes: int
+    tables: torch.Tensor
+    lengths: torch.Tensor
+    firsts: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class PagedBatch:
-    """Where a flattened batch's rows are stored, and what each of them reads."""
+    """Where a flattened batch's rows are stored, and what each of them reads.
+
+    That is ``contexts`` for kernels, else ``decodes`` and ``prefills``.
+    """
 
     pool: KvPool
     slots: torch.Tensor
-    decodes: tuple[DecodeGroup, ...]
-    prefills: tuple[PrefillSpan, ...]
+    decodes: tuple[DecodeGroup, ...] = ()
+    prefills: tuple[PrefillSpan, ...] = ()
+    contexts: Contexts | None = None
 
 
 def attend(

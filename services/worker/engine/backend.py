@@ -45,7 +45,9 @@ class TorchBackend:
         self._pool = pool
         self._host = host
         self._swapper = KvSwapper(pool, host)
-        self._layouts = LayoutBuilder(pool, model.vocab_size, model.max_model_len)
+        self._layouts = LayoutBuilder(
+            pool, model.vocab_size, model.max_model_len, model.decoder.reads_tables
+        )
         self._device = pool.keys[0].device
         self.model_max_len = model.max_model_len
         self.vocab_size = model.vocab_size
@@ -70,16 +72,18 @@ class TorchBackend:
         block_size: int = 16,
         num_threads: int | None = None,
         num_host_blocks: int | Callable[[ModelSize], int] = 0,
+        kernels: bool | None = None,
     ) -> TorchBackend:
         """Load a checkpoint and take ``num_blocks`` KV blocks, for all DP units together.
 
-        ``num_host_blocks`` more are in host memory, for KV that waits there. Raises HeadwayError
-        where the checkpoint, the device or a pool's size cannot be served.
+        ``num_host_blocks`` more are in host memory, for KV that waits there. ``kernels`` is
+        whether Triton's are used: on a GPU, unless told otherwise. Raises HeadwayError where the
+        checkpoint, the device or a pool's size cannot be served.
         """
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         place = _device(device)
-        loaded = load_model(model, place, dtype)
+        loaded = load_model(model, place, dtype, kernels)
         free = available_bytes(place) if place.type == "cuda" else None
         size = ModelSize(loaded.kv_shape.bytes_per_token, loaded.max_model_len, free)
         num_blocks = num_blocks(size) if callable(num_blocks) else num_blocks
@@ -129,6 +133,8 @@ class TorchBackend:
 
     def warm_up(self) -> None:
         """Run a prompt and a decoding step over the first blocks; what they held is lost."""
+        with torch.inference_mode():
+            self._model.decoder.prepare(self._pool)
         count = min(2 * self.block_size, self.num_blocks * self.block_size, self.model_max_len) - 1
         blocks = tuple(range(-(-(count + 1) // self.block_size)))
         key, params = StreamKey("warm-up", 0), SamplingParams(temperature=1.0)

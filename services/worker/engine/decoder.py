@@ -15,6 +15,7 @@ from torch.linalg import vector_norm
 from torch.nn.functional import embedding, silu
 
 from services.worker.engine.attention import PagedBatch, attend
+from services.worker.engine.kv import KvPool
 from services.worker.engine.linear import Linear
 
 
@@ -33,6 +34,8 @@ class LayerWeights:
 
 class Decoder:
     """Token ids to hidden states, keys and values into the paged pool on the way."""
+
+    reads_tables = False  # what batches it needs: with contexts as tables, or as slots
 
     def __init__(self, network: Any, config: Any, max_model_len: int) -> None:
         """Takes the weights out of a transformers model, which is of no use afterwards."""
@@ -63,6 +66,9 @@ class Decoder:
             hidden = self._attention(index, layer, hidden, angles, batch)
             hidden = self._mlp(layer, hidden)
         return self._rms(hidden, self._norm)
+
+    def prepare(self, pool: KvPool) -> None:
+        """Do ahead what passes over ``pool`` would otherwise do first: here nothing."""
 
     def _attention(
         self,

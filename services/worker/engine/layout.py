@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from headway.errors import Code, HeadwayError
 from headway.messages import PassItem
 from headway.request import StreamKey
-from services.worker.engine.attention import DecodeGroup, PagedBatch, PrefillSpan
+from services.worker.engine.attention import Contexts, DecodeGroup, PagedBatch, PrefillSpan
 from services.worker.engine.kv import DTYPES, KvPool
 
 Ints = NDArray[np.int64]
@@ -51,8 +51,12 @@ class PassLayout:
 class LayoutBuilder:
     """Checks a plan against the model and the pool (PassFailure), then lays it out."""
 
-    def __init__(self, pool: KvPool, vocab_size: int, max_model_len: int) -> None:
+    def __init__(
+        self, pool: KvPool, vocab_size: int, max_model_len: int, with_tables: bool = False
+    ) -> None:
+        """``with_tables`` for a decoder that reads block tables, by kernels."""
         self._pool = pool
+        self._with_tables = with_tables
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._device = pool.keys[0].device
@@ -109,6 +113,9 @@ class LayoutBuilder:
 
     def _batch(self, rows: _Rows) -> PagedBatch:
         num_decodes = int((rows.counts == 1).sum())
+        if self._with_tables:
+            contexts = self._contexts(rows, num_decodes)
+            return PagedBatch(self._pool, self._tensor(rows.slots), contexts=contexts)
         groups = _groups(rows.contexts[:num_decodes])
         return PagedBatch(
             pool=self._pool,
@@ -117,6 +124,19 @@ class LayoutBuilder:
             prefills=tuple(
                 self._prefill_span(rows, n) for n in range(num_decodes, len(rows.counts))
             ),
+        )
+
+    def _contexts(self, rows: _Rows, num_decodes: int) -> Contexts:
+        num_entries = np.diff(rows.tables, append=len(rows.blocks))
+        held = np.arange(num_entries.max()) < num_entries[:, None]
+        tables = np.zeros(held.shape, np.int32)
+        tables[held] = rows.blocks
+        ends = np.cumsum(rows.counts[num_decodes:], dtype=np.int32)
+        return Contexts(
+            num_decodes=num_decodes,
+            tables=self._tensor(tables),
+            lengths=self._tensor(rows.contexts.astype(np.int32)),
+            firsts=self._tensor(np.insert(ends, 0, 0)) if len(ends) else None,
         )
 
     def _decode_group(self, rows: _Rows, first: int, stop: int) -> DecodeGroup:
@@ -144,7 +164,7 @@ class LayoutBuilder:
         later = where > np.arange(context - count, context)[:, None]
         return PrefillSpan(first, first + count, self._tensor(slots), self._mask(later))
 
-    def _tensor(self, array: Ints) -> torch.Tensor:
+    def _tensor(self, array: Ints | NDArray[np.int32]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
 
     def _mask(self, hidden: NDArray[np.bool_]) -> torch.Tensor:

@@ -37,11 +37,14 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
 
 
-def load_model(model: str, device: torch.device, dtype: str) -> LoadedModel:
+def load_model(
+    model: str, device: torch.device, dtype: str, kernels: bool | None = None
+) -> LoadedModel:
     """Load from a folder or a hub id; ``dtype`` as in the checkpoint with ``auto``.
 
-    Raises HeadwayError: NOT_FOUND for what is no checkpoint, FAILED_PRECONDITION for an
-    unsupported one, with the way out.
+    ``kernels`` is whether Triton's are used: on a GPU, unless told otherwise. Raises HeadwayError:
+    NOT_FOUND for what is no checkpoint, FAILED_PRECONDITION for an unsupported one, with the way
+    out.
     """
     config = _read_config(model)
     refuse_unsupported(config)
@@ -56,16 +59,32 @@ def load_model(model: str, device: torch.device, dtype: str) -> LoadedModel:
     )
     if info["missing_keys"]:
         raise _unsupported(f"it lacks weights: {', '.join(sorted(info['missing_keys'])[:3])}")
-    network = network.to(device).eval()
+    eos_token_ids = _eos_token_ids(model, config, network.generation_config)
+    use_kernels = device.type == "cuda" if kernels is None else kernels
+    return take_model(network.to(device).eval(), eos_token_ids, use_kernels)
+
+
+def take_model(network: Any, eos_token_ids: tuple[int, ...], kernels: bool) -> LoadedModel:
+    """Take the weights out of a transformers model, which is of no use afterwards."""
+    config = network.config
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    dtype = str(network.dtype).removeprefix("torch.")
     return LoadedModel(
         lm_head=Linear(network.get_output_embeddings().weight.data),
-        decoder=Decoder(network, config, _max_model_len(config)),
-        kv_shape=KvShape(config.num_hidden_layers, config.num_key_value_heads, size, chosen),
+        decoder=_decoder_class(kernels)(network, config, _max_model_len(config)),
+        kv_shape=KvShape(config.num_hidden_layers, config.num_key_value_heads, size, dtype),
         vocab_size=config.vocab_size,
         max_model_len=_max_model_len(config),
-        eos_token_ids=_eos_token_ids(model, config, network.generation_config),
+        eos_token_ids=eos_token_ids,
     )
+
+
+def _decoder_class(kernels: bool) -> type[Decoder]:
+    if not kernels:
+        return Decoder
+    from services.worker.engine.kernel_decoder import KernelDecoder  # a CPU has no Triton
+
+    return KernelDecoder
 
 
 def checkpoint_dtype(model: str) -> str:
