@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from headway.errors import Code, HeadwayError
-from headway.messages import ForwardPass, PassItem, PassResult, Sampled
+from headway.messages import ForwardPass, HiddenStates, PassItem, PassResult, Sampled
 from headway.request import SamplingParams, StreamKey
 from services.worker.engine.host_kv import HostKv, KvSwapper
 from services.worker.engine.kv import Buffer, KvPool, KvStore, KvWriter
@@ -101,29 +101,29 @@ class TorchBackend:
         """
         started_at = time.perf_counter()
         sampled: tuple[Sampled, ...] = ()
+        hidden = None
         with self._swapper.around(forward_pass) as swapping:
             if forward_pass.items:
                 with torch.inference_mode():
                     layout = self._layouts.build(forward_pass.items)
-                    sampled = self._draw(self._forward(layout), layout, forward_pass.items)
+                    states = self._model.decoder(layout.token_ids, layout.positions, layout.batch)
+                    sampled = self._draw(states, layout, forward_pass.items)
+                    hidden = _take_hidden(states, layout, forward_pass)
         pass_time = time.perf_counter() - started_at
-        return PassResult(forward_pass.pass_id, pass_time, sampled, swap_time=swapping.seconds)
-
-    def _forward(self, layout: PassLayout) -> torch.Tensor:
-        """The hidden states (rows, hidden size) to draw from."""
-        hidden = self._model.decoder(layout.token_ids, layout.positions, layout.batch)
-        rows = layout.sampling_rows
-        return hidden if rows is None else hidden.index_select(0, rows)
+        return PassResult(forward_pass.pass_id, pass_time, sampled, hidden, swapping.seconds)
 
     def _draw(
-        self, hidden: torch.Tensor, layout: PassLayout, items: Sequence[PassItem]
+        self, states: torch.Tensor, layout: PassLayout, items: Sequence[PassItem]
     ) -> tuple[Sampled, ...]:
+        """Tokens of the items that ask, from ``states`` (rows, hidden size)."""
         if not layout.sampling_items:
             if self._device.type == "cuda":  # what draws would have waited for
                 torch.cuda.synchronize(self._device)
             return ()
+        rows = layout.sampling_rows
+        drawn_from = states if rows is None else states.index_select(0, rows)
         chosen = [items[n] for n in layout.sampling_items]
-        drawn = draw(self._model.lm_head(hidden), chosen, self.eos_token_ids)
+        drawn = draw(self._model.lm_head(drawn_from), chosen, self.eos_token_ids)
         bad = [item.key for item, (token, _) in zip(chosen, drawn, strict=True) if token < 0]
         if bad:
             names = ", ".join(f"{key.gateway_id}/{key.stream_id}" for key in bad)
@@ -194,6 +194,19 @@ class TorchBackend:
         writer = self.kv_writer(block_ids, shape, dtype, shape[2])
         writer.feed(data)
         writer.finish()
+
+
+def _take_hidden(
+    states: torch.Tensor, layout: PassLayout, forward_pass: ForwardPass
+) -> HiddenStates | None:
+    """The states of the items that the plan names, as the wire has them."""
+    if not forward_pass.hidden:
+        return None
+    rows = torch.from_numpy(layout.last_rows[list(forward_pass.hidden)]).to(states.device)
+    most = torch.finfo(torch.float16).max
+    values = states.index_select(0, rows).clamp(-most, most).to(torch.float16).cpu().numpy()
+    keys = tuple(forward_pass.items[n].key for n in forward_pass.hidden)
+    return HiddenStates(keys, values)
 
 
 def _device(name: str) -> torch.device:

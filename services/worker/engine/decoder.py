@@ -18,6 +18,8 @@ from services.worker.engine.attention import PagedBatch, attend
 from services.worker.engine.kv import KvPool
 from services.worker.engine.linear import Linear
 
+_MAX_MLP_ROWS = 512
+
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
@@ -96,6 +98,9 @@ class Decoder:
         return layer.output.added_to(hidden, output)
 
     def _mlp(self, layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
+        if len(hidden) > _MAX_MLP_ROWS:  # else its intermediates are memory fresh from the system
+            parts = [self._mlp(layer, part) for part in hidden.split(_MAX_MLP_ROWS)]
+            return torch.cat(parts)
         normed = self._rms(hidden, layer.mlp_norm)
         gate, up = layer.gate_up(normed).chunk(2, -1)
         return layer.down.added_to(hidden, silu(gate).mul_(up))

@@ -38,7 +38,8 @@ class PassLayout:
     """A plan as tensors; ``token_ids`` and ``positions`` are (rows,).
 
     ``sampling_rows`` are the rows to draw from, None where that is all of them;
-    ``sampling_items`` are the positions of their items in the plan.
+    ``sampling_items`` are the positions of their items in the plan. ``last_rows`` are the rows
+    of the items' last tokens, by position in the plan.
     """
 
     token_ids: torch.Tensor
@@ -46,6 +47,7 @@ class PassLayout:
     batch: PagedBatch
     sampling_rows: torch.Tensor | None
     sampling_items: tuple[int, ...]
+    last_rows: Ints
 
 
 class LayoutBuilder:
@@ -79,6 +81,7 @@ class LayoutBuilder:
             batch=self._batch(rows),
             sampling_rows=None if whole else self._tensor(last_rows[sampling]),
             sampling_items=tuple(order[n] for n in sampling),
+            last_rows=last_rows[np.argsort(order)],
         )
 
     # --- checks -----------------------------------------------------------------------

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.messages import ForwardPass
-from headway.request import SamplingParams
+from headway.request import SamplingParams, StreamKey
 from services.worker.engine.backend import TorchBackend
 from tests.services.worker.engine_rig import (
     FAMILIES,
@@ -126,3 +126,21 @@ def test_warming_up_leaves_the_engine_as_it_was(llama: str) -> None:
     run = Run(prompt(50), 5)
     Schedule(engine).complete([run])
     assert run.output == reference_output(llama, run.prompt, 5)
+
+
+def test_hidden_states_are_those_that_the_next_token_is_drawn_from(llama: str) -> None:
+    engine = backend(llama, 8)
+    prompts = [tuple(range(5, 5 + length)) for length in (9, 1, 30)]
+    items = []
+    for n, asked in enumerate(prompts):
+        run = Run(asked, 1, key=StreamKey("gateway", n), blocks=list(range(8 * n, 8 * n + 8)))
+        items.append(run.item(len(asked)))
+    found = engine.run(ForwardPass(1, tuple(items), hidden=(2, 0))).hidden
+    assert found is not None
+    assert found.keys == (items[2].key, items[0].key)
+    network = reference_model(llama)
+    for row, asked in zip(found.values, (prompts[2], prompts[0]), strict=True):
+        with torch.inference_mode():
+            expected = network.model(torch.tensor([asked])).last_hidden_state[0, -1]
+        assert torch.allclose(torch.from_numpy(row).float(), expected, atol=2e-2, rtol=2e-3)
+    assert engine.run(ForwardPass(2, tuple(items))).hidden is None
