@@ -1,0 +1,1 @@
+"""One GPU: the engine's passes against what the card can do and against transformers."""

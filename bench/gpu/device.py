@@ -1,0 +1,101 @@
+"""The card: what it is, what it can do, and how long something takes on it."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from statistics import median
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What was measured in this run; a copied byte counts twice."""
+
+    copy_bytes_per_s: float
+    read_bytes_per_s: float
+    matmul_flops_per_s: float
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The roofline's: whichever is more."""
+        return max(self.copy_bytes_per_s, self.read_bytes_per_s)
+
+
+def describe(device: torch.device) -> dict[str, object]:
+    """Names and versions."""
+    found: dict[str, object] = {"python": platform.python_version(), "card": None, "cuda": None}
+    for name in ("torch", "triton", "transformers"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        found["card"] = properties.name
+        found["memory_bytes"] = properties.total_memory
+        found["processors"] = properties.multi_processor_count
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Median wall time of ``run`` and the device's work for it, after one run for warmth."""
+    run()
+    wait(device)
+    times = []
+    for _ in range(repeats):
+        started_at = time.perf_counter()
+        run()
+        wait(device)
+        times.append(time.perf_counter() - started_at)
+    return median(times)
+
+
+def device_seconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """The device's time alone for one ``run``, of ``repeats`` in a row."""
+    if device.type != "cuda":
+        return seconds(run, device, repeats)
+    run()
+    events: Any = torch.cuda.Event  # torch does not type it
+    begin, end = (events(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(repeats):
+        run()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3 / repeats
+
+
+def measure(device: torch.device, dtype: torch.dtype, small: bool) -> Rates:
+    """Copy and read a buffer far larger than any cache; multiply large random matrices."""
+    copying, reading = _memory_rates(device, 2**22 if small else 2**33)
+    size = 256 if small else 8192
+    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    multiplying = device_seconds(lambda: left @ right, device, 20)
+    return Rates(copying, reading, 2 * size**3 / multiplying)
+
+
+def _memory_rates(device: torch.device, num_bytes: int) -> tuple[float, float]:
+    """Of a copy and of a read, bytes/s."""
+    source = torch.rand(num_bytes // 4, device=device)
+    target = torch.empty_like(source)
+    copying = device_seconds(lambda: target.copy_(source), device, 10)
+    reading = device_seconds(lambda: source.amax(), device, 10)
+    return 2 * num_bytes / copying, num_bytes / reading
+
+
+def as_json(rates: Rates) -> dict[str, float]:
+    """For the report."""
+    return {**asdict(rates), "roofline_bytes_per_s": rates.bytes_per_s}
