@@ -221,7 +221,8 @@ class HandoffResult:
 class KvHeader:
     """What the KV bytes that follow are.
 
-    ``shape`` is (layers, 2, tokens padded to whole blocks, KV heads, head size).
+    ``shape`` is (layers, 2, tokens padded to whole blocks, KV heads, head size). With ``more`` the
+    request still runs, and parts follow.
     """
 
     request: Request
@@ -231,6 +232,22 @@ class KvHeader:
     block_size: int
     dtype: str
     shape: tuple[int, ...]
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KvPart:
+    """KV of a request that has run on since the header, or the part, before: its bytes follow.
+
+    Of tokens ``first_token … num_computed_tokens - 1``; ``output_token_ids`` have been drawn since.
+    With ``more`` the request still runs.
+    """
+
+    first_token: int
+    num_computed_tokens: int
+    output_token_ids: tuple[int, ...]
+    shape: tuple[int, ...]
+    more: bool
 
 
 # --- worker and gateway ---------------------------------------------------------------

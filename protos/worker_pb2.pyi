@@ -572,21 +572,25 @@ class KvChunk(_message.Message):
 
     HEADER_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
     """at most 1 MiB"""
     @_builtins.property
     def header(self) -> Global___KvHeader: ...
+    @_builtins.property
+    def part(self) -> Global___KvPart: ...
     def __init__(
         self,
         *,
         header: Global___KvHeader | None = ...,
         data: _builtins.bytes = ...,
+        part: Global___KvPart | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "data", b"data", "header", b"header"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "data", b"data", "header", b"header", "part", b"part"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "data", b"data", "header", b"header"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "data", b"data", "header", b"header", "part", b"part"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["header", "data"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["header", "data", "part"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -603,6 +607,7 @@ class KvHeader(_message.Message):
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     SHAPE_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     unit: _builtins.int
     num_computed_tokens: _builtins.int
     num_bytes: _builtins.int
@@ -610,6 +615,8 @@ class KvHeader(_message.Message):
     block_size: _builtins.int
     dtype: _builtins.str
     """for example float32"""
+    more: _builtins.bool
+    """the request still runs: a part follows the data"""
     @_builtins.property
     def request(self) -> _common_pb2.Request:
         """with output_token_ids so far"""
@@ -628,14 +635,53 @@ class KvHeader(_message.Message):
         block_size: _builtins.int = ...,
         dtype: _builtins.str = ...,
         shape: _abc.Iterable[_builtins.int] | None = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "dtype", b"dtype", "num_bytes", b"num_bytes", "num_computed_tokens", b"num_computed_tokens", "request", b"request", "shape", b"shape", "unit", b"unit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "dtype", b"dtype", "more", b"more", "num_bytes", b"num_bytes", "num_computed_tokens", b"num_computed_tokens", "request", b"request", "shape", b"shape", "unit", b"unit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___KvHeader: _TypeAlias = KvHeader  # noqa: Y015
+
+@_typing.final
+class KvPart(_message.Message):
+    """The request has run on since: KV behind what has been sent, whose data follows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    NUM_COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    first_token: _builtins.int
+    """as many as the message before said were computed"""
+    num_computed_tokens: _builtins.int
+    more: _builtins.bool
+    @_builtins.property
+    def output_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """drawn since the message before"""
+
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        first_token: _builtins.int = ...,
+        num_computed_tokens: _builtins.int = ...,
+        output_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        more: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_token", b"first_token", "more", b"more", "num_computed_tokens", b"num_computed_tokens", "output_token_ids", b"output_token_ids", "shape", b"shape"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvPart: _TypeAlias = KvPart  # noqa: Y015
 
 @_typing.final
 class KvReceipt(_message.Message):

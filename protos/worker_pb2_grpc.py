@@ -61,6 +61,8 @@ class WorkerServicer(object):
 
     def TransferKv(self, request_iterator, context):
         """KV blocks of one request, worker to worker: header first, then data in layer-block order.
+        One that runs sends full blocks first, then parts: what it has computed since, the last with
+        it stopped. A stream that ends before its last part brings nothing.
         The target replies once the request runs there; only then may the source free its blocks.
         RESOURCE_EXHAUSTED: no room; try another unit. A request that runs
         at the target already is acknowledged again.

@@ -39,6 +39,8 @@ class WorkerStub:
     """
     TransferKv: _grpc.StreamUnaryMultiCallable[_worker_pb2.KvChunk, _worker_pb2.KvReceipt]
     """KV blocks of one request, worker to worker: header first, then data in layer-block order.
+    One that runs sends full blocks first, then parts: what it has computed since, the last with
+    it stopped. A stream that ends before its last part brings nothing.
     The target replies once the request runs there; only then may the source free its blocks.
     RESOURCE_EXHAUSTED: no room; try another unit. A request that runs
     at the target already is acknowledged again.
@@ -55,6 +57,8 @@ class WorkerAsyncStub(WorkerStub):
     """
     TransferKv: _aio.StreamUnaryMultiCallable[_worker_pb2.KvChunk, _worker_pb2.KvReceipt]  # type: ignore[assignment]
     """KV blocks of one request, worker to worker: header first, then data in layer-block order.
+    One that runs sends full blocks first, then parts: what it has computed since, the last with
+    it stopped. A stream that ends before its last part brings nothing.
     The target replies once the request runs there; only then may the source free its blocks.
     RESOURCE_EXHAUSTED: no room; try another unit. A request that runs
     at the target already is acknowledged again.
@@ -80,6 +84,8 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.KvReceipt, _abc.Awaitable[_worker_pb2.KvReceipt]]:
         """KV blocks of one request, worker to worker: header first, then data in layer-block order.
+        One that runs sends full blocks first, then parts: what it has computed since, the last with
+        it stopped. A stream that ends before its last part brings nothing.
         The target replies once the request runs there; only then may the source free its blocks.
         RESOURCE_EXHAUSTED: no room; try another unit. A request that runs
         at the target already is acknowledged again.

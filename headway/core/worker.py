@@ -15,13 +15,16 @@ from headway.core.worker_events import (
     GatewayGone,
     KvAborted,
     KvArrived,
+    KvContinued,
     KvOffered,
+    KvSent,
     PassCut,
     PassFailed,
     Predicted,
     PredictorKnown,
     SchedulerConnected,
     TransferEnded,
+    TransferEvent,
     Tuned,
     WorkerAction,
     WorkerEvent,
@@ -33,11 +36,13 @@ from headway.core.worker_sequence import SequenceState, Stage
 from headway.core.worker_state import HashesOf, Oracle, PrefixCounts, WorkerState
 from headway.core.worker_steps import reserve_steps, return_steps
 from headway.core.worker_transfers import (
+    answer_more,
     answer_offer,
     end_arrival,
+    end_round,
     end_swaps,
     end_transfer,
-    leave,
+    leave_all,
     start_handoff,
     stay,
 )
@@ -75,6 +80,8 @@ class WorkerSettings:
     memory for preempted requests, 0 to compute it again. ``prefix_caching``: whether a request
     may begin with the KV of others whose first tokens are the same. ``predict_every``: k, tokens
     of a request between two predictions of its remaining length (STAR), 0 for none.
+    ``move_rounds``: the most rounds in which full blocks of a request that moves are sent while it
+    runs; with 0 it stops first.
     """
 
     watermark: float = 0.1
@@ -88,6 +95,7 @@ class WorkerSettings:
     host_tokens: int = 0
     prefix_caching: bool = False
     predict_every: int = 0
+    move_rounds: int = 0
 
 
 class WorkerCore:
@@ -173,7 +181,7 @@ class WorkerCore:
             self._predictions.take(event)
         elif isinstance(event, PredictorKnown):
             self._predictions.is_on = event.is_known
-        elif isinstance(event, Handoff | TransferEnded | KvOffered | KvArrived | KvAborted):
+        elif isinstance(event, TransferEvent):
             self._on_transfer(event, actions)
         else:
             self._on_order(event, actions)
@@ -229,18 +237,22 @@ class WorkerCore:
 
     def _on_transfer(
         self,
-        event: Handoff | TransferEnded | KvOffered | KvArrived | KvAborted,
+        event: TransferEvent,
         actions: list[WorkerAction],
     ) -> None:
         match event:
             case Handoff():
-                action = start_handoff(self._state, event)
+                action = start_handoff(self._state, event, self.settings.move_rounds)
                 if action is not None:
                     actions.append(action)
             case TransferEnded():
                 actions.append(end_transfer(self._state, event))
+            case KvSent(key):
+                actions += end_round(self._state, key, self.settings.move_rounds)
             case KvOffered(header):
                 actions.append(answer_offer(self._state, header))
+            case KvContinued():
+                actions.append(answer_more(self._state, event))
             case KvArrived(key):
                 end_arrival(self._state, key, ok=True)
             case KvAborted(key):
@@ -314,7 +326,7 @@ class WorkerCore:
             self._step_time = result.pass_time
         if self._num_steps > 1:
             return_steps(self._state, running)
-        actions += [leave(self._state, s) for s in running if s.leaving is not None]
+        actions += leave_all(self._state, running)
         if self._pass_dispatches or self._has_news or self._is_report_due(now):
             actions.append(self._end_forward(result.pass_time, self._pass_dispatches, now))
             self._pass_dispatches = []
@@ -357,9 +369,10 @@ class WorkerCore:
                 unit.pool.forget(sequence.blocks)  # should the fault lie in what it began with
                 unit.remove(sequence)
                 self._state.fail(request, sequence.unit, event.message)
-            if sequence.leaving is not None:
-                held = self._state.find(sequence.key) is sequence
-                actions.append(leave(self._state, sequence) if held else stay(sequence))
+            if self._state.find(sequence.key) is sequence:
+                actions += leave_all(self._state, [sequence])
+            elif sequence.leaving is not None:
+                actions.append(stay(sequence))
         self._waiting_dispatches = self._pass_dispatches + self._waiting_dispatches
         self._pass_dispatches = []
 

@@ -62,6 +62,22 @@ class TransferEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class KvSent:
+    """A round of an outgoing transfer has been sent: the sender waits for the next one."""
+
+    key: StreamKey
+
+
+@dataclass(frozen=True, slots=True)
+class KvContinued:
+    """More of an accepted offer's KV comes, with the tokens drawn since: of so many in all."""
+
+    key: StreamKey
+    num_computed_tokens: int
+    output_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class KvOffered:
     """Another worker wants to send a request's KV."""
 
@@ -112,6 +128,7 @@ class Predicted:
     remaining: tuple[float, ...]
 
 
+TransferEvent = Handoff | TransferEnded | KvSent | KvOffered | KvContinued | KvArrived | KvAborted
 WorkerEvent = (
     Dispatch
     | Handoff
@@ -124,7 +141,9 @@ WorkerEvent = (
     | PassResult
     | PassFailed
     | TransferEnded
+    | KvSent
     | KvOffered
+    | KvContinued
     | KvArrived
     | KvAborted
     | PredictorKnown
@@ -145,13 +164,26 @@ class SendTokens:
 
 @dataclass(frozen=True, slots=True)
 class StartTransfer:
-    """Stream these blocks' KV, or that in host memory, to another worker."""
+    """Stream these blocks' KV, or that in host memory, to another worker.
+
+    With ``more`` the request still runs, and the sender tells when this has been sent (``KvSent``);
+    KV before ``first_token`` has been, in the same transfer.
+    """
 
     request: Request
     num_computed_tokens: int
     blocks: tuple[int, ...]
     handoff: Handoff
     host_blocks: tuple[int, ...] = ()
+    first_token: int = 0
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StopTransfer:
+    """Give up a transfer that was to have more; its end is told as any other's."""
+
+    key: StreamKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +227,7 @@ WorkerAction = (
     | LoadReport
     | SendTokens
     | StartTransfer
+    | StopTransfer
     | AcceptKv
     | AcknowledgeKv
     | RefuseKv

@@ -54,6 +54,9 @@ class SequenceState:
     cancelled: bool = False
     moving: bool = False
     leaving: Handoff | None = None  # where it goes when it is in no pass
+    num_rounds: int = 0  # of KV sent there while it runs
+    num_sent: int = 0  # tokens whose KV they were
+    sending: list[int] = field(default_factory=list)  # blocks of a round that is being sent
     attained_tokens: int = field(init=False)
     key: StreamKey = field(init=False)
     """The attempt's name across the cluster."""

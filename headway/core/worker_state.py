@@ -148,6 +148,7 @@ class UnitState:
     def remove(self, sequence: SequenceState) -> None:
         """Forget a sequence and free its blocks, and its place in host memory."""
         self.host.release(sequence)
+        self.pool.release(sequence.sending)
         self.pool.release(sequence.blocks)
         del self.sequences[sequence.key]
         self.changed[sequence.key] = None
@@ -333,6 +334,13 @@ class WorkerState:
             self._estimate(sequence)
             self.units[sequence.unit].changed[sequence.key] = None
 
+    def extend(self, sequence: SequenceState, token_ids: Sequence[int]) -> None:
+        """Take in what another worker has drawn for it."""
+        sequence.output.extend(token_ids)
+        sequence.attained_tokens += len(token_ids)
+        if sequence.answer_start is None:
+            sequence.answer_start = self._answer_start(sequence.request, sequence.output)
+
     def predict(self, key: StreamKey, num_remaining: float, num_output_tokens: int) -> None:
         """The predictor, at so many output tokens, expects so many more.
 
@@ -353,7 +361,9 @@ class WorkerState:
         if sequence is None:
             return
         sequence.cancelled = True
-        if not (sequence.in_pass or sequence.moving or sequence.stage is Stage.ARRIVING):
+        self.units[sequence.unit].changed[key] = None
+        is_sent = sequence.moving or sequence.num_rounds > 0
+        if not (sequence.in_pass or is_sent or sequence.stage is Stage.ARRIVING):
             self.end(sequence, FinishReason.CANCELLED)
 
     def end(self, sequence: SequenceState, reason: FinishReason) -> None:

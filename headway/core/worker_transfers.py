@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 
 from headway.blocks import blocks_for
 from headway.cluster import Role
 from headway.core.worker_events import (
     AcceptKv,
     AcknowledgeKv,
+    KvContinued,
     RefuseKv,
     StartTransfer,
+    StopTransfer,
     TransferEnded,
     WorkerAction,
 )
+from headway.core.worker_rounds import begins_round, end_rounds, send_round, start_transfer
 from headway.core.worker_sequence import SequenceState, Stage
 from headway.core.worker_state import WorkerState
 from headway.errors import Code, HeadwayError
@@ -24,20 +26,49 @@ from headway.request import FinishReason, Request, StreamKey
 # --- the source -----------------------------------------------------------------------
 
 
-def start_handoff(state: WorkerState, handoff: Handoff) -> WorkerAction | None:
+def start_handoff(
+    state: WorkerState, handoff: Handoff, most_rounds: int = 0
+) -> WorkerAction | None:
     """Stream the request's KV to its target; None if that is under way, or begins later.
 
-    A request that decodes is moved, too: it leaves at the end of the pass that it is in.
+    A request that decodes is moved, too: full blocks go first, and then it leaves at the end of
+    the pass that it is in.
     """
     sequence = state.find(handoff.key)
     if sequence is None or sequence.cancelled or not _can_leave(sequence):
         return _not_held(handoff)
-    if sequence.moving or sequence.leaving is not None:
+    if sequence.moving or sequence.leaving is not None or sequence.num_rounds:
         return None
     if sequence.stage is not Stage.HANDOFF:
         sequence.leaving = handoff
-        return None if sequence.in_pass or sequence.swapping else leave(state, sequence)
-    return _start_transfer(sequence, handoff)
+        return _go_on_leaving(state, sequence, most_rounds)
+    sequence.moving = True
+    return start_transfer(sequence, handoff, sequence.num_computed)
+
+
+def _go_on_leaving(
+    state: WorkerState, sequence: SequenceState, most_rounds: int
+) -> WorkerAction | None:
+    """Another round, or the rest now, or None: the rest when it is in no pass."""
+    unit = state.units[sequence.unit]
+    if begins_round(sequence, unit.pool.block_size, most_rounds):
+        return send_round(unit, sequence)
+    return None if sequence.in_pass or sequence.swapping else leave(state, sequence)
+
+
+def end_round(state: WorkerState, key: StreamKey, most_rounds: int) -> list[WorkerAction]:
+    """A round has been sent; a request that lost its KV, or is over, goes nowhere."""
+    sequence = state.find(key)
+    if sequence is None or not sequence.sending:
+        return []
+    state.units[sequence.unit].pool.release(sequence.sending)
+    if sequence.leaving is None:
+        return []
+    is_over = sequence.cancelled and not sequence.in_pass
+    if is_over or not _can_leave(sequence) or sequence.num_computed < sequence.num_sent:
+        return [stay(sequence)]
+    action = _go_on_leaving(state, sequence, most_rounds)
+    return [] if action is None else [action]
 
 
 def _can_leave(sequence: SequenceState) -> bool:
@@ -48,17 +79,23 @@ def _can_leave(sequence: SequenceState) -> bool:
 
 
 def leave(state: WorkerState, sequence: SequenceState) -> StartTransfer:
-    """Stop a running request and send its KV; it goes on here if that fails."""
+    """Stop a running request and send the rest of its KV; it goes on here if that fails."""
     assert sequence.leaving is not None, "it has been told where to go"
     state.units[sequence.unit].move(sequence, Stage.HANDOFF)
-    return _start_transfer(sequence, sequence.leaving)
+    sequence.moving = True
+    return start_transfer(sequence, sequence.leaving, sequence.num_computed)
 
 
-def stay(sequence: SequenceState) -> HandoffResult:
+def leave_all(state: WorkerState, sequences: Iterable[SequenceState]) -> list[WorkerAction]:
+    """Those who were told to, but for those of whom a round is being sent."""
+    return [leave(state, s) for s in sequences if s.leaving is not None and not s.sending]
+
+
+def stay(sequence: SequenceState) -> HandoffResult | StopTransfer:
     """It ended, or lost its blocks, before it could leave."""
     assert sequence.leaving is not None, "it has been told where to go"
     handoff, sequence.leaving = sequence.leaving, None
-    return _not_held(handoff)
+    return StopTransfer(sequence.key) if sequence.num_rounds else _not_held(handoff)
 
 
 def _not_held(handoff: Handoff) -> HandoffResult:
@@ -69,21 +106,6 @@ def _not_held(handoff: Handoff) -> HandoffResult:
         ok=False,
         retriable=False,
         message="this worker does not hold the request for a handoff",
-    )
-
-
-def _start_transfer(sequence: SequenceState, handoff: Handoff) -> StartTransfer:
-    sequence.moving = True
-    return StartTransfer(
-        request=replace(
-            sequence.request,
-            output_token_ids=tuple(sequence.output),
-            predicted_output_tokens=sequence.predicted_total or 0.0,
-        ),
-        num_computed_tokens=sequence.num_computed,
-        blocks=tuple(sequence.blocks),
-        handoff=handoff,
-        host_blocks=tuple(sequence.host_blocks),
     )
 
 
@@ -99,7 +121,7 @@ def end_swaps(
         sequence.swapping = False
         if swap.key in failed:
             state.units[sequence.unit].lose(sequence)
-        if sequence.leaving is not None:
+        if sequence.leaving is not None and not sequence.sending:
             held = bool(sequence.host_blocks)
             actions.append(leave(state, sequence) if held else stay(sequence))
     return actions
@@ -111,10 +133,11 @@ def end_transfer(state: WorkerState, event: TransferEnded) -> HandoffResult:
     retriable = sequence is not None and not sequence.cancelled
     if sequence is not None:
         sequence.moving = False
+        end_rounds(state.units[sequence.unit], sequence)
         if event.ok:
             state.units[sequence.unit].remove(sequence)
             state.has_freed_blocks = True
-        elif sequence.cancelled:
+        elif sequence.cancelled and not sequence.in_pass:
             state.end(sequence, FinishReason.CANCELLED)
         elif sequence.leaving is not None:
             sequence.leaving = None
@@ -173,15 +196,44 @@ def _reserve(
         )
         return RefuseKv(request.key, HeadwayError(Code.RESOURCE_EXHAUSTED, message))
     state.units[unit].add(sequence)
-    filled = blocks_for(num_computed_tokens, pool.block_size)
-    blocks, host_blocks = sequence.blocks[:filled], sequence.host_blocks
-    return AcceptKv(request.key, tuple(blocks), tuple(host_blocks))
+    return _accept(state, sequence)
+
+
+def _accept(state: WorkerState, sequence: SequenceState) -> AcceptKv:
+    filled = blocks_for(sequence.num_computed, state.info.block_size)
+    return AcceptKv(sequence.key, tuple(sequence.blocks[:filled]), tuple(sequence.host_blocks))
 
 
 def _fits_host(state: WorkerState, sequence: SequenceState) -> bool:
     """Whether KV that finds no blocks can wait in host memory; its place is taken."""
     host = state.units[sequence.unit].host
     return host.grow(sequence.host_blocks, sequence.num_computed)
+
+
+def answer_more(state: WorkerState, event: KvContinued) -> WorkerAction:
+    """Reserve blocks for what an arriving request has grown by, or say why not."""
+    sequence = state.find(event.key)
+    if sequence is None or sequence.stage is not Stage.ARRIVING:
+        message = "this request is not arriving here any more"
+        return RefuseKv(event.key, HeadwayError(Code.FAILED_PRECONDITION, message))
+    num_tokens = sequence.num_tokens + len(event.output_token_ids)
+    if not sequence.num_computed <= event.num_computed_tokens < num_tokens < state.max_len:
+        message = (
+            f"num_computed_tokens is {event.num_computed_tokens} of {num_tokens}; it must be at "
+            f"least {sequence.num_computed} and below that, and that below {state.max_len}"
+        )
+        return RefuseKv(event.key, HeadwayError(Code.INVALID_ARGUMENT, message))
+    unit = state.units[sequence.unit]
+    if sequence.host_blocks:
+        has_room = unit.host.grow(sequence.host_blocks, event.num_computed_tokens)
+    else:
+        has_room = unit.pool.grow(sequence.blocks, num_tokens)
+    if not has_room:
+        message = f"unit {unit.unit} has no room for what the request has grown by"
+        return RefuseKv(event.key, HeadwayError(Code.RESOURCE_EXHAUSTED, message))
+    state.extend(sequence, event.output_token_ids)
+    sequence.num_computed = event.num_computed_tokens
+    return _accept(state, sequence)
 
 
 def end_arrival(state: WorkerState, key: StreamKey, *, ok: bool) -> None:

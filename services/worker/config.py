@@ -52,6 +52,9 @@ class WorkerConfig(ServiceConfig):
         le=1.0,
         description="seconds that leftover prompts wait for the scheduler's top-up, 0: none",
     )
+    move_rounds: int = Field(
+        4, ge=0, description="rounds of KV sent while a request that moves still runs, 0: none"
+    )
     transfer_timeout: float = Field(30.0, gt=0.0, description="seconds for one KV transfer")
     token_queue_batches: int = Field(
         4096, ge=1, description="passes queued for a gateway that does not read, then it is dropped"

@@ -9,6 +9,8 @@ from headway.messages import EndForward, ForwardPass
 
 _PASS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
+_MISSED_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
+
 
 class WorkerMetrics:
     """Names begin with ``headway_worker_``; units are in the names."""
@@ -65,6 +67,19 @@ class WorkerMetrics:
             registry=registry,
         )
         self._counted = PrefixCounts()
+        self.num_passes = 0
+        self._pause = Histogram(
+            "headway_worker_move_pause_seconds",
+            "From a moving request's stop here until it runs at its target, seconds",
+            buckets=_PASS_BUCKETS,
+            registry=registry,
+        )
+        self._missed = Histogram(
+            "headway_worker_move_pause_tokens",
+            "Forward passes that began here meanwhile: tokens that its client waited for",
+            buckets=_MISSED_BUCKETS,
+            registry=registry,
+        )
 
     def pass_started(self, forward_pass: ForwardPass) -> None:
         """Count a pass and its tokens."""
@@ -72,9 +87,15 @@ class WorkerMetrics:
         num_decode = sum(
             1 for item in forward_pass.items if item.sample and len(item.token_ids) == 1
         )
+        self.num_passes += 1
         self._passes.inc()
         self._tokens.labels("decode").inc(num_decode)
         self._tokens.labels("prefill").inc(num_tokens - num_decode)
+
+    def moved(self, pause: float, num_missed: int) -> None:
+        """A request has moved away; ``pause`` in seconds."""
+        self._pause.observe(pause)
+        self._missed.observe(num_missed)
 
     def prefixes(self, counts: PrefixCounts) -> None:
         """Show what the prefix cache had, since the start."""

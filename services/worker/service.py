@@ -17,6 +17,7 @@ from headway.core.worker_events import (
     RefuseKv,
     SendTokens,
     StartTransfer,
+    StopTransfer,
     WorkerAction,
     WorkerEvent,
 )
@@ -32,7 +33,8 @@ from services.worker.config import WorkerConfig
 from services.worker.control import ControlSession
 from services.worker.engine.backend import TorchBackend
 from services.worker.engine_thread import EngineThread
-from services.worker.kv_transfer import KvReceiver, KvSender
+from services.worker.kv_receiver import KvReceiver
+from services.worker.kv_sender import KvSender
 from services.worker.metrics import WorkerMetrics
 from services.worker.sizing import blocks_per_unit, host_blocks_per_unit
 from services.worker.token_link import TokenLinks
@@ -84,6 +86,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             linger=config.linger,
             max_running=config.max_running,
             prefix_caching=config.prefix_caching,
+            move_rounds=config.move_rounds,
             host_tokens=backend.num_host_blocks // config.dp * config.block_size,
         )
         self._core = WorkerCore(info, backend.eos_token_ids, batching, settings)
@@ -91,7 +94,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self._core, self._perform, self._runtime.clock
         )
         self._engine = EngineThread(backend, self._post)
-        self._sender = KvSender(config, backend, self._post)
+        self._sender = KvSender(config, backend, self._post, self._metrics)
         self._receiver = KvReceiver(config.service_id, backend, self._post)
         self._ready = True
         self._log.info(
@@ -158,6 +161,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self._tokens.send(action)
         elif isinstance(action, StartTransfer):
             self._sender.start(action)
+        elif isinstance(action, StopTransfer):
+            self._sender.stop(action.key)
         elif isinstance(action, AcceptKv | AcknowledgeKv | RefuseKv):
             self._receiver.answer(action)
         else:

@@ -51,6 +51,7 @@ from headway.core.worker_events import (
     SchedulerConnected,
     SendTokens,
     StartTransfer,
+    StopTransfer,
     TransferEnded,
     WorkerAction,
     WorkerEvent,
@@ -261,7 +262,7 @@ class Cluster:
             worker.answers[action.key] = action
         elif isinstance(action, SendTokens):
             self.send(worker_id, "g", partial(self.to_gateway, action.batch))
-        elif not isinstance(action, AskPredictor):
+        elif not isinstance(action, AskPredictor | StopTransfer):
             report = FromWorker(worker_id, action)
             self.send(worker_id, "s", partial(self.to_scheduler, report))
 

@@ -13,7 +13,9 @@ from headway.core.worker_events import (
     AcknowledgeKv,
     KvAborted,
     KvArrived,
+    KvContinued,
     KvOffered,
+    KvSent,
     RefuseKv,
     SendTokens,
     StartTransfer,
@@ -22,6 +24,7 @@ from headway.core.worker_events import (
     WorkerEvent,
 )
 from headway.messages import ForwardPass, HiddenStates, KvHeader, PassItem, PassResult, Sampled
+from headway.request import StreamKey
 
 EOS = 0
 
@@ -98,6 +101,10 @@ class PagedFake:
         for n, block in enumerate(blocks):
             self.host[block] = list(tokens[n * size : (n + 1) * size])
 
+    def write_at(self, block: int, offset: int, token: int | None) -> None:
+        assert token is not None, "what is sent has been computed"
+        self.memory[block, offset] = token
+
     def write(self, blocks: Sequence[int], tokens: Sequence[int | None]) -> None:
         slots = [(b, o) for b in blocks for o in range(self.block_size)]
         for slot, token in zip(slots, tokens, strict=True):
@@ -118,6 +125,7 @@ class WorkerHarness:
         self.tokens: dict[int, dict[int, int]] = {}
         self.ends: dict[int, list[str]] = {}
         self.transfers: deque[StartTransfer] = deque()
+        self.num_told: dict[StreamKey, int] = {}
         self.now = 0.0
 
     def post(self, event: WorkerEvent) -> list[WorkerAction]:
@@ -201,6 +209,49 @@ def transfer(
     handoff = start.handoff
     source.post(TransferEnded(request.key, handoff.target_worker_id, handoff.target_unit, ok))
     return ok
+
+
+def send_part(source: WorkerHarness, target: WorkerHarness) -> RefuseKv | None:
+    """Perform the next part of a move, up to what the sender and the receiver tell."""
+    start = source.transfers.popleft()
+    key, model = start.request.key, source.model
+    tokens = model.read_host(start.host_blocks) if start.host_blocks else model.read(start.blocks)
+    output = start.request.output_token_ids
+    question: KvOffered | KvContinued
+    if start.first_token:
+        new = output[source.num_told[key] :]
+        question = KvContinued(key, start.num_computed_tokens, new)
+    else:
+        shape, unit = (1, 2, len(tokens), 1, 1), start.handoff.target_unit
+        header = KvHeader(start.request, unit, start.num_computed_tokens, 0, 1, "int", shape)
+        question = KvOffered(header)
+    source.num_told[key] = len(output)
+    answers = [a for a in target.post(question) if isinstance(a, AcceptKv | RefuseKv)]
+    if isinstance(answers[0], RefuseKv):
+        break_off(source, target, start)
+        return answers[0]
+    size, host = target.model.block_size, target.model.host
+    for place in range(start.first_token, start.num_computed_tokens):
+        if answers[0].host_blocks:
+            block = answers[0].host_blocks[place // size]
+            host.setdefault(block, [None] * size)[place % size] = tokens[place]
+        else:
+            block = answers[0].blocks[place // size]
+            target.model.write_at(block, place % size, tokens[place])
+    if start.more:
+        source.post(KvSent(key))
+    else:
+        target.post(KvArrived(key))
+        handoff = start.handoff
+        source.post(TransferEnded(key, handoff.target_worker_id, handoff.target_unit, True))
+    return None
+
+
+def break_off(source: WorkerHarness, target: WorkerHarness, start: StartTransfer) -> None:
+    """A move ends without its last part, as both sides are told."""
+    handoff = start.handoff
+    target.post(KvAborted(handoff.key))
+    source.post(TransferEnded(handoff.key, handoff.target_worker_id, handoff.target_unit, False))
 
 
 def _size(harness: WorkerHarness) -> int:

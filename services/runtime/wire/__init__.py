@@ -14,7 +14,7 @@ from services.runtime.wire.gateways import (
     unpack_to_gateway,
     unpack_to_scheduler,
 )
-from services.runtime.wire.kv import pack_kv_header, unpack_kv_header
+from services.runtime.wire.kv import pack_kv_header, pack_kv_part, unpack_kv_header, unpack_kv_part
 from services.runtime.wire.orders import pack_to_worker, unpack_to_worker
 from services.runtime.wire.reports import pack_from_worker, unpack_from_worker
 from services.runtime.wire.requests import pack_request, unpack_request
@@ -28,6 +28,7 @@ __all__ = [
     "pack_all_to_scheduler",
     "pack_from_worker",
     "pack_kv_header",
+    "pack_kv_part",
     "pack_request",
     "pack_to_gateway",
     "pack_to_scheduler",
@@ -38,6 +39,7 @@ __all__ = [
     "unpack_all_to_scheduler",
     "unpack_from_worker",
     "unpack_kv_header",
+    "unpack_kv_part",
     "unpack_request",
     "unpack_to_gateway",
     "unpack_to_scheduler",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headway.errors import invalid
-from headway.messages import KvHeader
+from headway.messages import KvHeader, KvPart
 from protos import worker_pb2 as pb
 from services.runtime.wire.checks import a_unit, an_id
 from services.runtime.wire.requests import pack_request, unpack_request
@@ -22,13 +24,12 @@ def pack_kv_header(header: KvHeader) -> pb.KvHeader:
         block_size=header.block_size,
         dtype=header.dtype,
         shape=header.shape,
+        more=header.more,
     )
 
 
 def unpack_kv_header(packed: pb.KvHeader) -> KvHeader:
     """The same, checked as far as it says of itself; the engine checks it against the model."""
-    if len(packed.shape) != 5 or not all(0 < size < MAX_KV_DIMENSION for size in packed.shape):
-        raise invalid("shape", list(packed.shape), "5 positive sizes")
     if packed.block_size < 1:
         raise invalid("block_size", packed.block_size, "at least 1")
     if packed.num_bytes > MAX_KV_BYTES:
@@ -40,5 +41,37 @@ def unpack_kv_header(packed: pb.KvHeader) -> KvHeader:
         num_bytes=packed.num_bytes,
         block_size=packed.block_size,
         dtype=an_id(packed.dtype, "dtype"),
-        shape=tuple(packed.shape),
+        shape=_unpack_shape(packed.shape),
+        more=packed.more,
     )
+
+
+def pack_kv_part(part: KvPart) -> pb.KvPart:
+    """What the KV bytes that follow are, of a request that has run on."""
+    return pb.KvPart(
+        first_token=part.first_token,
+        num_computed_tokens=part.num_computed_tokens,
+        output_token_ids=part.output_token_ids,
+        shape=part.shape,
+        more=part.more,
+    )
+
+
+def unpack_kv_part(packed: pb.KvPart) -> KvPart:
+    """The same, checked as far as it says of itself."""
+    if packed.first_token >= packed.num_computed_tokens:
+        limit = f"below the {packed.num_computed_tokens} computed tokens"
+        raise invalid("first_token", packed.first_token, limit)
+    return KvPart(
+        first_token=packed.first_token,
+        num_computed_tokens=packed.num_computed_tokens,
+        output_token_ids=tuple(packed.output_token_ids),
+        shape=_unpack_shape(packed.shape),
+        more=packed.more,
+    )
+
+
+def _unpack_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    if len(shape) != 5 or not all(0 < size < MAX_KV_DIMENSION for size in shape):
+        raise invalid("shape", list(shape), "5 positive sizes")
+    return tuple(shape)

@@ -203,6 +203,21 @@ def test_token_batches_round_trip(batch: m.TokenBatch) -> None:
     assert wire.unpack_token_batch(wire.pack_token_batch(batch)) == batch
 
 
+kv_parts = st.builds(
+    m.KvPart,
+    first_token=st.integers(0, 99),
+    num_computed_tokens=st.integers(100, 2**32 - 1),
+    output_token_ids=st.lists(u32, max_size=4).map(tuple),
+    shape=st.tuples(*[st.integers(1, 2**31 - 1)] * 5),
+    more=st.booleans(),
+)
+
+
+@given(kv_parts)
+def test_kv_parts_round_trip(part: m.KvPart) -> None:
+    assert wire.unpack_kv_part(wire.pack_kv_part(part)) == part
+
+
 @given(kv_headers)
 def test_kv_headers_round_trip(header: m.KvHeader) -> None:
     assert wire.unpack_kv_header(wire.pack_kv_header(header)) == header

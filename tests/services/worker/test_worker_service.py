@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,16 +64,19 @@ async def sink() -> AsyncIterator[tuple[Sink, str]]:
     await server.stop(0)
 
 
-@pytest.fixture
-async def worker(store_url: str, cluster: str) -> AsyncIterator[worker_pb2_grpc.WorkerStub]:
+@asynccontextmanager
+async def served(
+    store_url: str, cluster: str, service_id: str = "w", **options: Any
+) -> AsyncIterator[tuple[worker_pb2_grpc.WorkerStub, Runtime[WorkerConfig]]]:
+    """A worker that serves; it is stopped at the end."""
     config = WorkerConfig(
-        service_id="w",
+        service_id=service_id,
         store=store_url,
         cluster=cluster,
         model=str(MODEL),
         num_threads=1,
-        num_blocks=160,
         gateway_patience=2.0,
+        **{"num_blocks": 160, **options},
     )
     store = await Store.connect(store_url, cluster)
     server = GrpcServer(config)
@@ -81,10 +85,16 @@ async def worker(store_url: str, cluster: str) -> AsyncIterator[worker_pb2_grpc.
     runtime.address = await server.start()
     await service.start()
     async with open_channel(runtime.address, config) as channel:
-        yield worker_pb2_grpc.WorkerStub(channel)
+        yield worker_pb2_grpc.WorkerStub(channel), runtime
     await service.stop()
     await server.stop(0)
     await store.close()
+
+
+@pytest.fixture
+async def worker(store_url: str, cluster: str) -> AsyncIterator[worker_pb2_grpc.WorkerStub]:
+    async with served(store_url, cluster) as (stub, _):
+        yield stub
 
 
 class Leader:

@@ -1,0 +1,127 @@
+"""KV blocks that come from other workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from headway.core.worker_events import (
+    AcceptKv,
+    AcknowledgeKv,
+    KvAborted,
+    KvArrived,
+    KvContinued,
+    KvOffered,
+    RefuseKv,
+)
+from headway.errors import Code, HeadwayError, invalid
+from headway.messages import KvHeader, KvPart
+from headway.request import StreamKey
+from protos import worker_pb2
+from services.runtime import wire
+from services.worker.engine.backend import TorchBackend
+from services.worker.engine.kv import KvWriter
+
+KvAnswer = AcceptKv | AcknowledgeKv | RefuseKv
+KvQuestion = KvOffered | KvContinued
+
+
+class KvReceiver:
+    """Takes offered KV into the blocks that the core reserved for it."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        backend: TorchBackend,
+        post: Callable[[KvQuestion | KvArrived | KvAborted], None],
+    ) -> None:
+        self._worker_id = worker_id
+        self._backend = backend
+        self._post = post
+        self._answer: KvAnswer | None = None
+
+    def answer(self, action: KvAnswer) -> None:
+        """The core's answer to the offer that is being posted."""
+        self._answer = action
+
+    async def receive(self, chunks: AsyncIterator[worker_pb2.KvChunk]) -> worker_pb2.KvReceipt:
+        """One transfer; raises HeadwayError where it is refused."""
+        first = await anext(chunks, None)
+        if first is None or first.WhichOneof("body") != "header":
+            raise invalid("the first message", first and first.WhichOneof("body"), "a header")
+        header = wire.unpack_kv_header(first.header)
+        answer = self._ask(KvOffered(header))
+        if isinstance(answer, AcceptKv):
+            await self._take(answer, header, chunks)
+        return worker_pb2.KvReceipt(worker_id=self._worker_id)
+
+    def _ask(self, question: KvQuestion) -> AcceptKv | AcknowledgeKv:
+        self._answer = None
+        self._post(question)  # the core answers before post returns
+        assert self._answer is not None, "the core answers every offer at once"
+        if isinstance(self._answer, RefuseKv):
+            raise self._answer.error
+        return self._answer
+
+    async def _take(
+        self, answer: AcceptKv, header: KvHeader, chunks: AsyncIterator[worker_pb2.KvChunk]
+    ) -> None:
+        arrived = False
+        try:
+            await self._fill(answer, header, chunks)
+            arrived = True
+        except ValueError as error:
+            raise HeadwayError(Code.INVALID_ARGUMENT, str(error)) from error
+        finally:
+            self._post(KvArrived(answer.key) if arrived else KvAborted(answer.key))
+
+    async def _fill(
+        self, answer: AcceptKv, header: KvHeader, chunks: AsyncIterator[worker_pb2.KvChunk]
+    ) -> None:
+        """Write the header's bytes, then those of every part, up to the last."""
+        num_tokens, more = header.num_computed_tokens, header.more
+        writer = self._writer(answer, header.shape, header.dtype, 0, num_tokens)
+        async for chunk in chunks:
+            if chunk.WhichOneof("body") != "part":
+                await _to_the_end(writer.feed, chunk.data)
+                continue
+            await asyncio.to_thread(writer.finish)
+            part = wire.unpack_kv_part(chunk.part)
+            if not more or part.first_token != num_tokens:
+                limit = f"{num_tokens}, as many as have been sent" if more else "in no part"
+                raise invalid("first_token", part.first_token, limit)
+            answer = self._continue(answer.key, part)
+            writer = self._writer(
+                answer, part.shape, header.dtype, num_tokens, part.num_computed_tokens
+            )
+            num_tokens, more = part.num_computed_tokens, part.more
+        await asyncio.to_thread(writer.finish)
+        if more:
+            raise invalid("the last message", "a part with more", "followed by the rest")
+
+    def _continue(self, key: StreamKey, part: KvPart) -> AcceptKv:
+        answer = self._ask(KvContinued(key, part.num_computed_tokens, part.output_token_ids))
+        assert isinstance(answer, AcceptKv), "what arrives does not run here"
+        return answer
+
+    def _writer(
+        self, answer: AcceptKv, shape: Sequence[int], dtype: str, first_token: int, num_tokens: int
+    ) -> KvWriter:
+        return self._backend.kv_writer(
+            answer.host_blocks or answer.blocks,
+            shape,
+            dtype,
+            num_tokens,
+            first_token=first_token,
+            to_host=bool(answer.host_blocks),
+        )
+
+
+async def _to_the_end(write: Callable[[bytes], None], data: bytes) -> None:
+    """In a thread; a call that is cancelled waits for it, as its blocks come free next."""
+    writing = asyncio.ensure_future(asyncio.to_thread(write, data))
+    try:
+        await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        await asyncio.wait([writing])
+        raise

@@ -1,0 +1,171 @@
+"""KV blocks on their way to other workers, beside the running batch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+
+import grpc
+
+from headway.blocks import blocks_for
+from headway.core.worker_events import KvSent, StartTransfer, TransferEnded
+from headway.messages import KvHeader, KvPart
+from headway.request import StreamKey
+from protos import worker_pb2, worker_pb2_grpc
+from services.runtime import wire
+from services.runtime.channel import open_channel
+from services.runtime.logs import get_logger
+from services.worker.config import WorkerConfig
+from services.worker.engine.backend import TorchBackend
+from services.worker.metrics import WorkerMetrics
+
+
+class KvSender:
+    """Streams requests' KV; each transfer's end is posted."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        backend: TorchBackend,
+        post: Callable[[KvSent | TransferEnded], None],
+        metrics: WorkerMetrics,
+    ) -> None:
+        self._config = config
+        self._backend = backend
+        self._post = post
+        self._metrics = metrics
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._transfers: dict[StreamKey, _Transfer] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._log = get_logger()
+
+    def start(self, action: StartTransfer) -> None:
+        """Begin a transfer, or go on with the one that waits for more."""
+        transfer = self._transfers.get(action.request.key)
+        if transfer is None:
+            transfer = self._transfers[action.request.key] = _Transfer(action, self._metrics)
+            task = asyncio.create_task(self._run(transfer))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        transfer.add(action)
+
+    def stop(self, key: StreamKey) -> None:
+        """Let a transfer that waits for more end without it: the target drops what it has."""
+        transfer = self._transfers.get(key)
+        if transfer is not None:
+            transfer.parts.put_nowait(None)
+
+    async def _run(self, transfer: _Transfer) -> None:
+        error = await self._try(transfer)
+        del self._transfers[transfer.last.request.key]
+        handoff = transfer.last.handoff
+        if not error:
+            transfer.measure()
+        self._post(
+            TransferEnded(
+                handoff.key, handoff.target_worker_id, handoff.target_unit, not error, error
+            )
+        )
+
+    async def _try(self, transfer: _Transfer) -> str:
+        """Why it failed, "" where it did not. All of a request that has stopped is tried twice."""
+        handoff = transfer.last.handoff
+        log = self._log.bind(
+            request_id=transfer.last.request.request_id, target_worker_id=handoff.target_worker_id
+        )
+        for is_last_try in (False, True):
+            try:
+                await self._send(transfer)
+            except grpc.aio.AioRpcError as failed:
+                error = f"{failed.code().name}: {failed.details()}"
+                log.warning("kv_transfer_failed", error=error)
+                is_full = failed.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                if is_last_try or is_full or transfer.last.more:
+                    return error
+                transfer.begin_again()
+            else:
+                return ""
+        raise AssertionError("the last try returns")
+
+    async def _send(self, transfer: _Transfer) -> None:
+        address = transfer.last.handoff.target_address
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = open_channel(address, self._config)
+        stub = worker_pb2_grpc.WorkerStub(channel)
+        await stub.TransferKv(self._chunks(transfer), timeout=self._config.transfer_timeout)
+
+    async def _chunks(self, transfer: _Transfer) -> AsyncIterator[worker_pb2.KvChunk]:
+        num_known: int | None = None  # output tokens
+        while (part := await transfer.parts.get()) is not None:
+            blocks = self._blocks(part)
+            yield self._opening(part, blocks, num_known)
+            num_known = len(part.request.output_token_ids)
+            pieces = self._backend.read_kv_chunks(blocks, from_host=bool(part.host_blocks))
+            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+                yield worker_pb2.KvChunk(data=bytes(piece))
+            if not part.more:
+                return
+            self._post(KvSent(part.request.key))
+
+    def _blocks(self, part: StartTransfer) -> Sequence[int]:
+        size = self._config.block_size
+        held = part.host_blocks or part.blocks
+        return held[part.first_token // size : blocks_for(part.num_computed_tokens, size)]
+
+    def _opening(
+        self, part: StartTransfer, blocks: Sequence[int], num_known: int | None
+    ) -> worker_pb2.KvChunk:
+        """A header, or what has changed since the part before."""
+        shape = self._backend.kv_shape(len(blocks))
+        if num_known is not None:
+            output = part.request.output_token_ids[num_known:]
+            more = KvPart(part.first_token, part.num_computed_tokens, output, shape, part.more)
+            return worker_pb2.KvChunk(part=wire.pack_kv_part(more))
+        header = KvHeader(
+            request=part.request,
+            unit=part.handoff.target_unit,
+            num_computed_tokens=part.num_computed_tokens,
+            num_bytes=self._backend.kv_num_bytes(len(blocks)),
+            block_size=self._config.block_size,
+            dtype=self._backend.dtype_name,
+            shape=shape,
+            more=part.more,
+        )
+        return worker_pb2.KvChunk(header=wire.pack_kv_header(header))
+
+    async def close(self) -> None:
+        """Give up what is under way."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*(channel.close() for channel in self._channels.values()))
+
+
+class _Transfer:
+    """One request's way: ``parts`` to send, None where no more come; ``last`` is the newest."""
+
+    def __init__(self, first: StartTransfer, metrics: WorkerMetrics) -> None:
+        self.last = first
+        self.parts: asyncio.Queue[StartTransfer | None] = asyncio.Queue()
+        self._metrics = metrics
+        self._stopped_at = 0.0
+        self._num_passes = 0
+
+    def add(self, part: StartTransfer) -> None:
+        """Send this next."""
+        self.last = part
+        self.parts.put_nowait(part)
+        if not part.more:
+            self._stopped_at = asyncio.get_running_loop().time()
+            self._num_passes = self._metrics.num_passes
+
+    def begin_again(self) -> None:
+        """Send all of it at once."""
+        self.parts = asyncio.Queue()
+        self.parts.put_nowait(replace(self.last, first_token=0))
+
+    def measure(self) -> None:
+        """Its client has waited since it stopped, for as many tokens as passes have begun."""
+        pause = asyncio.get_running_loop().time() - self._stopped_at
+        self._metrics.moved(pause, self._metrics.num_passes - self._num_passes)
