@@ -45,9 +45,11 @@ class KernelDecoder(Decoder):
         contexts, num_rows = batch.contexts, len(token_ids)
         assert contexts is not None, "the batch was laid out for torch's own attention"
         rows = DecodeBatch(token_ids, positions, batch.slots, contexts.lengths, contexts.tables)
-        if self._graphs and contexts.num_decodes == num_rows and self._graphs.holds(num_rows):
-            return self._graphs.run(rows)
-        return self._compute(rows, contexts, batch.pool)
+        # Triton launches on the current GPU.
+        with torch.cuda.device_of(token_ids):  # type: ignore[no-untyped-call]
+            if self._graphs and contexts.num_decodes == num_rows and self._graphs.holds(num_rows):
+                return self._graphs.run(rows)
+            return self._compute(rows, contexts, batch.pool)
 
     def prepare(
         self, pool: KvPool, record: Record | None = None, limit: int = MAX_RECORDED_ROWS

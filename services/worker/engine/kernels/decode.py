@@ -51,7 +51,8 @@ def decode_attention(
     grouped, padded = num_heads // num_kv_heads, padded_size(size)
     tile = tile or decode_tile(grouped, padded, query.element_size())
     output = torch.empty_like(query) if output is None else output
-    _attend[(len(plan.owners), num_kv_heads)](
+    # The heads of a token lie side by side in memory: their programs run side by side.
+    _attend[(num_kv_heads, len(plan.owners))](
         query,
         keys,
         values,
@@ -107,7 +108,7 @@ def _attend(
     tile: tl.constexpr,
 ) -> None:
     """One part and one KV head: the rows of the product are the heads that share it."""
-    part, kv_head = tl.program_id(0), tl.program_id(1)
+    kv_head, part = tl.program_id(0), tl.program_id(1)
     owner = tl.load(owners + part)
     if owner < 0:
         return
