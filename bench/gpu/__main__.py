@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--device", default="cuda")
     made.add_argument("--minutes", type=float, default=8.5, help="for everything (8.5)")
     made.add_argument("--repeats", type=int, default=20, help="of each pass (20)")
-    made.add_argument("--parts", default="check,sweep,engine,peer", help="which of these")
+    made.add_argument("--parts", default="check,sweep,engine,profile,peer", help="which of these")
     made.add_argument("--json", type=Path, help="where the report is written")
     return made
 
@@ -68,7 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     with torch.inference_mode():
         if "check" in parts or "sweep" in parts:
             _kernels(args, device, dtype, report)
-    ours, reasons = _engine(args, device, dtype, deadline) if "engine" in parts else ({}, {})
+    ours: dict[Case, float] = {}
+    reasons: dict[Case, str] = {}
+    if "engine" in parts:
+        ours, reasons = _engine(args, device, dtype, deadline, report)
     _rows(args.shape, rates, ours, {}, reasons, {}, report)
     gc.collect()
     if device.type == "cuda":
@@ -118,7 +122,7 @@ def _kernels(args: argparse.Namespace, device: torch.device, dtype: str, report:
 
 
 def _engine(
-    args: argparse.Namespace, device: torch.device, dtype: str, deadline: float
+    args: argparse.Namespace, device: torch.device, dtype: str, deadline: float, report: Report
 ) -> tuple[dict[Case, float], dict[Case, str]]:
     """Seconds by case, and why there are none."""
     from bench.gpu.engine import Engine
@@ -134,6 +138,9 @@ def _engine(
             reasons[case] = "no time left"
         else:
             found[case] = engine.run(case, args.repeats)
+    if "profile" in args.parts.split(",") and time.monotonic() < deadline:
+        kinds = {case.kind: case for case in found}  # the last, largest of each
+        report.add("profile", {str(case): engine.profile(case) for case in kinds.values()})
     return found, reasons
 
 
@@ -146,9 +153,12 @@ def _peer(
     found: dict[Case, float] = {}
     reasons: dict[Case, str] = {}
     failed: str | None = None
-    peer = Peer(SHAPES[args.shape], device, dtype)
-    report.add("peer_attention", peer.attention)
     cases = CASES[args.shape]
+    try:
+        peer = Peer(SHAPES[args.shape], device, dtype)
+    except (RuntimeError, ValueError, TypeError, AttributeError, ImportError) as error:
+        return found, dict.fromkeys(cases, f"{type(error).__name__}: {error}")
+    report.add("peer_attention", peer.attention)
     for case in sorted(cases, key=lambda c: (c.num_decodes * c.context + c.num_rows, str(c))):
         if failed is None:
             try:
@@ -167,3 +177,5 @@ def _peer(
 
 if __name__ == "__main__":
     main()
+    sys.stderr.flush()
+    os._exit(0)  # a peer that was stopped in the middle keeps a thread that would hold the process

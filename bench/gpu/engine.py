@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from bench.gpu.cases import BLOCK_SIZE, Case, Shape
-from bench.gpu.device import seconds
+from bench.gpu.device import seconds, wait
 from headway.messages import ForwardPass, PassItem
 from headway.request import SamplingParams, StreamKey
 from services.worker.engine.backend import TorchBackend
@@ -16,6 +16,7 @@ from services.worker.engine.kv import DTYPES, KvPool
 from services.worker.engine.loader import take_model
 
 SPARE_BYTES = 8 * 2**30
+NUM_PROFILED = 16
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1)
 
 
@@ -44,7 +45,7 @@ class Engine:
         model = take_model(network(shape, device, dtype), (), kernels)
         wanted = sorted(case.num_blocks for case in cases)
         room = _room(shape, device)
-        self.num_blocks = max(num for num in wanted if room is None or num <= room)
+        self.num_blocks = max((num for num in wanted if room is None or num <= room), default=0)
         pool = KvPool(model.kv_shape, self.num_blocks, BLOCK_SIZE, device)
         with torch.inference_mode():
             for plane in (*pool.keys, *pool.values):
@@ -64,6 +65,21 @@ class Engine:
         forward_pass = ForwardPass(0, self._items(case))
         return seconds(lambda: self._backend.run(forward_pass), self._device, repeats)
 
+    def profile(self, case: Case) -> list[dict[str, object]]:
+        """The kernels of one pass that take longest, or on a CPU its operators."""
+        forward_pass = ForwardPass(0, self._items(case))
+        self._backend.run(forward_pass)
+        with torch.profiler.profile() as profiled:
+            self._backend.run(forward_pass)
+            wait(self._device)
+        attribute = "self_device_time_total" if self._device.type == "cuda" else "cpu_time_total"
+        found = [
+            {"name": each.key, "calls": each.count, "seconds": getattr(each, attribute) / 1e6}
+            for each in profiled.key_averages()
+        ]
+        found.sort(key=lambda each: (-float(str(each["seconds"])), str(each["name"])))
+        return found[:NUM_PROFILED]
+
     def _items(self, case: Case) -> tuple[PassItem, ...]:
         blocks = iter(self._blocks)
         items = [self._item(n, case.context - 1, 1, blocks) for n in range(case.num_decodes)]
@@ -81,5 +97,6 @@ def _room(shape: Shape, device: torch.device) -> int | None:
     """KV blocks that the device's memory has room for beside what passes need."""
     if device.type != "cuda":
         return None
+    torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info(device)[0] - SPARE_BYTES
     return int(free // (shape.kv_bytes_per_token * BLOCK_SIZE))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import random
 import time
 from itertools import pairwise
@@ -76,8 +77,9 @@ class Peer:
         return found
 
     def close(self) -> None:
-        """Stop its thread."""
-        self._manager.stop(block=True, timeout=10.0)
+        """Stop its thread, whatever it is at."""
+        hard = "hard_stop" in inspect.signature(self._manager.stop).parameters
+        self._manager.stop(block=True, timeout=10.0, **({"hard_stop": True} if hard else {}))
 
 
 def decode_seconds(timestamps: list[list[float]]) -> float | None:

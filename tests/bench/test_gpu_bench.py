@@ -76,6 +76,7 @@ def test_a_dry_run_fills_the_whole_report(tmp_path: Path) -> None:
     main(arguments)
     report = json.loads(path.read_text())
     assert report["device"]["card"] is None
+    assert len(report["profile"]) == 3
     assert {line["kind"] for line in report["rows"]} == {"decode", "prefill", "mixed"}
     for line in report["rows"]:
         assert line["seconds"] > 0
