@@ -1,4 +1,4 @@
-"""``python -m services.worker``: one worker."""
+"""``python -m services.worker``: one worker; under torchrun, over several processes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from protos import worker_pb2_grpc
 from services.runtime.config import load_config
 from services.runtime.service import Runtime, run_service
 from services.worker.config import WorkerConfig
+from services.worker.engine.tensor_parallel import is_follower
+from services.worker.loading import follow
 from services.worker.service import WorkerService
 
 
@@ -20,4 +22,8 @@ async def build(runtime: Runtime[WorkerConfig]) -> WorkerService:
 
 
 if __name__ == "__main__":
-    run_service(load_config(WorkerConfig), build)
+    worker_config = load_config(WorkerConfig)
+    if is_follower():
+        follow(worker_config)
+    else:
+        run_service(worker_config, build)

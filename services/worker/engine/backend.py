@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,14 @@ from services.worker.engine.layout import LayoutBuilder, PassFailure, PassLayout
 from services.worker.engine.loader import LoadedModel, load_model
 from services.worker.engine.memory import available_bytes
 from services.worker.engine.sampler import draw
+from services.worker.engine.tensor_parallel import (
+    agree_on_least,
+    group_size,
+    is_follower,
+    join_group,
+    next_order,
+    tell_followers,
+)
 
 __all__ = ["ModelSize", "PassFailure", "TorchBackend"]
 
@@ -49,6 +58,7 @@ class TorchBackend:
             pool, model.vocab_size, model.max_model_len, model.decoder.reads_tables
         )
         self._device = pool.keys[0].device
+        self._leads = group_size() > 1 and not is_follower()
         self.model_max_len = model.max_model_len
         self.vocab_size = model.vocab_size
         self.eos_token_ids = model.eos_token_ids
@@ -73,21 +83,25 @@ class TorchBackend:
         num_threads: int | None = None,
         num_host_blocks: int | Callable[[ModelSize], int] = 0,
         kernels: bool | None = None,
+        quantization: str = "",
     ) -> TorchBackend:
         """Load a checkpoint and take ``num_blocks`` KV blocks, for all DP units together.
 
         ``num_host_blocks`` more are in host memory, for KV that waits there. ``kernels`` is
-        whether Triton's are used: on a GPU, unless told otherwise. Raises HeadwayError where the
-        checkpoint, the device or a pool's size cannot be served.
+        whether Triton's are used: on a GPU, unless told otherwise. ``quantization`` is a scheme's
+        name. Raises HeadwayError where the checkpoint, the device or a pool's size cannot be
+        served. Under torchrun every process loads its share; see ``follow``.
         """
         if num_threads is not None:
             torch.set_num_threads(num_threads)
-        place = _device(device)
-        loaded = load_model(model, place, dtype, kernels)
+        place = join_group(_device(device))
+        loaded = load_model(model, place, dtype, kernels, quantization)
         free = available_bytes(place) if place.type == "cuda" else None
         size = ModelSize(loaded.kv_shape.bytes_per_token, loaded.max_model_len, free)
         num_blocks = num_blocks(size) if callable(num_blocks) else num_blocks
         num_host_blocks = num_host_blocks(size) if callable(num_host_blocks) else num_host_blocks
+        num_blocks = agree_on_least(num_blocks, place)
+        num_host_blocks = agree_on_least(num_host_blocks, place)
         pool = KvPool(loaded.kv_shape, num_blocks, block_size, place)
         return cls(loaded, pool, HostKv(pool, num_host_blocks) if num_host_blocks else None)
 
@@ -99,6 +113,11 @@ class TorchBackend:
         Raises PassFailure with the keys of the requests at fault: an inconsistent plan (nothing
         was computed) or logits that are not finite. The pass may then be run without them.
         """
+        if self._leads:
+            tell_followers(forward_pass)
+        return self._run(forward_pass)
+
+    def _run(self, forward_pass: ForwardPass) -> PassResult:
         started_at = time.perf_counter()
         sampled: tuple[Sampled, ...] = ()
         hidden = None
@@ -131,10 +150,21 @@ class TorchBackend:
         by_item = sorted(zip(layout.sampling_items, drawn, strict=True), key=lambda pair: pair[0])
         return tuple(Sampled(items[n].key, token, logprobs) for n, (token, logprobs) in by_item)
 
+    def follow(self) -> None:
+        """Run the passes of the process that leads this group, until that one is closed."""
+        self._prepare()
+        while (forward_pass := next_order()) is not None:
+            with suppress(PassFailure):  # it has the same, and says so
+                self._run(forward_pass)
+
+    def close(self) -> None:
+        """Let those go that follow."""
+        if self._leads:
+            tell_followers(None)
+
     def warm_up(self) -> None:
         """Run a prompt and a decoding step over the first blocks; what they held is lost."""
-        with torch.inference_mode():
-            self._model.decoder.prepare(self._pool)
+        self._prepare()
         count = min(2 * self.block_size, self.num_blocks * self.block_size, self.model_max_len) - 1
         blocks = tuple(range(-(-(count + 1) // self.block_size)))
         key, params = StreamKey("warm-up", 0), SamplingParams(temperature=1.0)
@@ -142,6 +172,10 @@ class TorchBackend:
             if token_ids:
                 item = PassItem(key, token_ids, start, blocks, True, params, (0,) * count, ())
                 self.run(ForwardPass(0, (item,)))
+
+    def _prepare(self) -> None:
+        with torch.inference_mode():
+            self._model.decoder.prepare(self._pool)
 
     # --- KV ---------------------------------------------------------------------------
 
@@ -182,6 +216,9 @@ class TorchBackend:
         return KvWriter(self._store(to_host), block_ids, shape, dtype, num_tokens, first_token)
 
     def _store(self, is_host: bool) -> KvStore:
+        if group_size() > 1:
+            message = "a worker of several processes holds no whole KV: it sends and takes none"
+            raise HeadwayError(Code.FAILED_PRECONDITION, message)
         if not is_host:
             return self._pool
         assert self._host is not None, "the core knows how much host memory there is"

@@ -17,6 +17,13 @@ from torch.nn.functional import embedding, silu
 from services.worker.engine.attention import PagedBatch, attend
 from services.worker.engine.kv import KvPool
 from services.worker.engine.linear import Linear
+from services.worker.engine.tensor_parallel import (
+    SummedLinear,
+    group_size,
+    own_share,
+    share_of_heads,
+    whole,
+)
 
 _MAX_MLP_ROWS = 512
 
@@ -42,13 +49,12 @@ class Decoder:
     def __init__(self, network: Any, config: Any, max_model_len: int) -> None:
         """Takes the weights out of a transformers model, which is of no use afterwards."""
         base = network.model
-        self._num_heads = int(config.num_attention_heads)
-        self._num_kv_heads = int(config.num_key_value_heads)
+        self._num_heads, self._num_kv_heads = share_of_heads(config)
         self._size = _head_size(config)
         self._scale = self._size**-0.5
-        self._rms = RmsNorm(float(config.rms_norm_eps), base.norm.weight.data)
-        self._embedding: torch.Tensor = base.embed_tokens.weight.data
-        self._norm: torch.Tensor = base.norm.weight.data
+        self._rms = RmsNorm(float(config.rms_norm_eps), own_share(base.norm.weight.data))
+        self._embedding: torch.Tensor = whole(base.embed_tokens.weight.data)
+        self._norm: torch.Tensor = own_share(base.norm.weight.data)
         self._cos, self._sin = _angles(base.rotary_emb, max_model_len, self._embedding)
         self._layers: list[LayerWeights] = []
         for index, layer in enumerate(base.layers):
@@ -99,7 +105,7 @@ class Decoder:
 
     def _mlp(self, layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
         if len(hidden) > _MAX_MLP_ROWS:  # else its intermediates are memory fresh from the system
-            parts = [self._mlp(layer, part) for part in hidden.split(_MAX_MLP_ROWS)]
+            parts = [self._mlp(layer, part) for part in torch.split(hidden, _MAX_MLP_ROWS)]
             return torch.cat(parts)
         normed = self._rms(hidden, layer.mlp_norm)
         gate, up = layer.gate_up(normed).chunk(2, -1)
@@ -150,22 +156,28 @@ def _take_layer(layer: Any, num_heads: int, num_kv_heads: int) -> LayerWeights:
     attention, mlp = layer.self_attn, layer.mlp
     qk_norm = None
     if hasattr(attention, "q_norm"):
-        query, key = attention.q_norm.weight.data, attention.k_norm.weight.data
+        query, key = (own_share(norm.weight.data) for norm in (attention.q_norm, attention.k_norm))
         qk_norm = torch.cat([query.expand(num_heads, -1), key.expand(num_kv_heads, -1)])
     return LayerWeights(
-        input_norm=layer.input_layernorm.weight.data,
+        input_norm=own_share(layer.input_layernorm.weight.data),
         qkv=_joined(attention.q_proj, attention.k_proj, attention.v_proj),
         qk_norm=qk_norm,
-        output=_joined(attention.o_proj),
-        mlp_norm=layer.post_attention_layernorm.weight.data,
+        output=_summed(attention.o_proj),
+        mlp_norm=own_share(layer.post_attention_layernorm.weight.data),
         gate_up=_joined(mlp.gate_proj, mlp.up_proj),
-        down=_joined(mlp.down_proj),
+        down=_summed(mlp.down_proj),
     )
 
 
 def _joined(*modules: Any) -> Linear:
     """Several products of the same rows as one."""
-    weights = [module.weight.data for module in modules]
-    biases = [module.bias.data for module in modules if module.bias is not None]
-    weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+    weight = torch.cat([own_share(module.weight.data) for module in modules])
+    biases = [own_share(module.bias.data) for module in modules if module.bias is not None]
     return Linear(weight, torch.cat(biases) if biases else None)
+
+
+def _summed(module: Any) -> Linear:
+    """A product over what one process holds of its inputs; the bias is nobody's share."""
+    kind = SummedLinear if group_size() > 1 else Linear
+    bias = None if module.bias is None else whole(module.bias.data)
+    return kind(own_share(module.weight.data), bias)

@@ -20,7 +20,7 @@ class Linear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.num_outputs = weight.shape[0]
-        self._bias = bias
+        self.bias = bias
         self._is_packed = _packs(weight)
         if self._is_packed:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_PACKED_FOR)
@@ -28,23 +28,30 @@ class Linear:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """The product of ``rows``."""
+        return self._product(rows, self.bias)
+
+    def without_bias(self, rows: torch.Tensor) -> torch.Tensor:
+        """``x · Wᵀ``."""
+        return self._product(rows, None)
+
+    def _product(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if self._is_packed:
             product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-                rows, self._weight, self._bias, "none", [], ""
+                rows, self._weight, bias, "none", [], ""
             )
             return product
-        return linear(rows, self._weight, self._bias)
+        return linear(rows, self._weight, bias)
 
     def added_to(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """``residual`` (rows, outputs) and the product of ``rows``."""
         if self._is_packed:
             total: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(
-                rows, residual, self._weight, self._bias, "add"
+                rows, residual, self._weight, self.bias, "add"
             )
             return total
-        if self._bias is None:
+        if self.bias is None:
             return torch.addmm(residual, rows, self._weight.t())
-        return residual + linear(rows, self._weight, self._bias)
+        return residual + linear(rows, self._weight, self.bias)
 
 
 def _packs(weight: torch.Tensor) -> bool:

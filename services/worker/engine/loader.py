@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from headway.errors import Code, HeadwayError
@@ -15,6 +17,9 @@ from services.worker.engine.attention import ATTENTION_NAME
 from services.worker.engine.decoder import Decoder
 from services.worker.engine.kv import DTYPES, KvShape
 from services.worker.engine.linear import Linear
+from services.worker.engine.network_decoder import NetworkDecoder
+from services.worker.engine.quantization import quantization_config
+from services.worker.engine.tensor_parallel import group_size, share_of_heads, whole
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 # Others change the rotation of cached keys with the length of what follows.
@@ -29,8 +34,8 @@ class LoadedModel:
     within the window sliding attention is full attention.
     """
 
-    decoder: Decoder
-    lm_head: Linear
+    decoder: Decoder | NetworkDecoder
+    lm_head: Callable[[torch.Tensor], torch.Tensor]
     kv_shape: KvShape
     vocab_size: int
     max_model_len: int
@@ -38,16 +43,21 @@ class LoadedModel:
 
 
 def load_model(
-    model: str, device: torch.device, dtype: str, kernels: bool | None = None
+    model: str,
+    device: torch.device,
+    dtype: str,
+    kernels: bool | None = None,
+    quantization: str = "",
 ) -> LoadedModel:
     """Load from a folder or a hub id; ``dtype`` as in the checkpoint with ``auto``.
 
-    ``kernels`` is whether Triton's are used: on a GPU, unless told otherwise. Raises HeadwayError:
-    NOT_FOUND for what is no checkpoint, FAILED_PRECONDITION for an unsupported one, with the way
-    out.
+    ``kernels`` is whether Triton's are used: on a GPU, unless told otherwise. ``quantization`` is
+    a scheme's name, or none. Raises HeadwayError: NOT_FOUND for what is no checkpoint,
+    FAILED_PRECONDITION for an unsupported one, with the way out.
     """
     config = _read_config(model)
     refuse_unsupported(config)
+    how = _placement(config, device, quantization)
     chosen = _dtype_name(config, dtype)
     cast(Any, transformers_logging).disable_progress_bar()
     network, info = cast(Any, AutoModelForCausalLM).from_pretrained(
@@ -56,23 +66,61 @@ def load_model(
         dtype=DTYPES[chosen],
         attn_implementation=ATTENTION_NAME,
         output_loading_info=True,
+        **how,
     )
     if info["missing_keys"]:
         raise _unsupported(f"it lacks weights: {', '.join(sorted(info['missing_keys'])[:3])}")
     eos_token_ids = _eos_token_ids(model, config, network.generation_config)
+    if quantization:
+        return _as_it_is(network.eval(), eos_token_ids)
     use_kernels = device.type == "cuda" if kernels is None else kernels
     return take_model(network.to(device).eval(), eos_token_ids, use_kernels)
 
 
-def take_model(network: Any, eos_token_ids: tuple[int, ...], kernels: bool) -> LoadedModel:
-    """Take the weights out of a transformers model, which is of no use afterwards."""
+def _placement(config: Any, device: torch.device, quantization: str) -> dict[str, Any]:
+    """Further arguments of ``from_pretrained``: shares of a group, or fewer bits."""
+    size = group_size()
+    if (size > 1 or quantization) and find_spec("accelerate") is None:
+        message = "transformers places these weights with accelerate: pip install accelerate"
+        raise HeadwayError(Code.FAILED_PRECONDITION, message, param="model")
+    if size > 1 and quantization:
+        message = "quantised weights are not shared out over processes: take one of the two"
+        raise HeadwayError(Code.FAILED_PRECONDITION, message, param="quantization")
+    if size > 1:
+        share_of_heads(config)
+        plan = DistributedConfig(tp_plan="auto", tp_size=size)
+        return {"distributed_config": plan}
+    scheme = quantization_config(quantization)
+    return {} if scheme is None else {"quantization_config": scheme, "device_map": str(device)}
+
+
+def _as_it_is(network: Any, eos_token_ids: tuple[int, ...]) -> LoadedModel:
+    """transformers' modules go on multiplying: their weights are not plain matrices."""
+    return LoadedModel(
+        decoder=NetworkDecoder(network),
+        lm_head=network.get_output_embeddings(),
+        kv_shape=_kv_shape(network),
+        vocab_size=network.config.vocab_size,
+        max_model_len=_max_model_len(network.config),
+        eos_token_ids=eos_token_ids,
+    )
+
+
+def _kv_shape(network: Any) -> KvShape:
+    """Of this process's share of the heads."""
     config = network.config
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     dtype = str(network.dtype).removeprefix("torch.")
+    return KvShape(config.num_hidden_layers, share_of_heads(config)[1], size, dtype)
+
+
+def take_model(network: Any, eos_token_ids: tuple[int, ...], kernels: bool) -> LoadedModel:
+    """Take the weights out of a transformers model, which is of no use afterwards."""
+    config, kv_shape = network.config, _kv_shape(network)
     return LoadedModel(
-        lm_head=Linear(network.get_output_embeddings().weight.data),
+        lm_head=Linear(whole(network.get_output_embeddings().weight.data)),
         decoder=_decoder_class(kernels)(network, config, _max_model_len(config)),
-        kv_shape=KvShape(config.num_hidden_layers, config.num_key_value_heads, size, dtype),
+        kv_shape=kv_shape,
         vocab_size=config.vocab_size,
         max_model_len=_max_model_len(config),
         eos_token_ids=eos_token_ids,
