@@ -1,8 +1,9 @@
-"""Compiles the kernels for a Hopper GPU, which needs no GPU, and prints what they take.
+"""Builds the kernels for a Hopper GPU as their callers launch them, which needs no GPU.
 
     python -m tests.services.worker.kernel_builds
 
-One JSON object per line: kernel, dtype, size, shared memory in bytes, stack bytes a thread.
+A JSON object per launch: kernel, dtype, a digest of the program, its shared memory and the bytes
+of its stack, which are registers that did not fit.
 """
 
 from __future__ import annotations
@@ -12,56 +13,69 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
 
-from services.worker.engine.kernels import decode, mlp, norm, plan, prefill, store
-from services.worker.engine.kernels.attend import Tile, padded_size
+from services.worker.engine.kernels.decode import decode_attention
+from services.worker.engine.kernels.mlp import silu_mul
+from services.worker.engine.kernels.norm import add_rms_norm, rms_norm
+from services.worker.engine.kernels.plan import plan_decode
+from services.worker.engine.kernels.prefill import prefill_attention
+from services.worker.engine.kernels.store import rope_store
 
-HOPPER = GPUTarget("cuda", 90, 32)
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4}
-INDICES = ("tables", "table", "lengths", "owners", "begins", "ends", "firsts")
-FLOATS = ("partial", "weights", "cos", "sin")
-INTEGERS = ("requests", "parts", "wanted", "width", "table_stride", "angle_stride")
+SHAPES = (
+    (torch.bfloat16, 128, 4),
+    (torch.bfloat16, 64, 8),
+    (torch.bfloat16, 256, 2),
+    (torch.float16, 80, 1),
+    (torch.float16, 96, 7),
+    (torch.float32, 128, 4),
+)
 
 
-def build(kernel: Any, dtype: str, shape: Tile | None, /, **constants: Any) -> dict[str, Any]:
-    """Compile with these constants; what a parameter is follows from its name."""
-    names = kernel.arg_names
-    types = {name: "constexpr" if name in constants else _type(name, dtype) for name in names}
-    pointers = [n for n, name in enumerate(names) if types[name].startswith("*")]
-    source = ASTSource(
-        kernel,
-        types,
-        {(names.index(name),): value for name, value in constants.items()},
-        {(n,): [["tt.divisibility", 16]] for n in pointers},
-    )
-    options = {"num_warps": shape.warps, "num_stages": shape.stages} if shape else {}
-    compiled = triton.compile(source, target=HOPPER, options=options)
-    name = f"{kernel.__module__.rpartition('.')[2]}.{kernel.__name__}"
-    stack = _stack_bytes(compiled.asm["cubin"])
-    return {"kernel": name, "dtype": dtype, "shared": compiled.metadata.shared, "stack": stack}
+class HopperDriver:
+    """Says what a driver would of a GPU that is not there."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
 
 
-def _type(name: str, dtype: str) -> str:
-    if name in ("scale", "eps"):
-        return "fp32"
-    if name in INTEGERS:
-        return "i32"
-    if name in INDICES:
-        return "*i32"
-    if name == "slots":
-        return "*i64"
-    return "*fp32" if name in FLOATS else f"*{dtype}"
+def build_instead_of_launching(labels: dict[str, object]) -> None:
+    """From here on a launch compiles for its arguments and prints what was built."""
+
+    def instead(kernel: Any, grid: object) -> Callable[..., None]:
+        def launch(*args: object, **settings: object) -> None:
+            built = kernel.warmup(*args, grid=grid, **settings)
+            found = {
+                "kernel": f"{kernel.__module__.rpartition('.')[2]}.{kernel.__name__}",
+                "digest": built.hash,
+                "shared": built.metadata.shared,
+                "stack": stack_bytes(built.asm["cubin"]),
+            }
+            sys.stdout.write(json.dumps(labels | found) + "\n")
+
+        return launch
+
+    triton.runtime.driver.set_active(HopperDriver())
+    JITFunction.__getitem__ = instead
 
 
-def _stack_bytes(cubin: bytes) -> int:
+@cache
+def stack_bytes(cubin: bytes) -> int:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -72,41 +86,53 @@ def _stack_bytes(cubin: bytes) -> int:
     return int(found[1])
 
 
-def attention(dtype: str, size: int, grouped: int) -> Iterator[dict[str, Any]]:
-    """Both attention kernels for one shape of model."""
-    padded = padded_size(size)
-    heads: Mapping[str, int] = {
-        "num_heads": 8 * grouped,
-        "num_kv_heads": 8,
-        "block_size": 16,
-        "size": size,
-        "padded": padded,
-    }
-    tile = decode.decode_tile(grouped, padded, ITEMSIZE[dtype])
-    yield build(decode._attend, dtype, tile, **heads, rows=tile.rows, tile=tile.tokens)
-    tile = prefill.prefill_tile(padded, ITEMSIZE[dtype])
-    sizes = {"rows": tile.rows, "tile": tile.tokens, "width": 16}
-    yield build(prefill._attend, dtype, tile, **heads, **sizes)
+def launch_attention(dtype: torch.dtype, size: int, grouped: int, num_requests: int) -> None:
+    """Decodes and prompts of a model with 8 KV heads; the prompts' tensors lie behind decodes'."""
+    heads = 8 * grouped
+    query = torch.zeros(2 * num_requests, heads, size, dtype=dtype)
+    pool = torch.zeros(2, 64, 8, size, dtype=dtype)
+    tables = torch.zeros(2 * num_requests, 3, dtype=torch.int32)
+    lengths = torch.ones(2 * num_requests, dtype=torch.int32)
+    firsts = torch.arange(num_requests + 1, dtype=torch.int32)
+    settings: dict[str, Any] = {"block_size": 16, "scale": size**-0.5}
+    first, second = slice(num_requests), slice(num_requests, None)
+    plan = plan_decode(lengths[first], heads, 8, size, num_processors=132)
+    decode_attention(
+        query[first], pool[0], pool[1], tables[first], lengths[first], plan, **settings
+    )
+    prefill_attention(
+        query[second], pool[0], pool[1], tables[second], firsts, lengths[second], **settings
+    )
 
 
-def builds() -> Iterator[dict[str, Any]]:
-    for dtype, size, grouped in (
-        ("bf16", 128, 4),
-        ("bf16", 64, 8),
-        ("bf16", 256, 2),
-        ("fp16", 80, 1),
-        ("fp16", 96, 7),
-        ("fp32", 128, 4),
-    ):
-        yield from ({**built, "size": size} for built in attention(dtype, size, grouped))
-    yield build(decode._merge, "bf16", None, size=128, padded=128, tile=decode.PARTS_A_STEP)
-    yield build(plan._plan, "bf16", None, least=128, width=256, tile=plan.PARTS_A_PROGRAM)
-    heads = {"num_heads": 32, "num_kv_heads": 8, "half": 64, "padded": 64}
-    yield build(store._rope_store, "bf16", None, **heads, normed=True, tile=store.HEADS_A_PROGRAM)
-    yield build(norm._norm, "bf16", Tile(1, 1, 8, 3), padded=4096, added=True)
-    yield build(mlp._silu_mul, "bf16", None, tile=mlp.TILE)
+def launch_rest(dtype: torch.dtype, num_rows: int) -> None:
+    """A layer of Llama 3.1 8B but for its attention, and of Qwen3's kind."""
+    weight, hidden = torch.zeros(4096, dtype=dtype), torch.zeros(num_rows, 4096, dtype=dtype)
+    rms_norm(hidden, weight, 1e-5)
+    add_rms_norm(hidden, hidden, weight, 1e-5)
+    silu_mul(torch.zeros(num_rows, 2 * 14336, dtype=dtype))
+    pool = torch.zeros(2, 64, 8, 128, dtype=dtype)
+    angles, slots = torch.zeros(2, num_rows, 64, dtype=dtype), torch.zeros(num_rows).long()
+    for norms in (None, (weight[:128], weight[128:256])):
+        qkv = torch.zeros(num_rows, 48 * 128, dtype=dtype)
+        rope_store(qkv, angles[0], angles[1], pool[0], pool[1], slots, num_heads=32, norms=norms)
+
+
+def main() -> None:
+    """Several batch sizes of one shape, and other shapes."""
+    for dtype, size, grouped in SHAPES:
+        own = dtype is torch.bfloat16 and size == 128
+        for num_requests in (1, 16, 3) if own else (1,):
+            labels = {
+                "dtype": str(dtype).removeprefix("torch."),
+                "size": size,
+                "requests": num_requests,
+            }
+            build_instead_of_launching(labels)
+            launch_attention(dtype, size, grouped, num_requests)
+            if own:
+                launch_rest(dtype, num_requests)
 
 
 if __name__ == "__main__":
-    for line in builds():
-        sys.stdout.write(json.dumps(line) + "\n")
+    main()

@@ -83,7 +83,8 @@ def decode_attention(
 
 
 @triton.jit(
-    do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["tables", "lengths"]
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["tables", "lengths", "owners", "begins", "ends"],
 )
 def _attend(
     query: tl.tensor,
