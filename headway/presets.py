@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from headway.errors import invalid
 
 Params = Mapping[str, object]
 NONE: Params = MappingProxyType({})
+NO_PARAMS: Mapping[str, Params] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,16 @@ class Preset:
     def params_of(self, question: str) -> Params:
         """The parameters of the policy that answers a question."""
         return self.params.get(question, NONE)
+
+    def but(self, policies: Mapping[str, str], params: Mapping[str, Params] = NO_PARAMS) -> Preset:
+        """The same but for these policies by question, "" for its own, and these parameters.
+
+        Parameters come over those of the preset; a policy that goes takes its own along.
+        """
+        other = {q: name for q, name in policies.items() if name and name != getattr(self, q)}
+        kept = {q: own for q, own in self.params.items() if q not in other}
+        merged = {q: {**kept.get(q, NONE), **given} for q, given in params.items() if given}
+        return replace(self, **other, params=MappingProxyType({**kept, **merged}))
 
 
 def _with(**params: Params) -> Mapping[str, Params]:

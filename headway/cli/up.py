@@ -5,9 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from headway.presets import PRESETS, find_preset
+
 if TYPE_CHECKING:
     from services.runtime.config import ServiceConfig
     from services.runtime.supervisor import ProcessSpec, Supervisor
+
+
+_ROLES = ("prefill", "decode", "convertible", "unified")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -16,8 +21,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add = parser.add_argument
     add("--model", default="models/headway-mini", help="hub id or folder of the checkpoint")
     add("--model-name", default="", help="name that requests use; default: the folder's name")
+    add("--preset", default="", help=f"one of {', '.join(PRESETS)} (default: the services' own)")
     add("--prefill", type=int, default=1, metavar="N", help="prefill workers (default 1)")
     add("--decode", type=int, default=2, metavar="N", help="decode workers (default 2)")
+    add("--convertible", type=int, default=0, metavar="N", help="decoders that prefill bursts")
     add("--unified", type=int, default=0, metavar="N", help="workers that do both (default 0)")
     add("--device", default="cpu", help="cpu or cuda; several GPUs are shared out")
     add("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
@@ -42,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
     from services.runtime import local_store
     from services.runtime.config import ServiceConfig
 
+    if args.preset:
+        find_preset(args.preset)
     _refuse_wrong_counts(args)
     _refuse_taken_ports(args)
     specs = process_specs(args, *_machine(args.device))
@@ -66,19 +75,17 @@ def process_specs(args: argparse.Namespace, num_cores: int, num_gpus: int = 0) -
 
     common = ("--log-level", args.log_level, "--drain-timeout", str(args.drain_timeout))
     model = ("--model", args.model, "--model-name", args.model_name)
+    preset = ("--preset", args.preset) if args.preset else ()
     keys = ("--api-key-file", args.api_key_file) if args.api_key_file else ()
     http = ("--http-host", args.host, "--http-port", str(args.port))
     grpc_address = ("--listen", f"127.0.0.1:{args.port + 1}") if args.port else ()
     specs = [
-        ProcessSpec("gateway", "gateway", (*common, *model, *http, *grpc_address, *keys)),
-        *(ProcessSpec(name, name, common) for name in ("scheduler", "predictor")),
-        ProcessSpec("autoscaler", "autoscaler", (*common, *_targets(args))),
+        ProcessSpec("gateway", "gateway", (*common, *preset, *model, *http, *grpc_address, *keys)),
+        ProcessSpec("scheduler", "scheduler", (*common, *preset)),
+        ProcessSpec("predictor", "predictor", common),
+        ProcessSpec("autoscaler", "autoscaler", (*common, *preset, *_targets(args))),
     ]
-    roles = [
-        (role, number)
-        for role in ("prefill", "decode", "unified")
-        for number in range(getattr(args, role))
-    ]
+    roles = [(role, number) for role in _ROLES for number in range(getattr(args, role))]
     for index, (role, number) in enumerate(roles):
         device = args.device
         if device == "cuda" and num_gpus > 1:
@@ -87,14 +94,19 @@ def process_specs(args: argparse.Namespace, num_cores: int, num_gpus: int = 0) -
             *("--role", role, "--device", device, "--dtype", args.dtype, "--dp", str(args.dp)),
             *("--num-threads", str(max(1, num_cores // len(roles)))),
         )
-        specs.append(ProcessSpec("worker", f"{role}-{number + 1}", (*common, *model, *worker)))
+        specs.append(
+            ProcessSpec("worker", f"{role}-{number + 1}", (*common, *preset, *model, *worker))
+        )
     return specs
 
 
 def _targets(args: argparse.Namespace) -> tuple[str, ...]:
+    """What is started here is what there is: the preset's scaling policy would move nothing."""
     return (
+        *("--scaling", "fixed"),
         *("--num-prefill", str(args.prefill)),
         *("--num-decode", str(args.decode)),
+        *("--num-convertible", str(args.convertible)),
         *("--num-unified", str(args.unified)),
     )
 
@@ -181,7 +193,7 @@ def _machine(device: str) -> tuple[int, int]:
 def _refuse_wrong_counts(args: argparse.Namespace) -> None:
     from headway.errors import Code, HeadwayError, invalid
 
-    for role in ("prefill", "decode", "unified"):
+    for role in _ROLES:
         if not 0 <= getattr(args, role) <= 64:
             raise invalid(f"--{role}", getattr(args, role), "from 0 to 64")
     if not args.unified and not (args.prefill and args.decode):

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Any
 
+from headway.core.policy_settings import Costs, policy_settings
 from headway.core.scheduler_events import Decision
 from headway.core.scheduler_state import SchedulerSettings
 from headway.errors import invalid
-from headway.policies import registry
 from headway.policies.packing.flow_control import FlowControl
 from headway.presets import Preset
 from headway.sim.cluster import ClusterSpec, SimCluster, SimRequest
@@ -70,67 +69,41 @@ class Run:
 
 def cluster_spec(preset: Preset, conditions: Conditions) -> ClusterSpec:
     """The preset's policies with its own parameters, and the conditions' over them."""
-
-    def params(question: str) -> dict[str, Any]:
-        return {**preset.params_of(question), **conditions.params.get(question, {})}
-
-    dispatch, batching = params("dispatch"), _batching_params(preset, params, conditions)
-    known = registry.find("dispatch", preset.dispatch).parameters()
-    if "default_pass_time" in known and "default_pass_time" not in dispatch:
-        dispatch["default_pass_time"] = _first_pass_time(conditions.instances)
+    limits = SchedulerSettings(
+        flow_control=conditions.flow_control,
+        max_waiting=1 << 30,
+        kv_watermark=conditions.watermark,
+    )
+    found = policy_settings(preset.but({}, conditions.params), _costs(conditions), limits)
+    batching, estimation = found.worker.batching, found.worker.estimation
     network = conditions.network
     round_trip = network.latency + network.dispatch_latency
     linger = conditions.linger if conditions.linger is not None else 1.1 * round_trip
     return ClusterSpec(
         instances=conditions.instances,
-        scheduler=SchedulerSettings(
-            dispatch=preset.dispatch,
-            dispatch_params=dispatch,
-            packing=preset.packing,
-            packing_params=params("packing"),
-            placement=preset.placement,
-            placement_params=_placement_params(preset, params, conditions),
-            rescheduling=preset.rescheduling,
-            rescheduling_params=params("rescheduling"),
-            flow_control=conditions.flow_control,
-            max_waiting=1 << 30,
-            kv_watermark=conditions.watermark,
-        ),
-        batching=preset.batching,
-        batching_params=batching,
-        estimation=_SIMULATED.get(preset.estimation, preset.estimation),
-        estimation_params=params("estimation"),
+        scheduler=found.scheduler,
+        batching=batching.name,
+        batching_params=batching.params,
+        estimation=_SIMULATED.get(estimation.name, estimation.name),
+        estimation_params=estimation.params,
         max_running=conditions.max_running,
         watermark=conditions.watermark,
         report_interval=conditions.report_interval,
-        linger=linger if preset.dispatch == "sbs" else 0.0,
+        linger=linger if found.worker.lingers else 0.0,
         network=network,
     )
 
 
-def _batching_params(
-    preset: Preset, params: Callable[[str], dict[str, Any]], conditions: Conditions
-) -> dict[str, Any]:
-    """With what a preempted token costs here, for policies that ask."""
-    given = params("batching")
-    known = registry.find("batching", preset.batching).parameters()
+def _costs(conditions: Conditions) -> Costs:
+    """What requests and tokens cost on these instances, for policies that ask."""
     profile = conditions.instances[0][0].profile
-    if profile.host_capacity_tokens and "swap_per_token" in known:
-        given.setdefault("swap_per_token", 2 * profile.swap_per_token)
-    return given
-
-
-def _placement_params(
-    preset: Preset, params: Callable[[str], dict[str, Any]], conditions: Conditions
-) -> dict[str, Any]:
-    """With what a request and a token cost here, for min-cost."""
-    given = params("placement")
-    if preset.placement == "min-cost":
-        decode = [kind.profile.pass_time for kind, _ in conditions.instances if kind.role.decodes]
-        for pass_time in decode[:1]:
-            given.setdefault("c", pass_time.per_request)
-            given.setdefault("d", pass_time.per_kv_token)
-    return given
+    decode = next((k.profile.pass_time for k, _ in conditions.instances if k.role.decodes), None)
+    return Costs(
+        first_pass=_first_pass_time(conditions.instances),
+        swap_per_token=2 * profile.swap_per_token if profile.host_capacity_tokens else 0.0,
+        per_request=decode.per_request if decode is not None else 0.0,
+        per_kv_token=decode.per_kv_token if decode is not None else 0.0,
+    )
 
 
 def _first_pass_time(instances: Instances) -> float:

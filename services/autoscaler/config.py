@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
-from services.runtime.config import ServiceConfig
+from headway.core.policy_settings import Policy, policy_settings
+from services.runtime.preset import PresetConfig
 
 
-class AutoscalerConfig(ServiceConfig):
+class AutoscalerConfig(PresetConfig):
     """A scaling policy by its name in the registry, and its numbers."""
 
-    scaling: str = Field("fixed", description="how many instances of each role")
+    questions: ClassVar[tuple[str, ...]] = ("scaling",)
+
+    scaling: str = Field("", description="how many instances of each role; default: the preset's")
     scaling_params: dict[str, Any] = Field(
         default_factory=dict, description="its parameters, JSON (fixed: the numbers below)"
     )
@@ -23,9 +26,10 @@ class AutoscalerConfig(ServiceConfig):
     interval: float = Field(1.0, gt=0.0, description="s between decisions")
     staleness: float = Field(5.0, gt=0.0, description="s after which a rate report counts no more")
 
-    def policy_params(self) -> dict[str, Any]:
-        """What the policy is made with."""
-        if self.scaling != "fixed":
-            return self.scaling_params
+    def policy(self) -> Policy:
+        """The scaling policy; the fixed one reads its numbers from here."""
         names = ("num_prefill", "num_decode", "num_convertible", "num_unified")
-        return {**{name: getattr(self, name) for name in names}, **self.scaling_params}
+        preset = self.chosen()
+        if preset.scaling == "fixed":
+            preset = self.chosen({"scaling": {name: getattr(self, name) for name in names}})
+        return policy_settings(preset).scaling

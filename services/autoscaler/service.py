@@ -12,7 +12,6 @@ from prometheus_client import Gauge
 
 from headway.core.autoscaler import AutoscalerCore, PublishTargets, RateReport
 from headway.errors import Code, HeadwayError
-from headway.policies import registry
 from protos import autoscaler_pb2, autoscaler_pb2_grpc
 from services.autoscaler.config import AutoscalerConfig
 from services.runtime import wire
@@ -39,9 +38,11 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
             registry=runtime.metrics,
         )
         config = runtime.config
-        policy = registry.make("scaling", config.scaling, **config.policy_params())
         self._core = AutoscalerCore(
-            policy, now=runtime.clock.now(), interval=config.interval, staleness=config.staleness
+            config.policy().make(),
+            now=runtime.clock.now(),
+            interval=config.interval,
+            staleness=config.staleness,
         )
 
     def member(self) -> Mapping[str, Any]:

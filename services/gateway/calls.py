@@ -112,15 +112,27 @@ class Calls:
                     repeats_prompt=choice > 0,
                 )
                 reply.outputs.append(output)
-                sampling = with_choice(one.sampling, choice)
                 submits.append(
-                    Submit(request_id, ask.model, one.token_ids, sampling, arrival_at, expected)
+                    Submit(
+                        request_id,
+                        ask.model,
+                        one.token_ids,
+                        with_choice(one.sampling, choice),
+                        arrival_at,
+                        expected,
+                        reasons=self._reasons(ask, one),
+                    )
                 )
         for output, submit in zip(list(reply.outputs), submits, strict=True):
             if reply.ended:  # an earlier one was refused
                 return
             self._outputs.add(output)
             self._submit(submit)
+
+    def _reasons(self, ask: Ask, one: PreparedInput) -> bool:
+        """Whether reasoning that its reader is not shown comes before the answer."""
+        markers = self.model.codec.markers if ask.split_reasoning else None
+        return markers is not None and not markers.is_closed(one.token_ids)
 
     def _token_ids(self, one: Input) -> tuple[int, ...]:
         codec = self.model.codec

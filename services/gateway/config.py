@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import Field, model_validator
 
+from headway.core.policy_settings import PolicySettings, policy_settings
 from services.gateway.http_exchange import HttpLimits
-from services.runtime.config import ServiceConfig
+from services.runtime.preset import PresetConfig
 
 
-class GatewayConfig(ServiceConfig):
+class GatewayConfig(PresetConfig):
     """One gateway: it serves one model to OpenAI's clients and to gRPC's."""
+
+    questions: ClassVar[tuple[str, ...]] = ("burst", "pacing")
 
     model: str = Field(
         "models/headway-mini", description="folder or hub id of tokenizer and configs"
@@ -26,6 +30,14 @@ class GatewayConfig(ServiceConfig):
     )
     monitoring_needs_key: bool = Field(
         False, description="ask for an API key on /health and /metrics too"
+    )
+    burst: str = Field("", description="which arrivals are a burst's; default: the preset's")
+    burst_params: dict[str, float] = Field(
+        default_factory=dict, description='its parameters, JSON: {"factor": 1.5}'
+    )
+    pacing: str = Field("", description="when a reader sees a token; default: the preset's")
+    pacing_params: dict[str, float] = Field(
+        default_factory=dict, description='its parameters, JSON: {"tpot": 0.1}'
     )
     max_model_len: int = Field(0, ge=0, description="prompt + output tokens; 0: the model's own")
     max_waiting: int = Field(4096, ge=1, description="requests without a first token, then 429")
@@ -44,6 +56,10 @@ class GatewayConfig(ServiceConfig):
         if (self.http_tls_cert is None) != (self.http_tls_key is None):
             raise ValueError("give http_tls_cert and http_tls_key together, or neither")
         return self
+
+    def policies(self) -> PolicySettings:
+        """The preset's policies with these options; HeadwayError for an unknown one."""
+        return policy_settings(self.chosen())
 
     def http_limits(self) -> HttpLimits:
         """The HTTP server's share of this."""

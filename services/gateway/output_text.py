@@ -31,12 +31,15 @@ class ReasoningMarkers(NamedTuple):
 
     def is_open(self, prompt_token_ids: Sequence[int], window: int = 8) -> bool:
         """Whether the prompt's very end (a chat template's doing) has begun the reasoning."""
-        for token_id in reversed(prompt_token_ids[-window:]):
-            if token_id == self.start_id:
-                return True
-            if token_id == self.end_id:
-                return False
-        return False
+        return self._last(prompt_token_ids, window) == self.start_id
+
+    def is_closed(self, prompt_token_ids: Sequence[int], window: int = 8) -> bool:
+        """Whether the prompt's very end has ended the reasoning: thinking is switched off."""
+        return self._last(prompt_token_ids, window) == self.end_id
+
+    def _last(self, prompt_token_ids: Sequence[int], window: int) -> int | None:
+        at_end = reversed(prompt_token_ids[-window:])
+        return next((token_id for token_id in at_end if token_id in self), None)
 
 
 class StopScanner:

@@ -79,10 +79,13 @@ class GatewayService:
     async def start(self) -> None:
         """Follow the scheduler; then let clients in."""
         config, address = self._config, self._runtime.address
+        policies = config.policies()
         settings = GatewaySettings(
             max_model_len=self._model.max_model_len,
             max_waiting=config.max_waiting,
             request_timeout=config.request_timeout,
+            burst=policies.burst.name,
+            burst_params=policies.burst.params,
         )
         first_stream_id = int(self.now() * _STREAM_IDS_PER_S)
         self._core = GatewayCore(

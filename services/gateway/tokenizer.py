@@ -15,8 +15,7 @@ from services.gateway.detokenise import (
     is_byte_level,
 )
 from services.gateway.output_text import ReasoningMarkers
-
-_MARKERS = ("<think>", "</think>")
+from services.runtime.reasoning import marker_ids
 
 
 class TextCodec:
@@ -70,7 +69,5 @@ class TextCodec:
         return text, text.encode()
 
     def _find_markers(self) -> ReasoningMarkers | None:
-        ids = {token.content: token_id for token_id, token in self._added.items()}
-        if not all(marker in ids for marker in _MARKERS):
-            return None
-        return ReasoningMarkers(ids[_MARKERS[0]], ids[_MARKERS[1]])
+        found = marker_ids({token.content: token_id for token_id, token in self._added.items()})
+        return None if found is None else ReasoningMarkers(*found)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from services.runtime.config import ServiceConfig
+from headway.core.policy_settings import WorkerPolicies, policy_settings
+from services.runtime.preset import PresetConfig
 
 
-class WorkerConfig(ServiceConfig):
+class WorkerConfig(PresetConfig):
     """One instance: one replica of a model on one device."""
+
+    questions: ClassVar[tuple[str, ...]] = ("batching", "estimation")
 
     model: str = Field("models/headway-mini", description="hub id or folder of the checkpoint")
     model_name: str = Field("", description="name that requests use; default: the folder's name")
@@ -33,9 +36,19 @@ class WorkerConfig(ServiceConfig):
     )
     chunk_tokens: int = Field(512, ge=1, description="most tokens of a DP unit in one pass")
     max_model_len: int = Field(0, ge=0, description="prompt + output tokens; 0: the model's own")
-    batching: str = Field("sarathi", description="batching policy, a name of the registry")
+    batching: str = Field("", description="whom a pass serves next; default: the preset's")
     batching_params: dict[str, int | float | str] = Field(
         default_factory=dict, description='its parameters, JSON: {"gamma": 0.05}'
+    )
+    estimation: str = Field("", description="what becomes of a prediction; default: the preset's")
+    estimation_params: dict[str, int | float | str] = Field(
+        default_factory=dict, description='its parameters, JSON: {"interval": 20}'
+    )
+    end_of_reasoning: str = Field(
+        "", description="text that ends the model's reasoning; default: </think> where it knows it"
+    )
+    reader_pace: float = Field(
+        0.0, ge=0.0, le=10.0, description="seconds a reader takes for a token; 0: the preset's"
     )
     max_running: int = Field(
         0, ge=0, description="most requests of a DP unit that run in one pass, 0: any"
@@ -62,3 +75,7 @@ class WorkerConfig(ServiceConfig):
     gateway_patience: float = Field(
         5.0, ge=0.0, description="seconds to reach a gateway before its requests are dropped"
     )
+
+    def policies(self) -> WorkerPolicies:
+        """The preset's policies with these options; HeadwayError for an unknown one."""
+        return policy_settings(self.chosen()).worker

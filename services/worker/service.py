@@ -23,11 +23,11 @@ from headway.core.worker_events import (
 )
 from headway.errors import Code, HeadwayError
 from headway.messages import Drain, EndForward, ForwardPass
-from headway.policies import registry
 from headway.request import FinishReason
 from protos import worker_pb2, worker_pb2_grpc
 from services.runtime import wire
 from services.runtime.driver import Driver
+from services.runtime.reasoning import find_end_of_reasoning
 from services.runtime.service import Runtime
 from services.worker.config import WorkerConfig
 from services.worker.control import ControlSession
@@ -67,6 +67,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """Load the model, then take work."""
         config = self._config
         backend = await asyncio.to_thread(self._load)
+        end_of_reasoning = await asyncio.to_thread(
+            find_end_of_reasoning, config.model, config.end_of_reasoning
+        )
         info = WorkerInfo(
             worker_id=config.service_id,
             address=self._runtime.address,
@@ -80,16 +83,24 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             kv_bytes_per_token=backend.kv_bytes_per_token,
         )
         _refuse_a_pool_too_small(info)
-        batching = registry.make("batching", config.batching, **config.batching_params)
+        policies = config.policies()
         settings = WorkerSettings(
             watermark=config.watermark,
-            linger=config.linger,
+            linger=config.linger if policies.lingers else 0.0,
             max_running=config.max_running,
+            end_of_reasoning=end_of_reasoning,
+            reader_pace=config.reader_pace or policies.reader_pace,
             prefix_caching=config.prefix_caching,
             move_rounds=config.move_rounds,
             host_tokens=backend.num_host_blocks // config.dp * config.block_size,
         )
-        self._core = WorkerCore(info, backend.eos_token_ids, batching, settings)
+        self._core = WorkerCore(
+            info,
+            backend.eos_token_ids,
+            policies.make_batching(),
+            settings,
+            estimation=policies.make_estimation(),
+        )
         self._driver: Driver[WorkerEvent, WorkerAction] = Driver(
             self._core, self._perform, self._runtime.clock
         )

@@ -15,4 +15,4 @@ ANSWERS: Mapping[str, Answer] = MappingProxyType(
     }
 )
 
-__all__ = ["ANSWERS", "Pace", "Pacing"]
+__all__ = ["ANSWERS", "Pace", "Pacing", "TokenPacerParams"]

@@ -1,0 +1,70 @@
+"""One function turns a preset into every core's settings."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.core.policy_settings import Costs, policy_settings
+from headway.core.scheduler_state import SchedulerSettings
+from headway.errors import HeadwayError
+from headway.policies import registry
+from headway.presets import PRESETS, find_preset
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_policy_of_every_preset_can_be_made(name: str) -> None:
+    found = policy_settings(PRESETS[name], Costs(0.05, 1e-6, 1e-4, 1e-8))
+    scheduler = found.scheduler
+    registry.make("dispatch", scheduler.dispatch, **scheduler.dispatch_params)
+    registry.make("packing", scheduler.packing, **scheduler.packing_params)
+    registry.make("placement", scheduler.placement, **scheduler.placement_params)
+    registry.make("rescheduling", scheduler.rescheduling, **scheduler.rescheduling_params)
+    found.worker.make_batching()
+    found.worker.make_estimation()
+    found.burst.make()
+    found.pacing.make()
+    found.scaling.make()
+
+
+def test_what_is_known_of_the_instances_reaches_those_who_ask_alone() -> None:
+    costs = Costs(first_pass=0.2, swap_per_token=1e-6, per_request=1e-4)
+    ours = policy_settings(PRESETS["headway"], costs)
+    assert ours.scheduler.dispatch_params["default_pass_time"] == 0.2
+    assert ours.worker.batching.params["swap_per_token"] == 1e-6
+    assert ours.scheduler.placement_params == {"c": 1e-4}
+    assert not policy_settings(PRESETS["pascal"], costs).worker.batching.params
+
+
+def test_the_presets_word_stands_over_what_is_known() -> None:
+    slow = PRESETS["sbs"].but({}, {"dispatch": {"default_pass_time": 0.4}})
+    found = policy_settings(slow, Costs(first_pass=0.2))
+    assert found.scheduler.dispatch_params["default_pass_time"] == 0.4
+
+
+def test_a_policy_that_is_replaced_takes_its_parameters_along() -> None:
+    other = PRESETS["vllm-like"].but({"dispatch": "sbs", "packing": ""}, {"placement": {}})
+    assert (other.dispatch, other.packing) == ("sbs", "round-robin")
+    assert not other.params_of("dispatch")
+
+
+def test_parameters_come_over_those_of_the_preset() -> None:
+    other = PRESETS["pascal"].but({}, {"batching": {"quantum": 10}, "dispatch": {"rule": "x"}})
+    assert other.params_of("batching") == {"quantum": 10}
+    assert other.params_of("dispatch") == {"rule": "x"}
+
+
+def test_limits_are_the_callers() -> None:
+    limits = SchedulerSettings(max_waiting=7)
+    assert policy_settings(PRESETS["sbs"], limits=limits).scheduler.max_waiting == 7
+
+
+def test_workers_linger_for_the_window_alone_and_share_the_readers_pace() -> None:
+    assert policy_settings(PRESETS["sbs"]).worker.lingers
+    assert not policy_settings(PRESETS["pascal"]).worker.lingers
+    slow = PRESETS["pascal"].but({}, {"pacing": {"tpot": 0.2}})
+    assert policy_settings(slow).worker.reader_pace == 0.2
+
+
+def test_an_unknown_policy_is_refused_by_name() -> None:
+    with pytest.raises(HeadwayError, match="fcfs"):
+        policy_settings(find_preset("sbs").but({"batching": "fifo"}))

@@ -1,0 +1,76 @@
+"""A preset, and a service's own options over it."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.errors import HeadwayError
+from headway.presets import PRESETS
+from headway.sim.experiment import Conditions, cluster_spec
+from headway.sim.scenario import load_scenario
+from services.autoscaler.config import AutoscalerConfig
+from services.gateway.config import GatewayConfig
+from services.runtime.config import load_config
+from services.runtime.reasoning import find_end_of_reasoning
+from services.scheduler.config import SchedulerConfig
+from services.worker.config import WorkerConfig
+
+MINI = "models/headway-mini"
+
+
+@pytest.fixture(scope="module")
+def conditions() -> Conditions:
+    return load_scenario("chat-and-reasoning").conditions
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_services_and_simulator_run_the_same_policies(name: str, conditions: Conditions) -> None:
+    simulated = cluster_spec(PRESETS[name], conditions)
+    scheduler = SchedulerConfig(preset=name).settings()
+    worker = WorkerConfig(preset=name).policies()
+    for question in ("dispatch", "packing", "placement", "rescheduling"):
+        assert getattr(scheduler, question) == getattr(simulated.scheduler, question)
+    assert worker.batching.name == simulated.batching
+    assert (worker.lingers, scheduler.dispatch == "sbs") == ((simulated.linger > 0),) * 2
+
+
+def test_an_option_wins_over_the_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWAY_PRESET", "pascal")
+    monkeypatch.setenv("HEADWAY_BATCHING_PARAMS", '{"quantum": 50}')
+    worker = load_config(WorkerConfig, [])
+    assert worker.policies().batching.params == {"quantum": 50}
+    worker = load_config(WorkerConfig, ["--batching", "las", "--batching-params", "{}"])
+    assert worker.policies().batching.name == "las"
+
+
+def test_the_gateway_paces_and_labels_as_the_preset_says() -> None:
+    policies = GatewayConfig(preset="headway").policies()
+    assert (policies.pacing.name, policies.burst.name) == ("token-pacer", "dual-signal")
+    plain = GatewayConfig(preset="headway", pacing="off").policies()
+    assert plain.pacing.name == "off"
+
+
+def test_the_autoscaler_scales_as_the_preset_says() -> None:
+    assert AutoscalerConfig(preset="tokenscale").policy().name == "tokenscale"
+    fixed = AutoscalerConfig(preset="tokenscale", scaling="fixed", num_decode=3).policy()
+    assert (fixed.name, fixed.params["num_decode"]) == ("fixed", 3)
+
+
+@pytest.mark.parametrize("config", [SchedulerConfig, WorkerConfig, GatewayConfig, AutoscalerConfig])
+def test_an_unknown_preset_is_refused_with_the_known_ones(
+    config: type[SchedulerConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(HeadwayError, match="vllm-like"):
+        config(preset="vllm")
+    with pytest.raises(SystemExit):
+        load_config(config, ["--preset", "vllm"])
+    assert "vllm-like" in capsys.readouterr().err
+
+
+def test_the_end_of_reasoning_comes_from_the_tokenizer() -> None:
+    (own,) = find_end_of_reasoning(MINI)
+    assert find_end_of_reasoning(MINI, "</think>") == (own,)
+    assert len(find_end_of_reasoning(MINI, "So:")) > 1
+    assert find_end_of_reasoning("models") == ()
+    with pytest.raises(HeadwayError, match=r"tokenizer\.json"):
+        find_end_of_reasoning("models", "</think>")
