@@ -128,6 +128,19 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
+class Tuned:
+    """γ of a model's workers (γ-Ada), fitted where end-to-end latencies are known; 1/s.
+
+    Refuses what is out of range (HeadwayError).
+    """
+
+    gamma: float
+
+    def __post_init__(self) -> None:
+        require_between("gamma", self.gamma, 1e-9, 1e9)
+
+
+@dataclass(frozen=True, slots=True)
 class HeldRequest:
     """A request that a worker holds KV for or has queued."""
 

@@ -28,6 +28,7 @@ class SchedulerToWorker(_message.Message):
     HANDOFF_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
+    TUNED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___ControlHello: ...
     @_builtins.property
@@ -38,6 +39,8 @@ class SchedulerToWorker(_message.Message):
     def cancel(self) -> Global___CancelStream: ...
     @_builtins.property
     def drain(self) -> Global___Drain: ...
+    @_builtins.property
+    def tuned(self) -> Global___Tuned: ...
     def __init__(
         self,
         *,
@@ -46,12 +49,13 @@ class SchedulerToWorker(_message.Message):
         handoff: Global___Handoff | None = ...,
         cancel: Global___CancelStream | None = ...,
         drain: Global___Drain | None = ...,
+        tuned: Global___Tuned | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cancel", b"cancel", "dispatch", b"dispatch", "drain", b"drain", "handoff", b"handoff", "hello", b"hello"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cancel", b"cancel", "dispatch", b"dispatch", "drain", b"drain", "handoff", b"handoff", "hello", b"hello", "tuned", b"tuned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cancel", b"cancel", "dispatch", b"dispatch", "drain", b"drain", "handoff", b"handoff", "hello", b"hello"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cancel", b"cancel", "dispatch", b"dispatch", "drain", b"drain", "handoff", b"handoff", "hello", b"hello", "tuned", b"tuned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "dispatch", "handoff", "cancel", "drain"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "dispatch", "handoff", "cancel", "drain", "tuned"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -240,6 +244,28 @@ class Drain(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Drain: _TypeAlias = Drain  # noqa: Y015
+
+@_typing.final
+class Tuned(_message.Message):
+    """The boost's decay (UniBoost's gamma), fitted to the model's end-to-end latencies."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GAMMA_FIELD_NUMBER: _builtins.int
+    gamma: _builtins.float
+    """per second, 1e-9 to 1e9"""
+    def __init__(
+        self,
+        *,
+        gamma: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gamma", b"gamma"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tuned: _TypeAlias = Tuned  # noqa: Y015
 
 @_typing.final
 class WorkerToScheduler(_message.Message):

@@ -9,6 +9,7 @@ from typing import Any, cast
 from headway.core.scheduler_state import SchedulerSettings
 from headway.policies import registry
 from headway.policies.batching import Batching
+from headway.policies.batching.uniboost import UniBoostParams
 from headway.policies.estimation import Estimation
 from headway.policies.pacing import TokenPacerParams
 from headway.presets import Preset
@@ -101,6 +102,7 @@ def policy_settings(
             placement_params=placement.params,
             rescheduling=rescheduling.name,
             rescheduling_params=rescheduling.params,
+            gamma_fit=_gamma_fit(batching),
         ),
         worker=WorkerPolicies(
             batching,
@@ -112,3 +114,10 @@ def policy_settings(
         pacing=pacing,
         scaling=policy("scaling"),
     )
+
+
+def _gamma_fit(batching: Policy) -> UniBoostParams | None:
+    """How γ is fitted for a batching policy that takes it; HeadwayError as ``Policy.make``."""
+    answer = registry.find(batching.question, batching.name)
+    params = answer.checked(f"batching {batching.name}", batching.params)
+    return params if isinstance(params, UniBoostParams) else None

@@ -23,6 +23,7 @@ from headway.core.scheduler_events import (
     SchedulerEvent,
     WorkerGone,
 )
+from headway.core.scheduler_gamma import GammaFits
 from headway.core.scheduler_instance import Instance, UnitState
 from headway.core.scheduler_moves import Mover
 from headway.core.scheduler_prefill import MAX_RETRY_AFTER, PoolStatus, PrefillPool
@@ -64,6 +65,7 @@ class SchedulerCore:
         self._models: set[str] = set()
         self._decode = DecodePlacer(self._state, self._instances)
         self._mover = Mover(self._state, self._instances, self._decode)
+        self._gamma = GammaFits(self._state, self._instances)
         self._reports = WorkerReports(self._state, self._instances, self._pools, self._decode)
         self._elected = False
         self._unheard: dict[str, None] = {}
@@ -227,6 +229,7 @@ class SchedulerCore:
                 if round_trip is not None:
                     self._pool(instance.info.model).accepted(round_trip)
             case EndForward():
+                self._gamma.completed(instance, message.finished, now=now)
                 self._reports.end_forward(instance, message, now=now)
                 for held in message.answering:
                     self._mover.answering(instance, held, now=now)
@@ -242,6 +245,7 @@ class SchedulerCore:
         self._unheard.pop(worker_id, None)
         self._pool(model)
         self._reports.snapshot(worker_id, snapshot, now=now)
+        self._gamma.tell(self._instances[worker_id])
         for pool in self._pools.values():
             pool.update(worker_id)
         for held in snapshot.held:

@@ -17,6 +17,7 @@ from headway.messages import (
     Placed,
     Rejected,
     Snapshot,
+    Tuned,
 )
 from headway.request import Request, StreamKey
 
@@ -73,7 +74,7 @@ class SendToWorker:
     """One order for a worker."""
 
     worker_id: str
-    message: Dispatch | Handoff | CancelStream
+    message: Dispatch | Handoff | CancelStream | Tuned
 
 
 @dataclass(frozen=True, slots=True)

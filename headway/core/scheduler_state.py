@@ -19,7 +19,8 @@ from headway.core.scheduler_events import (
     SendToGateway,
     SendToWorker,
 )
-from headway.messages import CancelStream, Dispatch, Handoff, Lost, Placed, Rejected
+from headway.messages import CancelStream, Dispatch, Handoff, Lost, Placed, Rejected, Tuned
+from headway.policies.batching.uniboost import UniBoostParams
 from headway.policies.packing.flow_control import FlowControl
 from headway.request import Request, StreamKey
 
@@ -28,6 +29,7 @@ from headway.request import Request, StreamKey
 class SchedulerSettings:
     """Policies by name with their parameters, and what bounds the scheduler; seconds, counts.
 
+    ``gamma_fit``: how the workers' γ is fitted here (γ-Ada); None where their policy has none.
     ``election_grace``: a new leader dispatches when every member has sent its snapshot, or after
     this. ``gateway_grace``: requests of a gateway that stays away longer are cancelled.
     ``kv_watermark``: share of a unit's blocks that a dispatch leaves free unless the unit is
@@ -44,6 +46,7 @@ class SchedulerSettings:
     placement_params: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     rescheduling: str = "none"
     rescheduling_params: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    gamma_fit: UniBoostParams | None = None
     flow_control: FlowControl = field(default_factory=FlowControl)
     max_waiting: int = 4096
     election_grace: float = 1.0
@@ -199,7 +202,9 @@ class SchedulerState:
 
     # --- actions ----------------------------------------------------------------------
 
-    def tell_worker(self, worker_id: str, message: Dispatch | Handoff | CancelStream) -> None:
+    def tell_worker(
+        self, worker_id: str, message: Dispatch | Handoff | CancelStream | Tuned
+    ) -> None:
         """An order for a worker."""
         self._actions.append(SendToWorker(worker_id, message))
 

@@ -25,7 +25,6 @@ from headway.core.worker_events import (
     SchedulerConnected,
     TransferEnded,
     TransferEvent,
-    Tuned,
     WorkerAction,
     WorkerEvent,
 )
@@ -58,6 +57,7 @@ from headway.messages import (
     PassItem,
     PassResult,
     Snapshot,
+    Tuned,
     WantedReports,
 )
 from headway.policies.batching import Batching

@@ -20,6 +20,7 @@ from headway.messages import (
     PassResult,
     Snapshot,
     TokenBatch,
+    Tuned,
     WantedReports,
 )
 from headway.request import Request, StreamKey
@@ -96,13 +97,6 @@ class KvAborted:
     """An accepted offer's KV will not come."""
 
     key: StreamKey
-
-
-@dataclass(frozen=True, slots=True)
-class Tuned:
-    """γ of the worker's pool (γ-Ada), fitted where end-to-end latencies are known; 1/s."""
-
-    gamma: float
 
 
 @dataclass(frozen=True, slots=True)

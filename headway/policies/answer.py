@@ -33,9 +33,14 @@ class Answer:
 
     def build(self, name: str, given: Mapping[str, object]) -> Any:
         """The policy with these parameters; HeadwayError for one that it does not have."""
+        params = self.checked(name, given)
+        return self.make() if params is None else self.make(params)
+
+    def checked(self, name: str, given: Mapping[str, object]) -> Any:
+        """Its parameters, None where it has none; HeadwayError as ``build``."""
         known = self.parameters()
         for param in given:
             if param not in known:
                 choices = ", ".join(known) or "left out: there are none"
                 raise invalid(f"{name} parameter", param, choices)
-        return self.make(self.params(**given)) if self.params else self.make()
+        return self.params(**given) if self.params else None

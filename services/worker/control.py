@@ -18,13 +18,14 @@ from headway.messages import (
     HandoffResult,
     LoadReport,
     Snapshot,
+    Tuned,
 )
 from protos import worker_pb2
 from services.runtime import wire
 from services.runtime.logs import get_logger
 
 Report = Snapshot | Accepted | EndForward | HandoffResult | LoadReport
-Order = SchedulerConnected | Dispatch | Handoff | CancelStream | Drain
+Order = SchedulerConnected | Dispatch | Handoff | CancelStream | Drain | Tuned
 
 
 class ControlSession:

@@ -38,6 +38,7 @@ from headway.messages import (
     Lost,
     Placed,
     Rejected,
+    Tuned,
 )
 from headway.policies.packing.flow_control import FlowControl
 from headway.request import FinishReason
@@ -169,7 +170,7 @@ class Scenario:
         return ""
 
     @staticmethod
-    def order(order: Dispatch | Handoff | CancelStream) -> str:
+    def order(order: Dispatch | Handoff | CancelStream | Tuned) -> str:
         if isinstance(order, Dispatch):
             token, number = order.dispatch_id >> 32, order.dispatch_id & 0xFFFFFFFF
             units = ", ".join(
@@ -180,6 +181,8 @@ class Scenario:
         if isinstance(order, Handoff):
             target = f"{order.target_worker_id}/{order.target_unit}"
             return f"hand {order.key.stream_id} to {target}"
+        if isinstance(order, Tuned):
+            return f"tuned to {order.gamma:g}"
         return f"cancel {order.key.stream_id}"
 
     @staticmethod

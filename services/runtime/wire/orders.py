@@ -9,6 +9,7 @@ from headway.messages import (
     Dispatch,
     Drain,
     Handoff,
+    Tuned,
     UnitBatch,
     WantedReports,
 )
@@ -16,7 +17,7 @@ from protos import worker_pb2 as pb
 from services.runtime.wire.checks import a_unit, an_id, key
 from services.runtime.wire.requests import pack_request, unpack_request
 
-ToWorker = ControlHello | Dispatch | Handoff | CancelStream | Drain
+ToWorker = ControlHello | Dispatch | Handoff | CancelStream | Drain | Tuned
 
 
 def pack_to_worker(message: ToWorker) -> pb.SchedulerToWorker:
@@ -50,6 +51,8 @@ def pack_to_worker(message: ToWorker) -> pb.SchedulerToWorker:
             return pb.SchedulerToWorker(cancel=cancel)
         case Drain():
             return pb.SchedulerToWorker(drain=pb.Drain())
+        case Tuned(gamma):
+            return pb.SchedulerToWorker(tuned=pb.Tuned(gamma=gamma))
 
 
 def unpack_to_worker(packed: pb.SchedulerToWorker) -> ToWorker:
@@ -81,8 +84,10 @@ def unpack_to_worker(packed: pb.SchedulerToWorker) -> ToWorker:
             return CancelStream(key(packed.cancel.gateway_id, packed.cancel.stream_id))
         case "drain":
             return Drain()
+        case "tuned":
+            return Tuned(packed.tuned.gamma)
         case body:
-            raise invalid("body", body, "hello, dispatch, handoff, cancel or drain")
+            raise invalid("body", body, "hello, dispatch, handoff, cancel, drain or tuned")
 
 
 def _pack_wants(wants: WantedReports) -> pb.WantedReports:

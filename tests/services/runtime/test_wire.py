@@ -115,6 +115,7 @@ to_worker = st.one_of(
     st.builds(m.Handoff, keys, ids, ids, units),
     st.builds(m.CancelStream, keys),
     st.just(m.Drain()),
+    st.builds(m.Tuned, st.floats(1e-9, 1e9)),
 )
 from_worker = st.one_of(
     st.builds(m.Snapshot, infos, loads, held, st.booleans()),

@@ -1,0 +1,55 @@
+"""γ-Ada where end-to-end latencies are known: fitted once per model, handed to all of its workers.
+
+A worker alone sees the completions of its own requests, and one that only prefills sees none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from headway.core.scheduler_instance import Instance
+from headway.core.scheduler_state import SchedulerState
+from headway.messages import FinishedRequest, Tuned
+from headway.policies.batching.gamma_ada import GammaAda
+from headway.request import FinishReason
+
+_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class GammaFits:
+    """One fit a model, by the settings' ``gamma_fit``; without it nothing happens."""
+
+    def __init__(self, state: SchedulerState, instances: Mapping[str, Instance]) -> None:
+        self._state = state
+        self._instances = instances
+        self._fits: dict[str, GammaAda] = {}
+        self._told: dict[str, Tuned] = {}
+
+    def completed(
+        self, instance: Instance, finished: Iterable[FinishedRequest], *, now: float
+    ) -> None:
+        """Requests whose end a worker reports, before they are forgotten here."""
+        settings, model = self._state.settings, instance.info.model
+        if settings.gamma_fit is None:
+            return
+        fit = self._fits.get(model)
+        if fit is None:
+            fit = self._fits[model] = settings.gamma_fit.fit()
+        times = self._response_times(finished, now)
+        if sum(fit.completed(seconds) for seconds in times):
+            self._told[model] = Tuned(fit.gamma)
+            for _, other in sorted(self._instances.items()):
+                self.tell(other)
+
+    def tell(self, instance: Instance) -> None:
+        """A worker is to know its model's γ, once there is one."""
+        tuned = self._told.get(instance.info.model)
+        if tuned is not None:
+            self._state.tell_worker(instance.info.worker_id, tuned)
+
+    def _response_times(self, finished: Iterable[FinishedRequest], now: float) -> Iterable[float]:
+        """Seconds since the arrival at the gateway, of those whose arrival is known here."""
+        for each in finished:
+            entry = self._state.tracked.get(each.key)
+            if each.finish_reason in _ENDS and entry is not None and entry.request is not None:
+                yield now - entry.request.arrival_at
