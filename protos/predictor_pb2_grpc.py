@@ -44,6 +44,11 @@ class PredictorStub(object):
                 request_serializer=protos_dot_predictor__pb2.GetTableRequest.SerializeToString,
                 response_deserializer=protos_dot_predictor__pb2.LengthTable.FromString,
                 _registered_method=True)
+        self.Predict = channel.unary_unary(
+                '/headway.v1.Predictor/Predict',
+                request_serializer=protos_dot_predictor__pb2.PredictRequest.SerializeToString,
+                response_deserializer=protos_dot_predictor__pb2.PredictReply.FromString,
+                _registered_method=True)
 
 
 class PredictorServicer(object):
@@ -63,6 +68,14 @@ class PredictorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Predict(self, request, context):
+        """What remains of running requests, by their hidden states: one call per worker and pass.
+        NOT_FOUND: no predictor of this model is here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PredictorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +88,11 @@ def add_PredictorServicer_to_server(servicer, server):
                     servicer.GetTable,
                     request_deserializer=protos_dot_predictor__pb2.GetTableRequest.FromString,
                     response_serializer=protos_dot_predictor__pb2.LengthTable.SerializeToString,
+            ),
+            'Predict': grpc.unary_unary_rpc_method_handler(
+                    servicer.Predict,
+                    request_deserializer=protos_dot_predictor__pb2.PredictRequest.FromString,
+                    response_serializer=protos_dot_predictor__pb2.PredictReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +149,33 @@ class Predictor(object):
             '/headway.v1.Predictor/GetTable',
             protos_dot_predictor__pb2.GetTableRequest.SerializeToString,
             protos_dot_predictor__pb2.LengthTable.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Predict(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.v1.Predictor/Predict',
+            protos_dot_predictor__pb2.PredictRequest.SerializeToString,
+            protos_dot_predictor__pb2.PredictReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from pydantic import Field
+
 from services.runtime.config import ServiceConfig
 
 
 class PredictorConfig(ServiceConfig):
-    """Nothing beside what every service has."""
+    """Which models' remaining lengths are predicted; without any, only means are learned."""
+
+    predictors: dict[str, Path] = Field(
+        default_factory=dict,
+        description='trained predictors by model name, JSON: {"headway-mini": "DIR"}',
+    )
+    reload_interval: float = Field(
+        2.0, gt=0.0, description="s between looks for a new version in the predictors' folders"
+    )
+    learn: bool = Field(False, description="go on learning from finished requests")
+    learn_every: int = Field(256, ge=8, description="finished requests between new versions")
+    num_threads: int = Field(1, ge=1, le=256, description="torch threads")

@@ -1,4 +1,4 @@
-"""The predictor: RPCs into observations, tables out."""
+"""The predictor: hidden states into remaining lengths, finished requests into tables."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from headway.core.predictor import Observed, PredictorCore
 from headway.errors import HeadwayError
 from protos import predictor_pb2, predictor_pb2_grpc
 from services.predictor.config import PredictorConfig
+from services.predictor.models import Models
 from services.runtime import wire
 from services.runtime.service import Runtime
 
@@ -24,6 +25,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
     def __init__(self, runtime: Runtime[PredictorConfig]) -> None:
         self._clock = runtime.clock
         self._core = PredictorCore()
+        self._models = Models(runtime.config, runtime.metrics)
         self._observed = Counter(
             "headway_predictor_observed_requests",
             "Finished requests learned from",
@@ -35,13 +37,27 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         return {}
 
     async def start(self) -> None:
-        """Nothing to load."""
+        """Load the trained predictors."""
+        await self._models.start()
 
     async def drain(self) -> None:
         """Nothing runs."""
 
     async def stop(self) -> None:
-        """Nothing to let go of."""
+        """Score no more."""
+        await self._models.stop()
+
+    async def Predict(  # noqa: N802 (the proto's name)
+        self, request: predictor_pb2.PredictRequest, context: _Context
+    ) -> predictor_pb2.PredictReply:
+        """See ``protos/predictor.proto``."""
+        try:
+            scores = await self._models.answer(wire.unpack_question(request))
+        except HeadwayError as error:
+            await wire.abort(context, error)
+        return predictor_pb2.PredictReply(
+            remaining=scores.remaining.tolist(), version=scores.version
+        )
 
     async def Observe(  # noqa: N802 (the proto's name)
         self, request: predictor_pb2.ObserveRequest, context: _Context

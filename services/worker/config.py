@@ -50,6 +50,11 @@ class WorkerConfig(PresetConfig):
     reader_pace: float = Field(
         0.0, ge=0.0, le=10.0, description="seconds a reader takes for a token; 0: the preset's"
     )
+    predict_every: int = Field(
+        20,
+        ge=0,
+        description="k: tokens between predictions of a request's remaining length, 0: none",
+    )
     max_running: int = Field(
         0, ge=0, description="most requests of a DP unit that run in one pass, 0: any"
     )

@@ -116,3 +116,29 @@ class WorkerMetrics:
             self._kv_tokens.labels(unit).set(load.kv_tokens)
             self._host_tokens.labels(unit).set(load.host_tokens)
             self._free_blocks.labels(unit).set(load.num_free_blocks)
+
+
+class PredictionMetrics:
+    """Of remaining lengths asked from the predictor."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.predicted = Counter(
+            "headway_worker_predictions", "Remaining lengths predicted", registry=registry
+        )
+        self.dropped = Counter(
+            "headway_worker_dropped_predictions",
+            "Passes whose hidden states were dropped: the predictor is too slow",
+            registry=registry,
+        )
+        self.failed = Counter(
+            "headway_worker_failed_predictions",
+            "Calls to the predictor that failed",
+            ["code"],
+            registry=registry,
+        )
+        self.latency = Histogram(
+            "headway_worker_prediction_seconds",
+            "Duration of calls to the predictor, seconds",
+            buckets=_PASS_BUCKETS,
+            registry=registry,
+        )

@@ -14,6 +14,7 @@ from headway.core.worker import WorkerCore, WorkerSettings
 from headway.core.worker_events import (
     AcceptKv,
     AcknowledgeKv,
+    AskPredictor,
     RefuseKv,
     SendTokens,
     StartTransfer,
@@ -35,7 +36,8 @@ from services.worker.engine.backend import TorchBackend
 from services.worker.engine_thread import EngineThread
 from services.worker.kv_receiver import KvReceiver
 from services.worker.kv_sender import KvSender
-from services.worker.metrics import WorkerMetrics
+from services.worker.metrics import PredictionMetrics, WorkerMetrics
+from services.worker.predictor_link import PredictorLink
 from services.worker.sizing import blocks_per_unit, host_blocks_per_unit
 from services.worker.token_link import TokenLinks
 
@@ -91,6 +93,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             end_of_reasoning=end_of_reasoning,
             reader_pace=config.reader_pace or policies.reader_pace,
             prefix_caching=config.prefix_caching,
+            predict_every=config.predict_every,
             move_rounds=config.move_rounds,
             host_tokens=backend.num_host_blocks // config.dp * config.block_size,
         )
@@ -107,7 +110,16 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._engine = EngineThread(backend, self._post)
         self._sender = KvSender(config, backend, self._post, self._metrics)
         self._receiver = KvReceiver(config.service_id, backend, self._post)
+        self._predictor = PredictorLink(
+            config,
+            self.model_name,
+            self._runtime.store,
+            self._post,
+            PredictionMetrics(self._runtime.metrics),
+        )
         self._ready = True
+        if config.predict_every:
+            self._predictor.start()
         self._log.info(
             "worker_ready",
             role=config.role,
@@ -153,6 +165,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         if not self._ready:
             return
         self._ready = False
+        await self._predictor.stop()
         await self._tokens.close()
         await self._sender.close()
         self._driver.close()
@@ -170,6 +183,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self._engine.start(action)
         elif isinstance(action, SendTokens):
             self._tokens.send(action)
+        elif isinstance(action, AskPredictor):
+            self._predictor.ask(action)
         elif isinstance(action, StartTransfer):
             self._sender.start(action)
         elif isinstance(action, StopTransfer):
@@ -180,6 +195,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             if isinstance(action, EndForward):
                 self._metrics.reported(action)
                 self._metrics.prefixes(self._core.prefix_counts)
+                self._predictor.ended(action.finished)
                 self._log_cut_short(action)
             self._control.report(action)
 

@@ -16,12 +16,19 @@ from services.runtime.wire.gateways import (
 )
 from services.runtime.wire.kv import pack_kv_header, pack_kv_part, unpack_kv_header, unpack_kv_part
 from services.runtime.wire.orders import pack_to_worker, unpack_to_worker
+from services.runtime.wire.predictions import (
+    Question,
+    pack_question,
+    unpack_question,
+    unpack_remaining,
+)
 from services.runtime.wire.reports import pack_from_worker, unpack_from_worker
 from services.runtime.wire.requests import pack_request, unpack_request
 from services.runtime.wire.status import abort, error_of, status_of
 from services.runtime.wire.tokens import pack_token_batch, unpack_token_batch
 
 __all__ = [
+    "Question",
     "abort",
     "error_of",
     "pack_all_to_gateway",
@@ -29,6 +36,7 @@ __all__ = [
     "pack_from_worker",
     "pack_kv_header",
     "pack_kv_part",
+    "pack_question",
     "pack_request",
     "pack_to_gateway",
     "pack_to_scheduler",
@@ -40,6 +48,8 @@ __all__ = [
     "unpack_from_worker",
     "unpack_kv_header",
     "unpack_kv_part",
+    "unpack_question",
+    "unpack_remaining",
     "unpack_request",
     "unpack_to_gateway",
     "unpack_to_scheduler",

@@ -39,6 +39,11 @@ class Listener(predictor_pb2_grpc.PredictorServicer, autoscaler_pb2_grpc.Autosca
             num_samples=[1, 1],
         )
 
+    async def Predict(
+        self, request: predictor_pb2.PredictRequest, context: Any
+    ) -> predictor_pb2.PredictReply:
+        return predictor_pb2.PredictReply()
+
     async def ReportRates(
         self, request: autoscaler_pb2.RateReport, context: Any
     ) -> autoscaler_pb2.RateReportReply:

@@ -1,38 +1,13 @@
-"""What the predictor's shell refuses, over real gRPC and with a real store."""
+"""Length tables over real gRPC and with a real store: what is learned, what is refused."""
 
 from __future__ import annotations
-
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import grpc
 import pytest
 
-from protos import predictor_pb2, predictor_pb2_grpc
-from services.predictor import __main__ as predictor
+from protos import predictor_pb2
 from services.predictor.config import PredictorConfig
-from services.runtime.channel import open_channel
-from services.runtime.clock import Clock
-from services.runtime.logs import get_logger
-from services.runtime.server import GrpcServer
-from services.runtime.service import Runtime
-from services.runtime.store import Store
-
-
-@asynccontextmanager
-async def serving(
-    config: PredictorConfig,
-) -> AsyncIterator[predictor_pb2_grpc.PredictorAsyncStub]:
-    store = await Store.connect(config.store, config.cluster)
-    runtime = Runtime(config, Clock(), store, GrpcServer(config), get_logger())
-    await predictor.build(runtime)
-    runtime.address = await runtime.server.start()
-    try:
-        async with open_channel(runtime.address, config) as channel:
-            yield predictor_pb2_grpc.PredictorStub(channel)
-    finally:
-        await runtime.server.stop(0)
-        await store.close()
+from tests.services.predictor.predictor_rig import serving
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,96 @@
+"""What a predictor learns from: hidden states of requests whose length is known by now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.errors import require_between
+from headway.messages import HiddenStates
+from headway.request import FinishReason, StreamKey
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """States of running requests; ``num_output_tokens``: of each when its state was computed."""
+
+    hidden: HiddenStates
+    num_output_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A request that runs no more, and how many tokens it has generated."""
+
+    key: StreamKey
+    num_output_tokens: int
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples:
+    """Hidden states (n, d), the tokens that followed each (n,), and whose it is (n,)."""
+
+    hidden: NDArray[np.float16]
+    remaining: NDArray[np.float32]
+    owners: NDArray[np.int64]
+
+
+_Row = tuple[int, NDArray[np.float16]]
+
+
+class SampleBuffer:
+    """Keeps states until their requests end, and the samples of the last that did.
+
+    A request that was cut short says nothing of its length: its states are dropped. The oldest
+    go first, of running requests beyond ``num_running`` and of ended ones beyond ``num_ended``.
+    """
+
+    def __init__(self, num_running: int = 4096, num_ended: int = 4096) -> None:
+        require_between("num_running", num_running, 1, 1_000_000)
+        require_between("num_ended", num_ended, 1, 1_000_000)
+        self._num_running = num_running
+        self._num_kept = num_ended
+        self._running: dict[StreamKey, list[_Row]] = {}
+        self._ended: dict[int, tuple[int, list[_Row]]] = {}
+        self.num_ended = 0
+        """Requests whose length has become known, since the start."""
+
+    def see(self, seen: Seen) -> None:
+        """Keep these states; rows that hold what is no number are left out."""
+        good = np.atleast_1d(np.isfinite(seen.hidden.values).all(axis=1))
+        for place, key in enumerate(seen.hidden.keys):
+            if good[place]:
+                row = seen.hidden.values[place].copy()  # not all of its batch
+                rows = self._running.setdefault(key, [])
+                rows.append((seen.num_output_tokens[place], row))
+        while len(self._running) > self._num_running:
+            del self._running[next(iter(self._running))]
+
+    def end(self, ended: Ended) -> None:
+        """Its length is known now, if it came to its own end."""
+        rows = self._running.pop(ended.key, None)
+        if not rows or ended.finish_reason is not FinishReason.STOP:
+            return
+        self._ended[self.num_ended] = (ended.num_output_tokens, rows)
+        self.num_ended += 1
+        if len(self._ended) > self._num_kept:
+            del self._ended[next(iter(self._ended))]
+
+    def samples(self) -> Samples | None:
+        """All samples of the ended requests that are kept; None before the first has ended."""
+        rows = [
+            (row, total - at, owner)
+            for owner, (total, pairs) in self._ended.items()
+            for at, row in pairs
+            if at <= total
+        ]
+        if not rows:
+            return None
+        return Samples(
+            np.stack([row for row, _, _ in rows]),
+            np.array([left for _, left, _ in rows], dtype=np.float32),
+            np.array([owner for _, _, owner in rows], dtype=np.int64),
+        )

@@ -1,0 +1,109 @@
+"""Learning while serving: finished requests' states become a better version, or none.
+
+The network goes on from its own weights, on a share of the finished requests; the other share
+judges. A version that errs less is written, and the scorer picks it up as any other.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from headway.core.predictor_samples import Ended, SampleBuffer, Samples, Seen
+from headway.errors import require_between, require_over
+from services.predictor.network import LengthNetwork
+from services.predictor.scorer import Scorer
+from services.predictor.versions import save_version
+from services.runtime.logs import get_logger
+
+_JUDGING_SHARE = 5  # every fifth request
+
+
+@dataclass(frozen=True, slots=True)
+class LearnSettings:
+    """``every``: finished requests between attempts. ``gain``: the share by which the error of a
+    new version must be lower. ``rate``: of learning, ``num_steps`` batches of kept samples long.
+    """
+
+    every: int = 256
+    gain: float = 0.02
+    rate: float = 1e-3
+    num_steps: int = 400
+    batch_size: int = 64
+
+    def __post_init__(self) -> None:
+        require_between("every", self.every, 8, 1_000_000)
+        require_between("gain", self.gain, 0, 1)
+        require_over("rate", self.rate, 0)
+        require_between("num_steps", self.num_steps, 1, 1_000_000)
+        require_between("batch_size", self.batch_size, 1, 65_536)
+
+
+class Learner:
+    """One model's; ``learn`` is for a thread of its own."""
+
+    def __init__(self, scorer: Scorer, settings: LearnSettings) -> None:
+        self._scorer = scorer
+        self._settings = settings
+        self._buffer = SampleBuffer()
+        self._learned_at = 0
+        self._log = get_logger().bind(model=scorer.model)
+
+    def take(self, seen: Seen, ended: Iterable[Ended]) -> bool:
+        """Keep states and lengths; whether it is time to learn."""
+        for one in ended:
+            self._buffer.end(one)
+        self._buffer.see(seen)
+        return self._buffer.num_ended - self._learned_at >= self._settings.every
+
+    def samples(self) -> Samples | None:
+        """What has come together; the next attempt waits for as many requests again."""
+        self._learned_at = self._buffer.num_ended
+        return self._buffer.samples()
+
+    def learn(self, samples: Samples) -> str:
+        """Train a copy; the new version's name, "" where it is not better."""
+        torch.set_num_threads(1)  # of this thread: serving has the others
+        judging = samples.owners % _JUDGING_SHARE == 0
+        if judging.all() or not judging.any():
+            return ""
+        old = self._scorer.loaded.network
+        new = _fine_tuned(old, samples, ~judging, self._settings)
+        before, after = _error(old, samples, judging), _error(new, samples, judging)
+        self._log.info("learned", error_before=before, error_after=after)
+        if not after < (1 - self._settings.gain) * before:
+            return ""
+        about = {
+            name: each
+            for name, each in self._scorer.loaded.about.items()
+            if name not in ("width", "layers")
+        }
+        about |= {
+            "learned_from": self._scorer.loaded.version,
+            "learned": {"num_samples": len(samples.remaining), "mae": [before, after]},
+        }
+        return save_version(self._scorer.folder, new, about).name
+
+
+def _error(network: LengthNetwork, samples: Samples, rows: np.ndarray) -> float:
+    return float(np.abs(network.remaining(samples.hidden[rows]) - samples.remaining[rows]).mean())
+
+
+def _fine_tuned(
+    network: LengthNetwork, samples: Samples, rows: np.ndarray, settings: LearnSettings
+) -> LengthNetwork:
+    tuned = copy.deepcopy(network).train()
+    states = torch.from_numpy(samples.hidden[rows].astype(np.float32))
+    targets = torch.from_numpy(samples.remaining[rows]) / tuned.target_scale
+    optimizer = torch.optim.AdamW(tuned.parameters(), lr=settings.rate)
+    for _ in range(settings.num_steps):
+        batch = torch.randint(len(targets), (settings.batch_size,))
+        loss = (tuned(states[batch]) - targets[batch]).abs().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return tuned.eval()

@@ -1,0 +1,152 @@
+"""Scores hidden states: calls that come together are one batch, and new versions are picked up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headway.errors import Code, HeadwayError, invalid
+from services.predictor.versions import LoadedPredictor, load_version, newest_version
+from services.runtime.logs import get_logger
+
+MOST_ROWS = 1024
+"""Of one batch; the next calls are the next batch."""
+
+_States = NDArray[np.float16]
+
+
+class Scores(NamedTuple):
+    """Tokens still to come, (n,), NaN where a state was none, and who says so."""
+
+    remaining: NDArray[np.float32]
+    version: str
+
+
+class _Call(NamedTuple):
+    hidden: _States
+    answer: asyncio.Future[Scores]
+
+
+class Scorer:
+    """One model's predictor: its newest version, and the calls that wait for it.
+
+    ``scored`` is told the rows and the seconds of every batch.
+    """
+
+    def __init__(
+        self, model: str, folder: Path, scored: Callable[[int, float], None], num_threads: int
+    ) -> None:
+        self.model = model
+        self.folder = folder
+        self._scored = scored
+        self._num_threads = num_threads
+        self._loaded = load_version(folder)
+        self._waiting: list[_Call] = []
+        self._task: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, f"scorer-{model}")
+        self._log = get_logger().bind(model=model)
+
+    @property
+    def loaded(self) -> LoadedPredictor:
+        """The version that answers."""
+        return self._loaded
+
+    async def score(self, hidden: _States) -> Scores:
+        """Of states (n, d). INVALID_ARGUMENT for another width, or where none is all numbers."""
+        width = self._loaded.network.shape.width
+        if hidden.shape[1] != width:
+            limit = f"{width}, as the hidden states of {self.model}"
+            raise invalid("width", hidden.shape[1], limit)
+        if not np.isfinite(hidden).all(axis=1).any():
+            raise invalid("hidden", "NaN or infinite", "finite in at least one vector")
+        call = _Call(hidden, asyncio.get_running_loop().create_future())
+        self._waiting.append(call)
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+        return await call.answer
+
+    async def _run(self) -> None:
+        """Batch after batch, until nobody waits."""
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            calls, loaded = self._take(), self._loaded
+            began = time.perf_counter()
+            states = np.concatenate([call.hidden for call in calls])
+            try:
+                remaining = await loop.run_in_executor(self._thread, self._compute, loaded, states)
+            except Exception as error:  # whoever waits must hear of it
+                self._log.error("scoring_failed", exc_info=error)
+                _fail(calls, HeadwayError(Code.INTERNAL, f"the predictor failed: {error}"))
+                continue
+            self._scored(len(states), time.perf_counter() - began)
+            start = 0
+            for call in calls:
+                stop = start + len(call.hidden)
+                if not call.answer.done():
+                    call.answer.set_result(Scores(remaining[start:stop], loaded.version))
+                start = stop
+        self._task = None
+
+    def _take(self) -> list[_Call]:
+        calls: list[_Call] = []
+        num_rows = 0
+        while self._waiting and (not calls or num_rows + len(self._waiting[0].hidden) <= MOST_ROWS):
+            calls.append(self._waiting.pop(0))
+            num_rows += len(calls[-1].hidden)
+        return calls
+
+    def _compute(self, loaded: LoadedPredictor, states: _States) -> NDArray[np.float32]:
+        if torch.get_num_threads() != self._num_threads:
+            torch.set_num_threads(self._num_threads)
+        return loaded.network.remaining(states)
+
+    # --- versions ---------------------------------------------------------------------
+
+    async def reload(self) -> bool:
+        """Take up the newest version, if it is another; calls under way end with the old one."""
+        newest = await asyncio.to_thread(newest_version, self.folder)
+        if newest in ("", self._loaded.version):
+            return False
+        try:
+            loaded = await asyncio.to_thread(load_version, self.folder, newest)
+        except HeadwayError as error:
+            self._log.warning("version_unreadable", version=newest, reason=error.message)
+            return False
+        if loaded.network.shape.width != self._loaded.network.shape.width:
+            self._log.warning("version_of_another_width", version=newest)
+            return False
+        self._loaded = loaded
+        self._log.info("version_loaded", version=newest)
+        return True
+
+    async def close(self) -> None:
+        """Answer nobody more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        _fail(self._waiting, HeadwayError(Code.UNAVAILABLE, "the predictor is stopping"))
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _fail(calls: list[_Call], error: HeadwayError) -> None:
+    for call in calls:
+        if not call.answer.done():
+            call.answer.set_exception(error)
+
+
+def open_scorers(
+    folders: Mapping[str, Path], scored: Callable[[int, float], None], num_threads: int
+) -> dict[str, Scorer]:
+    """A scorer for every model. NOT_FOUND where a folder holds no predictor."""
+    return {
+        model: Scorer(model, folder, scored, num_threads)
+        for model, folder in sorted(folders.items())
+    }

@@ -1,0 +1,78 @@
+"""Trained predictors on disk: a folder per model, in it a folder per version (``v0001`` …).
+
+A version is complete once its ``config.json`` is there, which is written last.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from headway.errors import Code, HeadwayError
+from services.predictor.network import LengthNetwork, NetworkShape
+
+_VERSION = re.compile(r"v(\d{4,})")
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPredictor:
+    """One version, ready to score."""
+
+    version: str
+    network: LengthNetwork
+    about: Mapping[str, Any]
+
+
+def newest_version(folder: Path) -> str:
+    """The newest complete version in a model's folder, "" where there is none."""
+    found = [
+        (int(match.group(1)), path.name)
+        for path in (folder.iterdir() if folder.is_dir() else ())
+        if (match := _VERSION.fullmatch(path.name)) and (path / CONFIG).is_file()
+    ]
+    return max(found, default=(0, ""))[1]
+
+
+def next_version(folder: Path) -> str:
+    """The name of the version to write."""
+    newest = newest_version(folder)
+    return f"v{(int(newest[1:]) if newest else 0) + 1:04d}"
+
+
+def save_version(folder: Path, network: LengthNetwork, about: Mapping[str, Any]) -> Path:
+    """Write a new version; its folder."""
+    version = next_version(folder)
+    path = folder / version
+    path.mkdir(parents=True, exist_ok=True)
+    weights = {name: each.contiguous() for name, each in network.state_dict().items()}
+    save_file(weights, path / WEIGHTS)
+    shape = network.shape
+    config = {"width": shape.width, "layers": list(shape.layers), **about}
+    partial = path / f"{CONFIG}.partial"
+    partial.write_text(json.dumps(config, indent=2) + "\n")
+    partial.replace(path / CONFIG)
+    return path
+
+
+def load_version(folder: Path, version: str = "") -> LoadedPredictor:
+    """One version, the newest unless named. NOT_FOUND where it is not there or not whole."""
+    version = version or newest_version(folder)
+    path = folder / version
+    try:
+        if not version:
+            raise FileNotFoundError("it has no version yet")
+        about = json.loads((path / CONFIG).read_text())
+        network = LengthNetwork(NetworkShape(about["width"], tuple(about["layers"])))
+        network.load_state_dict(load_file(path / WEIGHTS))
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        message = f"{path} holds no predictor (headway predictor train): {error}"
+        raise HeadwayError(Code.NOT_FOUND, message, param="predictors") from error
+    return LoadedPredictor(version, network.eval(), about)

@@ -1,0 +1,101 @@
+"""From a worker to the predictor: hidden states and the requests that they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from headway.core.predictor_samples import Ended, Seen
+from headway.errors import invalid
+from headway.messages import FinishedRequest, HiddenStates
+from headway.request import StreamKey
+from protos import predictor_pb2 as pb
+from services.runtime.wire.checks import FINISH_FROM_PB, FINISH_TO_PB, an_id, key, known
+
+MAX_ROWS = 65_536
+MAX_WIDTH = 65_536
+_FLOAT16 = np.dtype("<f2")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a worker asks: states of running requests, and who has ended meanwhile."""
+
+    model: str
+    seen: Seen
+    ended: tuple[Ended, ...] = ()
+
+
+def pack_question(
+    model: str,
+    hidden: HiddenStates,
+    num_output_tokens: Sequence[int],
+    ended: Sequence[FinishedRequest] = (),
+) -> pb.PredictRequest:
+    """States of one pass."""
+    places: dict[str, int] = {}
+    gateways = [places.setdefault(each.gateway_id, len(places)) for each in hidden.keys]
+    return pb.PredictRequest(
+        model=model,
+        hidden=np.ascontiguousarray(hidden.values, dtype=_FLOAT16).tobytes(),
+        width=hidden.values.shape[1],
+        num_output_tokens=num_output_tokens,
+        gateway_ids=places,
+        gateways=gateways,
+        stream_ids=[each.stream_id for each in hidden.keys],
+        ended=[
+            pb.EndedRequest(
+                gateway_id=one.key.gateway_id,
+                stream_id=one.key.stream_id,
+                num_output_tokens=one.num_output_tokens,
+                finish_reason=FINISH_TO_PB[one.finish_reason],
+            )
+            for one in ended
+        ],
+    )
+
+
+def unpack_question(packed: pb.PredictRequest) -> Question:
+    """The same, checked; whether the width is the model's, the predictor knows."""
+    num_rows = len(packed.stream_ids)
+    if not 0 < num_rows <= MAX_ROWS:
+        raise invalid("the number of requests", num_rows, f"from 1 to {MAX_ROWS}")
+    lengths = (len(packed.gateways), len(packed.num_output_tokens))
+    if lengths != (num_rows, num_rows):
+        raise invalid("the requests' arrays' lengths", (num_rows, *lengths), "equal")
+    if not 0 < packed.width <= MAX_WIDTH:
+        raise invalid("width", packed.width, f"from 1 to {MAX_WIDTH}")
+    num_bytes = num_rows * packed.width * _FLOAT16.itemsize
+    if len(packed.hidden) != num_bytes:
+        raise invalid("hidden", f"{len(packed.hidden)} bytes", f"{num_bytes} bytes long")
+    values = np.frombuffer(packed.hidden, dtype=_FLOAT16).reshape(num_rows, packed.width)
+    hidden = HiddenStates(_keys(packed), values.astype(np.float16, copy=False))
+    ended = tuple(
+        Ended(
+            key(one.gateway_id, one.stream_id),
+            one.num_output_tokens,
+            known(FINISH_FROM_PB, one.finish_reason, "finish_reason"),
+        )
+        for one in packed.ended
+    )
+    return Question(
+        an_id(packed.model, "model"), Seen(hidden, tuple(packed.num_output_tokens)), ended
+    )
+
+
+def unpack_remaining(packed: pb.PredictReply, num_rows: int) -> tuple[float, ...]:
+    """What the predictor says of so many requests; what is no length the core does not believe."""
+    if len(packed.remaining) != num_rows:
+        raise invalid("remaining", len(packed.remaining), f"{num_rows} long, as asked")
+    return tuple(packed.remaining)
+
+
+def _keys(packed: pb.PredictRequest) -> tuple[StreamKey, ...]:
+    names = [an_id(name, "gateway_id") for name in packed.gateway_ids]
+    worst = max(packed.gateways)
+    if worst >= len(names):
+        raise invalid("gateways", worst, f"below {len(names)}")
+    pairs = zip(packed.gateways, packed.stream_ids, strict=True)
+    return tuple(StreamKey(names[place], stream_id) for place, stream_id in pairs)

@@ -1,0 +1,156 @@
+"""Hidden states to the predictor, remaining lengths back: off the critical path.
+
+Nothing waits for it. Passes queue while a call is under way; beyond a few the oldest is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+import grpc
+
+from headway.core.worker_events import AskPredictor, Predicted, PredictorKnown
+from headway.errors import HeadwayError
+from headway.messages import FinishedRequest, HiddenStates
+from protos import predictor_pb2_grpc
+from services.runtime import wire
+from services.runtime.channel import open_channel
+from services.runtime.config import ServiceConfig
+from services.runtime.logs import get_logger
+from services.runtime.membership import MembershipWatch
+from services.runtime.store import Member, Store
+from services.worker.metrics import PredictionMetrics
+
+MOST_QUEUED = 4  # passes
+MOST_BYTES = 2 << 20  # of hidden states in one call; gRPC takes 4 MiB
+_MOST_ENDED = 8192
+_CALL_TIMEOUT = 1.0
+_REST = 5.0  # seconds before a predictor is asked again that does not know the model
+
+
+class PredictorLink:
+    """Asks the first predictor of the cluster, and tells the core whether there is one."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        model: str,
+        store: Store,
+        post: Callable[[Predicted | PredictorKnown], None],
+        metrics: PredictionMetrics,
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._post = post
+        self._metrics = metrics
+        self._queue: deque[AskPredictor] = deque()
+        self._ended: deque[FinishedRequest] = deque(maxlen=_MOST_ENDED)
+        self._wanted = asyncio.Event()
+        self._members: dict[str, Member] = {}
+        self._watch = MembershipWatch(store, "predictor", self._joined, self._left)
+        self._asking: asyncio.Task[None] | None = None
+        self._log = get_logger()
+
+    def start(self) -> None:
+        """Look for a predictor from now on."""
+        self._watch.start()
+
+    async def stop(self) -> None:
+        """Ask no more."""
+        await self._watch.stop()
+        await self._hang_up()
+
+    def ask(self, question: AskPredictor) -> None:
+        """Queue one pass's states; never blocks. The oldest makes room."""
+        if len(self._queue) == MOST_QUEUED:
+            self._queue.popleft()
+            self._metrics.dropped.inc()
+        self._queue.append(question)
+        self._wanted.set()
+
+    def ended(self, finished: Sequence[FinishedRequest]) -> None:
+        """Their lengths are known now: told with the next question."""
+        if self._asking is not None:
+            self._ended.extend(finished)
+
+    # --- who is asked -----------------------------------------------------------------
+
+    def _joined(self, member: Member) -> None:
+        self._members[member.member_id] = member
+        self._choose()
+
+    def _left(self, member: Member) -> None:
+        self._members.pop(member.member_id, None)
+        self._choose()
+
+    def _choose(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            self._asking = None
+        self._know(False)
+        if self._members:
+            chosen = self._members[min(self._members)]
+            self._asking = asyncio.create_task(self._run(chosen.address))
+
+    async def _hang_up(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+
+    def _know(self, is_known: bool) -> None:
+        self._queue.clear()
+        self._post(PredictorKnown(is_known))
+
+    # --- asking -----------------------------------------------------------------------
+
+    async def _run(self, address: str) -> None:
+        async with open_channel(address, self._config) as channel:
+            stub = predictor_pb2_grpc.PredictorStub(channel)
+            while True:
+                self._know(True)
+                await self._serve(stub)
+                self._know(False)  # it does not know the model: perhaps later
+                self._ended.clear()
+                await asyncio.sleep(_REST)
+
+    async def _serve(self, stub: predictor_pb2_grpc.PredictorAsyncStub) -> None:
+        """Until the predictor says that it does not know the model."""
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            while self._queue:
+                for part in _parts(self._queue.popleft()):
+                    try:
+                        await self._ask(stub, part)
+                    except grpc.aio.AioRpcError as error:
+                        self._metrics.failed.labels(error.code().name.lower()).inc()
+                        if error.code() is grpc.StatusCode.NOT_FOUND:
+                            self._log.info("no_predictor", reason=error.details())
+                            return
+
+    async def _ask(
+        self, stub: predictor_pb2_grpc.PredictorAsyncStub, question: AskPredictor
+    ) -> None:
+        ended = [self._ended.popleft() for _ in range(len(self._ended))]
+        packed = wire.pack_question(self._model, question.hidden, question.num_output_tokens, ended)
+        try:
+            with self._metrics.latency.time():
+                reply = await stub.Predict(packed, timeout=_CALL_TIMEOUT)
+            remaining = wire.unpack_remaining(reply, len(question.hidden.keys))
+        except HeadwayError as error:
+            self._metrics.failed.labels(error.code.value).inc()
+            return
+        self._metrics.predicted.inc(len(remaining))
+        self._post(Predicted(question.hidden.keys, question.num_output_tokens, remaining))
+
+
+def _parts(question: AskPredictor) -> Iterator[AskPredictor]:
+    """The question in calls of a size that gRPC takes: one, but for very large batches."""
+    hidden = question.hidden
+    num_rows = max(1, MOST_BYTES // max(1, hidden.values[0].nbytes))
+    for start in range(0, len(hidden.keys), num_rows):
+        rows = slice(start, start + num_rows)
+        part = HiddenStates(hidden.keys[rows], hidden.values[rows])
+        yield AskPredictor(part, question.num_output_tokens[rows])
