@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from bench.engine_where import Where
     from headway.cli.bench.engine_run import Figure
 
 OWN_MODEL = "models/headway-mini"
@@ -33,6 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--engines", default="generate,continuous,vllm", help="to compare with")
     add("--peers-dir", type=Path, default=Path("run/peers"), metavar="DIR", help="of vLLM's venv")
     add("--install-peers", action="store_true", help="install what is missing there")
+    add("--where", action="store_true", help="instead: where a decode pass's time goes")
     add("--json", type=Path, metavar="FILE", help="write the figures")
     parser.set_defaults(run=run)
 
@@ -42,9 +44,19 @@ def run(args: argparse.Namespace) -> int:
     import json
     from dataclasses import asdict
 
-    from headway.cli.bench.engine_run import Plan, measure
+    from headway.cli.bench.engine_run import Plan, measure, model_of
 
     plan = Plan.of(args)
+    if args.where:
+        from bench.engine_where import where
+
+        with model_of(plan, say=print) as model:
+            rows = where(model, plan.dtype, plan.num_threads, plan.concurrency)
+        _print_where(rows)
+        if args.json is not None:
+            packed_rows = [asdict(row) for row in rows]
+            args.json.write_text(json.dumps(packed_rows, indent=2) + "\n", encoding="utf-8")
+        return 0
     figures, left_out = measure(plan, say=lambda text: print(text, flush=True))
     _print(plan.concurrency, figures)
     for name, why in left_out.items():
@@ -87,3 +99,20 @@ def _print(concurrency: Sequence[int], figures: Sequence[Figure]) -> None:
         table.add_section()
     Console().print(table)
     Console().print("ours ×: how many times as fast Headway was, the median of the rounds")
+
+
+def _print_where(rows: Sequence[Where]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), title="ms of one decode pass")
+    table.add_column("decoder")
+    titles = ("requests", *rows[0].kinds, "small ops", "Python", "pass", "ops")
+    for title in titles:
+        table.add_column(title, justify="right")
+    for row in rows:
+        times = (*row.kinds.values(), row.small, row.python, row.total)
+        cells = [f"{each:.2f}" for each in times]
+        table.add_row(row.decoder, str(row.batch), *cells, str(row.num_operators))
+    Console().print(table)

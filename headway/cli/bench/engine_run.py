@@ -110,7 +110,7 @@ def measure(plan: Plan, say: Say) -> tuple[list[Figure], dict[str, str]]:
     """All figures, and why an engine is left out."""
     left_out: dict[str, str] = {}
     with ExitStack() as stack:
-        model = _model(plan, stack, say)
+        model = stack.enter_context(model_of(plan, say))
         engines: list[_Engine] = []
         for name in (OURS, *plan.engines):
             program, why = _program(name, plan, say)
@@ -264,13 +264,15 @@ def _program(name: str, plan: Plan, say: Say) -> tuple[Path, str]:
 # --- the model ------------------------------------------------------------------------
 
 
-def _model(plan: Plan, stack: ExitStack, say: Say) -> str:
+@contextmanager
+def model_of(plan: Plan, say: Say) -> Iterator[str]:
     """The checkpoint's folder; the half-billion shape's weights are random and made here."""
     from bench.random_models import save_half_billion
 
     if plan.model != HALF_BILLION:
-        return str(Path(plan.model).absolute()) if Path(plan.model).exists() else plan.model
-    folder = stack.enter_context(tempfile.TemporaryDirectory())
-    say("making a model of Qwen2.5-0.5B's shape with random weights")
-    save_half_billion(folder, plan.dtype)
-    return folder
+        yield str(Path(plan.model).absolute()) if Path(plan.model).exists() else plan.model
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        say("making a model of Qwen2.5-0.5B's shape with random weights")
+        save_half_billion(folder, plan.dtype)
+        yield folder

@@ -72,7 +72,7 @@ def load_model(
         raise _unsupported(f"it lacks weights: {', '.join(sorted(info['missing_keys'])[:3])}")
     eos_token_ids = _eos_token_ids(model, config, network.generation_config)
     if quantization:
-        return _as_it_is(network.eval(), eos_token_ids)
+        return as_it_is(network.eval(), eos_token_ids)
     use_kernels = device.type == "cuda" if kernels is None else kernels
     return take_model(network.to(device).eval(), eos_token_ids, use_kernels)
 
@@ -94,7 +94,7 @@ def _placement(config: Any, device: torch.device, quantization: str) -> dict[str
     return {} if scheme is None else {"quantization_config": scheme, "device_map": str(device)}
 
 
-def _as_it_is(network: Any, eos_token_ids: tuple[int, ...]) -> LoadedModel:
+def as_it_is(network: Any, eos_token_ids: tuple[int, ...]) -> LoadedModel:
     """transformers' modules go on multiplying: their weights are not plain matrices."""
     return LoadedModel(
         decoder=NetworkDecoder(network),
