@@ -20,6 +20,7 @@ class WorkerConfig(PresetConfig):
     role: Literal["prefill", "decode", "unified", "convertible"] = "unified"
     device: str = Field("cpu", description="cpu, cuda or cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: str = Field("", description="of the weights, for example torchao-int8; none")
     dp: int = Field(1, ge=1, le=64, description="DP units, in lock-step")
     num_threads: int = Field(0, ge=0, description="torch threads; 0: torch's choice")
     block_size: int = Field(16, ge=1, le=512, description="tokens per KV block")
@@ -40,6 +41,11 @@ class WorkerConfig(PresetConfig):
     batching_params: dict[str, int | float | str] = Field(
         default_factory=dict, description='its parameters, JSON: {"gamma": 0.05}'
     )
+    predict_every: int = Field(
+        20,
+        ge=0,
+        description="k: tokens between predictions of a request's remaining length, 0: none",
+    )
     estimation: str = Field("", description="what becomes of a prediction; default: the preset's")
     estimation_params: dict[str, int | float | str] = Field(
         default_factory=dict, description='its parameters, JSON: {"interval": 20}'
@@ -49,11 +55,6 @@ class WorkerConfig(PresetConfig):
     )
     reader_pace: float = Field(
         0.0, ge=0.0, le=10.0, description="seconds a reader takes for a token; 0: the preset's"
-    )
-    predict_every: int = Field(
-        20,
-        ge=0,
-        description="k: tokens between predictions of a request's remaining length, 0: none",
     )
     max_running: int = Field(
         0, ge=0, description="most requests of a DP unit that run in one pass, 0: any"

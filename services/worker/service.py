@@ -36,9 +36,9 @@ from services.worker.engine.backend import TorchBackend
 from services.worker.engine_thread import EngineThread
 from services.worker.kv_receiver import KvReceiver
 from services.worker.kv_sender import KvSender
+from services.worker.loading import load_backend
 from services.worker.metrics import PredictionMetrics, WorkerMetrics
 from services.worker.predictor_link import PredictorLink
-from services.worker.sizing import blocks_per_unit, host_blocks_per_unit
 from services.worker.token_link import TokenLinks
 
 
@@ -130,16 +130,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         )
 
     def _load(self) -> TorchBackend:
-        config = self._config
-        backend = TorchBackend.load(
-            config.model,
-            device=config.device,
-            dtype=config.dtype,
-            block_size=config.block_size,
-            num_blocks=lambda size: config.dp * blocks_per_unit(config, size),
-            num_threads=config.num_threads or None,
-            num_host_blocks=lambda size: config.dp * host_blocks_per_unit(config, size),
-        )
+        backend = load_backend(self._config)
         backend.warm_up()
         return backend
 
