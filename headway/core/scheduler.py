@@ -19,12 +19,14 @@ from headway.core.scheduler_events import (
     FromWorker,
     GatewayConnected,
     GatewayGone,
+    SavedRequest,
     SchedulerAction,
     SchedulerEvent,
     WorkerGone,
 )
 from headway.core.scheduler_gamma import GammaFits
 from headway.core.scheduler_instance import Instance, UnitState
+from headway.core.scheduler_memory import Memory
 from headway.core.scheduler_moves import Mover
 from headway.core.scheduler_prefill import MAX_RETRY_AFTER, PoolStatus, PrefillPool
 from headway.core.scheduler_reports import WorkerReports
@@ -66,7 +68,10 @@ class SchedulerCore:
         self._decode = DecodePlacer(self._state, self._instances)
         self._mover = Mover(self._state, self._instances, self._decode)
         self._gamma = GammaFits(self._state, self._instances)
-        self._reports = WorkerReports(self._state, self._instances, self._pools, self._decode)
+        self._memory = Memory(self._state)
+        self._reports = WorkerReports(
+            self._state, self._instances, self._pools, self._decode, self._memory
+        )
         self._elected = False
         self._unheard: dict[str, None] = {}
         self._grace_until = inf
@@ -87,6 +92,7 @@ class SchedulerCore:
             case Request():
                 self._on_submit(event, now)
             case CancelStream(key):
+                self._memory.cancel(key)
                 self._on_cancel(key)
             case FromWorker(worker_id, message):
                 self._on_worker(worker_id, message, now)
@@ -99,11 +105,7 @@ class SchedulerCore:
                 self._connected.pop(gateway_id, None)
                 self._gone[gateway_id] = now
             case Elected():
-                self._elected = True
-                self._state.fencing_token = event.fencing_token
-                unheard = (w for w in event.worker_ids if w not in self._instances)
-                self._unheard = dict.fromkeys(unheard)
-                self._grace_until = now + self.settings.election_grace
+                self._on_elected(event, now)
         return self.wake(now=now)
 
     def wake(self, *, now: float) -> Sequence[SchedulerAction]:
@@ -113,6 +115,9 @@ class SchedulerCore:
                 self._cancel_all(gateway_id)
         if self._ends_grace(now):
             self._recheck_waiting()
+        for request in self._memory.released(now=now):
+            self._on_submit(request, now)
+        self._memory.expire(now=now)
         for pool in self._pools.values():
             pool.expire(now=now)
         if self._leads:
@@ -127,10 +132,22 @@ class SchedulerCore:
         times = [gone_at + self.settings.gateway_grace for gone_at in self._gone.values()]
         times += [pool.wakeup(now=now) for pool in self._pools.values()]
         times += [self._decode.next_wakeup, self._mover.next_wakeup, self._grace_until]
+        times.append(self._memory.next_wakeup)
         earliest = min(times, default=inf)
         return earliest if earliest < inf else None
 
     # --- leadership -------------------------------------------------------------------
+
+    def _on_elected(self, event: Elected, now: float) -> None:
+        self._elected = True
+        self._state.fencing_token = event.fencing_token
+        unheard = [w for w in event.worker_ids if w not in self._instances]
+        self._unheard = dict.fromkeys(unheard)
+        self._grace_until = now + self.settings.election_grace
+        self._memory.recall(event.saved, unheard, now=now)
+        for learned in event.learned:
+            self._pool(learned.model).recall(learned)
+            self._gamma.recall(learned.model, learned.gamma)
 
     @property
     def _leads(self) -> bool:
@@ -162,7 +179,10 @@ class SchedulerCore:
             self._state.counters.num_repeats += 1
             known.request = known.request or request
             return
-        refusal = self._refuse(request, now)
+        if self._memory.holds_back(request):
+            return
+        saved = self._memory.take(key)
+        refusal = self._refuse(request, now, was_let_in=saved is not None)
         if refusal is not None:
             self._state.reject(refusal)
             return
@@ -177,9 +197,18 @@ class SchedulerCore:
         self._state.track(entry)
         for other in others:
             self._on_cancel(other.key)  # the new attempt must not run beside it
-        self._pool(request.model).window.add(entry)
+        self._enter(entry, saved)
 
-    def _refuse(self, request: Request, now: float) -> Rejected | None:
+    def _enter(self, entry: Tracked, saved: SavedRequest | None) -> None:
+        """Into the window; one that stood there before an election takes its place again."""
+        window = self._pool(entry.model).window
+        if saved is None or saved.cycle < 0:
+            window.add(entry)
+            return
+        entry.since, entry.cycle = saved.since, saved.cycle
+        window.take_back(entry)
+
+    def _refuse(self, request: Request, now: float, *, was_let_in: bool) -> Rejected | None:
         if request.deadline_at <= now:
             late = now - request.deadline_at
             message = f"the deadline had passed {late:.3f} s before the request came here"
@@ -188,6 +217,8 @@ class SchedulerCore:
             refusal = refuse_for_good(request, self._models, self._instances.values())
             if refusal is not None:
                 return refusal
+        if was_let_in:
+            return None
         num_waiting = sum(p.window.num_waiting for p in self._pools.values())
         pool = self._pools.get(request.model)
         level = pool.window.level if pool is not None else FlowLevel.OPEN
@@ -206,6 +237,7 @@ class SchedulerCore:
         """The gateway stays away: nobody will read the answers."""
         del self._gone[gateway_id]
         self._state.note("gateway_given_up", detail=gateway_id)
+        self._memory.cancel_all(gateway_id)
         for key in [key for key in self._state.tracked if key.gateway_id == gateway_id]:
             self._on_cancel(key)
 
@@ -246,6 +278,7 @@ class SchedulerCore:
         self._pool(model)
         self._reports.snapshot(worker_id, snapshot, now=now)
         self._gamma.tell(self._instances[worker_id])
+        self._memory.heard(worker_id)
         for pool in self._pools.values():
             pool.update(worker_id)
         for held in snapshot.held:
@@ -255,6 +288,8 @@ class SchedulerCore:
             self._recheck_waiting()
 
     def _on_worker_gone(self, worker_id: str, reason: str, now: float) -> None:
+        self._memory.heard(worker_id)
+        self._unheard.pop(worker_id, None)
         instance = self._instances.pop(worker_id, None)
         if instance is None:
             return

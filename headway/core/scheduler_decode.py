@@ -24,6 +24,7 @@ class DecodePlacer:
         self._instances = instances
         self._placements: dict[str, Placement] = {}
         self._waiting: dict[StreamKey, Tracked] = {}
+        self._resumed: dict[StreamKey, tuple[Tracked, UnitId]] = {}
         self._rest_until = inf
         self._stale = False
 
@@ -55,10 +56,13 @@ class DecodePlacer:
     def remove(self, entry: Tracked) -> None:
         """The request ended, was lost or cancelled: nothing is reserved for it any more."""
         self._waiting.pop(entry.key, None)
+        self._resumed.pop(entry.key, None)
         self._release(entry)
 
     def _release(self, entry: Tracked) -> None:
         target, entry.target = entry.target, None
+        if target is not None:
+            self._state.changed(entry.key)
         if target is not None and target.worker_id in self._instances:
             self._instances[target.worker_id].release(entry.key)
 
@@ -67,6 +71,7 @@ class DecodePlacer:
     def place(self, *, now: float) -> None:
         """Find units for those that wait."""
         self._end_rests(now)
+        self._resume_moves()
         if not self._stale:
             return
         self._stale = False
@@ -120,9 +125,26 @@ class DecodePlacer:
         target.reserve(entry.key, unit.unit, entry.num_tokens)
         self._waiting.pop(entry.key, None)
         entry.stage, entry.target = Stage.MOVING, unit
+        self._state.changed(entry.key)
         order = Handoff(entry.key, unit.worker_id, target.info.address, unit.unit)
         self._state.tell_worker(entry.worker_id, order)
         self._state.counters.num_handoffs += 1
+
+    def resume(self, entry: Tracked, unit: UnitId) -> None:
+        """An earlier leader had ordered this move: go on with it once all workers are known."""
+        self._resumed[entry.key] = entry, unit
+
+    def _resume_moves(self) -> None:
+        """The order is given again: a source that has heard it already ignores it."""
+        resumed, self._resumed = self._resumed, {}
+        for entry, unit in resumed.values():
+            target = self._instances.get(unit.worker_id)
+            known = target is not None and target.takes_decode
+            moves = entry.relocating if entry.stage is Stage.PLACED else True
+            if known and moves and entry.stage in (Stage.PLACED, Stage.PREFILLED):
+                self.hand_off(entry, unit)
+            else:
+                entry.relocating = False
 
     def relocate(self, entry: Tracked, unit: UnitId, *, now: float) -> None:
         """Move a request that runs; it goes on at its source until it can leave."""
@@ -155,6 +177,9 @@ class DecodePlacer:
         """
         entry = self._state.tracked.get(result.key)
         target = UnitId(result.target_worker_id, result.target_unit)
+        if self._resumed.pop(result.key, None) == (entry, target) and entry is not None:
+            entry.stage, entry.target = Stage.MOVING, target  # it ended before it was ordered again
+            self._waiting.pop(entry.key, None)
         source_has_it = (
             entry is not None
             and entry.worker_id == source.info.worker_id
@@ -198,6 +223,7 @@ class DecodePlacer:
         entry.target, entry.relocating = None, False
         instance.landed(entry.key)
         entry.stage, entry.worker_id, entry.unit = Stage.PLACED, target.worker_id, target.unit
+        self._state.changed(entry.key)
         instance.hold(entry.key)
         placed = Placed(entry.key, target.worker_id, target.unit, instance.info.role)
         self._state.tell_gateway(entry.key.gateway_id, placed)

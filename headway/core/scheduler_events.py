@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from headway.cluster import UnitId
 from headway.messages import (
@@ -21,15 +22,64 @@ from headway.messages import (
 )
 from headway.request import Request, StreamKey
 
+# --- what a leader writes down for its successor ----------------------------------------
+
+
+class SavedRequest(NamedTuple):
+    """What no worker's snapshot and no gateway tells of one live attempt.
+
+    ``worker_id``: where it is or was sent, "" while it waits. ``cycle``: the window's when it
+    entered, -1 before. ``target``: the unit that its KV was ordered to; ``relocating`` where it
+    runs meanwhile. ``since`` and ``moved_at`` in seconds since the epoch.
+    """
+
+    key: StreamKey
+    worker_id: str
+    cycle: int
+    since: float
+    moved_at: float
+    target: UnitId | None
+    relocating: bool
+
+
+class Learned(NamedTuple):
+    """What was measured of one model; ``cycle`` is its window's.
+
+    ``velocity``: prompt tokens per second of one instance. ``gamma``: γ-Ada's last fit, 1/s. 0 for
+    unknown.
+    """
+
+    model: str
+    cycle: int
+    mean_pass_time: float
+    dispatch_latency: float
+    velocity: float
+    gamma: float
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Write this down for the next leader: requests that changed, and those that are no more."""
+
+    saved: tuple[SavedRequest, ...] = ()
+    ended: tuple[StreamKey, ...] = ()
+    learned: tuple[Learned, ...] = ()
+
+
 # --- events ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Elected:
-    """This scheduler leads now; ``worker_ids`` are the members it has yet to hear from."""
+    """This scheduler leads now; ``worker_ids`` are the members it has yet to hear from.
+
+    ``saved`` and ``learned`` are what earlier leaders wrote down, and may be a little old.
+    """
 
     fencing_token: int
     worker_ids: tuple[str, ...]
+    saved: tuple[SavedRequest, ...] = ()
+    learned: tuple[Learned, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,4 +187,4 @@ class Decision:
     num_left: int
 
 
-SchedulerAction = SendToWorker | SendToGateway | Note | Decision
+SchedulerAction = SendToWorker | SendToGateway | Persist | Note | Decision

@@ -6,6 +6,7 @@ A worker alone sees the completions of its own requests, and one that only prefi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import inf
 
 from headway.core.scheduler_instance import Instance
 from headway.core.scheduler_state import SchedulerState
@@ -23,7 +24,6 @@ class GammaFits:
         self._state = state
         self._instances = instances
         self._fits: dict[str, GammaAda] = {}
-        self._told: dict[str, Tuned] = {}
 
     def completed(
         self, instance: Instance, finished: Iterable[FinishedRequest], *, now: float
@@ -35,17 +35,23 @@ class GammaFits:
         fit = self._fits.get(model)
         if fit is None:
             fit = self._fits[model] = settings.gamma_fit.fit()
+            fit.gamma = self._state.gammas.get(model, fit.gamma)
         times = self._response_times(finished, now)
         if sum(fit.completed(seconds) for seconds in times):
-            self._told[model] = Tuned(fit.gamma)
+            self._state.gammas[model] = fit.gamma
             for _, other in sorted(self._instances.items()):
                 self.tell(other)
 
+    def recall(self, model: str, gamma: float) -> None:
+        """Go on from an earlier leader's fit; 0 for none."""
+        if self._state.settings.gamma_fit is not None and 0 < gamma < inf:
+            self._state.gammas[model] = gamma
+
     def tell(self, instance: Instance) -> None:
         """A worker is to know its model's γ, once there is one."""
-        tuned = self._told.get(instance.info.model)
-        if tuned is not None:
-            self._state.tell_worker(instance.info.worker_id, tuned)
+        gamma = self._state.gammas.get(instance.info.model)
+        if gamma is not None:
+            self._state.tell_worker(instance.info.worker_id, Tuned(gamma))
 
     def _response_times(self, finished: Iterable[FinishedRequest], now: float) -> Iterable[float]:
         """Seconds since the arrival at the gateway, of those whose arrival is known here."""

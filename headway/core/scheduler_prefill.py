@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from headway.core.scheduler_events import Chosen, Considered, Decision
+from headway.core.scheduler_events import Chosen, Considered, Decision, Learned
 from headway.core.scheduler_instance import Instance
 from headway.core.scheduler_state import SchedulerState, Stage, Tracked
 from headway.core.scheduler_window import Window
@@ -45,7 +45,7 @@ class PrefillPool:
     ) -> None:
         settings = state.settings
         self.model = model
-        self.window = Window(settings.flow_control)
+        self.window = Window(settings.flow_control, lambda entry: state.changed(entry.key))
         self._state = state
         self._instances = instances
         self._active: dict[str, None] = {}
@@ -101,6 +101,22 @@ class PrefillPool:
         if self._dispatching.num_bad_times > num_bad:
             self._state.note("bad_pass_time", worker_id=worker_id, detail=repr(pass_time))
 
+    def recall(self, learned: Learned) -> None:
+        """Go on from what an earlier leader had measured."""
+        self.window.cycle = learned.cycle
+        self._dispatching.recall(learned.mean_pass_time, learned.dispatch_latency)
+        self._velocities.recall(learned.velocity)
+
+    def _learned(self) -> Learned:
+        return Learned(
+            self.model,
+            self.window.cycle,
+            self._dispatching.mean_pass_time,
+            self._dispatching.dispatch_latency,
+            self._velocities.value,
+            self._state.gammas.get(self.model, 0.0),
+        )
+
     # --- flow control -----------------------------------------------------------------
 
     def retry_after(self) -> float:
@@ -152,6 +168,8 @@ class PrefillPool:
         if tried:
             cycle_time = self._dispatching.interval or self._dispatching.mean_pass_time
             self.window.end_cycle(cycle_time, now=now)
+            if self._state.settings.persists:
+                self._state.learn(self._learned())
 
     def _use(self, turn: Turn, now: float) -> bool:
         instance = self._instances[turn.worker_id]
@@ -198,6 +216,7 @@ class PrefillPool:
             entry = a.request
             entry.stage, entry.worker_id, entry.unit = Stage.PLACED, worker_id, a.unit.unit
             entry.adopted = False
+            self._state.changed(entry.key)
             instance.hold(entry.key)
             placed = Placed(entry.key, worker_id, a.unit.unit, role)
             self._state.tell_gateway(entry.key.gateway_id, placed)

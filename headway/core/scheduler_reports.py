@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from headway.cluster import UnitId, UnitLoad
 from headway.core.scheduler_decode import DecodePlacer
 from headway.core.scheduler_instance import Instance
+from headway.core.scheduler_memory import Memory
 from headway.core.scheduler_prefill import PrefillPool
 from headway.core.scheduler_state import SchedulerState, Stage, Tracked
 from headway.messages import (
@@ -29,11 +30,13 @@ class WorkerReports:
         instances: dict[str, Instance],
         pools: Mapping[str, PrefillPool],
         decode: DecodePlacer,
+        memory: Memory,
     ) -> None:
         self._state = state
         self._instances = instances
         self._pools = pools
         self._decode = decode
+        self._memory = memory
 
     # --- passes -----------------------------------------------------------------------
 
@@ -173,7 +176,18 @@ class WorkerReports:
             return None
         self._state.track(entry)
         instance.hold(entry.key)
+        self._recall(entry)
         return entry
+
+    def _recall(self, entry: Tracked) -> None:
+        """What an earlier leader knew of it beside: a move that it had ordered, or the last one."""
+        saved = self._memory.take(entry.key)
+        if saved is None:
+            return
+        entry.moved_at = saved.moved_at
+        if saved.target is not None and saved.worker_id == entry.worker_id:
+            entry.relocating = saved.relocating
+            self._decode.resume(entry, saved.target)
 
     def _relocate(self, instance: Instance, entry: Tracked, held: HeldRequest) -> None:
         """It waited here, or was given to another worker, and runs there."""
@@ -184,6 +198,7 @@ class WorkerReports:
             self._state.tell_worker(entry.worker_id, CancelStream(entry.key))
         entry.stage, entry.unit, entry.adopted = Stage.PLACED, held.unit, True
         entry.worker_id = instance.info.worker_id
+        self._state.changed(entry.key)
         instance.hold(entry.key)
 
     def _is_behind(self, entry: Tracked, held: HeldRequest) -> bool:
@@ -200,7 +215,7 @@ class WorkerReports:
             self._relocate(source, entry, held)
             return
         self._instances[target.worker_id].let_go(entry.key)
-        entry.worker_id, entry.unit = source.info.worker_id, held.unit
+        entry.worker_id, entry.unit, entry.relocating = source.info.worker_id, held.unit, False
         source.hold(entry.key)
         self._decode.hand_off(entry, target)
 

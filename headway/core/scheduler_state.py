@@ -14,7 +14,10 @@ from headway.buckets import Buckets
 from headway.cluster import UnitId
 from headway.core.scheduler_events import (
     Decision,
+    Learned,
     Note,
+    Persist,
+    SavedRequest,
     SchedulerAction,
     SendToGateway,
     SendToWorker,
@@ -35,7 +38,9 @@ class SchedulerSettings:
     ``kv_watermark``: share of a unit's blocks that a dispatch leaves free unless the unit is
     empty, as the workers' own. ``handoff_rest``: a unit that failed a request's handoff is not
     tried for it meanwhile. ``finish_grace``: a request's last tokens are at its gateway this long
-    after its worker reported the end, or lost if that worker dies before.
+    after its worker reported the end, or lost if that worker dies before. ``persists``: whether
+    changes are written down for a successor; ``memory_grace``: what an earlier leader wrote down,
+    and nobody has told of this long after the election, is forgotten.
     """
 
     dispatch: str = "sbs"
@@ -54,6 +59,8 @@ class SchedulerSettings:
     kv_watermark: float = 0.1
     handoff_rest: float = 1.0
     finish_grace: float = 2.0
+    memory_grace: float = 5.0
+    persists: bool = False
     num_handoffs_tried: int = 5
     num_decisions_kept: int = 1000
     num_keys_remembered: int = 65_536
@@ -95,7 +102,7 @@ class Tracked:
     moved_at: float = -inf
     is_answering: bool = False  # its reasoning has ended
     left_over: bool = False
-    cycle: int = 0
+    cycle: int = -1  # of the window, when it entered
 
     @property
     def arrival_at(self) -> float:
@@ -128,6 +135,18 @@ class Tracked:
         """Units that failed its handoff a moment ago."""
         return self.rests
 
+    def saved(self) -> SavedRequest:
+        """What a successor needs to know of it."""
+        return SavedRequest(
+            self.key,
+            self.worker_id,
+            self.cycle,
+            self.since,
+            self.moved_at,
+            self.target,
+            self.relocating,
+        )
+
 
 @dataclass(slots=True)
 class Counters:
@@ -158,6 +177,9 @@ class SchedulerState:
         self._attempts: dict[tuple[str, str], dict[StreamKey, None]] = {}
         self._ended: dict[StreamKey, Answer] = {}
         self._actions: list[SchedulerAction] = []
+        self._changed: dict[StreamKey, None] = {}
+        self._learned: dict[str, Learned] = {}
+        self.gammas: dict[str, float] = {}
         self._num_dispatches = 0
 
     def next_dispatch_id(self) -> int:
@@ -171,6 +193,7 @@ class SchedulerState:
         """A new live attempt."""
         self.tracked[entry.key] = entry
         self._attempts.setdefault(_family(entry), {})[entry.key] = None
+        self.changed(entry.key)
 
     def others(self, entry: Tracked) -> list[Tracked]:
         """Live attempts at the same request."""
@@ -185,6 +208,7 @@ class SchedulerState:
             del keys[key]
             if not keys:
                 del self._attempts[_family(entry)]
+            self.changed(key)
         self._ended.pop(key, None)
         self._ended[key] = answer
         if len(self._ended) > self.settings.num_keys_remembered:
@@ -199,6 +223,28 @@ class SchedulerState:
         answer = self._ended[key]
         if answer is not None:
             self.tell_gateway(key.gateway_id, answer)
+
+    # --- what a successor will read ---------------------------------------------------
+
+    def changed(self, key: StreamKey) -> None:
+        """What is written down of this request holds no more."""
+        if self.settings.persists:
+            self._changed[key] = None
+
+    def learn(self, learned: Learned) -> None:
+        """Measurements that a successor goes on with."""
+        self._learned[learned.model] = learned
+
+    def _persist(self) -> Persist:
+        alive = [(key, self.tracked.get(key)) for key in self._changed]
+        persist = Persist(
+            tuple([entry.saved() for _, entry in alive if entry is not None]),
+            tuple([key for key, entry in alive if entry is None]),
+            tuple(self._learned.values()),
+        )
+        self._changed.clear()
+        self._learned.clear()
+        return persist
 
     # --- actions ----------------------------------------------------------------------
 
@@ -236,8 +282,10 @@ class SchedulerState:
         self._actions.append(decision)
 
     def take_actions(self) -> list[SchedulerAction]:
-        """What the event at hand led to."""
+        """What the event at hand led to; what a successor must know goes before the orders."""
         actions, self._actions = self._actions, []
+        if self._changed or self._learned:
+            actions.insert(0, self._persist())
         return actions
 
 

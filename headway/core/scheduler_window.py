@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from heapq import heapify, heappop, heappush
 from math import inf
 
@@ -16,17 +16,23 @@ class Window:
 
     While flow control throttles, newcomers stand at the door: they are not packed, cannot
     overtake those who have waited too long, and enter more slowly than others leave.
-    ``backlog_tokens``: what all of them, the door's included, have to compute.
+    ``backlog_tokens``: what all of them, the door's included, have to compute. ``entered`` is
+    told of each that comes in.
     """
 
-    def __init__(self, flow_control: FlowControl) -> None:
+    def __init__(
+        self,
+        flow_control: FlowControl,
+        entered: Callable[[Tracked], object] = lambda entry: None,
+    ) -> None:
         self._flow_control = flow_control
+        self._entered = entered
         self._admitted: dict[StreamKey, Tracked] = {}
         self._door: dict[StreamKey, Tracked] = {}
         self._deadlines: list[tuple[float, StreamKey]] = []
         self.backlog_tokens = 0
         self._credit = 0.0
-        self._cycle = 0
+        self.cycle = 0
         self._cycle_at = -inf
 
     # --- reading ----------------------------------------------------------------------
@@ -59,7 +65,7 @@ class Window:
     def longest_wait(self) -> int:
         """Cycles that the one who waits longest has been left over."""
         first = next(iter(self._admitted.values()), None)
-        return self._cycle - first.cycle if first is not None else 0
+        return self.cycle - first.cycle if first is not None else 0
 
     @property
     def level(self) -> FlowLevel:
@@ -88,8 +94,26 @@ class Window:
             self._enter(entry)
         else:
             self._door[entry.key] = entry
+        self._count(entry, entry.request.deadline_at)
+
+    def take_back(self, entry: Tracked) -> None:
+        """A request that had entered under an earlier leader: its place is its ``cycle``."""
+        assert entry.request is not None, "only submitted requests wait"
+        entry.left_over = True
+        self.cycle = max(self.cycle, entry.cycle)
+        behind: list[Tracked] = []
+        while self._admitted:
+            key, last = self._admitted.popitem()
+            if _place(last) < _place(entry):
+                self._admitted[key] = last
+                break
+            behind.append(last)
+        for each in (entry, *reversed(behind)):
+            self._admitted[each.key] = each
+        self._count(entry, entry.request.deadline_at)
+
+    def _count(self, entry: Tracked, deadline_at: float) -> None:
         self.backlog_tokens += entry.num_tokens
-        deadline_at = entry.request.deadline_at
         if deadline_at < inf:
             heappush(self._deadlines, (deadline_at, entry.key))
             self._compact()
@@ -102,8 +126,9 @@ class Window:
             heapify(self._deadlines)
 
     def _enter(self, entry: Tracked) -> None:
-        entry.cycle = self._cycle
+        entry.cycle = self.cycle
         self._admitted[entry.key] = entry
+        self._entered(entry)
 
     def remove(self, key: StreamKey) -> None:
         """A request is cancelled or turns out to be elsewhere."""
@@ -138,7 +163,7 @@ class Window:
                 break  # whoever came before was here, too
             entry.left_over = True
         if self._admitted and now >= self._cycle_at + cycle_time:
-            self._cycle += 1
+            self.cycle += 1
             self._cycle_at = now
 
     def expire(self, *, now: float) -> list[Tracked]:
@@ -151,3 +176,7 @@ class Window:
                 self.remove(key)
                 expired.append(entry)
         return expired
+
+
+def _place(entry: Tracked) -> tuple[int, float, StreamKey]:
+    return entry.cycle, entry.since, entry.key

@@ -9,6 +9,8 @@ All keys begin with ``headway:<cluster>:``; all lifetimes are the store's own
 | ``members:<service>`` | set | ids that have joined; pruned when a lease has gone | for good |
 | ``leader`` | string | ``<token>|<candidate id>|<address>`` | the leader's lease |
 | ``fencing`` | integer | the last fencing token given out | for good |
+| ``requests`` | hash | key of a live attempt → record of the leader's | an hour after the last |
+| ``learned`` | hash | model name → record of what its dispatching has measured | for good |
 | ``targets`` | string | replica targets as JSON | for good |
 | ``estimates`` | hash | model name → output-length means as JSON | for good |
 """
@@ -17,9 +19,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, fields
+from itertools import chain
 from typing import Any
 
 import redis.asyncio as redis
@@ -34,6 +37,7 @@ from services.runtime.config import without_password
 from services.runtime.logs import get_logger
 
 MEMBER_TTL = 3.0
+_JOURNAL_TTL_S = 3600  # longer than any request takes
 _CALL_TIMEOUT = 1.0  # a lease of 3 s outlives two calls to a store that hangs
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 
@@ -77,6 +81,7 @@ class Store:
         self._acquire = client.register_script(store_scripts.ACQUIRE)
         self._release = client.register_script(store_scripts.RELEASE)
         self._prune = client.register_script(store_scripts.PRUNE)
+        self._write_journal = client.register_script(store_scripts.WRITE_JOURNAL)
 
     @classmethod
     async def connect(cls, url: str, cluster: str, *, patience: float = 30.0) -> Store:
@@ -171,6 +176,32 @@ class Store:
             return None
         token, candidate_id, address = str(text).split("|", 2)
         return Leader(candidate_id, address, int(token))
+
+    # --- the leader's journal ---------------------------------------------------------
+
+    async def write_journal(
+        self,
+        fencing_token: int,
+        requests: Mapping[bytes, bytes],
+        removed: Sequence[bytes],
+        learned: Mapping[bytes, bytes],
+    ) -> bool:
+        """All of it in one step; False, and nothing of it, where a newer leader was elected."""
+        arguments: list[int | bytes] = [fencing_token, _JOURNAL_TTL_S, len(requests), len(removed)]
+        arguments += chain.from_iterable(requests.items())
+        arguments += removed
+        arguments += chain.from_iterable(learned.items())
+        keys = [self._key("fencing"), self._key("requests"), self._key("learned")]
+        async with self._reached():
+            return bool(await self._write_journal(keys, arguments))
+
+    async def read_journal(self) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
+        """What the last leaders wrote: (records of requests, records of models), by name."""
+        call: Any = self._client.execute_command
+        async with self._reached():
+            requests = await call("HGETALL", self._key("requests"), NEVER_DECODE=True)
+            learned = await call("HGETALL", self._key("learned"), NEVER_DECODE=True)
+        return dict(requests), dict(learned)
 
     # --- what services remember -------------------------------------------------------
 

@@ -39,3 +39,23 @@ if redis.call('EXISTS', KEYS[2]) == 0 then
 end
 return 0
 """
+
+WRITE_JOURNAL = """
+-- KEYS: fencing, requests, learned. ARGV: fencing token, seconds to live, number of requests set,
+-- number removed; then a name and a record for each set, a name for each removed, a name and a
+-- record for each model. Returns 0, having written nothing, once a newer token was given out.
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+local at = 5
+local function write(command, key, last)
+  while at <= last do  -- unpack has room for some thousands; an even number, for pairs
+    local upto = math.min(at + 3999, last)
+    redis.call(command, key, unpack(ARGV, at, upto))
+    at = upto + 1
+  end
+end
+write('HSET', KEYS[2], 4 + 2 * ARGV[3])
+write('HDEL', KEYS[2], 4 + 2 * ARGV[3] + ARGV[4])
+write('HSET', KEYS[3], #ARGV)
+redis.call('EXPIRE', KEYS[2], ARGV[2])
+return 1
+"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -21,7 +22,7 @@ class SchedulerService:
 
     def __init__(self, runtime: Runtime[SchedulerConfig], registry: CollectorRegistry) -> None:
         self._runtime = runtime
-        self._settings = runtime.config.settings()
+        self._settings = replace(runtime.config.settings(), persists=True)
         self._term: Term | None = None
         self._metrics = SchedulerMetrics(self._status, registry)
         self._leadership: Leadership | None = None
@@ -30,7 +31,7 @@ class SchedulerService:
     @property
     def leads(self) -> bool:
         """Whether a term is under way here."""
-        return self._term is not None
+        return self._term is not None and self._term.has_begun
 
     def member(self) -> Mapping[str, Any]:
         """What the membership says of this scheduler: nothing special, the lease says who leads."""

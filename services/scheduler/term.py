@@ -9,6 +9,7 @@ from headway.core.scheduler_events import (
     Decision,
     Elected,
     Note,
+    Persist,
     SchedulerAction,
     SchedulerEvent,
     SendToGateway,
@@ -25,14 +26,20 @@ from services.runtime.service import Runtime
 from services.runtime.store import Member
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.gateway_link import GatewayLinks
+from services.scheduler.journal import Journal
 from services.scheduler.metrics import SchedulerMetrics
+from services.scheduler.records import unpack_learned, unpack_requests
 from services.scheduler.worker_link import WorkerLink
 
 _PICTURE_INTERVAL = 0.2
 
 
 class Term:
-    """Begins with an election and ends for good: the next term starts from nothing."""
+    """Begins with an election and ends for good.
+
+    The next one begins with what this one has written down, and with what workers and gateways
+    tell it.
+    """
 
     def __init__(
         self,
@@ -51,12 +58,14 @@ class Term:
             runtime.config.service_id, fencing_token, wanted_reports(settings)
         )
         self._core = SchedulerCore(settings)
+        self._journal = Journal(runtime.store, fencing_token)
         self._driver: Driver[SchedulerEvent, SchedulerAction] = Driver(
             self._core, self._perform, runtime.clock
         )
         self._links: dict[str, WorkerLink] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._ended = False
+        self.has_begun = False
         # Metrics are scraped from another thread: they get a picture, never the core.
         self.status: SchedulerStatus = self._core.status()
         self._picture: asyncio.TimerHandle | None = None
@@ -65,9 +74,14 @@ class Term:
 
     async def begin(self) -> None:
         """Learn who is there, then follow who comes and goes."""
-        members = await self._runtime.store.members("worker")
-        self._post(Elected(self._fencing_token, tuple(m.member_id for m in members)))
+        store = self._runtime.store
+        members, journal = await asyncio.gather(store.members("worker"), store.read_journal())
+        saved, learned = unpack_requests(journal[0]), unpack_learned(journal[1])
+        self._log.info("term_begins", num_workers=len(members), num_requests=len(saved))
+        worker_ids = tuple(member.member_id for member in members)
+        self._post(Elected(self._fencing_token, worker_ids, saved, learned))
         self._gateways.open(self._post)
+        self.has_begun = True
         self._watch.start()
         self._take_picture()
 
@@ -84,6 +98,7 @@ class Term:
         self._gateways.close()
         await self._watch.stop()
         self._driver.close()
+        await self._journal.close()
         links = [link.close() for link in self._links.values()]
         await asyncio.gather(*links, *self._closing)
 
@@ -128,6 +143,8 @@ class Term:
             case SendToGateway(gateway_id, message):
                 self._gateways.send(gateway_id, message)
                 self._log_answer(message)
+            case Persist():
+                self._journal.write(action)
             case Note():
                 fields = {"worker_id": action.worker_id, "request_id": action.request_id}
                 known = {name: value for name, value in fields.items() if value}

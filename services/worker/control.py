@@ -101,6 +101,8 @@ class ControlSession:
                 order = wire.unpack_to_worker(message)
                 if isinstance(order, ControlHello):
                     raise invalid("a later message", "ControlHello", "an order")
+                if self._reports is not reports:
+                    return  # a newer leader has been told what is here: this order comes too late
                 self._post(order)
         except HeadwayError as error:
             end = error

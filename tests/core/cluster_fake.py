@@ -32,6 +32,9 @@ from headway.core.scheduler_events import (
     FromWorker,
     GatewayConnected,
     GatewayGone,
+    Learned,
+    Persist,
+    SavedRequest,
     SchedulerAction,
     SchedulerEvent,
     SendToGateway,
@@ -104,6 +107,8 @@ class Cluster:
         patient = GatewaySettings(10_000, max_attempts=10_000, request_timeout=1e6)
         self.gateway = GatewayCore("g", "g:1", patient)
         self.token = 0
+        self.saved: dict[StreamKey, SavedRequest] = {}
+        self.learned: dict[str, Learned] = {}
         for place in range(len(roles)):
             self.start_worker(place)
         self.elect()
@@ -111,13 +116,14 @@ class Cluster:
     # --- lives ------------------------------------------------------------------------
 
     def elect(self) -> None:
-        """A new leader knows nothing but the store's list of members."""
+        """A new leader knows what is in the store: the members, and what its predecessor wrote."""
         self.token += 1
         for link in [k for k in self.links if "s" in k]:
             del self.links[link]
         self.to_gateway(GatewayLostScheduler())
         self.scheduler = SchedulerCore(self.settings)
-        self.to_scheduler(Elected(self.token, tuple(self.workers)))
+        saved, learned = tuple(self.saved.values()), tuple(self.learned.values())
+        self.to_scheduler(Elected(self.token, tuple(self.workers), saved, learned))
         self.attach_gateway()
         for worker_id in self.workers:
             self.attach_worker(worker_id)
@@ -247,6 +253,15 @@ class Cluster:
         elif isinstance(action, SendToWorker) and action.worker_id in self.workers:
             worker = self.workers[action.worker_id]
             self.send("s", action.worker_id, partial(self.to_worker, worker, action.message))
+        elif isinstance(action, Persist):
+            self.send("s", "store", partial(self.write_down, action))
+
+    def write_down(self, persist: Persist) -> None:
+        """The store takes one write; those that were on their way when a leader died are lost."""
+        self.saved |= {each.key: each for each in persist.saved}
+        self.learned |= {each.model: each for each in persist.learned}
+        for key in persist.ended:
+            self.saved.pop(key, None)
 
     def to_worker(self, worker: FakeWorker, event: WorkerEvent) -> None:
         for action in worker.core.handle(event, now=self.now):

@@ -14,7 +14,7 @@ from tests.core.cluster_fake import Cluster
 from tests.core.paged_fake import expected_output
 
 # Links may take as long as they like here, so tokens may be on their way for ever.
-PATIENT = SchedulerSettings(finish_grace=1e9)
+PATIENT = SchedulerSettings(finish_grace=1e9, persists=True)
 ROLES = st.sampled_from(
     [
         [Role.UNIFIED],

@@ -16,6 +16,7 @@ import pytest
 
 from headway.cluster import Role
 from headway.core.scheduler_events import (
+    Decision,
     Elected,
     FromWorker,
     GatewayConnected,
@@ -164,7 +165,7 @@ class Scenario:
             return f"{action.gateway_id} <- {self.answer(action.message)}"
         if isinstance(action, Note):
             return f"note {action.event} {action.worker_id} {action.detail}".replace("  ", " ")
-        if action.question == "dispatch":
+        if isinstance(action, Decision) and action.question == "dispatch":
             left = f", {action.num_left} left" if action.num_left else ""
             return f"because {action.rule}{left}"
         return ""

@@ -119,6 +119,9 @@ class Dispatching(Protocol):
     def acknowledged(self, round_trip: float) -> None:
         """A dispatch was acknowledged this many seconds after it was sent."""
 
+    def recall(self, pass_time: float, latency: float) -> None:
+        """T̄ and L_net of an earlier leader, until the first reports of this one."""
+
     def ended(
         self, worker_id: str, dispatch_ids: Sequence[int], pass_time: float | None, *, now: float
     ) -> None:

@@ -96,6 +96,11 @@ class StaggeredBatch:
         """N_active shrinks."""
         self._instances.pop(worker_id, None)
 
+    def recall(self, pass_time: float, latency: float) -> None:
+        """T̄ and L_net go on from there."""
+        self._pass_times.recall(pass_time)
+        self._latencies.recall(latency)
+
     def acknowledged(self, round_trip: float) -> None:
         """One more value for L_net."""
         self._latencies.add(round_trip)

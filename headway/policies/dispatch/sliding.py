@@ -22,6 +22,11 @@ class SlidingMean:
         """The mean, seconds."""
         return self._mean
 
+    def recall(self, mean: float) -> None:
+        """An earlier mean in place of the default; nonsense is ignored."""
+        if not self._values and isfinite(mean) and mean >= 0:
+            self._mean = mean
+
     def add(self, value: float) -> bool:
         """Take one value in; False if it was dropped."""
         if not isfinite(value) or value < 0:

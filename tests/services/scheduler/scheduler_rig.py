@@ -67,6 +67,7 @@ class EmulatedWorker(worker_pb2_grpc.WorkerServicer):
         self.role = role
         self.address = ""
         self.held: tuple[HeldRequest, ...] = ()
+        self.silent = False
         self.hellos: list[ControlHello] = []
         self.orders: list[Dispatch | Handoff | CancelStream] = []
         self.server: GrpcServer | None = None
@@ -101,6 +102,8 @@ class EmulatedWorker(worker_pb2_grpc.WorkerServicer):
             order = wire.unpack_to_worker(packed)
             if isinstance(order, ControlHello):
                 self.hellos.append(order)
+                if self.silent:
+                    continue
                 loads = (UnitLoad(0, 0, len(self.held), len(self.held), 90),)
                 self.report(Snapshot(self.info, loads, self.held))
             else:

@@ -1,0 +1,80 @@
+"""What the core writes down, on its way to the store: one fenced write at a time, behind the core.
+
+Nothing waits for it. What changes while a write is under way goes with the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from headway.core.scheduler_events import Learned, Persist, SavedRequest
+from headway.errors import HeadwayError
+from headway.request import StreamKey
+from services.runtime.logs import get_logger
+from services.runtime.store import Store
+from services.scheduler.records import pack_key, pack_learned, pack_request
+
+_PAUSE = 0.5  # seconds, after the store did not answer
+
+
+class Journal:
+    """One term's changes. The store refuses them once a newer leader has been elected."""
+
+    def __init__(self, store: Store, fencing_token: int) -> None:
+        self._store = store
+        self._fencing_token = fencing_token
+        self._requests: dict[StreamKey, SavedRequest | None] = {}
+        self._learned: dict[str, Learned] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+        self.is_refused = False
+        self.num_writes = 0
+        self._log = get_logger()
+
+    def write(self, persist: Persist) -> None:
+        """Take the changes in; they leave with all others of this turn of the event loop."""
+        if self._closed:
+            return
+        for saved in persist.saved:
+            self._requests[saved.key] = saved
+        for key in persist.ended:
+            self._requests[key] = None
+        for learned in persist.learned:
+            self._learned[learned.model] = learned
+        if self._task is None:
+            self._task = asyncio.create_task(self._write_all())
+
+    async def close(self) -> None:
+        """Write nothing more; what is under way may yet arrive."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _write_all(self) -> None:
+        while self._requests or self._learned:
+            requests, self._requests = self._requests, {}
+            learned, self._learned = self._learned, {}
+            try:
+                is_ours = await self._write(requests, learned)
+            except HeadwayError:  # the store has logged it; what is newer by now stays
+                self._requests = requests | self._requests
+                self._learned = learned | self._learned
+                await asyncio.sleep(_PAUSE)
+                continue
+            if not is_ours:
+                self._log.warning("journal_refused", fencing_token=self._fencing_token)
+                self._closed = self.is_refused = True
+                return
+        self._task = None
+
+    async def _write(
+        self, requests: dict[StreamKey, SavedRequest | None], learned: dict[str, Learned]
+    ) -> bool:
+        self.num_writes += 1
+        return await self._store.write_journal(
+            self._fencing_token,
+            {pack_key(saved.key): pack_request(saved) for saved in requests.values() if saved},
+            [pack_key(key) for key, saved in requests.items() if saved is None],
+            {model.encode(): pack_learned(each) for model, each in learned.items()},
+        )

@@ -1,0 +1,85 @@
+"""What a leader writes down, packed: one small blob a record, fields in a fixed order.
+
+A record of another version is left out when it is read: its request is then like one of which
+nothing was written down.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from struct import Struct
+
+from headway.cluster import UnitId
+from headway.core.scheduler_events import Learned, SavedRequest
+from headway.request import StreamKey
+
+_VERSION = 1
+_KEY = Struct("<Q")
+# version, flags, cycle, since, moved_at, target unit, bytes of worker_id; the ids follow
+_REQUEST = Struct("<BBqddHH")
+_LEARNED = Struct("<Bqdddd")
+_MOVING, _RELOCATING = 1, 2
+
+
+def pack_key(key: StreamKey) -> bytes:
+    """The record's name."""
+    return _KEY.pack(key.stream_id) + key.gateway_id.encode()
+
+
+def pack_request(saved: SavedRequest) -> bytes:
+    """One live attempt, without its key."""
+    target_id, target_unit = saved.target if saved.target is not None else ("", 0)
+    flags = (saved.target is not None) * _MOVING | saved.relocating * _RELOCATING
+    worker_id = saved.worker_id.encode()
+    head = _REQUEST.pack(
+        _VERSION,
+        flags,
+        saved.cycle,
+        saved.since,
+        saved.moved_at,
+        target_unit,
+        len(worker_id),
+    )
+    return head + worker_id + target_id.encode()
+
+
+def pack_learned(learned: Learned) -> bytes:
+    """What one model's dispatching has measured, without its name."""
+    return _LEARNED.pack(_VERSION, *learned[1:])
+
+
+def unpack_requests(packed: Mapping[bytes, bytes]) -> tuple[SavedRequest, ...]:
+    """Those of this version, by since and key, whatever order the store has them in."""
+    found = (_unpack_request(name, blob) for name, blob in packed.items())
+    return tuple(sorted((x for x in found if x is not None), key=lambda x: (x.since, x.key)))
+
+
+def unpack_learned(packed: Mapping[bytes, bytes]) -> tuple[Learned, ...]:
+    """Those of this version, by model."""
+    found = (_unpack_learned(name, blob) for name, blob in packed.items())
+    return tuple(sorted(x for x in found if x is not None))
+
+
+def _unpack_request(name: bytes, blob: bytes) -> SavedRequest | None:
+    try:
+        (stream_id,) = _KEY.unpack_from(name)
+        version, flags, cycle, since, moved_at, unit, length = _REQUEST.unpack_from(blob)
+        ids = blob[_REQUEST.size :]
+        worker_id, target_id = ids[:length].decode(), ids[length:].decode()
+        key = StreamKey(name[_KEY.size :].decode(), stream_id)
+    except (struct.error, UnicodeDecodeError):
+        return None
+    target = UnitId(target_id, unit) if flags & _MOVING else None
+    if version != _VERSION:
+        return None
+    relocating = bool(flags & _RELOCATING)
+    return SavedRequest(key, worker_id, cycle, since, moved_at, target, relocating)
+
+
+def _unpack_learned(name: bytes, blob: bytes) -> Learned | None:
+    try:
+        version, *measured = _LEARNED.unpack(blob)
+        return Learned(name.decode(), *measured) if version == _VERSION else None
+    except (struct.error, UnicodeDecodeError):
+        return None

@@ -1,0 +1,58 @@
+"""Whose orders a worker obeys while one leader follows another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from headway.core.worker_events import SchedulerConnected
+from headway.messages import Accepted, CancelStream, ControlHello
+from headway.request import StreamKey
+from protos import worker_pb2
+from services.runtime import wire
+from services.worker.control import ControlSession, Order
+
+
+class Leader:
+    """One leader's stream; it reads no report unless it is told to."""
+
+    def __init__(self, session: ControlSession, token: int) -> None:
+        self._orders: asyncio.Queue[ControlHello | CancelStream] = asyncio.Queue()
+        self.send(ControlHello(f"leader-{token}", token))
+        self.reports = aiter(session.serve(self._stream()))
+
+    def send(self, order: ControlHello | CancelStream) -> None:
+        self._orders.put_nowait(order)
+
+    async def _stream(self) -> AsyncIterator[worker_pb2.SchedulerToWorker]:
+        while True:
+            yield wire.pack_to_worker(await self._orders.get())
+
+
+async def until(orders: list[Order], num: int) -> None:
+    async with asyncio.timeout(10.0):
+        while len(orders) < num:
+            await asyncio.sleep(0)
+
+
+async def test_an_order_that_comes_after_a_newer_leaders_hello_is_not_obeyed() -> None:
+    obeyed: list[Order] = []
+
+    def post(order: Order) -> None:
+        obeyed.append(order)
+        if isinstance(order, SchedulerConnected):
+            session.report(Accepted(1))  # as the core would send its snapshot
+
+    session = ControlSession(post)
+    older, newer = Leader(session, 1), Leader(session, 2)
+    await anext(older.reports)
+    older.send(CancelStream(StreamKey("g", 1)))
+    await until(obeyed, 2)
+    await anext(newer.reports)
+    older.send(CancelStream(StreamKey("g", 2)))  # the older stream has not been ended yet
+    for _ in range(10):
+        await asyncio.sleep(0)
+    newer.send(CancelStream(StreamKey("g", 3)))
+    await until(obeyed, 4)
+    stopped = [order.key.stream_id for order in obeyed if isinstance(order, CancelStream)]
+    assert stopped == [1, 3]
