@@ -70,6 +70,8 @@ class KvSender:
 
     async def _try(self, transfer: _Transfer) -> str:
         """Why it failed, "" where it did not. All of a request that has stopped is tried twice."""
+        if not self._backend.holds_whole_kv:
+            return "a worker of several processes sends no KV: no process holds a whole block"
         handoff = transfer.last.handoff
         log = self._log.bind(
             request_id=transfer.last.request.request_id, target_worker_id=handoff.target_worker_id

@@ -58,6 +58,7 @@ class TorchBackend:
             pool, model.vocab_size, model.max_model_len, model.decoder.reads_tables
         )
         self._device = pool.keys[0].device
+        self.holds_whole_kv = group_size() == 1
         self._leads = group_size() > 1 and not is_follower()
         self.model_max_len = model.max_model_len
         self.vocab_size = model.vocab_size
@@ -216,7 +217,7 @@ class TorchBackend:
         return KvWriter(self._store(to_host), block_ids, shape, dtype, num_tokens, first_token)
 
     def _store(self, is_host: bool) -> KvStore:
-        if group_size() > 1:
+        if not self.holds_whole_kv:
             message = "a worker of several processes holds no whole KV: it sends and takes none"
             raise HeadwayError(Code.FAILED_PRECONDITION, message)
         if not is_host:
