@@ -52,9 +52,12 @@ class GenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     DISABLE_THINKING_FIELD_NUMBER: _builtins.int
+    DISABLE_PACING_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     prompt: _builtins.str
     disable_thinking: _builtins.bool
+    disable_pacing: _builtins.bool
+    """answering tokens as they come, whatever the gateway's policy"""
     @_builtins.property
     def chat(self) -> Global___ChatMessages: ...
     @_builtins.property
@@ -73,10 +76,11 @@ class GenerateRequest(_message.Message):
         sampling: Global___SamplingOptions | None = ...,
         stop: _abc.Iterable[_builtins.str] | None = ...,
         disable_thinking: _builtins.bool = ...,
+        disable_pacing: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "prompt", b"prompt", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "disable_thinking", b"disable_thinking", "input", b"input", "model", b"model", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "disable_pacing", b"disable_pacing", "disable_thinking", b"disable_thinking", "input", b"input", "model", b"model", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "chat", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015

@@ -11,6 +11,7 @@ from headway.core.gateway_admission import FirstTokenPace, over_context, too_man
 from headway.core.gateway_events import (
     CancelTokens,
     Deliver,
+    Delivery,
     Fail,
     GatewayAction,
     GatewayEvent,
@@ -21,6 +22,7 @@ from headway.core.gateway_events import (
     WorkerDetached,
 )
 from headway.core.gateway_order import take_tokens
+from headway.core.gateway_pacing import Pacers
 from headway.core.gateway_state import OpenRequest, OpenRequests, Timers
 from headway.errors import Code, HeadwayError
 from headway.messages import CancelStream, Lost, Placed, Rejected, StreamFailure, TokenBatch
@@ -39,7 +41,8 @@ class GatewaySettings:
     and output tokens together; a request gets ``max_attempts``, ``max_failures`` of which a
     worker may have failed to compute. A request waits ``scheduler_patience`` to be handed to
     a scheduler and ``gap_patience`` for a token that later ones have overtaken. ``burst``: the
-    policy that labels arrivals, with its parameters.
+    policy that labels arrivals, with its parameters. ``pacing``: the one that holds answering
+    tokens; ``end_of_reasoning``: the token ids before an answer, none for a model without.
     """
 
     max_model_len: int
@@ -53,6 +56,9 @@ class GatewaySettings:
     longest_backoff: float = 2.0
     burst: str = "off"
     burst_params: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    pacing: str = "off"
+    pacing_params: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    end_of_reasoning: tuple[int, ...] = ()
 
 
 class GatewayCore:
@@ -76,11 +82,14 @@ class GatewayCore:
         self._timers = Timers(self._requests)
         self._pace = FirstTokenPace()
         self._burst: Burst = registry.make("burst", settings.burst, **settings.burst_params)
+        pacing = registry.make("pacing", settings.pacing, **settings.pacing_params)
+        self.pacers = Pacers(pacing, settings.end_of_reasoning)
 
     @property
     def next_wakeup(self) -> float | None:
-        """The next deadline, resubmission or end of patience."""
-        return self._timers.next_at
+        """The next deadline, resubmission, end of patience, or token that is due."""
+        instants = (self._timers.next_at, self.pacers.next_at)
+        return min((at for at in instants if at is not None), default=None)
 
     @property
     def num_open(self) -> int:
@@ -111,6 +120,7 @@ class GatewayCore:
     def wake(self, *, now: float) -> Sequence[GatewayAction]:
         """End what is over its deadline, submit again what has waited long enough."""
         actions: list[GatewayAction] = []
+        self._deliver(self.pacers.release(now=now), actions)
         for state in self._timers.pop_due(now):
             if state.request.deadline_at <= now:
                 self._on_deadline(state, actions)
@@ -152,6 +162,8 @@ class GatewayCore:
         )
         state = OpenRequest(request)
         self._requests.add(state)
+        if event.paced and self.settings.pacing != "off":
+            self.pacers.open(event.request_id, reasons=event.reasons)
         self.num_waiting += 1
         self._timers.add(request.deadline_at, request.request_id)
         self._submit(state, actions, now)
@@ -173,6 +185,7 @@ class GatewayCore:
         self._fail(state, HeadwayError(Code.DEADLINE_EXCEEDED, message), actions)
 
     def _fail(self, state: OpenRequest, error: HeadwayError, actions: list[GatewayAction]) -> None:
+        self._deliver(self.pacers.end(state.request_id), actions)
         self._drop(state, actions)
         actions.append(Fail(state.request_id, error))
 
@@ -183,6 +196,7 @@ class GatewayCore:
 
     def _forget(self, state: OpenRequest) -> None:
         self._requests.remove(state)
+        self.pacers.end(state.request_id)
         if not state.output:
             self.num_waiting -= 1
 
@@ -217,6 +231,7 @@ class GatewayCore:
         if state.output and event.code in _RETRIABLE:  # its client is reading: worth the wait
             self._try_again(state, actions, now, event.message)
             return
+        self._deliver(self.pacers.end(state.request_id), actions)
         self._forget(state)
         error = HeadwayError(event.code, event.message, retry_after=event.retry_after)
         actions.append(Fail(state.request_id, error))
@@ -238,8 +253,7 @@ class GatewayCore:
         if taken.num_first:
             self.num_waiting -= taken.num_first
             self._pace.record(taken.num_first, now)
-        if taken.deliveries:
-            actions.append(Deliver(taken.deliveries))
+        self._deliver(self.pacers.pass_on(taken.deliveries, now=now), actions)
         if taken.unknown:
             actions.append(CancelTokens(batch.worker_id, tuple(taken.unknown)))
         for state in taken.gaps:
@@ -252,6 +266,11 @@ class GatewayCore:
                 self._try_again(broken, actions, now, reason)
         for failure in batch.failures:
             self._on_failure(failure, actions, now)
+
+    @staticmethod
+    def _deliver(deliveries: Sequence[Delivery], actions: list[GatewayAction]) -> None:
+        if deliveries:
+            actions.append(Deliver(deliveries))
 
     def _on_failure(self, failure: StreamFailure, actions: list[GatewayAction], now: float) -> None:
         state = self._requests.by_stream.get(failure.stream_id)

@@ -18,7 +18,7 @@ class Submit:
     """A client asks for one output; ``request_id`` is new, ``arrival_at`` in epoch seconds.
 
     ``predicted_output_tokens`` is 0 where nothing is known. ``reasons``: whether reasoning comes
-    before the answer.
+    before the answer. ``paced``: whether its reader wants answering tokens at a reader's pace.
     """
 
     request_id: str
@@ -28,6 +28,7 @@ class Submit:
     arrival_at: float
     predicted_output_tokens: float = 0.0
     reasons: bool = False
+    paced: bool = True
 
 
 @dataclass(frozen=True, slots=True)

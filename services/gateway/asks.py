@@ -28,6 +28,7 @@ class Ask:
 
     ``sampling`` holds what the client said, by the names of ``SamplingParams``; what it left
     out comes from the model. ``split_reasoning`` keeps reasoning apart from the answer.
+    ``paced``: whether the gateway may hold answering tokens until a reader needs them.
     """
 
     model: str
@@ -37,6 +38,7 @@ class Ask:
     stops: tuple[str, ...] = ()
     split_reasoning: bool = False
     default_max_tokens: int = 0  # 0: as many as fit
+    paced: bool = True
 
 
 @dataclass(frozen=True, slots=True)

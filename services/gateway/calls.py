@@ -91,8 +91,13 @@ class Calls:
         *,
         arrival_at: float,
         keeps_tokens: bool,
+        streams: bool,
     ) -> None:
-        """Submit every output of the call; a refusal reaches the reply."""
+        """Submit every output of the call; a refusal reaches the reply.
+
+        Who does not stream reads nothing before the end, and a stop string has to be seen as soon
+        as it is there: neither is paced.
+        """
         submits: list[Submit] = []
         several = len(prepared) * ask.num_choices > 1
         for one in prepared:
@@ -109,6 +114,7 @@ class Calls:
                     num_prompt_tokens=len(one.token_ids),
                     arrival_at=arrival_at,
                     keeps_tokens=keeps_tokens,
+                    is_read=streams,
                     repeats_prompt=choice > 0,
                 )
                 reply.outputs.append(output)
@@ -121,6 +127,7 @@ class Calls:
                         arrival_at,
                         expected,
                         reasons=self._reasons(ask, one),
+                        paced=ask.paced and streams and not ask.stops,
                     )
                 )
         for output, submit in zip(list(reply.outputs), submits, strict=True):
@@ -132,7 +139,9 @@ class Calls:
     def _reasons(self, ask: Ask, one: PreparedInput) -> bool:
         """Whether reasoning that its reader is not shown comes before the answer."""
         markers = self.model.codec.markers if ask.split_reasoning else None
-        return markers is not None and not markers.is_closed(one.token_ids)
+        return markers is not None and not markers.is_closed(
+            one.token_ids, self.model.codec.special_ids
+        )
 
     def _token_ids(self, one: Input) -> tuple[int, ...]:
         codec = self.model.codec
@@ -161,5 +170,5 @@ class Calls:
             ask.stops,
             one.sampling.min_tokens,
             markers,
-            in_reasoning=markers is not None and markers.is_open(one.token_ids),
+            in_reasoning=markers is not None and markers.is_open(one.token_ids, codec.special_ids),
         )

@@ -65,7 +65,13 @@ class GatewayEdge(gateway_pb2_grpc.GatewayServicer):
             ask = read_ask(request)
             prepared = await self._prepare(ask, request.ByteSize())
             self._calls.open(
-                reply.call_id, ask, prepared, reply, arrival_at=arrival_at, keeps_tokens=True
+                reply.call_id,
+                ask,
+                prepared,
+                reply,
+                arrival_at=arrival_at,
+                keeps_tokens=True,
+                streams=True,
             )
             async for said in reply.messages():
                 yield said
@@ -155,6 +161,7 @@ def read_ask(request: gateway_pb2.GenerateRequest) -> Ask:
         sampling=_sampling(request.sampling),
         stops=stop_strings(list(request.stop)),
         split_reasoning=request.WhichOneof("input") == "chat",
+        paced=not request.disable_pacing,
     )
 
 

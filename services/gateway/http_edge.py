@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any, Protocol
 from urllib.parse import unquote
 
@@ -151,6 +152,8 @@ class HttpEdge:
         style: ReplyStyle,
         prepared: list[PreparedInput],
     ) -> None:
+        if exchange.header("x-headway-pacing").lower() == "off":
+            ask = replace(ask, paced=False)
         call_id = f"{'chatcmpl' if style.chat else 'cmpl'}-{secrets.token_hex(12)}"
         exchange.add_header("x-request-id", call_id)
         identity = CallIdentity(
@@ -165,6 +168,7 @@ class HttpEdge:
             reply,
             arrival_at=arrival_at,
             keeps_tokens=style.logprobs or style.return_token_ids,
+            streams=style.stream,
         )
 
     # --- the rest ---------------------------------------------------------------------

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 
+import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from headway.qoe import qoe
 
 _LATENCY = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0),
 )
+_QOE = (0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)
 _PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
 
 
 class GatewayMetrics:
-    """Counting is cheap: what is counted per request or batch has its labels looked up once."""
+    """Counting is cheap: what is counted per request or batch has its labels looked up once.
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    ``reader_pace``: seconds in which a reader takes a token.
+    """
+
+    def __init__(self, registry: CollectorRegistry, reader_pace: float) -> None:
         self.registry = registry
+        self._reader_pace = reader_pace
         self._requests = Counter(
             "headway_gateway_requests",
             "Outputs by how they ended (stop, length, cancelled, error).",
@@ -56,6 +65,23 @@ class GatewayMetrics:
             buckets=_LATENCY,
             registry=registry,
         )
+        self._ttfat = Histogram(
+            "headway_gateway_ttfat_seconds",
+            "Seconds from a request's arrival to its first answering token.",
+            buckets=_LATENCY,
+            registry=registry,
+        )
+        self._qoe = Histogram(
+            "headway_gateway_qoe",
+            "QoE of streamed answers from their first token on: share of the reading that was due.",
+            buckets=_QOE,
+            registry=registry,
+        )
+        self._reasoning_tokens = Counter(
+            "headway_gateway_reasoning_tokens",
+            "Reasoning tokens of finished outputs, their markers included.",
+            registry=registry,
+        )
         self._feedback_failures = Counter(
             "headway_gateway_feedback_failures",
             "Reports to the predictor or the autoscaler that did not arrive.",
@@ -91,6 +117,16 @@ class GatewayMetrics:
         self._e2e.observe(last_at - arrival_at)
         if num_output_tokens > 1:
             self._tpot.observe((last_at - first_at) / (num_output_tokens - 1))
+
+    def answered(
+        self, arrival_at: float, answered_at: array[float], num_reasoning_tokens: int
+    ) -> None:
+        """A finished output's phases: instants of its answering tokens, or of the first alone."""
+        self._reasoning_tokens.inc(num_reasoning_tokens)
+        if answered_at:
+            self._ttfat.observe(answered_at[0] - arrival_at)
+        if len(answered_at) > 1:
+            self._qoe.observe(qoe(np.frombuffer(answered_at), self._reader_pace))
 
     def error(self, code: str) -> None:
         """A request was refused or failed."""

@@ -1,7 +1,8 @@
 """OpenAI's request bodies: checked by hand, refused by name.
 
 Accepted beyond OpenAI's own: vLLM's ``top_k``, ``min_p``, ``repetition_penalty``, ``ignore_eos``,
-``min_tokens``, ``stop_token_ids``, ``chat_template_kwargs`` and ``return_token_ids``.
+``min_tokens``, ``stop_token_ids``, ``chat_template_kwargs`` and ``return_token_ids``; and
+``headway``, our own: ``{"pacing": false}`` switches the token pacer off.
 """
 
 from __future__ import annotations
@@ -111,7 +112,15 @@ def _ask(fields: Fields, inputs: tuple[Input, ...], sampling: dict[str, Any]) ->
         stops=stop_strings(fields.any("stop")),
         split_reasoning=chat,
         default_max_tokens=0 if chat else COMPLETION_MAX_TOKENS,
+        paced=_paced(fields),
     )
+
+
+def _paced(fields: Fields) -> bool:
+    ours = Fields(fields.mapping("headway"), "headway")
+    paced = ours.flag("pacing", default=True)
+    ours.refuse_others((), {})
+    return paced
 
 
 def _style(fields: Fields, *, chat: bool, logprobs: bool) -> ReplyStyle:

@@ -7,7 +7,7 @@ split off (completions, models without markers) they are looked for in all text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 from services.gateway.detokenise import Detokeniser
@@ -20,26 +20,35 @@ class Piece(NamedTuple):
     answer: str
 
 
+_PROMPT_END = 8  # tokens
 NOTHING = Piece("", "")
 
 
 class ReasoningMarkers(NamedTuple):
-    """Ids of the tokens around reasoning, ``<think>`` and ``</think>``."""
+    """Ids of the tokens around reasoning, ``<think>`` and ``</think>``.
+
+    What counts of a prompt is its very end, a chat template's doing, behind the last special
+    token: markers in a client's own text are none.
+    """
 
     start_id: int
     end_id: int
 
-    def is_open(self, prompt_token_ids: Sequence[int], window: int = 8) -> bool:
-        """Whether the prompt's very end (a chat template's doing) has begun the reasoning."""
-        return self._last(prompt_token_ids, window) == self.start_id
+    def is_open(self, prompt_token_ids: Sequence[int], special_ids: Container[int] = ()) -> bool:
+        """Whether the prompt has begun the reasoning."""
+        return self._last(prompt_token_ids, special_ids) == self.start_id
 
-    def is_closed(self, prompt_token_ids: Sequence[int], window: int = 8) -> bool:
-        """Whether the prompt's very end has ended the reasoning: thinking is switched off."""
-        return self._last(prompt_token_ids, window) == self.end_id
+    def is_closed(self, prompt_token_ids: Sequence[int], special_ids: Container[int] = ()) -> bool:
+        """Whether the prompt has ended the reasoning: thinking is switched off."""
+        return self._last(prompt_token_ids, special_ids) == self.end_id
 
-    def _last(self, prompt_token_ids: Sequence[int], window: int) -> int | None:
-        at_end = reversed(prompt_token_ids[-window:])
-        return next((token_id for token_id in at_end if token_id in self), None)
+    def _last(self, prompt_token_ids: Sequence[int], special_ids: Container[int]) -> int | None:
+        for token_id in reversed(prompt_token_ids[-_PROMPT_END:]):
+            if token_id in self:
+                return token_id
+            if token_id in special_ids:
+                return None
+        return None
 
 
 class StopScanner:
@@ -102,6 +111,11 @@ class OutputText:
         self.reasoning = in_reasoning
         self.num_tokens = 0
         self.num_reasoning_tokens = 0  # the markers count as reasoning
+
+    @property
+    def num_answer_tokens(self) -> int:
+        """Those that are no reasoning."""
+        return self.num_tokens - self.num_reasoning_tokens
 
     @property
     def stopped(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -26,13 +27,16 @@ class Output:
     """One output of one call. ``new_token_ids`` and ``new_logprobs`` are what came since the
     reply last took them; they are kept only where ``keeps_tokens``. ``num_cached_tokens`` of its
     prompt were not computed; another output of the same prompt (``repeats_prompt``) counts none,
-    as the prompt counts once."""
+    as the prompt counts once. ``answered_at``: instants of its answering tokens, where they are
+    read as they come (``is_read``), else that of the first alone."""
 
     __slots__ = (
         "_reply",
+        "answered_at",
         "arrival_at",
         "first_at",
         "index",
+        "is_read",
         "keeps_tokens",
         "new_logprobs",
         "new_token_ids",
@@ -53,6 +57,7 @@ class Output:
         num_prompt_tokens: int,
         arrival_at: float,
         keeps_tokens: bool = False,
+        is_read: bool = True,
         repeats_prompt: bool = False,
     ) -> None:
         self.request_id = request_id
@@ -62,6 +67,8 @@ class Output:
         self.arrival_at = arrival_at
         self.first_at = 0.0
         self.keeps_tokens = keeps_tokens
+        self.is_read = is_read
+        self.answered_at = array("d")
         self.repeats_prompt = repeats_prompt
         self.num_cached_tokens = 0
         self.new_token_ids: list[int] = []
@@ -80,6 +87,10 @@ class Output:
                 self.new_token_ids.append(token_id)
                 self.new_logprobs.append(logprobs)
             piece = text.push(token_id)
+            if text.num_answer_tokens > len(self.answered_at) and (
+                self.is_read or not self.answered_at
+            ):
+                self.answered_at.append(now)
         if reason is None and not text.stopped:
             if piece is not None and (piece.answer or piece.reasoning):
                 self._reply.show(self, piece, None)
@@ -174,4 +185,7 @@ class Outputs:
         num_output = output.text.num_tokens
         times = (output.arrival_at, output.first_at, now)
         self._metrics.finished(end, output.num_prompt_tokens, num_output, times)
+        if num_output:
+            reasoned = output.text.num_reasoning_tokens
+            self._metrics.answered(output.arrival_at, output.answered_at, reasoned)
         self._observe(output.num_prompt_tokens, num_output)

@@ -48,7 +48,8 @@ class GatewayService:
         self._log = runtime.log
         self._draining = False
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenise")
-        self.metrics = GatewayMetrics(runtime.metrics)
+        self._policies = config.policies()
+        self.metrics = GatewayMetrics(runtime.metrics, self._policies.worker.reader_pace)
         self._model = load_model(config)
         self._feedback = Feedback(
             config, self._model.name, runtime.store, self.metrics, runtime.clock.now
@@ -79,13 +80,16 @@ class GatewayService:
     async def start(self) -> None:
         """Follow the scheduler; then let clients in."""
         config, address = self._config, self._runtime.address
-        policies = config.policies()
+        policies, markers = self._policies, self._model.codec.markers
         settings = GatewaySettings(
             max_model_len=self._model.max_model_len,
             max_waiting=config.max_waiting,
             request_timeout=config.request_timeout,
             burst=policies.burst.name,
             burst_params=policies.burst.params,
+            pacing=policies.pacing.name,
+            pacing_params=policies.pacing.params,
+            end_of_reasoning=() if markers is None else (markers.end_id,),
         )
         first_stream_id = int(self.now() * _STREAM_IDS_PER_S)
         self._core = GatewayCore(
@@ -186,6 +190,9 @@ class GatewayService:
             "Attempts beyond the first, since the start.",
             lambda: core.num_resubmitted,
         )
+        pacers = core.pacers
+        watch("paced_tokens", "Answering tokens held for their reader.", lambda: pacers.num_paced)
+        watch("tokens_in_hand", "Answering tokens held now.", lambda: pacers.num_in_hand)
         watch("attached_workers", "Workers' token streams.", lambda: self.sink.num_attached)
         watch(
             "scheduler_connected",

@@ -27,7 +27,7 @@ class TextCodec:
         self._tokenizer = tokenizer
         self._token_bytes = TokenBytes(tokenizer) if is_byte_level(tokenizer) else None
         self._added = tokenizer.get_added_tokens_decoder()
-        self._special_ids = frozenset(i for i, token in self._added.items() if token.special)
+        self.special_ids = frozenset(i for i, token in self._added.items() if token.special)
         self.vocab_size = max(vocab_size, tokenizer.get_vocab_size(with_added_tokens=True))
         self.markers = self._find_markers()
 
@@ -58,7 +58,7 @@ class TextCodec:
         """A fresh one, for one output."""
         if self._token_bytes is not None:
             return ByteLevelDetokeniser(self._token_bytes)
-        return WindowDetokeniser(self._tokenizer, self._special_ids)
+        return WindowDetokeniser(self._tokenizer, self.special_ids)
 
     def token_text(self, token_id: int) -> tuple[str, bytes]:
         """One token alone, special or not, as text (U+FFFD for part of a character) and bytes."""

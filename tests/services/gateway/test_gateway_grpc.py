@@ -186,7 +186,7 @@ async def test_a_malformed_frame_an_oversized_message_and_bad_utf8_leave_the_ser
 
 async def test_a_client_that_does_not_read_is_cut_off_and_told() -> None:
     let_go: list[Output] = []
-    metrics = GatewayMetrics(CollectorRegistry())
+    metrics = GatewayMetrics(CollectorRegistry(), 0.1)
     reply = GrpcReply("gen-1", let_go.extend, metrics)
     output = Output(
         "gen-1",

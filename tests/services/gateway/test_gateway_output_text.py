@@ -107,6 +107,13 @@ def test_the_prompts_end_says_whether_reasoning_has_begun() -> None:
     assert not markers.is_open([])
 
 
+def test_markers_in_the_clients_own_text_are_not_the_templates() -> None:
+    markers = ReasoningMarkers(THINK, END_THINK)
+    assert markers.is_closed([ASSISTANT, THINK, END_THINK, 10], {ASSISTANT})
+    assert not markers.is_closed([THINK, END_THINK, 97, ASSISTANT], {ASSISTANT})
+    assert not markers.is_open([END_THINK, THINK, 97, ASSISTANT], {ASSISTANT})
+
+
 @given(
     st.text("abc", max_size=30),
     st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3),

@@ -1,0 +1,125 @@
+"""Answering tokens on their way to readers: each goes when the pacing policy says.
+
+Reasoning passes at once, and so does all that is in hand when a stream ends: pacing never makes an
+answer end later.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from headway.core.gateway_events import Delivery
+from headway.policies.pacing import Pace, Pacing
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """One request's tokens; ``tail``: of its reasoning, as long as the marker that ends it."""
+
+    pace: Pace
+    tail: deque[int]
+    is_answering: bool
+    in_hand: deque[Delivery] = field(default_factory=deque)
+    armed_for: float | None = None
+
+
+class Pacers:
+    """All paced streams of a gateway.
+
+    ``end_of_reasoning``: the tokens that end a request's reasoning; without any, or where a
+    request does not reason, all of its tokens are the answer's.
+    """
+
+    def __init__(self, policy: Pacing, end_of_reasoning: Sequence[int] = ()) -> None:
+        self._policy = policy
+        self._marker = tuple(end_of_reasoning)
+        self._streams: dict[str, _Stream] = {}
+        self._due: list[tuple[float, str]] = []
+        self.num_in_hand = 0
+        self.num_paced = 0  # tokens that were held, since the start
+
+    @property
+    def next_at(self) -> float | None:
+        """When the next token is due; it may be of a stream that has ended."""
+        return self._due[0][0] if self._due else None
+
+    def open(self, request_id: str, *, reasons: bool) -> None:
+        """Pace the tokens of a new request."""
+        marker = self._marker
+        self._streams[request_id] = _Stream(
+            self._policy.pace(), deque(maxlen=len(marker)), not (marker and reasons)
+        )
+
+    def pass_on(self, deliveries: Sequence[Delivery], *, now: float) -> Sequence[Delivery]:
+        """Take tokens in; those that go on now."""
+        if not self._streams:
+            return deliveries
+        going: list[Delivery] = []
+        for delivery in deliveries:
+            stream = self._streams.get(delivery.request_id)
+            if stream is None:
+                going.append(delivery)
+                continue
+            for one in _singles(delivery):
+                self._take(stream, one, going, now)
+            if delivery.finish_reason is not None:
+                del self._streams[delivery.request_id]
+            else:
+                self._arm(delivery.request_id, stream)
+        return going
+
+    def release(self, *, now: float) -> Sequence[Delivery]:
+        """Tokens that have become due."""
+        going: list[Delivery] = []
+        while self._due and self._due[0][0] <= now:
+            _, request_id = heapq.heappop(self._due)
+            stream = self._streams.get(request_id)
+            if stream is not None:
+                stream.armed_for = None
+                self._go(stream, stream.pace.release(now=now), going)
+                self._arm(request_id, stream)
+        return going
+
+    def end(self, request_id: str) -> Sequence[Delivery]:
+        """The request ends without another token: what is in hand."""
+        stream = self._streams.pop(request_id, None)
+        if stream is None:
+            return ()
+        self.num_in_hand -= len(stream.in_hand)
+        return tuple(stream.in_hand)
+
+    def _take(self, stream: _Stream, one: Delivery, going: list[Delivery], now: float) -> None:
+        if not stream.is_answering:
+            going.append(one)
+            if one.token_id is not None:
+                stream.tail.append(one.token_id)
+                stream.is_answering = tuple(stream.tail) == self._marker
+            return
+        stream.in_hand.append(one)
+        self.num_in_hand += 1
+        if one.finish_reason is not None:
+            self._go(stream, len(stream.in_hand), going)
+            return
+        stream.pace.arrived(1, now=now)
+        self._go(stream, stream.pace.release(now=now), going)
+        self.num_paced += bool(stream.in_hand)
+
+    def _go(self, stream: _Stream, count: int, going: list[Delivery]) -> None:
+        self.num_in_hand -= count
+        going += [stream.in_hand.popleft() for _ in range(count)]
+
+    def _arm(self, request_id: str, stream: _Stream) -> None:
+        due_at = stream.pace.due_at
+        if due_at is not None and stream.armed_for != due_at:
+            stream.armed_for = due_at
+            heapq.heappush(self._due, (due_at, request_id))
+
+
+def _singles(delivery: Delivery) -> Iterator[Delivery]:
+    """A token at a time; what comes with the first and the last token stays with them."""
+    for token_id in delivery.before:
+        yield Delivery(delivery.request_id, token_id, None, None)
+    yield delivery._replace(before=()) if delivery.before else delivery
