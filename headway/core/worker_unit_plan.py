@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -41,6 +42,7 @@ class UnitPlan:
         self._limits = limits
         self._policy = policy
         self._unit = unit
+        self._block_size = unit.pool.block_size
         self._now = now
         self._running: list[Place[SequenceState]] = queue.running
         self._waiting: list[Place[SequenceState]] = queue.waiting
@@ -68,11 +70,11 @@ class UnitPlan:
             sequence = entry.candidate
             if sequence.stage is Stage.WAITING and not self._admit(sequence, hopeless):
                 continue
-            count = min(sequence.num_remaining, budget)
-            if self._grow(sequence, count):
-                items.append(self._item(sequence, count))
+            item = self._item(sequence, budget)
+            if item is not None:
+                items.append(item)
                 self.served.append(entry)
-                budget -= count
+                budget -= len(item.token_ids)
                 places -= 1
         return items
 
@@ -180,19 +182,34 @@ class UnitPlan:
         self.num_voluntary += voluntary
         self.num_forced += not voluntary
 
-    def _item(self, sequence: SequenceState, count: int) -> PassItem:
-        remaining = sequence.num_remaining
-        if remaining > 1 or not sequence.output:  # it may decode, or answer, after this pass
+    # --- a request's share ------------------------------------------------------------
+
+    def _item(self, sequence: SequenceState, budget: int) -> PassItem | None:
+        """At most ``budget`` tokens of it; None where no room can be made for them.
+
+        What nearly every request of every pass comes to, so one that decodes takes a short way.
+        """
+        request, output, start = sequence.request, sequence.output, sequence.num_computed
+        remaining = len(request.prompt_token_ids) + len(output) - start
+        count = remaining if remaining < budget else budget
+        if len(sequence.blocks) * self._block_size < start + count and not self._grow(
+            sequence, count
+        ):
+            return None
+        token_ids: Sequence[int]
+        if remaining == 1 and output:
+            token_ids = (output[-1],)
+        else:  # it may decode, or answer, after this pass
             self._unit.changed[sequence.key] = None
+            token_ids = sequence.tokens(start, start + count)
         sequence.in_pass = True
-        stop = sequence.num_computed + count
         return PassItem(
-            key=sequence.key,
-            token_ids=sequence.tokens(sequence.num_computed, stop),
-            start=sequence.num_computed,
-            block_table=sequence.blocks,
-            sample=count == remaining,
-            sampling=sequence.request.sampling,
-            prompt_token_ids=sequence.request.prompt_token_ids,
-            output_token_ids=sequence.output,
+            sequence.key,
+            token_ids,
+            start,
+            sequence.blocks,
+            count == remaining,
+            request.sampling,
+            request.prompt_token_ids,
+            output,
         )

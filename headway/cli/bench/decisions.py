@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from headway.cli.bench.pass_plan import planning
 from headway.cluster import UnitId
 from headway.policies.batching.gamma_ada import tail_slope
 from headway.policies.batching.memguard import MemGuardParams, UniBoostMemGuard
@@ -251,6 +252,7 @@ CASES = (
     Case("PBAA, cache-aware", 5.0, lambda scale: _packing(scale, cached=True)),
     Case("IQR-lex", 5.0, _placement),
     Case("UniBoost, one pass", 0.1, _ordering),
+    Case("a worker's pass", 0.3, planning),
     Case("γ-Ada, refit", 2.0, _fit),
     Case("STAR, raw loads", 10.0, lambda scale: _moves(scale, simulated=False)),
     Case("STAR, pre-simulated", 3.0, lambda scale: _moves(scale, simulated=True)),

@@ -59,19 +59,22 @@ def pack_kv_part(part: KvPart) -> pb.KvPart:
 
 def unpack_kv_part(packed: pb.KvPart) -> KvPart:
     """The same, checked as far as it says of itself."""
-    if packed.first_token >= packed.num_computed_tokens:
-        limit = f"below the {packed.num_computed_tokens} computed tokens"
+    if not 0 < packed.first_token <= packed.num_computed_tokens:
+        limit = f"from 1 to the {packed.num_computed_tokens} computed tokens"
         raise invalid("first_token", packed.first_token, limit)
     return KvPart(
         first_token=packed.first_token,
         num_computed_tokens=packed.num_computed_tokens,
         output_token_ids=tuple(packed.output_token_ids),
-        shape=_unpack_shape(packed.shape),
+        shape=_unpack_shape(packed.shape, least_tokens=0),
         more=packed.more,
     )
 
 
-def _unpack_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    if len(shape) != 5 or not all(0 < size < MAX_KV_DIMENSION for size in shape):
+def _unpack_shape(shape: Sequence[int], least_tokens: int = 1) -> tuple[int, ...]:
+    least = (1, 1, least_tokens, 1, 1)
+    if len(shape) != 5 or not all(
+        low <= size < MAX_KV_DIMENSION for low, size in zip(least, shape, strict=True)
+    ):
         raise invalid("shape", list(shape), "5 positive sizes")
     return tuple(shape)

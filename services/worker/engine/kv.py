@@ -151,7 +151,8 @@ class KvWriter:
         num_tokens: int,
         first_token: int = 0,
     ) -> None:
-        _refuse_a_foreign_kv(pool, tuple(shape), dtype, num_tokens - first_token)
+        least = 0 if first_token else 1  # the last part may bring the end alone
+        _refuse_a_foreign_kv(pool, tuple(shape), dtype, num_tokens - first_token, least)
         if blocks_for(num_tokens, pool.block_size) > len(block_ids):
             room = len(block_ids) * pool.block_size
             raise invalid("the number of computed tokens", num_tokens, f"at most {room}")
@@ -184,7 +185,7 @@ class KvWriter:
 
 
 def _refuse_a_foreign_kv(
-    pool: KvStore, shape: tuple[int, ...], dtype: str, num_tokens: int
+    pool: KvStore, shape: tuple[int, ...], dtype: str, num_tokens: int, least: int
 ) -> None:
     own = pool.shape
     if dtype != own.dtype:
@@ -193,8 +194,8 @@ def _refuse_a_foreign_kv(
     if len(shape) != 5 or shape != (*expected[:2], shape[2], *expected[3:]):
         limit = f"this worker's, ({', '.join(map(str, expected))})"
         raise invalid("the KV's shape", shape, limit)
-    if not 0 < num_tokens <= shape[2] <= num_tokens + MAX_PADDING_TOKENS:
-        limit = f"from 1 to the {shape[2]} of the KV's shape, of which at most "
+    if not least <= num_tokens <= shape[2] <= num_tokens + MAX_PADDING_TOKENS:
+        limit = f"from {least} to the {shape[2]} of the KV's shape, of which at most "
         limit += f"{MAX_PADDING_TOKENS} may be padding"
         raise invalid("the number of computed tokens", num_tokens, limit)
 

@@ -206,7 +206,7 @@ def test_token_batches_round_trip(batch: m.TokenBatch) -> None:
 
 kv_parts = st.builds(
     m.KvPart,
-    first_token=st.integers(0, 99),
+    first_token=st.integers(1, 100),
     num_computed_tokens=st.integers(100, 2**32 - 1),
     output_token_ids=st.lists(u32, max_size=4).map(tuple),
     shape=st.tuples(*[st.integers(1, 2**31 - 1)] * 5),
