@@ -90,7 +90,8 @@ class SchedulerCore:
         """React to one event, then dispatch and place what can go."""
         match event:
             case Request():
-                self._on_submit(event, now)
+                if self._on_submit(event, now) and now < (self._next_wakeup or inf):
+                    return self._after_submission(event.model, now)
             case CancelStream(key):
                 self._memory.cancel(key)
                 self._on_cancel(key)
@@ -126,6 +127,15 @@ class SchedulerCore:
             for pool in self._pools.values():
                 pool.dispatch(now=now)
         self._next_wakeup = self._compute_wakeup(now)
+        return self._state.take_actions()
+
+    def _after_submission(self, model: str, now: float) -> Sequence[SchedulerAction]:
+        """Nothing is due, and only this window has changed: the rest need not be looked at."""
+        pool = self._pools[model]
+        if self._leads:
+            pool.dispatch(now=now)
+        earliest = min(pool.wakeup(now=now), self._next_wakeup or inf)
+        self._next_wakeup = earliest if earliest < inf else None
         return self._state.take_actions()
 
     def _compute_wakeup(self, now: float) -> float | None:
@@ -168,24 +178,25 @@ class SchedulerCore:
 
     # --- gateways ---------------------------------------------------------------------
 
-    def _on_submit(self, request: Request, now: float) -> None:
+    def _on_submit(self, request: Request, now: float) -> bool:
+        """Whether it waits now, and nothing else has changed."""
         key = request.key
         if self._state.has_ended(key):
             self._state.counters.num_repeats += 1
             self._state.answer_again(key)
-            return
+            return False
         known = self._state.tracked.get(key)
         if known is not None:
             self._state.counters.num_repeats += 1
             known.request = known.request or request
-            return
+            return False
         if self._memory.holds_back(request):
-            return
+            return False
         saved = self._memory.take(key)
         refusal = self._refuse(request, now, was_let_in=saved is not None)
         if refusal is not None:
             self._state.reject(refusal)
-            return
+            return False
         num_tokens = request.num_tokens
         entry = Tracked(
             key, request.request_id, request.model, Stage.WAITING, request, num_tokens, now
@@ -193,11 +204,12 @@ class SchedulerCore:
         others = self._state.others(entry)
         if any(o.request is not None and o.request.attempt > request.attempt for o in others):
             self._state.end(key)  # overtaken by a later attempt
-            return
+            return False
         self._state.track(entry)
         for other in others:
             self._on_cancel(other.key)  # the new attempt must not run beside it
         self._enter(entry, saved)
+        return not others
 
     def _enter(self, entry: Tracked, saved: SavedRequest | None) -> None:
         """Into the window; one that stood there before an election takes its place again."""
@@ -222,8 +234,13 @@ class SchedulerCore:
         num_waiting = sum(p.window.num_waiting for p in self._pools.values())
         pool = self._pools.get(request.model)
         level = pool.window.level if pool is not None else FlowLevel.OPEN
-        retry_after = pool.retry_after() if pool is not None else MAX_RETRY_AFTER
-        return refuse_for_now(request, level, num_waiting, retry_after, self.settings)
+        return refuse_for_now(
+            request,
+            level,
+            num_waiting,
+            pool.retry_after if pool is not None else lambda: MAX_RETRY_AFTER,
+            self.settings,
+        )
 
     def _on_cancel(self, key: StreamKey) -> None:
         entry = self._state.tracked.get(key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from headway.core.scheduler_instance import Instance, total_tokens
 from headway.core.scheduler_state import SchedulerSettings
@@ -50,7 +50,7 @@ def refuse_for_now(
     request: Request,
     level: FlowLevel,
     num_waiting: int,
-    retry_after: float,
+    retry_after_now: Callable[[], float],
     settings: SchedulerSettings,
 ) -> Rejected | None:
     """The refusal of a request that there is no room to wait for; later attempts always wait.
@@ -60,6 +60,7 @@ def refuse_for_now(
     if request.attempt > 0:
         return None
     if num_waiting >= settings.max_waiting:
+        retry_after = retry_after_now()
         message = (
             f"{num_waiting} requests are waiting, the limit is {settings.max_waiting}: "
             f"try again in {retry_after:.1f} s"
@@ -67,6 +68,7 @@ def refuse_for_now(
     elif level is FlowLevel.REJECTING:
         control = settings.flow_control
         limit = control.reject_factor * control.num_cycles
+        retry_after = retry_after_now()
         message = (
             f"requests have waited more than {limit:.0f} dispatch cycles: "
             f"try again in {retry_after:.1f} s"

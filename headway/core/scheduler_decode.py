@@ -139,7 +139,7 @@ class DecodePlacer:
         resumed, self._resumed = self._resumed, {}
         for entry, unit in resumed.values():
             target = self._instances.get(unit.worker_id)
-            known = target is not None and target.takes_decode
+            known = target is not None and target.takes_decode and unit.unit < target.info.num_units
             moves = entry.relocating if entry.stage is Stage.PLACED else True
             if known and moves and entry.stage in (Stage.PLACED, Stage.PREFILLED):
                 self.hand_off(entry, unit)

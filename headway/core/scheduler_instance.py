@@ -61,6 +61,7 @@ class Instance:
         self.reported_at = -inf
         self._keys: dict[StreamKey, None] = {}
         self._load: InstanceLoad | None = None
+        self._left: list[tuple[int, int]] = []
         self._num_spare_blocks = int(kv_watermark * info.num_blocks)
         self._loads = [UnitLoad(u, 0, 0, 0, info.num_blocks) for u in range(info.num_units)]
         self._flights: dict[int, _Flight] = {}
@@ -100,12 +101,12 @@ class Instance:
     def hold(self, key: StreamKey) -> None:
         """The request is its own from now on."""
         self._keys[key] = None
-        self._load = None
+        self._changed()
 
     def let_go(self, key: StreamKey) -> None:
         """The request ended or is elsewhere."""
         self._keys.pop(key, None)
-        self._load = None
+        self._changed()
 
     def sent(self, dispatch: Dispatch, *, now: float) -> None:
         """A dispatch leaves: U_flight and its KV blocks."""
@@ -117,7 +118,7 @@ class Instance:
             blocks[batch.unit] = sum(blocks_for(n, self.info.block_size) for n in lengths)
         keys = frozenset(r.key for batch in dispatch.batches for r in batch.requests)
         self._flights[dispatch.dispatch_id] = _Flight(now, keys, tokens, blocks)
-        self._load = None
+        self._changed()
 
     def accepted(self, dispatch_id: int, *, now: float) -> float | None:
         """U_flight becomes R_queued; the round trip, or None for late and repeated news."""
@@ -125,14 +126,14 @@ class Instance:
         if flight is None or flight.accepted:
             return None
         flight.accepted = True
-        self._load = None
+        self._changed()
         return None if flight.lapsed else now - flight.sent_at
 
     def reset_in_flight(self) -> None:
         """The watchdog's reset: what was dispatched and not reported counts no more."""
         for flight in self._flights.values():
             flight.lapsed = True
-        self._load = None
+        self._changed()
 
     def report(self, loads: Iterable[UnitLoad], *, now: float) -> int:
         """Take a load report: it includes all that was accepted or has landed before it.
@@ -149,18 +150,18 @@ class Instance:
         self._flights = {i: f for i, f in self._flights.items() if not f.accepted}
         self._inbound = {k: i for k, i in self._inbound.items() if not i.landed}
         self.reported_at = now
-        self._load = None
+        self._changed()
         return max(computed, 0)
 
     def reserve(self, key: StreamKey, unit: int, num_tokens: int) -> None:
         """A handoff to one of its units has been ordered."""
         self._inbound[key] = _Inbound(unit, num_tokens)
-        self._load = None
+        self._changed()
 
     def release(self, key: StreamKey) -> None:
         """… and failed."""
         self._inbound.pop(key, None)
-        self._load = None
+        self._changed()
 
     def landed(self, key: StreamKey) -> None:
         """… and is here."""
@@ -194,12 +195,38 @@ class Instance:
 
     # --- what policies see ------------------------------------------------------------
 
+    def _changed(self) -> None:
+        self._load, self._left = None, []
+
     def _queued(self, unit: int) -> int:
         """R_queued: the reported backlog and what was acknowledged since, tokens."""
         acknowledged = sum(
             f.tokens.get(unit, 0) for f in self._flights.values() if f.accepted and not f.lapsed
         )
         return self._loads[unit].queued_prefill_tokens + acknowledged
+
+    def _remaining(self) -> list[tuple[int, int]]:
+        """Of every unit its C_avail in tokens and its free KV blocks; kept until news come.
+
+        ``C_avail = C_chunk − U_flight − R_queued``, negative when several passes owe. Blocks are
+        less all that will need some: queued, in flight, and on its way here.
+        """
+        if not self._left:
+            chunk, size = self.info.chunk_tokens, self.info.block_size
+            queued = [load.queued_prefill_tokens for load in self._loads]
+            tokens = [chunk - num_tokens for num_tokens in queued]
+            blocks = [
+                x.num_free_blocks - blocks_for(n, size)
+                for x, n in zip(self._loads, queued, strict=True)
+            ]
+            for flight in self._flights.values():
+                for unit, num_blocks in flight.blocks.items():
+                    blocks[unit] -= num_blocks
+                    tokens[unit] -= 0 if flight.lapsed else flight.tokens[unit]
+            for inbound in self._inbound.values():
+                blocks[inbound.unit] -= blocks_for(inbound.num_tokens, size)
+            self._left = list(zip(tokens, blocks, strict=True))
+        return self._left
 
     def in_flight(self, unit: int) -> int:
         """U_flight: dispatched, not yet acknowledged, tokens."""
@@ -208,16 +235,12 @@ class Instance:
         )
 
     def capacity(self, unit: int) -> int:
-        """``C_avail = C_chunk − U_flight − R_queued``, tokens; negative when several passes owe."""
-        return self.info.chunk_tokens - self.in_flight(unit) - self._queued(unit)
+        """C_avail, tokens."""
+        return self._remaining()[unit][0]
 
     def num_free_blocks(self, unit: int) -> int:
-        """Free KV blocks, less all that will need some: queued, in flight, and on its way here."""
-        load, size = self._loads[unit], self.info.block_size
-        free = load.num_free_blocks - blocks_for(load.queued_prefill_tokens, size)
-        free -= sum(f.blocks.get(unit, 0) for f in self._flights.values())
-        arriving = (i.num_tokens for i in self._inbound.values() if i.unit == unit)
-        return free - sum(blocks_for(num_tokens, size) for num_tokens in arriving)
+        """Free KV blocks that nothing will need."""
+        return self._remaining()[unit][1]
 
     def room(self, unit: int) -> Room:
         """A unit as a packing policy sees it."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from headway.cluster import UnitId
 from headway.core.scheduler_events import Chosen, Considered, Decision, Learned
 from headway.core.scheduler_instance import Instance
 from headway.core.scheduler_state import SchedulerState, Stage, Tracked
@@ -201,9 +202,9 @@ class PrefillPool:
     ) -> Dispatch:
         worker_id, role = instance.info.worker_id, instance.info.role
         self.window.dispatched(a.request.key for a in assigned)
-        by_unit = {
-            room.unit: [a.request for a in assigned if a.unit == room.unit] for room in rooms
-        }
+        by_unit: dict[UnitId, list[Tracked]] = {room.unit: [] for room in rooms}
+        for a in assigned:
+            by_unit[a.unit].append(a.request)
         batches = tuple(
             UnitBatch(unit.unit, tuple(e.request for e in entries if e.request is not None))
             for unit, entries in by_unit.items()

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from headway.cli.bench.cycle import cycles
 from headway.cli.bench.pass_plan import planning
 from headway.cluster import UnitId
 from headway.policies.batching.gamma_ada import tail_slope
@@ -254,6 +255,7 @@ CASES = (
     Case("UniBoost, one pass", 0.1, _ordering),
     Case("a worker's pass", 0.3, planning),
     Case("γ-Ada, refit", 2.0, _fit),
+    Case("scheduler cycle", 5.0, cycles),
     Case("STAR, raw loads", 10.0, lambda scale: _moves(scale, simulated=False)),
     Case("STAR, pre-simulated", 3.0, lambda scale: _moves(scale, simulated=True)),
 )
