@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headway.presets import PRESETS, find_preset
@@ -34,6 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--store", default="", help="redis:// URL; default: a private server of its own")
     add("--cluster", default="default", help="name of the cluster in the store")
     add("--api-key-file", default="", help="who may call (see `headway key`); default: anybody")
+    add("--metrics-port", type=int, default=0, metavar="N", help="Prometheus, from there on (off)")
     add("--log-dir", default="run", help="folder of the services' logs (default run)")
     add("--log-level", default="info", help="debug, info, warning or error")
     add("--drain-timeout", type=float, default=30.0, help="s to finish what runs at a stop")
@@ -97,7 +99,17 @@ def process_specs(args: argparse.Namespace, num_cores: int, num_gpus: int = 0) -
         specs.append(
             ProcessSpec("worker", f"{role}-{number + 1}", (*common, *preset, *model, *worker))
         )
-    return specs
+    return _with_metrics(specs, args.metrics_port)
+
+
+def _with_metrics(specs: list[ProcessSpec], port: int) -> list[ProcessSpec]:
+    """A port for each, in order; the gateway's first, which shows them to its clients as well."""
+    if not port:
+        return specs
+    return [
+        replace(spec, flags=(*spec.flags, "--metrics-listen", f"127.0.0.1:{port + place}"))
+        for place, spec in enumerate(specs)
+    ]
 
 
 def _targets(args: argparse.Namespace) -> tuple[str, ...]:

@@ -77,6 +77,11 @@ class GatewayMetrics:
             buckets=_QOE,
             registry=registry,
         )
+        self._bursts = Counter(
+            "headway_gateway_burst_requests",
+            "Requests that came beyond what the running mean of traffic brings.",
+            registry=registry,
+        )
         self._reasoning_tokens = Counter(
             "headway_gateway_reasoning_tokens",
             "Reasoning tokens of finished outputs, their markers included.",
@@ -127,6 +132,10 @@ class GatewayMetrics:
             self._ttfat.observe(answered_at[0] - arrival_at)
         if len(answered_at) > 1:
             self._qoe.observe(qoe(np.frombuffer(answered_at), self._reader_pace))
+
+    def burst(self) -> None:
+        """A request was labelled as a burst's."""
+        self._bursts.inc()
 
     def error(self, code: str) -> None:
         """A request was refused or failed."""

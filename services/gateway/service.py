@@ -167,6 +167,8 @@ class GatewayService:
             )
             self._outputs.fail(action.request_id, action.error)
         else:
+            if isinstance(action, Request) and action.is_burst and not action.attempt:
+                self.metrics.burst()
             if isinstance(action, Request) and action.attempt:
                 self._log.info(
                     "request_resubmitted",

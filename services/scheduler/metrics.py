@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from headway.core.scheduler import SchedulerStatus
-from headway.core.scheduler_events import Decision, Note, SchedulerAction, SendToGateway
+from headway.core.scheduler_events import (
+    Decision,
+    Note,
+    SchedulerAction,
+    SendToGateway,
+    SendToWorker,
+)
 from headway.core.scheduler_prefill import PoolStatus
-from headway.messages import Lost, Rejected
+from headway.messages import Lost, Rejected, Tuned
 
 _WAITS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _SHARES = tuple(i / 10 for i in range(1, 11))
@@ -43,6 +49,17 @@ class SchedulerMetrics:
             "dispatches", "Dispatches to workers, by readiness rule", ["rule"]
         )
         self._dispatched = counter("dispatched_requests", "Requests dispatched to workers", [])
+        self._moves = counter(
+            "moves",
+            "Running requests ordered to another unit, to even out load (rescheduling) or where "
+            "their answer begins (boundary)",
+            ["cause"],
+        )
+        self._gamma = Gauge(
+            "headway_scheduler_gamma_per_s",
+            "Decay of the boost as workers were told last (γ-Ada); 0: they were told nothing",
+            registry=registry,
+        )
         self._handoffs = counter("handoffs", "Handoffs of prefilled requests ordered", [])
         self._notes = counter(
             "events", "Watchdogs, failed handoffs and other events worth a log line", ["event"]
@@ -69,6 +86,9 @@ class SchedulerMetrics:
             self._decided(action)
         elif isinstance(action, Note):
             self._notes.labels(action.event).inc()
+        elif isinstance(action, SendToWorker):
+            if isinstance(action.message, Tuned):
+                self._gamma.set(action.message.gamma)
         elif isinstance(action, SendToGateway):
             if isinstance(action.message, Rejected):
                 self._rejections.labels(action.message.code.value).inc()
@@ -76,6 +96,9 @@ class SchedulerMetrics:
                 self._lost.inc(len(action.message.keys))
 
     def _decided(self, decision: Decision) -> None:
+        if decision.question in ("rescheduling", "boundary"):
+            self._moves.labels(decision.question).inc(len(decision.chosen))
+            return
         waits = self._waits.labels(decision.question)
         for chosen in decision.chosen:
             waits.observe(max(chosen.waited, 0.0))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from headway.core.worker_plan import Restarts
 from headway.core.worker_state import PrefixCounts
-from headway.messages import EndForward, ForwardPass
+from headway.messages import EndForward, ForwardPass, Tuned
 
 _PASS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
@@ -67,6 +68,24 @@ class WorkerMetrics:
             registry=registry,
         )
         self._counted = PrefixCounts()
+        self._evictions = Counter(
+            "headway_worker_evictions",
+            "Requests whose blocks were taken, for a better one (voluntary) or by need (forced)",
+            ["kind"],
+            registry=registry,
+        )
+        self._counted_evictions = (0, 0)
+        self._reasoning = Gauge(
+            "headway_worker_reasoning_requests",
+            "Requests that reason; 0 unless the scheduler's policies read it",
+            ["unit"],
+            registry=registry,
+        )
+        self._gamma = Gauge(
+            "headway_worker_gamma_per_s",
+            "Decay of the boost as the scheduler said last (γ-Ada); 0: it said nothing",
+            registry=registry,
+        )
         self.num_passes = 0
         self._pause = Histogram(
             "headway_worker_move_pause_seconds",
@@ -103,6 +122,19 @@ class WorkerMetrics:
         self._hit.inc(counts.num_hit_tokens - self._counted.num_hit_tokens)
         self._counted = counts
 
+    def evicted(self, restarts: Restarts) -> None:
+        """Show who lost its blocks, since the start."""
+        counts = (restarts.num_voluntary, restarts.num_forced)
+        for kind, now, before in zip(
+            ("voluntary", "forced"), counts, self._counted_evictions, strict=True
+        ):
+            self._evictions.labels(kind).inc(now - before)
+        self._counted_evictions = counts
+
+    def tuned(self, tuned: Tuned) -> None:
+        """The scheduler has fitted γ."""
+        self._gamma.set(tuned.gamma)
+
     def reported(self, report: EndForward) -> None:
         """Show what the scheduler is told."""
         if report.pass_time > 0.0:
@@ -115,6 +147,7 @@ class WorkerMetrics:
             self._queued.labels(unit).set(load.queued_prefill_tokens)
             self._kv_tokens.labels(unit).set(load.kv_tokens)
             self._host_tokens.labels(unit).set(load.host_tokens)
+            self._reasoning.labels(unit).set(load.num_reasoning)
             self._free_blocks.labels(unit).set(load.num_free_blocks)
 
 

@@ -23,7 +23,7 @@ from headway.core.worker_events import (
     WorkerEvent,
 )
 from headway.errors import Code, HeadwayError
-from headway.messages import Drain, EndForward, ForwardPass
+from headway.messages import Drain, EndForward, ForwardPass, Tuned
 from headway.request import FinishReason
 from protos import worker_pb2, worker_pb2_grpc
 from services.runtime import wire
@@ -165,6 +165,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     # --- events and actions -----------------------------------------------------------
 
     def _post(self, event: WorkerEvent) -> None:
+        if isinstance(event, Tuned):
+            self._metrics.tuned(event)
         if self._ready:
             self._driver.post(event)
 
@@ -186,6 +188,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             if isinstance(action, EndForward):
                 self._metrics.reported(action)
                 self._metrics.prefixes(self._core.prefix_counts)
+                self._metrics.evicted(self._core.restarts)
                 self._predictor.ended(action.finished)
                 self._log_cut_short(action)
             self._control.report(action)

@@ -1,0 +1,50 @@
+"""Metrics that show what a preset does: evictions by kind, moves by cause, γ."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from headway.cluster import UnitId
+from headway.core.scheduler_events import Chosen, Considered, Decision, SendToWorker
+from headway.core.worker_plan import Restarts
+from headway.messages import Tuned
+from headway.request import StreamKey
+from services.scheduler.metrics import SchedulerMetrics
+from services.worker.metrics import WorkerMetrics
+
+
+def decision(question: str) -> Decision:
+    here, there = UnitId("d1", 0), UnitId("d2", 0)
+    considered = (Considered(here, (2, 90), 5), Considered(there, (0, 0), 50))
+    chosen = (Chosen(StreamKey("g", 1), "r", there, (3.0,), 0.0),)
+    return Decision(question, 1.0, "m", "rule", considered, chosen, 0)
+
+
+def test_moves_are_counted_by_cause_and_are_no_dispatches() -> None:
+    registry = CollectorRegistry()
+    metrics = SchedulerMetrics(lambda: None, registry)
+    for question in ("rescheduling", "boundary", "boundary"):
+        metrics.performed(decision(question))
+    moves = "headway_scheduler_moves_total"
+    assert registry.get_sample_value(moves, {"cause": "rescheduling"}) == 1
+    assert registry.get_sample_value(moves, {"cause": "boundary"}) == 2
+    assert registry.get_sample_value("headway_scheduler_dispatched_requests_total") == 0
+    assert registry.get_sample_value("headway_scheduler_chunk_utilisation_count") == 0
+
+
+def test_the_fitted_gamma_is_shown_by_both_ends() -> None:
+    registry = CollectorRegistry()
+    SchedulerMetrics(lambda: None, registry).performed(SendToWorker("d1", Tuned(0.25)))
+    WorkerMetrics(registry).tuned(Tuned(0.25))
+    assert registry.get_sample_value("headway_scheduler_gamma_per_s") == 0.25
+    assert registry.get_sample_value("headway_worker_gamma_per_s") == 0.25
+
+
+def test_evictions_are_counted_by_kind() -> None:
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry)
+    for restarts in (Restarts(2, 1), Restarts(2, 1), Restarts(3, 1)):
+        metrics.evicted(restarts)
+    name = "headway_worker_evictions_total"
+    assert registry.get_sample_value(name, {"kind": "voluntary"}) == 3
+    assert registry.get_sample_value(name, {"kind": "forced"}) == 1
