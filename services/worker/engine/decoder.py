@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch.linalg import vector_norm
-from torch.nn.functional import embedding, silu
+from torch.nn.functional import embedding
 
 from services.worker.engine.attention import PagedBatch, attend
 from services.worker.engine.kv import KvPool
-from services.worker.engine.linear import Linear
+from services.worker.engine.linear import GatedLinear, Linear, Weights
 from services.worker.engine.tensor_parallel import (
     SummedLinear,
     group_size,
@@ -37,7 +37,7 @@ class LayerWeights:
     qk_norm: torch.Tensor | None
     output: Linear
     mlp_norm: torch.Tensor
-    gate_up: Linear
+    gated: GatedLinear
     down: Linear
 
 
@@ -108,8 +108,7 @@ class Decoder:
             parts = [self._mlp(layer, part) for part in torch.split(hidden, _MAX_MLP_ROWS)]
             return torch.cat(parts)
         normed = self._rms(hidden, layer.mlp_norm)
-        gate, up = layer.gate_up(normed).chunk(2, -1)
-        return layer.down.added_to(hidden, silu(gate).mul_(up))
+        return layer.down.added_to(hidden, layer.gated(normed))
 
 
 class RmsNorm:
@@ -164,16 +163,21 @@ def _take_layer(layer: Any, num_heads: int, num_kv_heads: int) -> LayerWeights:
         qk_norm=qk_norm,
         output=_summed(attention.o_proj),
         mlp_norm=own_share(layer.post_attention_layernorm.weight.data),
-        gate_up=_joined(mlp.gate_proj, mlp.up_proj),
+        gated=GatedLinear(_weights(mlp.gate_proj), _weights(mlp.up_proj)),
         down=_summed(mlp.down_proj),
     )
 
 
 def _joined(*modules: Any) -> Linear:
     """Several products of the same rows as one."""
-    weight = torch.cat([own_share(module.weight.data) for module in modules])
-    biases = [own_share(module.bias.data) for module in modules if module.bias is not None]
-    return Linear(weight, torch.cat(biases) if biases else None)
+    weights, biases = zip(*(_weights(module) for module in modules), strict=True)
+    return Linear(torch.cat(weights), None if biases[0] is None else torch.cat(biases))
+
+
+def _weights(module: Any) -> Weights:
+    """This process's share of a matrix and of its bias."""
+    bias = None if module.bias is None else own_share(module.bias.data)
+    return own_share(module.weight.data), bias
 
 
 def _summed(module: Any) -> Linear:

@@ -95,7 +95,7 @@ class KernelDecoder(Decoder):
             attended = self._attend(query, keys, values, contexts, plan, pool.block_size)
             hidden = layer.output(attended.view(len(query), -1))
             hidden, residual = add_rms_norm(hidden, residual, layer.mlp_norm, self._eps)
-            hidden = layer.down(silu_mul(layer.gate_up(hidden)))
+            hidden = layer.down(silu_mul(layer.gated.joined(hidden)))
             hidden, residual = add_rms_norm(hidden, residual, norm, self._eps)
         return hidden
 

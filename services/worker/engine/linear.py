@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import linear
+from torch.nn.functional import linear, silu
 
 ROWS_PACKED_FOR = 32
 """oneDNN lays weights out for this many rows; measured, that is near the best for 1 to 512."""
 
 MIN_PACKED_WEIGHTS = 2**18
 """A float32 matrix with fewer is multiplied faster as it is: packed calls cost more each."""
+
+
+Weights = tuple[torch.Tensor, torch.Tensor | None]
+"""A matrix (outputs, inputs) and its bias (outputs,)."""
 
 
 class Linear:
@@ -22,9 +26,7 @@ class Linear:
         self.num_outputs = weight.shape[0]
         self.bias = bias
         self._is_packed = _packs(weight)
-        if self._is_packed:
-            weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_PACKED_FOR)
-        self._weight = weight
+        self._weight = packed(weight) if self._is_packed else weight
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """The product of ``rows``."""
@@ -52,6 +54,48 @@ class Linear:
         if self.bias is None:
             return torch.addmm(residual, rows, self._weight.t())
         return residual + linear(rows, self._weight, self.bias)
+
+
+class GatedLinear:
+    """``silu(x · Gᵀ) · (x · Uᵀ)`` for rows ``x``: an MLP's gate and up.
+
+    Packed they are two products that end with the gate and with the multiplication, else one.
+    """
+
+    def __init__(self, gate: Weights, up: Weights) -> None:
+        self._is_packed = _packs(gate[0])
+        if self._is_packed:
+            self._gate, self._up = packed(gate[0]), packed(up[0])
+            self._biases = (gate[1], up[1])
+        else:
+            biases = [bias for _, bias in (gate, up) if bias is not None]
+            bias = torch.cat(biases) if biases else None
+            self._joined = Linear(torch.cat([gate[0], up[0]]), bias)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """(rows, width) of ``rows`` (rows, inputs)."""
+        if not self._is_packed:
+            gate, up = self._joined(rows).chunk(2, -1)
+            return silu(gate).mul_(up)
+        gate_bias, up_bias = self._biases
+        operators = torch.ops.mkldnn
+        gate = operators._linear_pointwise(rows, self._gate, gate_bias, "swish", [], "")
+        gated: torch.Tensor = operators._linear_pointwise.binary(
+            rows, gate, self._up, up_bias, "mul"
+        )
+        return gated
+
+    def joined(self, rows: torch.Tensor) -> torch.Tensor:
+        """Gates and ups side by side (rows, 2 * width), where they are not packed."""
+        return self._joined(rows)
+
+
+def packed(weight: torch.Tensor) -> torch.Tensor:
+    """The same matrix, laid out for oneDNN."""
+    laid_out: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(
+        weight.contiguous(), ROWS_PACKED_FOR
+    )
+    return laid_out
 
 
 def _packs(weight: torch.Tensor) -> bool:
