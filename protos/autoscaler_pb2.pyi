@@ -3,8 +3,10 @@
 isort:skip_file
 Replica targets from token rates."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -26,6 +28,7 @@ class RateReport(_message.Message):
     REQUESTS_PER_S_FIELD_NUMBER: _builtins.int
     INPUT_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    BUCKET_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     observed_at: _builtins.float
     window: _builtins.float
@@ -33,6 +36,10 @@ class RateReport(_message.Message):
     requests_per_s: _builtins.float
     input_tokens_per_s: _builtins.float
     output_tokens_per_s: _builtins.float
+    @_builtins.property
+    def bucket_tokens_per_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Input and predicted output tokens by bucket: nine, or none where they are not told."""
+
     def __init__(
         self,
         *,
@@ -42,10 +49,11 @@ class RateReport(_message.Message):
         requests_per_s: _builtins.float = ...,
         input_tokens_per_s: _builtins.float = ...,
         output_tokens_per_s: _builtins.float = ...,
+        bucket_tokens_per_s: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "input_tokens_per_s", b"input_tokens_per_s", "observed_at", b"observed_at", "output_tokens_per_s", b"output_tokens_per_s", "requests_per_s", b"requests_per_s", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_tokens_per_s", b"bucket_tokens_per_s", "gateway_id", b"gateway_id", "input_tokens_per_s", b"input_tokens_per_s", "observed_at", b"observed_at", "output_tokens_per_s", b"output_tokens_per_s", "requests_per_s", b"requests_per_s", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -65,6 +73,94 @@ class RateReportReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RateReportReply: _TypeAlias = RateReportReply  # noqa: Y015
+
+@_typing.final
+class PoolLoad(_message.Message):
+    """The instances of one role."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_READY_FIELD_NUMBER: _builtins.int
+    NUM_STARTING_FIELD_NUMBER: _builtins.int
+    NUM_REQUESTS_FIELD_NUMBER: _builtins.int
+    BACKLOG_TOKENS_FIELD_NUMBER: _builtins.int
+    BUSY_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    num_ready: _builtins.int
+    num_starting: _builtins.int
+    """ordered and not yet serving"""
+    num_requests: _builtins.int
+    """waiting for this pool or in it"""
+    backlog_tokens: _builtins.int
+    """waiting for this pool and not begun"""
+    busy: _builtins.float
+    """share of the time that it computes, 0 to 1"""
+    memory: _builtins.float
+    """share of its KV memory in use, 0 to 1"""
+    def __init__(
+        self,
+        *,
+        num_ready: _builtins.int = ...,
+        num_starting: _builtins.int = ...,
+        num_requests: _builtins.int = ...,
+        backlog_tokens: _builtins.int = ...,
+        busy: _builtins.float = ...,
+        memory: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_tokens", b"backlog_tokens", "busy", b"busy", "memory", b"memory", "num_ready", b"num_ready", "num_requests", b"num_requests", "num_starting", b"num_starting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PoolLoad: _TypeAlias = PoolLoad  # noqa: Y015
+
+@_typing.final
+class FleetReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFILL_FIELD_NUMBER: _builtins.int
+    DECODE_FIELD_NUMBER: _builtins.int
+    CONVERTIBLE_FIELD_NUMBER: _builtins.int
+    UNIFIED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def prefill(self) -> Global___PoolLoad: ...
+    @_builtins.property
+    def decode(self) -> Global___PoolLoad: ...
+    @_builtins.property
+    def convertible(self) -> Global___PoolLoad: ...
+    @_builtins.property
+    def unified(self) -> Global___PoolLoad: ...
+    def __init__(
+        self,
+        *,
+        prefill: Global___PoolLoad | None = ...,
+        decode: Global___PoolLoad | None = ...,
+        convertible: Global___PoolLoad | None = ...,
+        unified: Global___PoolLoad | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["convertible", b"convertible", "decode", b"decode", "prefill", b"prefill", "unified", b"unified"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["convertible", b"convertible", "decode", b"decode", "prefill", b"prefill", "unified", b"unified"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FleetReport: _TypeAlias = FleetReport  # noqa: Y015
+
+@_typing.final
+class FleetReportReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FleetReportReply: _TypeAlias = FleetReportReply  # noqa: Y015
 
 @_typing.final
 class GetTargetsRequest(_message.Message):
@@ -117,3 +213,104 @@ class Targets(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Targets: _TypeAlias = Targets  # noqa: Y015
+
+@_typing.final
+class GetDecisionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_DECISIONS_FIELD_NUMBER: _builtins.int
+    num_decisions: _builtins.int
+    """0: all that are remembered"""
+    def __init__(
+        self,
+        *,
+        num_decisions: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_decisions", b"num_decisions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDecisionsRequest: _TypeAlias = GetDecisionsRequest  # noqa: Y015
+
+@_typing.final
+class ScalingRates(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_PER_S_FIELD_NUMBER: _builtins.int
+    INPUT_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    BUCKET_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    requests_per_s: _builtins.float
+    input_tokens_per_s: _builtins.float
+    output_tokens_per_s: _builtins.float
+    @_builtins.property
+    def bucket_tokens_per_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        requests_per_s: _builtins.float = ...,
+        input_tokens_per_s: _builtins.float = ...,
+        output_tokens_per_s: _builtins.float = ...,
+        bucket_tokens_per_s: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_tokens_per_s", b"bucket_tokens_per_s", "input_tokens_per_s", b"input_tokens_per_s", "output_tokens_per_s", b"output_tokens_per_s", "requests_per_s", b"requests_per_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScalingRates: _TypeAlias = ScalingRates  # noqa: Y015
+
+@_typing.final
+class ScalingDecision(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGETS_FIELD_NUMBER: _builtins.int
+    RATES_FIELD_NUMBER: _builtins.int
+    FLEET_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def targets(self) -> Global___Targets: ...
+    @_builtins.property
+    def rates(self) -> Global___ScalingRates:
+        """absent: none was fresh"""
+
+    @_builtins.property
+    def fleet(self) -> Global___FleetReport:
+        """absent: none was fresh"""
+
+    def __init__(
+        self,
+        *,
+        targets: Global___Targets | None = ...,
+        rates: Global___ScalingRates | None = ...,
+        fleet: Global___FleetReport | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fleet", b"fleet", "rates", b"rates", "targets", b"targets"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fleet", b"fleet", "rates", b"rates", "targets", b"targets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScalingDecision: _TypeAlias = ScalingDecision  # noqa: Y015
+
+@_typing.final
+class ScalingDecisions(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECISIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScalingDecision]: ...
+    def __init__(
+        self,
+        *,
+        decisions: _abc.Iterable[Global___ScalingDecision] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScalingDecisions: _TypeAlias = ScalingDecisions  # noqa: Y015

@@ -39,10 +39,20 @@ class AutoscalerStub(object):
                 request_serializer=protos_dot_autoscaler__pb2.RateReport.SerializeToString,
                 response_deserializer=protos_dot_autoscaler__pb2.RateReportReply.FromString,
                 _registered_method=True)
+        self.ReportFleet = channel.unary_unary(
+                '/headway.v1.Autoscaler/ReportFleet',
+                request_serializer=protos_dot_autoscaler__pb2.FleetReport.SerializeToString,
+                response_deserializer=protos_dot_autoscaler__pb2.FleetReportReply.FromString,
+                _registered_method=True)
         self.GetTargets = channel.unary_unary(
                 '/headway.v1.Autoscaler/GetTargets',
                 request_serializer=protos_dot_autoscaler__pb2.GetTargetsRequest.SerializeToString,
                 response_deserializer=protos_dot_autoscaler__pb2.Targets.FromString,
+                _registered_method=True)
+        self.GetDecisions = channel.unary_unary(
+                '/headway.v1.Autoscaler/GetDecisions',
+                request_serializer=protos_dot_autoscaler__pb2.GetDecisionsRequest.SerializeToString,
+                response_deserializer=protos_dot_autoscaler__pb2.ScalingDecisions.FromString,
                 _registered_method=True)
 
 
@@ -57,8 +67,22 @@ class AutoscalerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportFleet(self, request, context):
+        """All instances, from the scheduler that leads; it replaces the report before it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetTargets(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetDecisions(self, request, context):
+        """The newest decisions and the figures that they come from, oldest first.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -71,10 +95,20 @@ def add_AutoscalerServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_autoscaler__pb2.RateReport.FromString,
                     response_serializer=protos_dot_autoscaler__pb2.RateReportReply.SerializeToString,
             ),
+            'ReportFleet': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportFleet,
+                    request_deserializer=protos_dot_autoscaler__pb2.FleetReport.FromString,
+                    response_serializer=protos_dot_autoscaler__pb2.FleetReportReply.SerializeToString,
+            ),
             'GetTargets': grpc.unary_unary_rpc_method_handler(
                     servicer.GetTargets,
                     request_deserializer=protos_dot_autoscaler__pb2.GetTargetsRequest.FromString,
                     response_serializer=protos_dot_autoscaler__pb2.Targets.SerializeToString,
+            ),
+            'GetDecisions': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDecisions,
+                    request_deserializer=protos_dot_autoscaler__pb2.GetDecisionsRequest.FromString,
+                    response_serializer=protos_dot_autoscaler__pb2.ScalingDecisions.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -115,6 +149,33 @@ class Autoscaler(object):
             _registered_method=True)
 
     @staticmethod
+    def ReportFleet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.v1.Autoscaler/ReportFleet',
+            protos_dot_autoscaler__pb2.FleetReport.SerializeToString,
+            protos_dot_autoscaler__pb2.FleetReportReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def GetTargets(request,
             target,
             options=(),
@@ -131,6 +192,33 @@ class Autoscaler(object):
             '/headway.v1.Autoscaler/GetTargets',
             protos_dot_autoscaler__pb2.GetTargetsRequest.SerializeToString,
             protos_dot_autoscaler__pb2.Targets.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDecisions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.v1.Autoscaler/GetDecisions',
+            protos_dot_autoscaler__pb2.GetDecisionsRequest.SerializeToString,
+            protos_dot_autoscaler__pb2.ScalingDecisions.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,7 +35,11 @@ class AutoscalerStub:
     """A gateway's rates over its last window. The newest report of a gateway counts; one
     older than the staleness limit does not.
     """
+    ReportFleet: _grpc.UnaryUnaryMultiCallable[_autoscaler_pb2.FleetReport, _autoscaler_pb2.FleetReportReply]
+    """All instances, from the scheduler that leads; it replaces the report before it."""
     GetTargets: _grpc.UnaryUnaryMultiCallable[_autoscaler_pb2.GetTargetsRequest, _autoscaler_pb2.Targets]
+    GetDecisions: _grpc.UnaryUnaryMultiCallable[_autoscaler_pb2.GetDecisionsRequest, _autoscaler_pb2.ScalingDecisions]
+    """The newest decisions and the figures that they come from, oldest first."""
 
 @_typing.type_check_only
 class AutoscalerAsyncStub(AutoscalerStub):
@@ -44,7 +48,11 @@ class AutoscalerAsyncStub(AutoscalerStub):
     """A gateway's rates over its last window. The newest report of a gateway counts; one
     older than the staleness limit does not.
     """
+    ReportFleet: _aio.UnaryUnaryMultiCallable[_autoscaler_pb2.FleetReport, _autoscaler_pb2.FleetReportReply]  # type: ignore[assignment]
+    """All instances, from the scheduler that leads; it replaces the report before it."""
     GetTargets: _aio.UnaryUnaryMultiCallable[_autoscaler_pb2.GetTargetsRequest, _autoscaler_pb2.Targets]  # type: ignore[assignment]
+    GetDecisions: _aio.UnaryUnaryMultiCallable[_autoscaler_pb2.GetDecisionsRequest, _autoscaler_pb2.ScalingDecisions]  # type: ignore[assignment]
+    """The newest decisions and the figures that they come from, oldest first."""
 
 class AutoscalerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -58,10 +66,26 @@ class AutoscalerServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def ReportFleet(
+        self,
+        request: _autoscaler_pb2.FleetReport,
+        context: _ServicerContext,
+    ) -> _typing.Union[_autoscaler_pb2.FleetReportReply, _abc.Awaitable[_autoscaler_pb2.FleetReportReply]]:
+        """All instances, from the scheduler that leads; it replaces the report before it."""
+
+    @_abc_1.abstractmethod
     def GetTargets(
         self,
         request: _autoscaler_pb2.GetTargetsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_autoscaler_pb2.Targets, _abc.Awaitable[_autoscaler_pb2.Targets]]: ...
+
+    @_abc_1.abstractmethod
+    def GetDecisions(
+        self,
+        request: _autoscaler_pb2.GetDecisionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_autoscaler_pb2.ScalingDecisions, _abc.Awaitable[_autoscaler_pb2.ScalingDecisions]]:
+        """The newest decisions and the figures that they come from, oldest first."""
 
 def add_AutoscalerServicer_to_server(servicer: AutoscalerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

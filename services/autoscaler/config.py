@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from headway.core.autoscaler_budget import Budget
+from headway.core.autoscaler_events import ROLES
 from headway.core.policy_settings import Policy, policy_settings
+from headway.errors import invalid
 from services.runtime.preset import PresetConfig
 
 
@@ -23,13 +27,48 @@ class AutoscalerConfig(PresetConfig):
     num_decode: int = Field(1, ge=0, description="decode workers (fixed)")
     num_convertible: int = Field(0, ge=0, description="convertible workers (fixed)")
     num_unified: int = Field(0, ge=0, description="unified workers (fixed)")
+    min_prefill: int = Field(1, ge=0, description="fewest prefill workers (all but fixed)")
+    max_prefill: int = Field(10, ge=0, description="most prefill workers (all but fixed)")
+    min_decode: int = Field(1, ge=0, description="fewest decode workers (all but fixed)")
+    max_decode: int = Field(10, ge=0, description="most decode workers (all but fixed)")
+    scale_down_delay: float = Field(
+        10.0, ge=0.0, description="s of lesser need before a pool shrinks (all but fixed)"
+    )
+    budget: int = Field(0, ge=0, description="most workers of all roles together, 0: no limit")
     interval: float = Field(1.0, gt=0.0, description="s between decisions")
-    staleness: float = Field(5.0, gt=0.0, description="s after which a rate report counts no more")
+    staleness: float = Field(5.0, gt=0.0, description="s after which a report counts no more")
+    num_decisions: int = Field(
+        512, ge=1, le=100_000, description="decisions that are remembered for `headway explain`"
+    )
+    model_name: str = Field("", description="model of these workers, for KEDA to ask for")
+    actuator: Literal["none", "process", "compose", "kubernetes"] = Field(
+        "none", description="who starts and stops workers; none: targets are published, no more"
+    )
+    scaled_by_role: dict[str, str] = Field(
+        default_factory=lambda: {"prefill": "prefill", "decode": "decode"},
+        description="compose service, or Deployment, of each role that is scaled, JSON",
+    )
+    compose_command: str = Field("docker compose", description="what runs compose (compose)")
+    kubernetes_namespace: str = Field("", description="of the Deployments; default: one's own")
 
     def policy(self) -> Policy:
-        """The scaling policy; the fixed one reads its numbers from here."""
+        """The scaling policy; its common numbers are read from here."""
         names = ("num_prefill", "num_decode", "num_convertible", "num_unified")
-        preset = self.chosen()
-        if preset.scaling == "fixed":
-            preset = self.chosen({"scaling": {name: getattr(self, name) for name in names}})
-        return policy_settings(preset).scaling
+        bounds = ("min_prefill", "max_prefill", "min_decode", "max_decode")
+        if self.chosen().scaling == "fixed":
+            params = {name: getattr(self, name) for name in names}
+        else:
+            params = {name: getattr(self, name) for name in bounds}
+            params["hold_down"] = self.scale_down_delay
+        return policy_settings(self.chosen({"scaling": params})).scaling
+
+    def limit(self) -> Budget:
+        """The budget, in which both pools keep their minimum."""
+        return Budget(self.budget, self.min_prefill, self.min_decode)
+
+    def targets_by_role(self) -> Mapping[str, str]:
+        """What the actuator scales, by role; HeadwayError for a role that there is not."""
+        for role in self.scaled_by_role:
+            if role not in ROLES:
+                raise invalid("scaled_by_role", role, f"one of {', '.join(ROLES)}")
+        return self.scaled_by_role

@@ -1,4 +1,4 @@
-"""The autoscaler: rate reports in, targets to the store and to whoever asks."""
+"""The autoscaler: reports in, targets to the store, to an actuator and to whoever asks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ from dataclasses import asdict
 from typing import Any
 
 import grpc
-from prometheus_client import Gauge
 
-from headway.core.autoscaler import AutoscalerCore, PublishTargets, RateReport
+from headway.core.autoscaler import AutoscalerCore
+from headway.core.autoscaler_events import (
+    ROLES,
+    AutoscalerEvent,
+    OrderedReport,
+    PublishTargets,
+)
 from headway.errors import Code, HeadwayError
 from protos import autoscaler_pb2, autoscaler_pb2_grpc
+from services.autoscaler.actuators import make_actuator
 from services.autoscaler.config import AutoscalerConfig
+from services.autoscaler.decisions import Decisions
+from services.autoscaler.steering import Steering
 from services.runtime import wire
 from services.runtime.driver import Driver
 from services.runtime.service import Runtime
@@ -25,24 +33,26 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
     """The shell around :class:`AutoscalerCore`."""
 
     def __init__(self, runtime: Runtime[AutoscalerConfig]) -> None:
+        config = runtime.config
         self._runtime = runtime
         self._log = runtime.log
-        self._driver: Driver[RateReport, PublishTargets] | None = None
-        self._decided: PublishTargets | None = None
+        self._driver: Driver[AutoscalerEvent, PublishTargets] | None = None
         self._unpublished = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._gauge = Gauge(
-            "headway_autoscaler_target_instances",
-            "Instances wanted",
-            ["role"],
-            registry=runtime.metrics,
+        self.decisions = Decisions(config.num_decisions, runtime.log, runtime.metrics)
+        self._steering = Steering(
+            make_actuator(config, runtime.store),
+            lambda: self.decisions.newest,
+            self._post,
+            runtime.log,
+            interval=config.interval,
         )
-        config = runtime.config
         self._core = AutoscalerCore(
             config.policy().make(),
             now=runtime.clock.now(),
             interval=config.interval,
             staleness=config.staleness,
+            budget=config.limit(),
         )
 
     def member(self) -> Mapping[str, Any]:
@@ -50,27 +60,44 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
         return {}
 
     async def start(self) -> None:
-        """Decide from now on."""
+        """Decide from now on, beginning with what there is."""
+        ordered = await self._steering.begin()
+        if ordered == OrderedReport():
+            ordered = await self._read_back()
         self._driver = Driver(self._core, self._perform, self._runtime.clock)
+        if ordered != OrderedReport():
+            self._driver.post(ordered)
         self._tasks.append(asyncio.create_task(self._publish()))
+        self._steering.start()
+
+    async def _read_back(self) -> OrderedReport:
+        """What an earlier autoscaler wanted; nothing where there was none, or it is unreadable."""
+        try:
+            said = await self._runtime.store.read_targets() or {}
+            return OrderedReport(**{f"num_{role}": said.get(f"num_{role}") for role in ROLES})
+        except (HeadwayError, TypeError) as error:
+            self._log.warning("targets_not_read_back", error=str(error))
+            return OrderedReport()
 
     async def drain(self) -> None:
         """Nothing runs."""
 
     async def stop(self) -> None:
         """Decide no more."""
+        await self._steering.stop()
         if self._driver is not None:
             self._driver.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def _post(self, event: AutoscalerEvent) -> None:
+        if self._driver is None:  # the server listens before the service has started
+            raise HeadwayError(Code.UNAVAILABLE, "still starting: report again soon")
+        self._driver.post(event)
+
     def _perform(self, action: PublishTargets) -> None:
-        if self._decided is None or self._decided.targets != action.targets:
-            self._log.debug("targets_decided", **asdict(action.targets))
-        self._decided = action
-        for role in ("prefill", "decode", "convertible", "unified"):
-            self._gauge.labels(role).set(getattr(action.targets, f"num_{role}"))
+        self.decisions.add(action)
         self._unpublished.set()
 
     async def _publish(self) -> None:
@@ -79,7 +106,7 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
         while True:
             await self._unpublished.wait()
             self._unpublished.clear()
-            decided = self._decided
+            decided = self.decisions.newest
             if decided is None:
                 continue
             said = {"policy": decided.policy, "decided_at": decided.decided_at}
@@ -91,34 +118,41 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
                     self._log.warning("targets_not_published", error=error.message)
                 reached = False
 
+    # --- RPCs: see ``protos/autoscaler.proto`` ------------------------------------------
+
     async def ReportRates(  # noqa: N802 (the proto's name)
         self, request: autoscaler_pb2.RateReport, context: _Context
     ) -> autoscaler_pb2.RateReportReply:
-        """See ``protos/autoscaler.proto``."""
+        """A gateway's rates."""
         try:
-            report = RateReport(
-                request.gateway_id,
-                request.requests_per_s,
-                request.input_tokens_per_s,
-                request.output_tokens_per_s,
-                request.observed_at,
-                request.window,
-            )
-            if self._driver is None:  # the server listens before the service has started
-                raise HeadwayError(Code.UNAVAILABLE, "still starting: report again soon")
-            self._driver.post(report)
+            self._post(wire.unpack_rate_report(request))
         except HeadwayError as error:
             await wire.abort(context, error)
         return autoscaler_pb2.RateReportReply()
 
+    async def ReportFleet(  # noqa: N802 (the proto's name)
+        self, request: autoscaler_pb2.FleetReport, context: _Context
+    ) -> autoscaler_pb2.FleetReportReply:
+        """The leading scheduler's view of all workers."""
+        try:
+            self._post(wire.unpack_fleet(request))
+        except HeadwayError as error:
+            await wire.abort(context, error)
+        return autoscaler_pb2.FleetReportReply()
+
     async def GetTargets(  # noqa: N802 (the proto's name)
         self, request: autoscaler_pb2.GetTargetsRequest, context: _Context
     ) -> autoscaler_pb2.Targets:
-        """See ``protos/autoscaler.proto``."""
-        decided = self._decided
+        """What is wanted now."""
+        decided = self.decisions.newest
         if decided is None:
             error = HeadwayError(Code.UNAVAILABLE, "nothing has been decided yet: ask again soon")
             await wire.abort(context, error)
-        return autoscaler_pb2.Targets(
-            **asdict(decided.targets), decided_at=decided.decided_at, policy=decided.policy
-        )
+        return wire.pack_targets(decided)
+
+    async def GetDecisions(  # noqa: N802 (the proto's name)
+        self, request: autoscaler_pb2.GetDecisionsRequest, context: _Context
+    ) -> autoscaler_pb2.ScalingDecisions:
+        """The newest decisions, with what they come from."""
+        last = self.decisions.last(request.num_decisions)
+        return autoscaler_pb2.ScalingDecisions(decisions=map(wire.pack_decision, last))

@@ -30,6 +30,9 @@ class Planned:
         self.plan = plan
         self.told: list[tuple[Rates | None, Fleet | None]] = []
 
+    def begin(self, fleet: Fleet) -> None:
+        raise AssertionError("the simulator begins with its own instances")
+
     def targets(self, rates: Rates | None, fleet: Fleet | None = None, *, now: float) -> Targets:
         self.told.append((rates, fleet))
         _, num_prefill, num_decode = max(step for step in self.plan if step[0] <= now)

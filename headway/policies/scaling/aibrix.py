@@ -39,6 +39,10 @@ class Aibrix:
         self._pools = Pools(self._params)
         self._window = WindowMean(self._params.window)
 
+    def begin(self, fleet: Fleet) -> None:
+        """Before any decision: pools have the size that there is."""
+        self._pools.hold(fleet, "begun")
+
     def targets(self, rates: Rates | None, fleet: Fleet | None = None, *, now: float) -> Targets:
         """Concurrency over its threshold; instances × memory over its threshold."""
         if fleet is None:

@@ -40,6 +40,10 @@ class DistServe:
         self._pools = Pools(self._params)
         self._window = WindowMean(self._params.window)
 
+    def begin(self, fleet: Fleet) -> None:
+        """Before any decision: pools have the size that there is."""
+        self._pools.hold(fleet, "begun")
+
     def targets(self, rates: Rates | None, fleet: Fleet | None = None, *, now: float) -> Targets:
         """The rate over the threshold, pool by pool."""
         if rates is None:

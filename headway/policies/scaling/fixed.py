@@ -33,6 +33,9 @@ class Fixed:
     def __init__(self, params: FixedParams | None = None) -> None:
         self._params = params or FixedParams()
 
+    def begin(self, fleet: Fleet) -> None:
+        """The configured numbers are, whatever there is."""
+
     def targets(self, rates: Rates | None, fleet: Fleet | None = None, *, now: float) -> Targets:
         """The configured numbers."""
         params = self._params

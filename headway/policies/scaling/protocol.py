@@ -92,5 +92,8 @@ class Scaling(Protocol):
     def loads_live(self) -> bool:
         """Whether its instances serve while they start (BlitzScale's live loading)."""
 
+    def begin(self, fleet: Fleet) -> None:
+        """Told before any decision, where the instances that there are are known."""
+
     def targets(self, rates: Rates | None, fleet: Fleet | None = None, *, now: float) -> Targets:
         """The targets now, s. No figure is not zero: hold what is, and say so."""

@@ -84,6 +84,10 @@ class TokenScale:
         self._window = WindowMean(params.rate_window)
         self._learned = LearnedVelocity(LearnedParams(weight=params.velocity_weight))
 
+    def begin(self, fleet: Fleet) -> None:
+        """Before any decision: pools have the size that there is."""
+        self._pools.hold(fleet, "begun")
+
     def targets(self, rates: Rates | None, fleet: Fleet | None = None, *, now: float) -> Targets:
         """``I_P``, ``I_D − I_conv`` and ``I_conv`` (equations 2 to 4).
 

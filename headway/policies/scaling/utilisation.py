@@ -45,6 +45,10 @@ class Utilisation:
         self._stable = WindowMean(self._params.stable_window)
         self._panic = WindowMean(self._params.panic_window)
 
+    def begin(self, fleet: Fleet) -> None:
+        """Before any decision: pools have the size that there is."""
+        self._pools.hold(fleet, "begun")
+
     def targets(self, rates: Rates | None, fleet: Fleet | None = None, *, now: float) -> Targets:
         """Prefillers by busy time, decoders by KV memory."""
         if fleet is None:

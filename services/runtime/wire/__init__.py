@@ -24,6 +24,14 @@ from services.runtime.wire.predictions import (
 )
 from services.runtime.wire.reports import pack_from_worker, unpack_from_worker
 from services.runtime.wire.requests import pack_request, unpack_request
+from services.runtime.wire.scaling import (
+    pack_decision,
+    pack_fleet,
+    pack_targets,
+    unpack_decision,
+    unpack_fleet,
+    unpack_rate_report,
+)
 from services.runtime.wire.status import abort, error_of, status_of
 from services.runtime.wire.tokens import pack_token_batch, unpack_token_batch
 
@@ -33,11 +41,14 @@ __all__ = [
     "error_of",
     "pack_all_to_gateway",
     "pack_all_to_scheduler",
+    "pack_decision",
+    "pack_fleet",
     "pack_from_worker",
     "pack_kv_header",
     "pack_kv_part",
     "pack_question",
     "pack_request",
+    "pack_targets",
     "pack_to_gateway",
     "pack_to_scheduler",
     "pack_to_worker",
@@ -45,10 +56,13 @@ __all__ = [
     "status_of",
     "unpack_all_to_gateway",
     "unpack_all_to_scheduler",
+    "unpack_decision",
+    "unpack_fleet",
     "unpack_from_worker",
     "unpack_kv_header",
     "unpack_kv_part",
     "unpack_question",
+    "unpack_rate_report",
     "unpack_remaining",
     "unpack_request",
     "unpack_to_gateway",

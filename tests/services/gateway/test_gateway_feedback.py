@@ -55,6 +55,16 @@ class Listener(predictor_pb2_grpc.PredictorServicer, autoscaler_pb2_grpc.Autosca
     ) -> autoscaler_pb2.Targets:
         return autoscaler_pb2.Targets()
 
+    async def ReportFleet(
+        self, request: autoscaler_pb2.FleetReport, context: Any
+    ) -> autoscaler_pb2.FleetReportReply:
+        return autoscaler_pb2.FleetReportReply()
+
+    async def GetDecisions(
+        self, request: autoscaler_pb2.GetDecisionsRequest, context: Any
+    ) -> autoscaler_pb2.ScalingDecisions:
+        return autoscaler_pb2.ScalingDecisions()
+
 
 def test_a_table_predicts_by_bucket_with_the_last_one_open() -> None:
     lengths = Lengths((4, 8), (10.0, 20.0, 30.0))

@@ -1,0 +1,67 @@
+"""``compose``: one service of the compose project per role, scaled by the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Mapping
+
+from headway.errors import Code, HeadwayError
+
+_TIMEOUT = 120.0  # containers that go are drained meanwhile
+_SHOWN = 300  # characters of what the command complains of
+
+
+class ComposeActuator:
+    """Runs ``command ps`` and ``command up --scale``; ``services`` are its services by role."""
+
+    name = "compose"
+
+    def __init__(self, command: str, services: Mapping[str, str]) -> None:
+        self._command = tuple(shlex.split(command))
+        self._services = services
+
+    async def ordered(self) -> Mapping[str, int]:
+        """Containers by role."""
+        found: dict[str, int] = {}
+        for role, service in self._services.items():
+            found[role] = len((await self._run("ps", "--quiet", service)).split())
+        return found
+
+    async def scale(self, role: str, num_instances: int) -> None:
+        """Returns when compose does; a container that goes gets SIGTERM and drains."""
+        service = self._services[role]
+        await self._run(
+            *("up", "--detach", "--no-deps", "--no-recreate"),
+            *("--scale", f"{service}={num_instances}", service),
+        )
+
+    async def _run(self, *arguments: str) -> str:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        except OSError as error:
+            message = f"cannot run {self._command[0]} ({error}): see --compose-command"
+            raise HeadwayError(Code.UNAVAILABLE, message) from error
+        try:
+            async with asyncio.timeout(_TIMEOUT):
+                out, complaint = await process.communicate()
+        except TimeoutError as error:
+            message = f"{shlex.join(self._command)} took over {_TIMEOUT:g} s"
+            raise HeadwayError(Code.UNAVAILABLE, message) from error
+        finally:
+            if process.returncode is None:
+                process.kill()
+        if process.returncode:
+            said = complaint.decode(errors="replace").strip()[-_SHOWN:]
+            message = f"{shlex.join((*self._command, *arguments))} failed: {said}"
+            raise HeadwayError(Code.UNAVAILABLE, message)
+        return out.decode(errors="replace")
+
+    async def close(self) -> None:
+        """Nothing to let go of."""

@@ -1,0 +1,107 @@
+"""``kubernetes``: the scale subresource of one Deployment per role.
+
+Needs the extra ``kubernetes``, and a service account that may get and patch ``deployments/scale``
+(``deploy/kubernetes/base/rbac.yaml``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headway.errors import Code, HeadwayError
+
+_TIMEOUT = 5.0
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class KubernetesActuator:
+    """Asks the API server; ``deployments`` are their names by role.
+
+    Inside a cluster the pod's own service account is used, elsewhere the kubeconfig.
+    """
+
+    name = "kubernetes"
+
+    def __init__(self, deployments: Mapping[str, str], namespace: str = "") -> None:
+        try:
+            import kubernetes_asyncio  # noqa: F401 (looked for here, so that a lack is told early)
+        except ImportError as error:
+            message = "the kubernetes actuator needs its client: pip install 'headway[kubernetes]'"
+            raise HeadwayError(Code.FAILED_PRECONDITION, message) from error
+        self._deployments = deployments
+        self._namespace = namespace
+        self._client: Any = None
+
+    async def ordered(self) -> Mapping[str, int]:
+        """``spec.replicas`` by role; a Deployment that is not there has none of its role."""
+        found: dict[str, int] = {}
+        for role, deployment in self._deployments.items():
+            scale = await self._call("read_namespaced_deployment_scale", deployment)
+            if scale is not None:
+                found[role] = scale.spec.replicas or 0
+        return found
+
+    async def scale(self, role: str, num_instances: int) -> None:
+        """Patches ``spec.replicas``; pods that go get SIGTERM and drain."""
+        body = {"spec": {"replicas": num_instances}}
+        deployment = self._deployments[role]
+        await self._call("patch_namespaced_deployment_scale", deployment, body)
+
+    async def _call(self, method: str, deployment: str, *body: object) -> Any:
+        """The reply; None where there is no such Deployment."""
+        from aiohttp import ClientError
+        from kubernetes_asyncio.client import AppsV1Api
+        from kubernetes_asyncio.client.exceptions import ApiException
+
+        options: dict[str, Any] = {"_request_timeout": _TIMEOUT}
+        if body:
+            options["_content_type"] = "application/merge-patch+json"
+        try:
+            api = AppsV1Api(await self._connected())
+            return await getattr(api, method)(deployment, self._namespace, *body, **options)
+        except ApiException as error:
+            if error.status == 404:
+                return None
+            message = f"the API server refuses {method} of {deployment}: {error.status} "
+            raise HeadwayError(Code.UNAVAILABLE, message + str(error.reason)) from error
+        except (TimeoutError, ClientError, OSError) as error:
+            message = f"the API server does not answer: {error!r}"
+            raise HeadwayError(Code.UNAVAILABLE, message) from error
+
+    async def _connected(self) -> Any:
+        if self._client is None:
+            from kubernetes_asyncio import client, config
+
+            settings = client.Configuration()
+            load: Any = config.load_incluster_config
+            try:
+                load(client_configuration=settings)
+                self._namespace = self._namespace or _own_namespace()
+            except config.ConfigException:
+                await self._load_kubeconfig(settings)
+            self._client = client.ApiClient(settings)
+        return self._client
+
+    async def _load_kubeconfig(self, settings: Any) -> None:
+        from kubernetes_asyncio import config
+
+        try:
+            await config.load_kube_config(client_configuration=settings)
+            _, active = config.list_kube_config_contexts()
+        except config.ConfigException as error:
+            message = f"neither inside a cluster nor a kubeconfig: {error}"
+            raise HeadwayError(Code.UNAVAILABLE, message) from error
+        context = (active or {}).get("context", {})
+        self._namespace = self._namespace or context.get("namespace", "default")
+
+    async def close(self) -> None:
+        """Hang up."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+
+def _own_namespace() -> str:
+    return _NAMESPACE_FILE.read_text("utf-8").strip()

@@ -1,0 +1,21 @@
+"""``none``: targets are only published, for the store's readers and for KEDA."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class NoActuator:
+    """Does nothing."""
+
+    name = "none"
+
+    async def ordered(self) -> Mapping[str, int]:
+        """No role is its own."""
+        return {}
+
+    async def scale(self, role: str, num_instances: int) -> None:
+        """Nothing."""
+
+    async def close(self) -> None:
+        """Nothing to let go of."""

@@ -1,0 +1,57 @@
+"""The newest decisions: remembered, logged, shown."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from headway.core.autoscaler_events import ROLES, PublishTargets
+
+
+class Decisions:
+    """The last ``num_kept`` decisions, each logged with its figures: changes aloud."""
+
+    def __init__(self, num_kept: int, log: Any, registry: CollectorRegistry) -> None:
+        self._kept: deque[PublishTargets] = deque(maxlen=num_kept)
+        self._log = log
+        self._gauge = Gauge(
+            "headway_autoscaler_target_instances", "Instances wanted", ["role"], registry=registry
+        )
+
+    @property
+    def newest(self) -> PublishTargets | None:
+        """The last one; None before any."""
+        return self._kept[-1] if self._kept else None
+
+    def last(self, number: int) -> Sequence[PublishTargets]:
+        """So many, oldest first; 0 for all that are remembered."""
+        return list(self._kept)[-number:]
+
+    def add(self, decided: PublishTargets) -> None:
+        """Remember, log, count."""
+        before = self.newest
+        changed = before is None or _numbers(before) != _numbers(decided)
+        self._kept.append(decided)
+        for role, number in zip(ROLES, _numbers(decided), strict=True):
+            self._gauge.labels(role).set(number)
+        say = self._log.info if changed else self._log.debug
+        say(
+            "targets_decided",
+            **asdict(decided.targets),
+            policy=decided.policy,
+            rates=None if decided.rates is None else asdict(decided.rates),
+            fleet=None if decided.fleet is None else _figures(decided),
+        )
+
+
+def _numbers(decided: PublishTargets) -> tuple[int, ...]:
+    return tuple(getattr(decided.targets, f"num_{role}") for role in ROLES)
+
+
+def _figures(decided: PublishTargets) -> dict[str, Any]:
+    """Every pool's load, without velocity samples: there may be thousands."""
+    return {role: asdict(getattr(decided.fleet, role)) for role in ROLES}

@@ -1,0 +1,86 @@
+"""From targets to instances: the newest decision, one call at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from headway.core.autoscaler_events import ROLES, OrderedReport, PublishTargets
+from headway.errors import HeadwayError
+from services.autoscaler.actuators import Actuator
+
+
+class Steering:
+    """Compares what is ordered with what was decided last, once an ``interval`` (s).
+
+    It goes by what the actuator says, never by what it has been told: an order that was lost is
+    given again, and somebody else's change is undone.
+    """
+
+    def __init__(
+        self,
+        actuator: Actuator,
+        newest: Callable[[], PublishTargets | None],
+        post: Callable[[OrderedReport], None],
+        log: Any,
+        *,
+        interval: float,
+    ) -> None:
+        self._actuator = actuator
+        self._newest = newest
+        self._post = post
+        self._log = log
+        self._interval = interval
+        self._reached = True
+        self._task: asyncio.Task[None] | None = None
+
+    async def begin(self) -> OrderedReport:
+        """What is ordered before any decision; nothing where the actuator does not answer."""
+        try:
+            found = await self._actuator.ordered()
+        except HeadwayError as error:
+            self._failed(error)
+            return OrderedReport()
+        return OrderedReport(**{f"num_{role}": found.get(role) for role in ROLES})
+
+    def start(self) -> None:
+        """Steer from now on."""
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Steer no more; instances stay as they are."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._actuator.close()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._step()
+                if not self._reached:
+                    self._log.info("actuator_reached", actuator=self._actuator.name)
+                self._reached = True
+            except HeadwayError as error:
+                self._failed(error)
+            except Exception as error:  # one actuator's fault must not end the steering
+                self._log.error("unexpected_error", actuator=self._actuator.name, exc_info=error)
+            await asyncio.sleep(self._interval)
+
+    async def _step(self) -> None:
+        found = await self._actuator.ordered()
+        self._post(OrderedReport(**{f"num_{role}": found.get(role) for role in ROLES}))
+        for role in found:
+            decided = self._newest()
+            wanted = None if decided is None else getattr(decided.targets, f"num_{role}", None)
+            if wanted is None or wanted == found[role]:
+                continue
+            self._log.info("scaling", role=role, before=found[role], after=wanted)
+            await self._actuator.scale(role, wanted)
+
+    def _failed(self, error: HeadwayError) -> None:
+        if self._reached:
+            name = self._actuator.name
+            self._log.warning("actuator_lost", actuator=name, error=error.message)
+        self._reached = False

@@ -1,0 +1,103 @@
+"""To and from the autoscaler: rates, fleets, decisions."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from headway.core.autoscaler_events import FleetReport, PublishTargets, RateReport
+from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Targets
+from protos import autoscaler_pb2 as pb
+from services.runtime.wire.checks import finite, text
+
+
+def unpack_rate_report(packed: pb.RateReport) -> RateReport:
+    """A gateway's rates; the event refuses what is no figure."""
+    return RateReport(
+        packed.gateway_id,
+        packed.requests_per_s,
+        packed.input_tokens_per_s,
+        packed.output_tokens_per_s,
+        packed.observed_at,
+        packed.window,
+        tuple(packed.bucket_tokens_per_s),
+    )
+
+
+def pack_fleet(fleet: Fleet) -> pb.FleetReport:
+    """All instances; samples of velocities stay here."""
+    return pb.FleetReport(
+        prefill=_pack_pool(fleet.prefill),
+        decode=_pack_pool(fleet.decode),
+        convertible=_pack_pool(fleet.convertible),
+        unified=_pack_pool(fleet.unified),
+    )
+
+
+def unpack_fleet(packed: pb.FleetReport) -> FleetReport:
+    """The same; the event refuses what is no load."""
+    return FleetReport(
+        Fleet(
+            _unpack_pool(packed.prefill),
+            _unpack_pool(packed.decode),
+            _unpack_pool(packed.convertible),
+            _unpack_pool(packed.unified),
+        )
+    )
+
+
+def pack_targets(decided: PublishTargets) -> pb.Targets:
+    """What is wanted, since when, and why."""
+    return pb.Targets(
+        **asdict(decided.targets), decided_at=decided.decided_at, policy=decided.policy
+    )
+
+
+def pack_decision(decided: PublishTargets) -> pb.ScalingDecision:
+    """A decision with its figures, for people."""
+    packed = pb.ScalingDecision(targets=pack_targets(decided))
+    if decided.rates is not None:
+        rates = asdict(decided.rates)
+        packed.rates.CopyFrom(pb.ScalingRates(**rates))
+    if decided.fleet is not None:
+        packed.fleet.CopyFrom(pack_fleet(decided.fleet))
+    return packed
+
+
+def unpack_decision(packed: pb.ScalingDecision) -> PublishTargets:
+    """The same."""
+    said, rates = packed.targets, None
+    if packed.HasField("rates"):
+        rates = Rates(
+            finite(packed.rates.requests_per_s, "requests_per_s"),
+            finite(packed.rates.input_tokens_per_s, "input_tokens_per_s"),
+            finite(packed.rates.output_tokens_per_s, "output_tokens_per_s"),
+            tuple(packed.rates.bucket_tokens_per_s),
+        )
+    return PublishTargets(
+        Targets(
+            said.num_prefill,
+            said.num_decode,
+            said.num_convertible,
+            said.num_unified,
+            text(said.reason),
+        ),
+        finite(said.decided_at, "decided_at"),
+        text(said.policy),
+        rates,
+        unpack_fleet(packed.fleet).fleet if packed.HasField("fleet") else None,
+    )
+
+
+def _pack_pool(pool: PoolLoad) -> pb.PoolLoad:
+    return pb.PoolLoad(**asdict(pool))
+
+
+def _unpack_pool(packed: pb.PoolLoad) -> PoolLoad:
+    return PoolLoad(
+        packed.num_ready,
+        packed.num_starting,
+        packed.num_requests,
+        packed.backlog_tokens,
+        packed.busy,
+        packed.memory,
+    )

@@ -1,0 +1,213 @@
+"""Decisions become instances, over real gRPC, a real store and an actuator of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from headway.errors import Code, HeadwayError
+from protos import autoscaler_pb2, autoscaler_pb2_grpc
+from services.autoscaler import service as service_module
+from services.autoscaler.config import AutoscalerConfig
+from services.autoscaler.service import AutoscalerService
+from services.runtime.channel import open_channel
+from services.runtime.clock import Clock
+from services.runtime.logs import get_logger
+from services.runtime.server import GrpcServer
+from services.runtime.service import Runtime
+from services.runtime.store import Store
+
+
+class Books:
+    """An actuator that does what it is told at once, unless it is away."""
+
+    name = "books"
+
+    def __init__(self, **replicas: int) -> None:
+        self.replicas = replicas
+        self.is_away = False
+        self.num_calls = 0
+
+    async def ordered(self) -> Mapping[str, int]:
+        if self.is_away:
+            raise HeadwayError(Code.UNAVAILABLE, "away")
+        return dict(self.replicas)
+
+    async def scale(self, role: str, num_instances: int) -> None:
+        self.num_calls += 1
+        self.replicas[role] = num_instances
+
+    async def close(self) -> None:
+        pass
+
+
+@asynccontextmanager
+async def steered(
+    config: AutoscalerConfig, books: Books, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[AutoscalerService, autoscaler_pb2_grpc.AutoscalerAsyncStub]]:
+    monkeypatch.setattr(service_module, "make_actuator", lambda config, store: books)
+    store = await Store.connect(config.store, config.cluster)
+    runtime = Runtime(config, Clock(), store, GrpcServer(config), get_logger())
+    service = AutoscalerService(runtime)
+    runtime.server.add(
+        lambda server: autoscaler_pb2_grpc.add_AutoscalerServicer_to_server(service, server), "a"
+    )
+    address = await runtime.server.start()
+    await service.start()
+    try:
+        async with open_channel(address, config) as channel:
+            yield service, autoscaler_pb2_grpc.AutoscalerStub(channel)
+    finally:
+        await service.stop()
+        await runtime.server.stop(0)
+        await store.close()
+
+
+async def until(holds: Callable[[], Awaitable[bool] | bool]) -> None:
+    async with asyncio.timeout(20):
+        while not (found := holds()) or not (isinstance(found, bool) or await found):
+            await asyncio.sleep(0.01)
+
+
+def blitzscale(store_url: str, cluster: str, **more: object) -> AutoscalerConfig:
+    """Seven requests a prefiller, 45 a decoder; no quiet period."""
+    options = {"interval": 0.02, "scale_down_delay": 0.0, **more}
+    return AutoscalerConfig(
+        store=store_url,
+        cluster=cluster,
+        scaling="blitzscale",
+        scaling_params={"window": 0.1},
+        **options,  # type: ignore[arg-type]  # any option
+    )
+
+
+def fleet(num_prefill: int, num_requests: int) -> autoscaler_pb2.FleetReport:
+    prefill = autoscaler_pb2.PoolLoad(num_ready=num_prefill, num_requests=num_requests)
+    return autoscaler_pb2.FleetReport(prefill=prefill, decode=autoscaler_pb2.PoolLoad(num_ready=1))
+
+
+async def test_a_load_makes_instances_and_its_end_takes_them_away(
+    store_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    books = Books(prefill=1, decode=1)
+    config = blitzscale(store_url, cluster)
+    async with steered(config, books, monkeypatch) as (_, stub):
+        await stub.ReportFleet(fleet(1, 20))
+        await until(lambda: books.replicas["prefill"] == 3)
+        await stub.ReportFleet(fleet(3, 0))
+        await until(lambda: books.replicas["prefill"] == 1)
+        assert books.replicas["decode"] == 1
+
+
+async def test_a_role_that_the_actuator_does_not_have_is_left_alone(
+    store_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    books = Books(prefill=1)
+    async with steered(blitzscale(store_url, cluster), books, monkeypatch) as (_, stub):
+        await stub.ReportFleet(fleet(1, 20))
+        await until(lambda: books.replicas["prefill"] == 3)
+        assert set(books.replicas) == {"prefill"}
+
+
+async def test_an_actuator_that_was_away_is_told_when_it_is_back(
+    store_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    books = Books(prefill=1)
+    books.is_away = True
+    config = blitzscale(store_url, cluster)
+    async with steered(config, books, monkeypatch) as (service, stub):
+        await stub.ReportFleet(fleet(1, 20))
+        await until(lambda: getattr(service.decisions.newest, "targets", None) is not None)
+        books.is_away = False
+        await until(lambda: books.replicas["prefill"] == 3)
+
+
+async def test_somebody_elses_change_is_undone(
+    store_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    books = Books(prefill=2)
+    config = AutoscalerConfig(store=store_url, cluster=cluster, num_prefill=2, interval=0.02)
+    async with steered(config, books, monkeypatch):
+        books.replicas["prefill"] = 7
+        await until(lambda: books.replicas["prefill"] == 2)
+
+
+async def test_an_autoscaler_that_comes_back_takes_nothing_away_before_it_knows(
+    store_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = blitzscale(store_url, cluster)
+    books = Books(prefill=4, decode=5)
+    async with steered(config, books, monkeypatch) as (service, _):
+        await until(lambda: len(service.decisions.last(0)) > 3)
+        assert books.replicas == {"prefill": 4, "decode": 5}
+        assert books.num_calls == 0
+
+
+async def test_without_an_actuator_it_begins_with_what_it_wanted_before(
+    store_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = blitzscale(store_url, cluster, scale_down_delay=60.0)
+    async with steered(config, Books(), monkeypatch) as (service, stub):
+        await stub.ReportFleet(fleet(1, 20))
+        store = await Store.connect(store_url, cluster)
+
+        async def is_published() -> bool:
+            return (await store.read_targets() or {}).get("num_prefill") == 3
+
+        await until(is_published)
+        await store.close()
+    async with steered(config, Books(), monkeypatch) as (service, _):
+        await until(lambda: len(service.decisions.last(0)) > 1)
+        assert {d.targets.num_prefill for d in service.decisions.last(0)} == {3}
+
+
+async def test_decisions_are_told_with_their_figures_newest_last(
+    store_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = blitzscale(store_url, cluster, num_decisions=4)
+    async with steered(config, Books(), monkeypatch) as (service, stub):
+        await stub.ReportRates(autoscaler_pb2.RateReport(gateway_id="g", requests_per_s=4.0))
+        await stub.ReportFleet(fleet(1, 20))
+
+        def is_told() -> bool:
+            newest = service.decisions.newest
+            return newest is not None and None not in (newest.fleet, newest.rates)
+
+        await until(is_told)
+        told = (await stub.GetDecisions(autoscaler_pb2.GetDecisionsRequest())).decisions
+        assert 1 <= len(told) <= 4
+        assert told[-1].rates.requests_per_s == 4.0
+        assert told[-1].fleet.prefill.num_requests == 20
+        times = [each.targets.decided_at for each in told]
+        assert times == sorted(times)
+        one = await stub.GetDecisions(autoscaler_pb2.GetDecisionsRequest(num_decisions=1))
+        assert len(one.decisions) == 1
+
+
+async def test_a_malformed_fleet_is_refused(
+    store_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with steered(blitzscale(store_url, cluster), Books(), monkeypatch) as (_, stub):
+        report = autoscaler_pb2.FleetReport(decode=autoscaler_pb2.PoolLoad(memory=1.5))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.ReportFleet(report)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "decode memory is 1.5" in (refused.value.details() or "")
+
+
+def test_bounds_delay_and_budget_are_options() -> None:
+    config = AutoscalerConfig(
+        scaling="tokenscale", max_prefill=3, scale_down_delay=7.0, budget=9, min_decode=2
+    )
+    params = config.policy().params
+    assert (params["max_prefill"], params["min_decode"], params["hold_down"]) == (3, 2, 7.0)
+    assert (config.limit().num_instances, config.limit().min_decode) == (9, 2)
+
+
+def test_a_role_that_there_is_not_is_refused() -> None:
+    with pytest.raises(HeadwayError, match="scaled_by_role is 'decoder'"):
+        AutoscalerConfig(scaled_by_role={"decoder": "x"}).targets_by_role()
