@@ -9,7 +9,17 @@ from collections.abc import Sequence
 
 from headway.errors import HeadwayError
 
-_SUBCOMMANDS = ("up", "key", "policies", "profile", "bench", "simulate", "explain", "reproduce")
+_SUBCOMMANDS = (
+    "up",
+    "key",
+    "policies",
+    "profile",
+    "bench",
+    "simulate",
+    "explain",
+    "reproduce",
+    "predictor",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

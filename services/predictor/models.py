@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from headway.errors import Code, HeadwayError
 from services.predictor.config import PredictorConfig
-from services.predictor.learner import Learner, LearnSettings
-from services.predictor.scorer import Scorer, Scores, open_scorers
 from services.runtime.logs import get_logger
 from services.runtime.wire import Question
+
+if TYPE_CHECKING:
+    from services.predictor.learner import Learner
+    from services.predictor.scorer import Scorer, Scores
 
 _LATENCY = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 _ROWS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -52,6 +55,11 @@ class Models:
     async def start(self) -> None:
         """Load every predictor, then look for newer versions. NOT_FOUND where one is not there."""
         config = self._config
+        if not config.predictors:
+            return  # torch is not loaded for nothing
+        from services.predictor.learner import Learner, LearnSettings
+        from services.predictor.scorer import open_scorers
+
         self._scorers = await asyncio.to_thread(
             open_scorers, config.predictors, self._scored, config.num_threads
         )
@@ -59,8 +67,7 @@ class Models:
             self._log.info("predictor_loaded", model=model, version=scorer.loaded.version)
             if config.learn:
                 self._learners[model] = Learner(scorer, LearnSettings(every=config.learn_every))
-        if self._scorers:
-            self._reloading = asyncio.create_task(self._reload())
+        self._reloading = asyncio.create_task(self._reload())
 
     async def stop(self) -> None:
         """Let go of everything; learning under way is not waited for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from headway.errors import invalid, require_between
 
 PAPER_LAYERS = (2048, 512, 64)
+_LARGE = 1_000_000  # parameters; the time of smaller ones is not in their products
 MAX_DEPTH, MAX_WIDTH = 8, 16_384
 
 
@@ -54,6 +56,7 @@ class LengthNetwork(torch.nn.Module):
                 layers.append(torch.nn.ReLU())
             layers.append(torch.nn.Linear(before, after))
         self.layers = torch.nn.Sequential(*layers)
+        self._computes_in = torch.float32  # all layers but the last
         self.register_buffer("input_mean", torch.zeros(shape.width))
         self.register_buffer("input_scale", torch.ones(shape.width))
         self.register_buffer("target_scale", torch.ones(()))
@@ -70,8 +73,22 @@ class LengthNetwork(torch.nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """States (n, d) to tokens over ``target_scale``, (n,); may be below 0."""
         normalised = (hidden - self.input_mean) * self.input_scale
-        tokens: torch.Tensor = self.layers(normalised).squeeze(-1)
+        inner = self.layers[:-1](normalised.to(self._computes_in))
+        tokens: torch.Tensor = self.layers[-1](inner.float()).squeeze(-1)
         return tokens
+
+    def for_scoring(self) -> LengthNetwork:
+        """This network, or a copy that computes in bfloat16 where that is faster.
+
+        What it says then differs by well under 1 %, far less than it errs.
+        """
+        is_large = parameter_count(self.shape.layers, self.shape.width) >= _LARGE
+        if not (is_large and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+            return self
+        fast = copy.deepcopy(self).eval()
+        fast.layers[:-1].to(torch.bfloat16)
+        fast._computes_in = torch.bfloat16
+        return fast
 
     @torch.inference_mode()
     def remaining(self, hidden: NDArray[np.float16]) -> NDArray[np.float32]:

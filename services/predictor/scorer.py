@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from headway.errors import Code, HeadwayError, invalid
+from services.predictor.network import LengthNetwork
 from services.predictor.versions import LoadedPredictor, load_version, newest_version
 from services.runtime.logs import get_logger
 
@@ -49,6 +50,7 @@ class Scorer:
         self._scored = scored
         self._num_threads = num_threads
         self._loaded = load_version(folder)
+        self._network = self._loaded.network.for_scoring()
         self._waiting: list[_Call] = []
         self._task: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, f"scorer-{model}")
@@ -77,11 +79,11 @@ class Scorer:
         """Batch after batch, until nobody waits."""
         loop = asyncio.get_running_loop()
         while self._waiting:
-            calls, loaded = self._take(), self._loaded
+            calls, network, version = self._take(), self._network, self._loaded.version
             began = time.perf_counter()
             states = np.concatenate([call.hidden for call in calls])
             try:
-                remaining = await loop.run_in_executor(self._thread, self._compute, loaded, states)
+                remaining = await loop.run_in_executor(self._thread, self._compute, network, states)
             except Exception as error:  # whoever waits must hear of it
                 self._log.error("scoring_failed", exc_info=error)
                 _fail(calls, HeadwayError(Code.INTERNAL, f"the predictor failed: {error}"))
@@ -91,7 +93,7 @@ class Scorer:
             for call in calls:
                 stop = start + len(call.hidden)
                 if not call.answer.done():
-                    call.answer.set_result(Scores(remaining[start:stop], loaded.version))
+                    call.answer.set_result(Scores(remaining[start:stop], version))
                 start = stop
         self._task = None
 
@@ -103,10 +105,10 @@ class Scorer:
             num_rows += len(calls[-1].hidden)
         return calls
 
-    def _compute(self, loaded: LoadedPredictor, states: _States) -> NDArray[np.float32]:
+    def _compute(self, network: LengthNetwork, states: _States) -> NDArray[np.float32]:
         if torch.get_num_threads() != self._num_threads:
             torch.set_num_threads(self._num_threads)
-        return loaded.network.remaining(states)
+        return network.remaining(states)
 
     # --- versions ---------------------------------------------------------------------
 
@@ -123,7 +125,7 @@ class Scorer:
         if loaded.network.shape.width != self._loaded.network.shape.width:
             self._log.warning("version_of_another_width", version=newest)
             return False
-        self._loaded = loaded
+        self._loaded, self._network = loaded, loaded.network.for_scoring()
         self._log.info("version_loaded", version=newest)
         return True
 

@@ -1,0 +1,38 @@
+"""``headway bench predictor``: what a prediction costs, against the paper's figures."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the benchmark."""
+    parser = kinds.add_parser("predictor", help="latency of the predictor by batch size")
+    add = parser.add_argument
+    add("--width", type=int, action="append", metavar="D", help="default: 3584 and 128")
+    add("--batch", type=int, action="append", metavar="N", help="default: 1, 10, 64, 256")
+    add("--repeats", type=int, default=200, help="batches timed (default 200)")
+    add("--num-threads", type=int, default=1, help="torch threads (default 1)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print a Markdown table."""
+    from headway.errors import require_between
+    from models.lengths.latency import BATCHES, PAPER_MS, PAPER_WIDTH, measure_latency
+    from services.predictor.network import NetworkShape, default_layers
+
+    require_between("--repeats", args.repeats, 1, 1_000_000)
+    print("| d | parameters | batch | median ms | best ms | p99 ms | paper ms |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for width in args.width or (PAPER_WIDTH, 128):
+        shape = NetworkShape(width, default_layers(width))
+        batches = tuple(args.batch or BATCHES)
+        for row in measure_latency(shape, batches, args.repeats, args.num_threads):
+            paper = PAPER_MS.get(row.batch_size) if width == PAPER_WIDTH else None
+            shown = f"{paper:g}" if paper is not None else ""
+            print(
+                f"| {row.width} | {row.num_parameters:,} | {row.batch_size} | "
+                f"{row.median_ms:.3f} | {row.best_ms:.3f} | {row.p99_ms:.3f} | {shown} |"
+            )
+    return 0

@@ -1,0 +1,1 @@
+"""What trains predictors of remaining lengths (STAR): samples, training, baselines, measures."""

@@ -1,0 +1,125 @@
+"""How far predictions are off, in all and by the tokens generated so far; the model card."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from models.lengths.baselines import Baseline, Floats, remaining_by
+from models.lengths.samples import SPLITS, Collected
+from services.predictor.network import LengthNetwork, parameter_count
+
+PREDICTOR = "hidden state"
+EDGES = (0, 2, 40, 80, 160, 320, 640, 1280, 2560, 5120, 10_240, 20_480, 1 << 31)
+"""Of the table by tokens generated so far; the first row is the state at the first token."""
+
+
+def measure(
+    network: LengthNetwork, baselines: Mapping[str, Baseline], samples: Collected
+) -> dict[str, Any]:
+    """Mean absolute errors in tokens: of every split, and of validation by generated tokens."""
+    errors = {name: _errors(network, baselines, samples.split(name)) for name in SPLITS}
+    validation = samples.split("validation")
+    return {
+        "mae": {
+            split: {name: _mean(each) for name, each in found.items()}
+            for split, found in errors.items()
+        },
+        "by_generated": _by_generated(errors["validation"], validation),
+        "num_samples": {name: len(samples.split(name).remaining) for name in SPLITS},
+        "num_requests": {
+            name: sum(request.split == name for request in samples.requests) for name in SPLITS
+        },
+    }
+
+
+def _errors(
+    network: LengthNetwork, baselines: Mapping[str, Baseline], samples: Collected
+) -> dict[str, Floats]:
+    if not len(samples.remaining):
+        return {}
+    found = {PREDICTOR: network.remaining(samples.hidden)}
+    found |= {name: remaining_by(baseline, samples) for name, baseline in baselines.items()}
+    return {name: np.abs(each - samples.remaining) for name, each in found.items()}
+
+
+def _by_generated(errors: Mapping[str, Floats], samples: Collected) -> list[dict[str, Any]]:
+    rows = []
+    for low, high in pairwise(EDGES):
+        inside = (samples.num_output_tokens >= low) & (samples.num_output_tokens < high)
+        if inside.any():
+            rows.append(
+                {
+                    "from": low,
+                    "below": high,
+                    "num_samples": int(inside.sum()),
+                    "mean_remaining": _mean(samples.remaining[inside]),
+                    "mae": {name: _mean(each[inside]) for name, each in errors.items()},
+                }
+            )
+    return rows
+
+
+def _mean(values: Floats) -> float:
+    return round(float(values.mean()), 2)
+
+
+def card(about: Mapping[str, Any], network: LengthNetwork, measured: Mapping[str, Any]) -> str:
+    """The model card, Markdown."""
+    shape = network.shape
+    layers = " → ".join(str(each) for each in (shape.width, *shape.layers, 1))
+    count = parameter_count(shape.layers, shape.width)
+    names = list(measured["mae"]["validation"])
+    lines = [
+        f"# Remaining lengths of {about['model']}",
+        "",
+        f"Tokens that a running request still generates, from the last layer's hidden state of its "
+        f"newest token: {layers} ({count:,} parameters), L1 loss.",
+        "",
+        f"Made by `headway predictor train` from {sum(measured['num_requests'].values()):,} "
+        f"requests ({about.get('prompts', 'unknown prompts')}), a state every "
+        f"{about.get('every', '?')} tokens, temperatures {about.get('temperatures', '?')}; "
+        "split by request 70/15/15.",
+        "",
+        "## Mean absolute error, tokens",
+        "",
+        _table(
+            ["split", "samples", *names],
+            [
+                [split, f"{measured['num_samples'][split]:,}", *(f"{v:.1f}" for v in row.values())]
+                for split, row in measured["mae"].items()
+                if row
+            ],
+        ),
+        "",
+        "Baselines say how long the output will be when the prompt is there, and count down.",
+        "",
+        "## Validation, by tokens generated so far",
+        "",
+        _table(
+            ["generated", "samples", "mean remaining", *names],
+            [
+                [
+                    _range(row["from"], row["below"]),
+                    f"{row['num_samples']:,}",
+                    f"{row['mean_remaining']:.1f}",
+                    *(f"{row['mae'][name]:.1f}" for name in names),
+                ]
+                for row in measured["by_generated"]
+            ],
+        ),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _range(low: int, high: int) -> str:
+    return f"{low} to {high - 1}" if high < EDGES[-1] else f"{low} and more"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

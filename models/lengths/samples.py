@@ -1,0 +1,127 @@
+"""Samples of hidden states and remaining lengths: split by request, on disk as safetensors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from headway.errors import Code, HeadwayError
+from headway.request import SamplingParams
+
+SPLITS = ("train", "validation", "test")
+_SHARES = (0.70, 0.85)  # of requests, by a hash of the prompt
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRequest:
+    """One request that came to its own end."""
+
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    num_output_tokens: int
+
+    @property
+    def split(self) -> str:
+        """Where it stands: the same prompt is never in two, however often it was run."""
+        digest = hashlib.sha256(np.array(self.prompt_token_ids, "<i8").tobytes()).digest()
+        place = int.from_bytes(digest[:8], "big") / 2**64
+        return SPLITS[sum(place >= share for share in _SHARES)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Collected:
+    """Samples in parallel arrays (n,): ``hidden`` (n, d), ``owners`` are places in ``requests``.
+
+    ``num_output_tokens``: generated when the state was computed; ``remaining``: that followed.
+    """
+
+    requests: tuple[SampledRequest, ...]
+    hidden: NDArray[np.float16]
+    owners: NDArray[np.int64]
+    num_output_tokens: NDArray[np.int64]
+    remaining: NDArray[np.float32]
+
+    def split(self, name: str) -> Collected:
+        """The samples of one split's requests; ``requests`` stay all."""
+        wanted = np.array([request.split == name for request in self.requests], dtype=bool)
+        rows = np.flatnonzero(wanted[self.owners])
+        return Collected(
+            self.requests,
+            self.hidden[rows],
+            self.owners[rows],
+            self.num_output_tokens[rows],
+            self.remaining[rows],
+        )
+
+    @property
+    def num_prompt_tokens(self) -> NDArray[np.int64]:
+        """Of each sample's request, (n,)."""
+        lengths = [len(request.prompt_token_ids) for request in self.requests]
+        return np.array(lengths, dtype=np.int64)[self.owners]
+
+
+def save_samples(collected: Collected, path: Path, about: Mapping[str, Any]) -> None:
+    """One file; ``about`` (the model, its tokenizer, k) is kept with it."""
+    requests = collected.requests
+    lengths = [len(request.prompt_token_ids) for request in requests]
+    ids = [token_id for request in requests for token_id in request.prompt_token_ids]
+    kept = [
+        {**asdict(r.sampling), "num_output_tokens": r.num_output_tokens, "split": r.split}
+        for r in requests
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(
+        {
+            "hidden": np.ascontiguousarray(collected.hidden),
+            "owners": collected.owners,
+            "num_output_tokens": collected.num_output_tokens,
+            "remaining": collected.remaining,
+            "prompt_token_ids": np.array(ids, dtype=np.int64),
+            "num_prompt_tokens": np.array(lengths, dtype=np.int64),
+        },
+        path,
+        metadata={"about": json.dumps(dict(about)), "requests": json.dumps(kept)},
+    )
+
+
+def load_samples(path: Path) -> tuple[Collected, Mapping[str, Any]]:
+    """The samples of a file and what is said of them. NOT_FOUND for what is no such file."""
+    from safetensors import safe_open
+
+    try:
+        arrays = load_file(path)
+        with safe_open(path, "numpy") as opened:
+            metadata = opened.metadata()
+        about, kept = json.loads(metadata["about"]), json.loads(metadata["requests"])
+    except (OSError, SafetensorError, KeyError, TypeError) as error:
+        message = f"{path} is no file of samples (headway predictor collect): {error}"
+        raise HeadwayError(Code.NOT_FOUND, message, param="samples") from error
+    prompts = _split_at(arrays["prompt_token_ids"], arrays["num_prompt_tokens"])
+    return Collected(
+        tuple(_request(prompt, one) for prompt, one in zip(prompts, kept, strict=True)),
+        arrays["hidden"],
+        arrays["owners"],
+        arrays["num_output_tokens"],
+        arrays["remaining"],
+    ), about
+
+
+def _split_at(ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> Sequence[tuple[int, ...]]:
+    parts = np.split(ids, np.cumsum(lengths)[:-1])
+    return [tuple(part.tolist()) for part in parts]
+
+
+def _request(prompt: tuple[int, ...], kept: dict[str, Any]) -> SampledRequest:
+    fields = {name: value for name, value in kept.items() if name not in ("split",)}
+    num_output_tokens = fields.pop("num_output_tokens")
+    fields["stop_token_ids"] = tuple(fields["stop_token_ids"])
+    return SampledRequest(prompt, SamplingParams(**fields), num_output_tokens)

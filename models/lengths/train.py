@@ -1,0 +1,189 @@
+"""Trains a predictor: L1 loss, AdamW, early stopping on the validation error (STAR, section 4)."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headway.errors import Code, HeadwayError, require_between, require_over
+from models.lengths.samples import Collected
+from services.predictor.network import LengthNetwork, NetworkShape, default_layers
+
+DEPTHS = (2, 3, 4, 5, 6)
+WIDTHS = (256, 512, 1024)
+RATES = (1e-4, 3e-4, 1e-3)
+BATCHES = (16, 32, 64, 128)
+"""The paper's search space; a depth counts linear layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """``layers``: hidden widths, empty for the default of the model's size.
+
+    ``patience``: epochs without a better validation error before training ends.
+    ``rate``: the peak learning rate; it falls to a tenth by a cosine.
+    """
+
+    layers: tuple[int, ...] = ()
+    rate: float = 1e-3
+    batch_size: int = 64
+    num_epochs: int = 100
+    patience: int = 10
+    weight_decay: float = 0.01
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_over("rate", self.rate, 0)
+        require_between("batch_size", self.batch_size, 1, 65_536)
+        require_between("num_epochs", self.num_epochs, 1, 100_000)
+        require_between("patience", self.patience, 1, 100_000)
+        require_between("weight_decay", self.weight_decay, 0, 10)
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """Mean absolute errors in tokens."""
+
+    number: int
+    train_error: float
+    validation_error: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The network of the best epoch, and how it came about."""
+
+    network: LengthNetwork
+    settings: TrainSettings
+    epochs: tuple[Epoch, ...] = field(default=())
+
+    @property
+    def error(self) -> float:
+        """The best validation error, tokens."""
+        return min(epoch.validation_error for epoch in self.epochs)
+
+    def curve(self) -> dict[str, Any]:
+        """For a JSON file."""
+        return {"settings": asdict(self.settings), "epochs": [asdict(e) for e in self.epochs]}
+
+
+def train(
+    samples: Collected,
+    settings: TrainSettings,
+    on_epoch: Callable[[Epoch], None] = lambda epoch: None,
+    start: LengthNetwork | None = None,
+) -> Trained:
+    """On the training split, stopped by the validation split; from ``start``'s weights if given.
+
+    FAILED_PRECONDITION where a split has no samples.
+    """
+    fitting, judging = samples.split("train"), samples.split("validation")
+    if not (len(fitting.remaining) and len(judging.remaining)):
+        message = "the training or the validation split is empty: collect more requests"
+        raise HeadwayError(Code.FAILED_PRECONDITION, message)
+    torch.manual_seed(settings.seed)
+    width = fitting.hidden.shape[1]
+    if start is None:
+        network = LengthNetwork(NetworkShape(width, settings.layers or default_layers(width)))
+        network.normalise_by(fitting.hidden, fitting.remaining)
+    else:
+        network = copy.deepcopy(start)
+    return _fit(network, fitting, judging, settings, on_epoch)
+
+
+def _fit(
+    network: LengthNetwork,
+    fitting: Collected,
+    judging: Collected,
+    settings: TrainSettings,
+    on_epoch: Callable[[Epoch], None],
+) -> Trained:
+    optimizer = torch.optim.AdamW(
+        network.parameters(), lr=settings.rate, weight_decay=settings.weight_decay
+    )
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
+        optimizer, settings.num_epochs, eta_min=settings.rate / 10
+    )
+    epochs: list[Epoch] = []
+    best, best_error, num_worse = copy.deepcopy(network.state_dict()), float("inf"), 0
+    rng, began = np.random.default_rng(settings.seed), time.monotonic()
+    for number in range(1, settings.num_epochs + 1):
+        error = _one_epoch(network, optimizer, _batches(fitting, settings.batch_size, rng))
+        schedule.step()
+        judged = mean_absolute_error(network, judging)
+        epochs.append(Epoch(number, error, judged, time.monotonic() - began))
+        on_epoch(epochs[-1])
+        num_worse += 1
+        if judged < best_error:
+            best, best_error, num_worse = copy.deepcopy(network.state_dict()), judged, 0
+        if num_worse >= settings.patience:
+            break
+    network.load_state_dict(best)
+    return Trained(network.eval(), settings, tuple(epochs))
+
+
+def _batches(
+    samples: Collected, batch_size: int, rng: np.random.Generator
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    order = rng.permutation(len(samples.remaining))
+    for start in range(0, len(order), batch_size):
+        rows = order[start : start + batch_size]
+        states = torch.from_numpy(samples.hidden[rows].astype(np.float32))
+        yield states, torch.from_numpy(samples.remaining[rows])
+
+
+def _one_epoch(
+    network: LengthNetwork,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterator[tuple[torch.Tensor, torch.Tensor]],
+) -> float:
+    """The mean absolute error on the way, in tokens."""
+    network.train()
+    total, count = 0.0, 0
+    for states, remaining in batches:
+        loss = (network(states) - remaining / network.target_scale).abs().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total += float(loss.detach()) * len(remaining)
+        count += len(remaining)
+    return total / count * float(network.target_scale)
+
+
+def mean_absolute_error(network: LengthNetwork, samples: Collected) -> float:
+    """In tokens, over all samples."""
+    return float(np.abs(network.remaining(samples.hidden) - samples.remaining).mean())
+
+
+# --- the paper's search ---------------------------------------------------------------
+
+
+def layers_of(depth: int, width: int) -> tuple[int, ...]:
+    """Hidden widths of so many linear layers: from ``width`` down to 64 in equal ratios."""
+    widths = np.geomspace(width, 64, depth - 1) if depth > 2 else np.array([width])
+    return tuple(max(8, 8 * round(float(each) / 8)) for each in widths)
+
+
+def search_space(base: TrainSettings, num_trials: int) -> Sequence[TrainSettings]:
+    """So many of the paper's settings, drawn without repeats by the base's seed."""
+    every = list(itertools.product(DEPTHS, WIDTHS, RATES, BATCHES))
+    drawn = random.Random(base.seed).sample(every, min(num_trials, len(every)))
+    return [
+        replace(base, layers=layers_of(depth, width), rate=rate, batch_size=batch)
+        for depth, width, rate, batch in drawn
+    ]
+
+
+def predictions(network: LengthNetwork, samples: Collected) -> NDArray[np.float32]:
+    """Tokens still to come, (n,)."""
+    return network.remaining(samples.hidden)

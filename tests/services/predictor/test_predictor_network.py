@@ -1,0 +1,56 @@
+"""The predictor's network: its normalisation, and a faster copy that says the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from headway.errors import HeadwayError
+from services.predictor.network import (
+    PAPER_LAYERS,
+    LengthNetwork,
+    NetworkShape,
+    default_layers,
+    parameter_count,
+)
+
+
+def network(width: int, layers: tuple[int, ...]) -> LengthNetwork:
+    torch.manual_seed(1)
+    return LengthNetwork(NetworkShape(width, layers)).eval()
+
+
+def test_the_papers_network_has_the_papers_size() -> None:
+    assert default_layers(3584) == PAPER_LAYERS
+    assert round(parameter_count(PAPER_LAYERS, 3584) / 1e6, 1) == 8.4
+    made = sum(each.numel() for each in network(3584, PAPER_LAYERS).parameters())
+    assert made == parameter_count(PAPER_LAYERS, 3584)
+
+
+def test_constants_are_taken_from_the_data() -> None:
+    rng = np.random.default_rng(0)
+    hidden = (5 + 3 * rng.standard_normal((500, 4))).astype(np.float16)
+    made = network(4, (8,))
+    made.normalise_by(hidden, np.full(500, 250.0, dtype=np.float32))
+    assert made.input_mean.tolist() == pytest.approx([5.0] * 4, abs=0.5)
+    assert (1 / made.input_scale).tolist() == pytest.approx([3.0] * 4, abs=0.5)
+    assert made.target_scale == 250.0
+
+
+def test_the_copy_for_scoring_says_nearly_the_same() -> None:
+    made = network(1024, (1024, 64))
+    made.target_scale.fill_(1000.0)
+    states = np.random.default_rng(0).standard_normal((10, 1024)).astype(np.float16)
+    assert np.allclose(made.for_scoring().remaining(states), made.remaining(states), atol=5.0)
+
+
+def test_a_state_of_another_width_is_refused() -> None:
+    with pytest.raises(HeadwayError, match="width is 5"):
+        network(4, (8,)).remaining(np.zeros((1, 5), dtype=np.float16))
+
+
+@pytest.mark.parametrize(("width", "layers"), [(0, (8,)), (4, ()), (4, (0,)), (4, (8,) * 9)])
+def test_an_impossible_shape_is_refused(width: int, layers: tuple[int, ...]) -> None:
+    with pytest.raises(HeadwayError):
+        NetworkShape(width, layers)
