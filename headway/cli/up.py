@@ -27,6 +27,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--decode", type=int, default=2, metavar="N", help="decode workers (default 2)")
     add("--convertible", type=int, default=0, metavar="N", help="decoders that prefill bursts")
     add("--unified", type=int, default=0, metavar="N", help="workers that do both (default 0)")
+    add("--schedulers", type=int, default=1, metavar="N", help="one leads, others stand by (1)")
     add("--device", default="cpu", help="cpu or cuda; several GPUs are shared out")
     add("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     add("--dp", type=int, default=1, metavar="N", help="DP units per worker (default 1)")
@@ -81,9 +82,10 @@ def process_specs(args: argparse.Namespace, num_cores: int, num_gpus: int = 0) -
     keys = ("--api-key-file", args.api_key_file) if args.api_key_file else ()
     http = ("--http-host", args.host, "--http-port", str(args.port))
     grpc_address = ("--listen", f"127.0.0.1:{args.port + 1}") if args.port else ()
+    scheduler = (*common, *preset)
     specs = [
         ProcessSpec("gateway", "gateway", (*common, *preset, *model, *http, *grpc_address, *keys)),
-        ProcessSpec("scheduler", "scheduler", (*common, *preset)),
+        *(ProcessSpec("scheduler", name, scheduler) for name in scheduler_ids(args.schedulers)),
         ProcessSpec("predictor", "predictor", common),
         ProcessSpec("autoscaler", "autoscaler", (*common, *preset, *_targets(args))),
     ]
@@ -202,9 +204,16 @@ def _machine(device: str) -> tuple[int, int]:
     return num_cores or 1, len(listed.stdout.splitlines())
 
 
+def scheduler_ids(num_schedulers: int) -> list[str]:
+    """The one that is started first, and those that stand by."""
+    return ["scheduler", *(f"scheduler-{number}" for number in range(2, num_schedulers + 1))]
+
+
 def _refuse_wrong_counts(args: argparse.Namespace) -> None:
     from headway.errors import Code, HeadwayError, invalid
 
+    if not 1 <= args.schedulers <= 8:
+        raise invalid("--schedulers", args.schedulers, "from 1 to 8")
     for role in _ROLES:
         if not 0 <= getattr(args, role) <= 64:
             raise invalid(f"--{role}", getattr(args, role), "from 0 to 64")

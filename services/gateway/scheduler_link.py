@@ -24,9 +24,9 @@ _ConnectCall = grpc.aio.StreamStreamCall[
 Told = SchedulerConnected | SchedulerDisconnected | Placed | Rejected | Lost
 
 _CONNECT_TIMEOUT = 2.0
-_LEADER_CHECK_INTERVAL = 0.25
+_LEADER_CHECK_INTERVAL = 0.1
 _MOST_GATHERED_TOKENS = 200_000  # well below the 4 MiB of a message
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 0.25
 
 
 class SchedulerLink:
@@ -84,8 +84,8 @@ class SchedulerLink:
         stood = False
         try:
             async with open_channel(leader.address, self._config) as channel:
-                async with asyncio.timeout(_CONNECT_TIMEOUT):
-                    await channel.channel_ready()
+                if not await self._reach(channel, leader):
+                    return False
                 call = scheduler_pb2_grpc.SchedulerStub(channel).Connect()
                 await call.write(wire.pack_to_scheduler(self._hello))
                 stood = True
@@ -95,6 +95,23 @@ class SchedulerLink:
         except HeadwayError as error:
             self._log.error("scheduler_talks_nonsense", error=error.message)
         return stood
+
+    async def _reach(self, channel: grpc.aio.Channel, leader: Leader) -> bool:
+        """Whether the leader can be reached; False at once where the store names another one."""
+        ready = asyncio.ensure_future(channel.channel_ready())
+        changed = asyncio.create_task(self._watch(leader))
+        tasks = (ready, changed)
+        try:
+            done, _ = await asyncio.wait(
+                tasks, timeout=_CONNECT_TIMEOUT, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                raise TimeoutError
+            return ready in done
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _converse(self, call: _ConnectCall, leader: Leader) -> None:
         queue: asyncio.Queue[Request | CancelStream] = asyncio.Queue()

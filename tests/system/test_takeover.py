@@ -1,0 +1,134 @@
+"""The scheduler leader is killed under load: a standby takes over, and no client notices more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI
+
+from services.runtime.store import Leader
+from tests.system.local_cluster import MODEL, LocalCluster, local_cluster, until
+from tests.system.reference import greedy_text
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(300),
+]
+
+LONG = "Add 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22."
+SHORT = ("Add 17, 25, 8.", "Sort 5, 3, 9.", "Count the letter r in strawberry.")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running(
+    store_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[LocalCluster]:
+    folder: Path = tmp_path_factory.mktemp("logs")
+    async with local_cluster(store_url, "takeover", folder, "--schedulers", "2") as found:
+        yield found
+
+
+@pytest.fixture
+def client(running: LocalCluster) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=f"{running.base_url}/v1", api_key="none", max_retries=0)
+
+
+async def ask(
+    client: AsyncOpenAI, prompt: str, begun: asyncio.Event, **options: object
+) -> tuple[str, str]:
+    """Reasoning and answer, streamed; ``begun`` is set with the first of it."""
+    stream = await client.chat.completions.create(  # type: ignore[call-overload]  # extra options
+        model="headway-mini",
+        messages=[{"role": "user", "content": prompt}],
+        stream=True,
+        temperature=0,
+        **options,
+    )
+    reasoning, answer = [], []
+    async for chunk in stream:
+        for choice in chunk.choices:
+            reasoning.append(getattr(choice.delta, "reasoning_content", None) or "")
+            answer.append(choice.delta.content or "")
+            if reasoning[-1]:
+                begun.set()
+    return "".join(reasoning), "".join(answer)
+
+
+def ask_all(
+    client: AsyncOpenAI, prompts: list[str], **options: object
+) -> tuple[list[asyncio.Task[tuple[str, str]]], list[asyncio.Event]]:
+    """All at once, and an event each that says that its answer has begun."""
+    begun = [asyncio.Event() for _ in prompts]
+    pairs = zip(prompts, begun, strict=True)
+    return [asyncio.create_task(ask(client, *pair, **options)) for pair in pairs], begun
+
+
+async def leader_of(running: LocalCluster) -> Leader:
+    found: Leader | None = None
+
+    async def there_is_one() -> bool:
+        nonlocal found
+        found = await running.store.leader()
+        return found is not None
+
+    await until(there_is_one)
+    assert found is not None
+    return found
+
+
+async def kill_leader(running: LocalCluster) -> Leader:
+    leader = await leader_of(running)
+    running.kill(leader.candidate_id.rpartition("-")[0])
+    return leader
+
+
+async def end_takeover(running: LocalCluster, killed: Leader) -> None:
+    """A newer leader has come, and there is a standby again."""
+    assert (await leader_of(running)).fencing_token > killed.fencing_token
+    await running.supervisor.serving()
+
+
+async def test_requests_that_run_go_on(running: LocalCluster, client: AsyncOpenAI) -> None:
+    endless = {"max_tokens": 1200, "extra_body": {"ignore_eos": True}}
+    undisturbed = await ask(client, LONG, asyncio.Event(), **endless)
+    asked, begun = ask_all(client, [LONG] * 6, **endless)
+    await asyncio.gather(*(event.wait() for event in begun))
+    killed = await kill_leader(running)
+    assert [await task for task in asked] == [undisturbed] * len(asked)
+    await end_takeover(running, killed)
+
+
+async def test_a_burst_that_waits_or_is_being_handed_on_is_served_whole(
+    running: LocalCluster, client: AsyncOpenAI
+) -> None:
+    prompts = [*SHORT, LONG] * 8
+    asked, begun = ask_all(client, prompts)
+    waits = [asyncio.create_task(event.wait()) for event in begun]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    killed = await kill_leader(running)
+    expected = [greedy_text(MODEL, prompt) for prompt in prompts]
+    assert [await task for task in asked] == expected
+    await end_takeover(running, killed)
+
+
+async def test_requests_that_come_while_nobody_leads_wait_for_the_next_leader(
+    running: LocalCluster, client: AsyncOpenAI
+) -> None:
+    killed = await kill_leader(running)
+    asked: list[tuple[str, asyncio.Task[tuple[str, str]]]] = []
+
+    async def has_followed() -> bool:
+        prompt = SHORT[len(asked) % len(SHORT)]
+        asked.append((prompt, asyncio.create_task(ask(client, prompt, asyncio.Event()))))
+        found = await running.store.leader()
+        return found is not None and found.fencing_token > killed.fencing_token
+
+    await until(has_followed)
+    for prompt, task in asked:
+        assert await task == greedy_text(MODEL, prompt)
+    await end_takeover(running, killed)
