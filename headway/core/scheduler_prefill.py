@@ -9,6 +9,7 @@ from math import inf
 from headway.cluster import UnitId
 from headway.core.scheduler_events import Chosen, Considered, Decision, Learned
 from headway.core.scheduler_instance import Instance
+from headway.core.scheduler_prefixes import Prefixes
 from headway.core.scheduler_state import SchedulerState, Stage, Tracked
 from headway.core.scheduler_window import Window
 from headway.errors import Code
@@ -57,6 +58,7 @@ class PrefillPool:
             "packing", settings.packing, **settings.packing_params
         )
         self._velocities = SlidingMean(32, 0.0)
+        self._prefixes = Prefixes() if settings.prefix_hits else None
 
     # --- topology ---------------------------------------------------------------------
 
@@ -75,6 +77,8 @@ class PrefillPool:
         else:
             self._active.pop(worker_id, None)
             self._dispatching.leave(worker_id)
+        if instance is None and self._prefixes is not None:
+            self._prefixes.forget(worker_id)
 
     # --- news -------------------------------------------------------------------------
 
@@ -185,7 +189,8 @@ class PrefillPool:
         considered = tuple(
             Considered(room.unit, (room.capacity, chunk), room.num_free_blocks) for room in rooms
         )
-        assigned = self._packing.pack(legacy, new, rooms, capped=turn.capped)
+        hits = self._prefixes.hits if self._prefixes is not None else None
+        assigned = self._packing.pack(legacy, new, rooms, hits=hits, capped=turn.capped)
         if not assigned:
             return False
         dispatch = self._send(instance, rooms, assigned, now)
@@ -219,6 +224,9 @@ class PrefillPool:
             entry.adopted = False
             self._state.changed(entry.key)
             instance.hold(entry.key)
+            if self._prefixes is not None:
+                capacity = instance.info.num_blocks * instance.info.block_size
+                self._prefixes.sent(entry, a.unit, capacity)
             placed = Placed(entry.key, worker_id, a.unit.unit, role)
             self._state.tell_gateway(entry.key.gateway_id, placed)
         return dispatch

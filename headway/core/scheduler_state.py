@@ -40,7 +40,9 @@ class SchedulerSettings:
     tried for it meanwhile. ``finish_grace``: a request's last tokens are at its gateway this long
     after its worker reported the end, or lost if that worker dies before. ``persists``: whether
     changes are written down for a successor; ``memory_grace``: what an earlier leader wrote down,
-    and nobody has told of this long after the election, is forgotten.
+    and nobody has told of this long after the election, is forgotten. ``prefix_hits``: whether
+    packing is told whose prompts begin like those that a unit was sent (SBS, cache-aware); tokens
+    have to be real for that.
     """
 
     dispatch: str = "sbs"
@@ -61,6 +63,7 @@ class SchedulerSettings:
     finish_grace: float = 2.0
     memory_grace: float = 5.0
     persists: bool = False
+    prefix_hits: bool = False
     num_handoffs_tried: int = 5
     num_decisions_kept: int = 1000
     num_keys_remembered: int = 65_536
@@ -103,6 +106,7 @@ class Tracked:
     is_answering: bool = False  # its reasoning has ended
     left_over: bool = False
     cycle: int = -1  # of the window, when it entered
+    beginnings: tuple[int, ...] | None = None  # of its prompt, once they have been asked for
 
     @property
     def arrival_at(self) -> float:

@@ -32,6 +32,9 @@ class SchedulerConfig(PresetConfig):
     packing_params: dict[str, float | str] = Field(
         default_factory=dict, description='its parameters, JSON: {"order": "boost"}'
     )
+    prefix_hits: bool = Field(
+        True, description="pack prompts where others with the same beginning were prefilled"
+    )
     placement: str = Field("", description="which DP unit decodes a request; default: the preset's")
     placement_params: dict[str, float] = Field(
         default_factory=dict, description='its parameters, JSON: {"k": 1.5}'
@@ -71,6 +74,7 @@ class SchedulerConfig(PresetConfig):
             kv_watermark=self.kv_watermark,
             election_grace=self.election_grace,
             gateway_grace=self.gateway_grace,
+            prefix_hits=self.prefix_hits,
         )
         settings = policy_settings(preset, limits=limits).scheduler
         registry.make("dispatch", settings.dispatch, **settings.dispatch_params)
