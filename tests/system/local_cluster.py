@@ -43,8 +43,13 @@ class LocalCluster:
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
 
-    async def metric(self, name: str) -> float:
-        async with httpx.AsyncClient(base_url=self.base_url) as client:
+    async def metric(self, name: str, service_id: str = "gateway") -> float:
+        """The sum over its labels; of another service where ``--metrics-port`` was given."""
+        base_url = self.base_url
+        if service_id != "gateway":
+            flags = self.process(service_id).spec.flags
+            base_url = f"http://{flags[flags.index('--metrics-listen') + 1]}"
+        async with httpx.AsyncClient(base_url=base_url) as client:
             text = (await client.get("/metrics")).text
         values = [line.rsplit(" ", 1)[1] for line in text.splitlines() if line.startswith(name)]
         return sum(float(value) for value in values)

@@ -1,0 +1,176 @@
+"""Each preset on a real cluster: what it alone does shows in the metrics, and answers are right."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from openai import AsyncOpenAI
+
+from services.runtime.local_store import free_port
+from tests.system.local_cluster import LocalCluster, local_cluster, until
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+
+PROMPT, ANSWER = "Add 17, 25, 8.", "50"
+LONG = "Add 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22."
+Start = Callable[..., AbstractAsyncContextManager[LocalCluster]]
+
+
+@pytest.fixture
+def start(store_url: str, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """A cluster under a preset, with options of its services; one request has been answered."""
+
+    @asynccontextmanager
+    async def started(preset: str, *flags: str, **options: object) -> AsyncIterator[LocalCluster]:
+        for name, value in options.items():
+            monkeypatch.setenv(f"HEADWAY_{name.upper()}", str(value))
+        flags = ("--preset", preset, "--metrics-port", str(free_port()), *flags)
+        async with local_cluster(store_url, cluster, tmp_path, *flags) as found:
+            assert await answer(found) == ANSWER
+            yield found
+
+    return started
+
+
+async def answer(running: LocalCluster, **options: object) -> str:
+    """To a question that the model answers correctly, streamed."""
+    async with AsyncOpenAI(base_url=f"{running.base_url}/v1", api_key="none") as client:
+        stream = await client.chat.completions.create(  # type: ignore[call-overload]  # options vary
+            model="headway-mini",
+            messages=[{"role": "user", "content": PROMPT}],
+            stream=True,
+            temperature=0,
+            **options,
+        )
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+
+async def generate(running: LocalCluster, num_tokens: int, prompt: str = "Sort 5, 3, 9.") -> None:
+    """So many tokens, wherever the model would end."""
+    body = {
+        "model": "headway-mini",
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": num_tokens,
+        "ignore_eos": True,
+    }
+    async with httpx.AsyncClient(base_url=running.base_url, timeout=120) as client:
+        assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+
+
+async def test_vllm_like_dispatches_one_by_one_and_holds_nothing(start: Start) -> None:
+    async with start("vllm-like", "--decode", "1") as running:
+        await asyncio.gather(*(answer(running) for _ in range(6)))
+        rule = 'headway_scheduler_dispatches_total{rule="least-outstanding"}'
+        assert await running.metric(rule, "scheduler") == 7
+        assert await running.metric("headway_scheduler_dispatched_requests_total", "scheduler") == 7
+        assert await running.metric("headway_gateway_paced_tokens") == 0
+
+
+async def test_sbs_holds_requests_and_sends_them_together(start: Start) -> None:
+    async with start("sbs", "--decode", "1") as running:
+        prompts = [f"Add {n}, 12, 13, 14, 15, 16, 17." for n in range(40)]
+        await asyncio.gather(*(generate(running, 8, prompt) for prompt in prompts))
+        held = await running.metric(
+            'headway_scheduler_wait_seconds_sum{question="dispatch"}', "scheduler"
+        )
+        dispatches = await running.metric("headway_scheduler_dispatches_total", "scheduler")
+        requests = await running.metric("headway_scheduler_dispatched_requests_total", "scheduler")
+        assert requests == 41
+        assert dispatches < requests
+        assert held > 0
+
+
+async def test_uniboost_evicts_for_better_requests_and_is_told_a_fitted_gamma(start: Start) -> None:
+    options = {"max_model_len": 256, "num_blocks": 20, "prefix_caching": False}
+    flags = ("--prefill", "0", "--decode", "0", "--unified", "1")
+    async with start("uniboost", *flags, **options) as running:
+        long = [asyncio.create_task(generate(running, 200)) for _ in range(4)]
+
+        async def has_evicted() -> bool:
+            await generate(running, 2)
+            return await running.metric("headway_worker_evictions_total", "unified-1") > 0
+
+        await until(has_evicted)
+        await asyncio.gather(*long)
+
+        async def is_told() -> bool:
+            await asyncio.gather(*(generate(running, 2) for _ in range(25)))
+            return await running.metric("headway_worker_gamma_per_s", "unified-1") > 0
+
+        await until(is_told)
+        gamma = await running.metric("headway_scheduler_gamma_per_s", "scheduler")
+        assert gamma == await running.metric("headway_worker_gamma_per_s", "unified-1")
+
+
+async def test_star_moves_running_requests_to_where_there_is_less_to_come(start: Start) -> None:
+    options = {
+        "rescheduling_params": '{"interval": 0.1, "rest": 60.0, "step_tokens": 64}',
+        "predict_every": 0,  # lengths by like requests: those below end where no model would
+    }
+    flags = ("--prefill", "0", "--decode", "0", "--unified", "2")
+    async with start("star", *flags, **options) as running:
+
+        async def has_moved() -> bool:
+            """Long ones and short ones by turns: each worker has one kind until some move."""
+            asked = [
+                asyncio.create_task(generate(running, *((600,) if n % 2 == 0 else (2, LONG * 4))))
+                for n in range(6)
+            ]
+            await asyncio.gather(*asked)
+            moves = 'headway_scheduler_moves_total{cause="rescheduling"}'
+            return await running.metric(moves, "scheduler") > 0
+
+        await until(has_moved)
+
+
+async def test_pascal_knows_phases_and_paces_answers_unless_told_otherwise(start: Start) -> None:
+    options = {"pacing_params": '{"tpot": 0.2}'}
+    async with start("pascal", "--decode", "2", **options) as running:
+        before = await running.metric("headway_gateway_paced_tokens")
+        assert await answer(running, extra_body={"headway": {"pacing": False}}) == ANSWER
+        assert await running.metric("headway_gateway_paced_tokens") == before
+
+        async def is_reasoning() -> bool:
+            asked = [asyncio.create_task(generate(running, 60, LONG)) for _ in range(4)]
+            seen = 0.0
+            while not (seen or all(task.done() for task in asked)):
+                name = "headway_worker_reasoning_requests"
+                seen = sum([await running.metric(name, f"decode-{n}") for n in (1, 2)])
+            await asyncio.gather(*asked)
+            return seen > 0
+
+        await until(is_reasoning)
+        await asyncio.gather(*(answer(running) for _ in range(4)))
+        assert await running.metric("headway_gateway_paced_tokens") > before
+        ttfat = await running.metric("headway_gateway_ttfat_seconds_sum")
+        assert ttfat > await running.metric("headway_gateway_ttft_seconds_sum")
+        assert await running.metric("headway_gateway_qoe_count") > 0
+
+
+async def test_tokenscale_sends_bursts_to_convertible_decoders(start: Start) -> None:
+    flags = ("--decode", "1", "--convertible", "1")
+    async with start("tokenscale", *flags) as running:
+
+        async def has_helped() -> bool:
+            await asyncio.gather(*(generate(running, 4) for _ in range(30)))
+            rule = 'headway_scheduler_dispatches_total{rule="convertible"}'
+            return await running.metric(rule, "scheduler") > 0
+
+        await until(has_helped)
+        assert await running.metric("headway_gateway_burst_requests_total") > 0
+
+
+async def test_headway_holds_windows_and_paces_and_labels_bursts(start: Start) -> None:
+    async with start("headway", "--decode", "1", pacing_params='{"tpot": 0.2}') as running:
+        prompts = [f"Add {n}, 12, 13, 14, 15, 16, 17." for n in range(40)]
+        await asyncio.gather(*(generate(running, 8, prompt) for prompt in prompts))
+        await asyncio.gather(*(answer(running) for _ in range(4)))
+        dispatches = await running.metric("headway_scheduler_dispatches_total", "scheduler")
+        assert dispatches < 45
+        assert await running.metric("headway_gateway_paced_tokens") > 0
+        assert await running.metric("headway_gateway_burst_requests_total") > 0
