@@ -1,0 +1,52 @@
+"""From a real model's hidden states to the scheduler's reports, by way of a real predictor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headway.messages import ControlHello, Dispatch, LoadReport, UnitBatch, WantedReports
+from protos import worker_pb2_grpc
+from services.predictor.config import PredictorConfig
+from tests.services.predictor.predictor_rig import constant_predictor, serving
+from tests.services.worker.test_worker_service import Leader, Sink, make_request, sink, worker
+
+__all__ = ["sink", "worker"]
+WIDTH = 128
+WANTS = WantedReports(load_interval=0.0)
+
+
+@pytest.fixture
+async def predictor(store_url: str, cluster: str, tmp_path: Path) -> AsyncIterator[None]:
+    """It says 500 tokens of whatever it is shown."""
+    constant_predictor(tmp_path, 500.0, width=WIDTH)
+    config = PredictorConfig(
+        service_id="p", store=store_url, cluster=cluster, predictors={"headway-mini": tmp_path}
+    )
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(serving(config, joins=True))
+        yield
+
+
+async def test_a_predicted_length_reaches_the_schedulers_reports(
+    predictor: None,
+    worker: worker_pb2_grpc.WorkerStub,
+    sink: tuple[Sink, str],
+) -> None:
+    leader = Leader(worker, 1)
+    await leader.send(ControlHello("scheduler-1", 1, WANTS))
+    request = make_request(sink[1], max_tokens=1900)
+    request = replace(request, predicted_output_tokens=60.0)
+    await leader.send(Dispatch(7, (UnitBatch(0, (request,)),)))
+    seen: list[float] = []
+    async with asyncio.timeout(60):
+        while not any(each > 400 for each in seen):
+            message = await leader.hear()
+            if isinstance(message, LoadReport):
+                seen += message.units[0].remaining
+    assert seen[-1] <= 500.0
