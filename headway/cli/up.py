@@ -31,6 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--device", default="cpu", help="cpu or cuda; several GPUs are shared out")
     add("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     add("--dp", type=int, default=1, metavar="N", help="DP units per worker (default 1)")
+    add("--predictor", default="", help="folder of its versions; default: the model's predictor/")
     add("--host", default="127.0.0.1", help="HTTP address (default: loopback)")
     add("--port", type=int, default=8000, help="HTTP port (default 8000); gRPC takes the next one")
     add("--store", default="", help="redis:// URL; default: a private server of its own")
@@ -86,7 +87,7 @@ def process_specs(args: argparse.Namespace, num_cores: int, num_gpus: int = 0) -
     specs = [
         ProcessSpec("gateway", "gateway", (*common, *preset, *model, *http, *grpc_address, *keys)),
         *(ProcessSpec("scheduler", name, scheduler) for name in scheduler_ids(args.schedulers)),
-        ProcessSpec("predictor", "predictor", common),
+        ProcessSpec("predictor", "predictor", (*common, *_predictors(args))),
         ProcessSpec("autoscaler", "autoscaler", (*common, *preset, *_targets(args))),
     ]
     roles = [(role, number) for role in _ROLES for number in range(getattr(args, role))]
@@ -112,6 +113,18 @@ def _with_metrics(specs: list[ProcessSpec], port: int) -> list[ProcessSpec]:
         replace(spec, flags=(*spec.flags, "--metrics-listen", f"127.0.0.1:{port + place}"))
         for place, spec in enumerate(specs)
     ]
+
+
+def _predictors(args: argparse.Namespace) -> tuple[str, ...]:
+    """The trained predictor of remaining lengths, where the model has one."""
+    import json
+    from pathlib import Path
+
+    folder = Path(args.predictor or Path(args.model) / "predictor")
+    if not (args.predictor or folder.is_dir()):
+        return ()
+    name = args.model_name or Path(args.model).name
+    return ("--predictors", json.dumps({name: str(folder)}))
 
 
 def _targets(args: argparse.Namespace) -> tuple[str, ...]:
