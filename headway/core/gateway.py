@@ -249,7 +249,9 @@ class GatewayCore:
     # --- the workers ------------------------------------------------------------------
 
     def _on_tokens(self, batch: TokenBatch, actions: list[GatewayAction], now: float) -> None:
-        taken = take_tokens(self._requests, batch)
+        taken = take_tokens(self._requests, batch, now)
+        if taken.pauses:
+            actions.append(Deliver((), taken.pauses))
         if taken.num_first:
             self.num_waiting -= taken.num_first
             self._pace.record(taken.num_first, now)

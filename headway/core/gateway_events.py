@@ -85,11 +85,25 @@ class Delivery(NamedTuple):
     num_cached: int = 0
 
 
+class Pause(NamedTuple):
+    """Between a moved request's last token from one worker and its first from the next.
+
+    ``num_tokens``: how many it would have had meanwhile, at its pace until then.
+    """
+
+    seconds: float
+    num_tokens: float
+
+
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Tokens for clients, in order; a finish reason is a request's last word."""
+    """Tokens for clients, in order; a finish reason is a request's last word.
+
+    ``pauses``: of requests that have moved while they ran.
+    """
 
     deliveries: Sequence[Delivery]
+    pauses: Sequence[Pause] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from headway.core.gateway_events import Delivery
+from headway.core.gateway_events import Delivery, Pause
 from headway.core.gateway_state import EarlyToken, OpenRequest, OpenRequests
 from headway.messages import TokenBatch
 from headway.request import FinishReason, TokenLogprobs
@@ -19,7 +19,7 @@ class Taken:
 
     ``unknown`` stream ids belong to nobody; ``first`` counts requests that got their first
     token; the ``broken`` (request id: why) cannot go on; in ``gaps`` a token is missing that may
-    still be on its way.
+    still be on its way. ``pauses`` are of those who come from another worker now.
     """
 
     deliveries: list[Delivery] = field(default_factory=list)
@@ -27,9 +27,10 @@ class Taken:
     num_first: int = 0
     broken: dict[str, str] = field(default_factory=dict)
     gaps: list[OpenRequest] = field(default_factory=list)
+    pauses: list[Pause] = field(default_factory=list)
 
 
-def take_tokens(requests: OpenRequests, batch: TokenBatch) -> Taken:
+def take_tokens(requests: OpenRequests, batch: TokenBatch, now: float) -> Taken:
     """Append a batch's tokens to their requests; those that end are removed."""
     taken = Taken()
     by_stream, worker_id = requests.by_stream, batch.worker_id
@@ -46,6 +47,13 @@ def take_tokens(requests: OpenRequests, batch: TokenBatch) -> Taken:
             _out_of_order(taken, requests, state, index, EarlyToken(token_id, logprobs, reason))
             continue
         state.worker_id = worker_id
+        if state.source_id != worker_id:
+            if state.source_id:
+                taken.pauses.append(state.pause(now))
+            elif not state.output:
+                state.first_at = now
+            state.source_id = worker_id
+        state.last_at = now
         num_cached = batch.num_cached.get(entry, 0) if batch.num_cached else 0
         _append(taken, requests, state, token_id, logprobs, reason, before, num_cached)
         if state.early:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from headway.core.gateway_events import Pause
 from headway.request import FinishReason, Request, TokenLogprobs
 
 
@@ -22,7 +23,8 @@ class EarlyToken(NamedTuple):
 class OpenRequest:
     """One request that has not ended; ``request`` is its current attempt.
 
-    ``worker_id`` is where it was placed last or its newest token came from, "" before.
+    ``worker_id`` is where it was placed last or its newest token came from, "" before;
+    ``source_id`` where its newest token came from, at ``last_at``, and its first at ``first_at``.
     The instants are None unless it waits: ``retry_at`` to be submitted again, ``unsent_since``
     for a scheduler, ``gap_since`` for a token whose successor is in ``early``.
     """
@@ -30,6 +32,9 @@ class OpenRequest:
     request: Request
     output: list[int] = field(default_factory=list)
     worker_id: str = ""
+    source_id: str = ""
+    first_at: float = 0.0
+    last_at: float = 0.0
     retry_at: float | None = None
     unsent_since: float | None = None
     gap_since: float | None = None
@@ -50,10 +55,16 @@ class OpenRequest:
         """Forget the worker; go on behind the tokens so far, under a new stream id."""
         attempt = self.request.attempt + 1
         self.request = replace(self.current(), attempt=attempt, stream_id=stream_id)
-        self.worker_id = ""
+        self.worker_id = self.source_id = ""
         self.retry_at = retry_at
         self.unsent_since = self.gap_since = None
         self.early.clear()
+
+    def pause(self, now: float) -> Pause:
+        """Since its newest token."""
+        seconds, spent = now - self.last_at, self.last_at - self.first_at
+        num_gaps = len(self.output) - 1
+        return Pause(seconds, seconds * num_gaps / spent if spent > 0 else 0.0)
 
     def current(self) -> Request:
         """The attempt with all tokens so far."""

@@ -7,23 +7,17 @@ is in the pass are freed only when it has ended.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 
 from headway.cluster import Role, UnitLoad, WorkerInfo
 from headway.core.worker_events import (
     GatewayGone,
-    KvAborted,
-    KvArrived,
-    KvContinued,
-    KvOffered,
-    KvSent,
     PassCut,
     PassFailed,
     Predicted,
     PredictorKnown,
     SchedulerConnected,
-    TransferEnded,
     TransferEvent,
     WorkerAction,
     WorkerEvent,
@@ -32,17 +26,13 @@ from headway.core.worker_loads import load_report, loads_with_phases
 from headway.core.worker_plan import PassPlanner, Restarts
 from headway.core.worker_prediction import Predictions
 from headway.core.worker_sequence import SequenceState, Stage
+from headway.core.worker_settings import WorkerSettings
 from headway.core.worker_state import HashesOf, Oracle, PrefixCounts, WorkerState
 from headway.core.worker_steps import reserve_steps, return_steps
 from headway.core.worker_transfers import (
-    answer_more,
-    answer_offer,
-    end_arrival,
-    end_round,
     end_swaps,
-    end_transfer,
     leave_all,
-    start_handoff,
+    on_transfer,
     stay,
 )
 from headway.core.worker_unit_plan import Limits
@@ -53,7 +43,6 @@ from headway.messages import (
     Drain,
     EndForward,
     ForwardPass,
-    Handoff,
     PassItem,
     PassResult,
     Snapshot,
@@ -65,37 +54,7 @@ from headway.policies.estimation import Estimation
 from headway.policies.rescheduling import Horizon
 from headway.request import FinishReason, StreamKey
 
-
-@dataclass(frozen=True, slots=True)
-class WorkerSettings:
-    """``watermark``: share of a unit's blocks kept free at admission, [0, 1).
-
-    ``report_interval``: seconds between reports while a worker only decodes. ``max_steps``: the
-    most decode steps that the backend may run without asking again. ``linger``: seconds that a
-    worker with prompt tokens left over waits for the next dispatch before it begins another pass;
-    a round trip to the scheduler, which tops up the chunk (SBS), is well spent. ``max_running``:
-    the most requests of a DP unit in one pass, 0 for any number. ``end_of_reasoning``: the
-    token ids that end the reasoning of a request that reasons. ``reader_pace``: seconds in which
-    a reader takes one answering token. ``host_tokens``: of KV that a DP unit may keep in host
-    memory for preempted requests, 0 to compute it again. ``prefix_caching``: whether a request
-    may begin with the KV of others whose first tokens are the same. ``predict_every``: k, tokens
-    of a request between two predictions of its remaining length (STAR), 0 for none.
-    ``move_rounds``: the most rounds in which full blocks of a request that moves are sent while it
-    runs; with 0 it stops first.
-    """
-
-    watermark: float = 0.1
-    report_interval: float = 0.05
-    num_dispatches_remembered: int = 1024
-    max_steps: int = 1
-    linger: float = 0.0
-    max_running: int = 0
-    end_of_reasoning: tuple[int, ...] = ()
-    reader_pace: float = 0.1
-    host_tokens: int = 0
-    prefix_caching: bool = False
-    predict_every: int = 0
-    move_rounds: int = 0
+__all__ = ["WorkerCore", "WorkerSettings"]
 
 
 class WorkerCore:
@@ -182,7 +141,7 @@ class WorkerCore:
         elif isinstance(event, PredictorKnown):
             self._predictions.is_on = event.is_known
         elif isinstance(event, TransferEvent):
-            self._on_transfer(event, actions)
+            actions += on_transfer(self._state, event, self.settings.move_rounds)
         else:
             self._on_order(event, actions)
         return self._go_on(actions, now)
@@ -234,29 +193,6 @@ class WorkerCore:
         for batch in dispatch.batches:
             for request in batch.requests:
                 self._state.queue(request, batch.unit)
-
-    def _on_transfer(
-        self,
-        event: TransferEvent,
-        actions: list[WorkerAction],
-    ) -> None:
-        match event:
-            case Handoff():
-                action = start_handoff(self._state, event, self.settings.move_rounds)
-                if action is not None:
-                    actions.append(action)
-            case TransferEnded():
-                actions.append(end_transfer(self._state, event))
-            case KvSent(key):
-                actions += end_round(self._state, key, self.settings.move_rounds)
-            case KvOffered(header):
-                actions.append(answer_offer(self._state, header))
-            case KvContinued():
-                actions.append(answer_more(self._state, event))
-            case KvArrived(key):
-                end_arrival(self._state, key, ok=True)
-            case KvAborted(key):
-                end_arrival(self._state, key, ok=False)
 
     # --- forward passes ---------------------------------------------------------------
 

@@ -9,11 +9,16 @@ from headway.cluster import Role
 from headway.core.worker_events import (
     AcceptKv,
     AcknowledgeKv,
+    KvAborted,
+    KvArrived,
     KvContinued,
+    KvOffered,
+    KvSent,
     RefuseKv,
     StartTransfer,
     StopTransfer,
     TransferEnded,
+    TransferEvent,
     WorkerAction,
 )
 from headway.core.worker_rounds import begins_round, end_rounds, send_round, start_transfer
@@ -22,6 +27,28 @@ from headway.core.worker_state import WorkerState
 from headway.errors import Code, HeadwayError
 from headway.messages import Handoff, HandoffResult, KvHeader, Swap
 from headway.request import FinishReason, Request, StreamKey
+
+
+def on_transfer(state: WorkerState, event: TransferEvent, most_rounds: int) -> list[WorkerAction]:
+    """What KV that leaves or arrives makes of the requests; ``most_rounds`` while one runs."""
+    match event:
+        case Handoff():
+            action = start_handoff(state, event, most_rounds)
+            return [] if action is None else [action]
+        case TransferEnded():
+            return [end_transfer(state, event)]
+        case KvSent(key):
+            return end_round(state, key, most_rounds)
+        case KvOffered(header):
+            return [answer_offer(state, header)]
+        case KvContinued():
+            return [answer_more(state, event)]
+        case KvArrived(key):
+            end_arrival(state, key, ok=True)
+        case KvAborted(key):
+            end_arrival(state, key, ok=False)
+    return []
+
 
 # --- the source -----------------------------------------------------------------------
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from headway.core.gateway_events import Pause
 from headway.qoe import qoe
 
 _LATENCY = (
@@ -15,6 +16,7 @@ _LATENCY = (
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0),
 )
 _QOE = (0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)
+_MISSED = (0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
 _PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
 
 
@@ -98,6 +100,18 @@ class GatewayMetrics:
             "Streams that were cut off because their client did not read.",
             registry=registry,
         )
+        self._pause = Histogram(
+            "headway_gateway_move_pause_seconds",
+            "Seconds between a moved request's last token from one worker and the next's first.",
+            buckets=_LATENCY,
+            registry=registry,
+        )
+        self._missed = Histogram(
+            "headway_gateway_move_pause_tokens",
+            "Tokens that a moved request would have had meanwhile, at its pace until then.",
+            buckets=_MISSED,
+            registry=registry,
+        )
         self._ends = {end: self._requests.labels(end) for end in _ENDS}
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
@@ -144,6 +158,12 @@ class GatewayMetrics:
     def feedback_failed(self, service: str) -> None:
         """A report did not arrive."""
         self._feedback_failures.labels(service).inc()
+
+    def moved(self, pauses: Iterable[Pause]) -> None:
+        """Requests have moved from one worker to another while their clients read."""
+        for pause in pauses:
+            self._pause.observe(pause.seconds)
+            self._missed.observe(pause.num_tokens)
 
     def slow_client(self) -> None:
         """A client was cut off because it did not read."""

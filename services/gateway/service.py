@@ -154,6 +154,7 @@ class GatewayService:
 
     def _perform(self, action: GatewayAction) -> None:
         if isinstance(action, Deliver):
+            self.metrics.moved(action.pauses)
             self._feedback.produced(len(action.deliveries))
             self._outputs.deliver(action.deliveries, self.now())
         elif isinstance(action, CancelTokens):

@@ -205,6 +205,28 @@ def test_a_request_that_moved_survives_its_first_worker() -> None:
     assert core.handle(WorkerDetached("prefill"), now=0.2) == []
 
 
+def test_a_moves_pause_is_told_in_seconds_and_in_tokens_of_its_pace() -> None:
+    core = gateway()
+    request = opened(core)
+    for index in range(4):
+        core.handle(tokens(request.stream_id, index, [7]), now=1.0 + 0.5 * index)
+    moved = core.handle(tokens(request.stream_id, 4, [8], worker="v"), now=3.5)
+    later = core.handle(tokens(request.stream_id, 5, [9], worker="v"), now=4.0)
+    pauses = [p for a in moved if isinstance(a, Deliver) for p in a.pauses]
+    assert [(p.seconds, p.num_tokens) for p in pauses] == [(1.0, 2.0)]
+    assert not [p for a in later if isinstance(a, Deliver) for p in a.pauses]
+
+
+def test_another_attempt_is_no_move() -> None:
+    core = gateway()
+    request = opened(core)
+    core.handle(tokens(request.stream_id, 0, [7]), now=1.0)
+    core.handle(Lost((request.key,), "gone"), now=2.0)
+    again = requests_in(core.wake(now=9.0))[0]
+    first = core.handle(tokens(again.stream_id, 1, [8], worker="v"), now=10.0)
+    assert not [p for a in first if isinstance(a, Deliver) for p in a.pauses]
+
+
 def test_backoff_doubles_up_to_its_limit_and_attempts_are_numbered() -> None:
     core = gateway(replace(SETTINGS, request_timeout=600.0))
     request, now, waits = opened(core), 0.0, []
