@@ -153,6 +153,7 @@ class Emulated:
     submitted: list[Request] = field(default_factory=list)
     keeps_submitted: bool = True
     rejection: Rejected | None = None  # the answer to every submission, with its own key
+    decisions: list[str] = field(default_factory=list)  # about whatever request is asked for
     paused: bool = False  # submissions are taken and never computed
     address: str = ""
     _server: GrpcServer | None = None
@@ -262,6 +263,14 @@ class _Scheduler(scheduler_pb2_grpc.SchedulerServicer):
                     return
         finally:
             reader.cancel()
+
+    async def Explain(  # noqa: N802 (the proto's name)
+        self,
+        request: scheduler_pb2.ExplainRequest,
+        context: grpc.aio.ServicerContext[scheduler_pb2.ExplainRequest, scheduler_pb2.ExplainReply],
+    ) -> scheduler_pb2.ExplainReply:
+        """See ``protos/scheduler.proto``."""
+        return scheduler_pb2.ExplainReply(decisions=self._emulated.decisions)
 
     async def _read(
         self, messages: AsyncIterator[scheduler_pb2.GatewayMessage], gateway_id: str

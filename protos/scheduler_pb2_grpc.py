@@ -39,6 +39,11 @@ class SchedulerStub(object):
                 request_serializer=protos_dot_scheduler__pb2.GatewayMessage.SerializeToString,
                 response_deserializer=protos_dot_scheduler__pb2.SchedulerMessage.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/headway.v1.Scheduler/Explain',
+                request_serializer=protos_dot_scheduler__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=protos_dot_scheduler__pb2.ExplainReply.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer(object):
@@ -53,6 +58,14 @@ class SchedulerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """What was decided for a request, oldest first, out of the last decisions of this leader.
+        A standby answers FAILED_PRECONDITION.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +73,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.Connect,
                     request_deserializer=protos_dot_scheduler__pb2.GatewayMessage.FromString,
                     response_serializer=protos_dot_scheduler__pb2.SchedulerMessage.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=protos_dot_scheduler__pb2.ExplainRequest.FromString,
+                    response_serializer=protos_dot_scheduler__pb2.ExplainReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -89,6 +107,33 @@ class Scheduler(object):
             '/headway.v1.Scheduler/Connect',
             protos_dot_scheduler__pb2.GatewayMessage.SerializeToString,
             protos_dot_scheduler__pb2.SchedulerMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.v1.Scheduler/Explain',
+            protos_dot_scheduler__pb2.ExplainRequest.SerializeToString,
+            protos_dot_scheduler__pb2.ExplainReply.FromString,
             options,
             channel_credentials,
             insecure,

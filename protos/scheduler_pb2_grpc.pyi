@@ -36,6 +36,10 @@ class SchedulerStub:
     address in the message. When the stream breaks the gateway finds the leader in the state store, connects, and
     submits again what has not ended: a (gateway_id, stream_id) that is already known is ignored.
     """
+    Explain: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ExplainRequest, _scheduler_pb2.ExplainReply]
+    """What was decided for a request, oldest first, out of the last decisions of this leader.
+    A standby answers FAILED_PRECONDITION.
+    """
 
 @_typing.type_check_only
 class SchedulerAsyncStub(SchedulerStub):
@@ -44,6 +48,10 @@ class SchedulerAsyncStub(SchedulerStub):
     """One stream per gateway. A standby answers FAILED_PRECONDITION with the leader's
     address in the message. When the stream breaks the gateway finds the leader in the state store, connects, and
     submits again what has not ended: a (gateway_id, stream_id) that is already known is ignored.
+    """
+    Explain: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ExplainRequest, _scheduler_pb2.ExplainReply]  # type: ignore[assignment]
+    """What was decided for a request, oldest first, out of the last decisions of this leader.
+    A standby answers FAILED_PRECONDITION.
     """
 
 class SchedulerServicer(metaclass=_abc_1.ABCMeta):
@@ -56,6 +64,16 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
         """One stream per gateway. A standby answers FAILED_PRECONDITION with the leader's
         address in the message. When the stream breaks the gateway finds the leader in the state store, connects, and
         submits again what has not ended: a (gateway_id, stream_id) that is already known is ignored.
+        """
+
+    @_abc_1.abstractmethod
+    def Explain(
+        self,
+        request: _scheduler_pb2.ExplainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.ExplainReply, _abc.Awaitable[_scheduler_pb2.ExplainReply]]:
+        """What was decided for a request, oldest first, out of the last decisions of this leader.
+        A standby answers FAILED_PRECONDITION.
         """
 
 def add_SchedulerServicer_to_server(servicer: SchedulerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the subcommand."""
-    parser = subparsers.add_parser("explain", help="why a request of a recorded run went there")
-    parser.add_argument("request", help="its id, as in the run's requests.jsonl")
-    parser.add_argument(
+    parser = subparsers.add_parser("explain", help="why a request went where it went")
+    add = parser.add_argument
+    add("request", help="its id: x-request-id of a response, or as in a run's requests.jsonl")
+    add(
         "--run",
         dest="folder",
         type=Path,
-        required=True,
         metavar="DIR",
-        help="one run of `headway simulate --out`",
+        help="one run of `headway simulate --out`; default: the live cluster",
     )
+    add("--url", default="http://127.0.0.1:8000", help="the gateway of the live cluster")
+    add("--api-key", default="", help="default: $HEADWAY_API_KEY")
     parser.set_defaults(run=run)
 
 
@@ -26,14 +29,60 @@ def run(args: argparse.Namespace) -> int:
     from headway.core.explanations import told_of
     from headway.errors import Code, HeadwayError
 
-    path = args.folder / "decisions.jsonl"
+    is_live = args.folder is None
+    where = args.url if is_live else str(args.folder)
+    lines: Iterable[str]
+    if is_live:
+        lines = live_lines(args.url, args.request, args.api_key)
+    else:
+        lines = _recorded_lines(args.folder)
+    told = [each.text() for each in told_of(args.request, lines)]
+    if not told:
+        message = f"{where} has no decision about {args.request!r}"
+        if is_live:
+            message += "; its scheduler knows the last ones alone (--num-decisions-kept)"
+        raise HeadwayError(Code.NOT_FOUND, message)
+    print("\n".join(told))
+    return 0
+
+
+def _recorded_lines(folder: Path) -> Iterable[str]:
+    from headway.errors import Code, HeadwayError
+
+    path = folder / "decisions.jsonl"
     if not path.is_file():
         message = f"{path} is not there: record a run with `headway simulate … --out DIR`"
         raise HeadwayError(Code.NOT_FOUND, message)
     with path.open(encoding="utf-8", errors="replace") as lines:
-        told = [each.text() for each in told_of(args.request, lines)]
-    if not told:
-        message = f"{path} has no decision about {args.request!r}"
-        raise HeadwayError(Code.NOT_FOUND, message)
-    print("\n".join(told))
-    return 0
+        yield from lines
+
+
+def live_lines(url: str, request_id: str, api_key: str = "") -> list[str]:
+    """The live scheduler's decisions about a request, as a run would record them."""
+    import json
+    import os
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+    from urllib.parse import quote
+    from urllib.request import Request, urlopen
+
+    from headway.cli.bench.client import Endpoint
+    from headway.errors import Code, HeadwayError
+
+    Endpoint.parse(url)  # refuses what is no http address
+    base = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
+    request = Request(f"{base}/explain/{quote(request_id, safe='')}")
+    key = api_key or os.environ.get("HEADWAY_API_KEY", "")
+    if key:
+        request.add_header("Authorization", f"Bearer {key}")
+    try:
+        with urlopen(request, timeout=10) as response:
+            decisions = json.load(response)["decisions"]
+    except HTTPError as error:
+        from headway.cli.bench.replay import error_text
+
+        raise HeadwayError(Code.UNAVAILABLE, f"{base}: {error_text(error.read())}") from error
+    except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+        message = f"{base} does not answer as a gateway does ({error}): give its --url"
+        raise HeadwayError(Code.UNAVAILABLE, message) from error
+    return [json.dumps(decision) for decision in decisions]

@@ -15,13 +15,26 @@ MOST_OTHERS = 8
 _SCORES = {
     "dispatch": ("C_avail", "chunk"),
     "placement": ("B", "K"),
+    "boundary": ("B", "K"),
+    "rescheduling": ("B", "K"),
 }
 
 
 def write_decisions(decisions: Iterable[Decision], file: TextIO) -> None:
     """One JSON object a line."""
     for decision in decisions:
-        file.write(json.dumps(_packed(decision), separators=(",", ":")) + "\n")
+        file.write(decision_line(decision) + "\n")
+
+
+def decision_line(decision: Decision) -> str:
+    """As it is recorded, without a line's end."""
+    return json.dumps(_packed(decision), separators=(",", ":"))
+
+
+def lines_about(request_id: str, decisions: Iterable[Decision]) -> list[str]:
+    """The decisions that chose for this request, in order."""
+    about = (d for d in decisions if any(c.request_id == request_id for c in d.chosen))
+    return [decision_line(decision) for decision in about]
 
 
 def _packed(decision: Decision) -> dict[str, Any]:

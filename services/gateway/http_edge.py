@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any, Protocol
@@ -27,7 +27,7 @@ _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _MOST_INLINE_BYTES = 8192
 _POST = {"/v1/chat/completions": parse_chat, "/v1/completions": parse_completion}
 _GET = frozenset({"/v1/models", "/health", "/metrics"})
-_MODEL = "/v1/models/"
+_MODEL, _EXPLAIN = "/v1/models/", "/explain/"
 
 Parse = Callable[[Mapping[str, Any]], tuple[Ask, ReplyStyle]]
 
@@ -43,6 +43,9 @@ class Surroundings(Protocol):
 
     def unexpected(self, error: Exception, where: str) -> None:
         """Log a bug."""
+
+    async def explain(self, request_id: str) -> Sequence[str]:
+        """What the scheduler has decided for a request: JSON, a decision each."""
 
 
 class HttpEdge:
@@ -78,7 +81,7 @@ class HttpEdge:
                 self._keys.check(authorization)
             except HeadwayError as error:
                 raise HttpRefusal(401, error, "invalid_api_key") from error
-        is_get = path in _GET or path.startswith(_MODEL)
+        is_get = path in _GET or path.startswith((_MODEL, _EXPLAIN))
         if not is_get and path not in _POST:
             routes = ", ".join([*(f"POST {p}" for p in _POST), *(f"GET {p}" for p in sorted(_GET))])
             message = f"there is no {path[:80]!r} here; there are {routes}"
@@ -117,9 +120,10 @@ class HttpEdge:
         if len(body) <= _MOST_INLINE_BYTES:
             self._open(exchange, arrival_at, *self._read(body, parse))
             return
-        task = asyncio.get_running_loop().create_task(
-            self._generate_long(exchange, body, parse, arrival_at)
-        )
+        self._in_task(self._generate_long(exchange, body, parse, arrival_at))
+
+    def _in_task(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -184,6 +188,8 @@ class HttpEdge:
         elif path == "/v1/models":
             found = {"object": "list", "data": [self._model()]}
             exchange.respond(200, JSON, dumps(found).encode())
+        elif path.startswith(_EXPLAIN):
+            self._in_task(self._get_explanation(exchange, unquote(path[len(_EXPLAIN) :])))
         else:
             self._get_model(exchange, unquote(path[len(_MODEL) :]))
 
@@ -193,6 +199,17 @@ class HttpEdge:
             message = f"model {name!r} is not served here; this gateway serves {served!r}"
             raise HeadwayError(Code.NOT_FOUND, message, param="model")
         exchange.respond(200, JSON, dumps(self._model()).encode())
+
+    async def _get_explanation(self, exchange: Exchange, request_id: str) -> None:
+        try:
+            decisions = ",".join(await self._around.explain(request_id))
+            body = f'{{"request_id":{dumps(request_id)},"decisions":[{decisions}]}}'
+            if not exchange.ended:
+                exchange.respond(200, JSON, body.encode())
+        except HeadwayError as error:
+            self._respond_error(exchange, error)
+        except Exception as error:
+            self._unexpected(exchange, error)
 
     def _model(self) -> dict[str, Any]:
         model = self._calls.model

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import grpc
 
 from headway.core.gateway_events import SchedulerConnected, SchedulerDisconnected
-from headway.errors import HeadwayError
+from headway.errors import Code, HeadwayError
 from headway.messages import CancelStream, GatewayHello, Lost, Placed, Rejected
 from headway.request import Request
 from protos import scheduler_pb2, scheduler_pb2_grpc
@@ -24,6 +24,7 @@ _ConnectCall = grpc.aio.StreamStreamCall[
 Told = SchedulerConnected | SchedulerDisconnected | Placed | Rejected | Lost
 
 _CONNECT_TIMEOUT = 2.0
+_CALL_TIMEOUT = 5.0
 _LEADER_CHECK_INTERVAL = 0.1
 _MOST_GATHERED_TOKENS = 200_000  # well below the 4 MiB of a message
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 0.25
@@ -41,6 +42,7 @@ class SchedulerLink:
         self._post = post
         self._queue: asyncio.Queue[Request | CancelStream] | None = None
         self._task: asyncio.Task[None] | None = None
+        self._channel: grpc.aio.Channel | None = None
         self._log = get_logger()
 
     @property
@@ -62,6 +64,19 @@ class SchedulerLink:
         """Queue one message; the core bounds how many requests are open."""
         if self._queue is not None:
             self._queue.put_nowait(message)
+
+    async def explain(self, request_id: str) -> list[str]:
+        """What the leader has decided for a request, as JSON; HeadwayError where none is there."""
+        if self._channel is None:
+            message = "no scheduler could be reached; try again soon"
+            raise HeadwayError(Code.UNAVAILABLE, message, retry_after=1.0)
+        stub = scheduler_pb2_grpc.SchedulerStub(self._channel)
+        asked = scheduler_pb2.ExplainRequest(request_id=request_id)
+        try:
+            reply = await stub.Explain(asked, timeout=_CALL_TIMEOUT)
+        except grpc.aio.AioRpcError as error:
+            raise wire.error_of(error) from error
+        return list(reply.decisions)
 
     async def _follow(self) -> None:
         pause = _SHORTEST_PAUSE
@@ -88,12 +103,14 @@ class SchedulerLink:
                     return False
                 call = scheduler_pb2_grpc.SchedulerStub(channel).Connect()
                 await call.write(wire.pack_to_scheduler(self._hello))
-                stood = True
+                stood, self._channel = True, channel
                 await self._converse(call, leader)
         except (TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             self._log.warning("scheduler_lost", address=leader.address, error=_brief(error))
         except HeadwayError as error:
             self._log.error("scheduler_talks_nonsense", error=error.message)
+        finally:
+            self._channel = None
         return stood
 
     async def _reach(self, channel: grpc.aio.Channel, leader: Leader) -> bool:

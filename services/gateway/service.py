@@ -217,6 +217,10 @@ class GatewayService:
             "scheduler_connected": self._link.connected,
         }
 
+    async def explain(self, request_id: str) -> list[str]:
+        """For ``/explain/…``: the leader's decisions about a request, as JSON."""
+        return await self._link.explain(request_id)
+
     def unexpected(self, error: Exception, where: str) -> None:
         """Log a bug."""
         self._log.error("unexpected_error", where=where, error=repr(error), exc_info=error)

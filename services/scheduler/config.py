@@ -52,6 +52,9 @@ class SchedulerConfig(PresetConfig):
     kv_watermark: float = Field(
         0.1, ge=0.0, lt=1.0, description="share of a unit's KV blocks that a dispatch leaves free"
     )
+    num_decisions_kept: int = Field(
+        1000, ge=0, le=1_000_000, description="last decisions that `headway explain` can tell of"
+    )
     election_grace: float = Field(
         1.0, ge=0.0, description="longest wait for workers' snapshots after an election, s"
     )
@@ -72,6 +75,7 @@ class SchedulerConfig(PresetConfig):
             flow_control=FlowControl(self.flow_control_cycles),
             max_waiting=self.max_waiting,
             kv_watermark=self.kv_watermark,
+            num_decisions_kept=self.num_decisions_kept,
             election_grace=self.election_grace,
             gateway_grace=self.gateway_grace,
             prefix_hits=self.prefix_hits,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc
 
-from headway.core.scheduler_events import GatewayConnected, GatewayGone
+from headway.core.explanations import lines_about
+from headway.core.scheduler_events import Decision, GatewayConnected, GatewayGone
 from headway.errors import Code, HeadwayError, invalid
 from headway.messages import CancelStream, GatewayHello, Lost, Placed, Rejected
 from headway.request import Request
@@ -35,18 +36,21 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
         self._leader_address = leader_address
         self._max_queued = max_queued
         self._post: Callable[[Told], None] | None = None
+        self._decisions: Callable[[], Sequence[Decision]] = tuple
         self._queues: dict[str, _Queue] = {}
         self._log = get_logger()
 
     # --- leadership -------------------------------------------------------------------
 
-    def open(self, post: Callable[[Told], None]) -> None:
-        """This scheduler leads: let gateways in."""
-        self._post = post
+    def open(
+        self, post: Callable[[Told], None], decisions: Callable[[], Sequence[Decision]] = tuple
+    ) -> None:
+        """This scheduler leads: let gateways in, and tell who asks of its ``decisions``."""
+        self._post, self._decisions = post, decisions
 
     def close(self) -> None:
         """It leads no more: send gateways away."""
-        self._post = None
+        self._post, self._decisions = None, tuple
         for gateway_id in list(self._queues):
             self._end(gateway_id, self._not_leading())
 
@@ -92,6 +96,17 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
                 yield wire.pack_all_to_gateway(answers)
         except HeadwayError as error:
             await wire.abort(context, error)
+
+    async def Explain(  # noqa: N802 (the proto's name)
+        self,
+        request: scheduler_pb2.ExplainRequest,
+        context: grpc.aio.ServicerContext[scheduler_pb2.ExplainRequest, scheduler_pb2.ExplainReply],
+    ) -> scheduler_pb2.ExplainReply:
+        """See ``protos/scheduler.proto``."""
+        if self._post is None:
+            await wire.abort(context, self._not_leading())
+        found = lines_about(request.request_id, self._decisions())
+        return scheduler_pb2.ExplainReply(decisions=found)
 
     async def _serve(
         self, messages: AsyncIterator[scheduler_pb2.GatewayMessage]

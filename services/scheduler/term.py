@@ -80,7 +80,7 @@ class Term:
         self._log.info("term_begins", num_workers=len(members), num_requests=len(saved))
         worker_ids = tuple(member.member_id for member in members)
         self._post(Elected(self._fencing_token, worker_ids, saved, learned))
-        self._gateways.open(self._post)
+        self._gateways.open(self._post, lambda: self._core.decisions)
         self.has_begun = True
         self._watch.start()
         self._take_picture()

@@ -11,6 +11,8 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
+from headway.cli.explain import live_lines
+from headway.core.explanations import told_of
 from services.runtime.local_store import free_port
 from tests.system.local_cluster import LocalCluster, local_cluster, until
 
@@ -62,6 +64,15 @@ async def generate(running: LocalCluster, num_tokens: int, prompt: str = "Sort 5
         assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
 
 
+async def explanation(running: LocalCluster) -> str:
+    """Why a new request went where it went, as ``headway explain`` prints it."""
+    body = {"model": "headway-mini", "prompt": PROMPT, "max_tokens": 4}
+    async with httpx.AsyncClient(base_url=running.base_url, timeout=60) as client:
+        request_id = (await client.post("/v1/completions", json=body)).headers["x-request-id"]
+    lines = await asyncio.to_thread(live_lines, running.base_url, request_id)
+    return "\n".join(each.text() for each in told_of(request_id, lines))
+
+
 async def test_vllm_like_dispatches_one_by_one_and_holds_nothing(start: Start) -> None:
     async with start("vllm-like", "--decode", "1") as running:
         await asyncio.gather(*(answer(running) for _ in range(6)))
@@ -83,6 +94,9 @@ async def test_sbs_holds_requests_and_sends_them_together(start: Start) -> None:
         assert requests == 41
         assert dispatches < requests
         assert held > 0
+        told = await explanation(running)
+        assert "dispatch by" in told
+        assert "placement by iqr-lex: to decode-1/0" in told
 
 
 async def test_uniboost_evicts_for_better_requests_and_is_told_a_fitted_gamma(start: Start) -> None:

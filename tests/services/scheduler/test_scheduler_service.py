@@ -8,11 +8,12 @@ import grpc
 import pytest
 
 from headway.cluster import Role
+from headway.core.explanations import told_of
 from headway.errors import Code, HeadwayError
 from headway.messages import CancelStream, Handoff, HandoffResult, HeldRequest, Lost, Rejected
-from protos import scheduler_pb2
+from protos import scheduler_pb2, scheduler_pb2_grpc
 from services.scheduler.config import SchedulerConfig
-from tests.services.scheduler.scheduler_rig import Rig, key, until
+from tests.services.scheduler.scheduler_rig import Rig, key, make_request, until
 
 # --- requests -----------------------------------------------------------------------------
 
@@ -248,6 +249,29 @@ async def test_a_scheduler_can_be_stopped_at_any_moment(rig: Rig) -> None:
         async with asyncio.timeout(10.0):
             await scheduler.service.stop()
         assert await rig.store.leader() is None
+
+
+# --- explanations -------------------------------------------------------------------------
+
+
+async def test_the_leader_tells_what_it_decided_for_a_request(rig: Rig) -> None:
+    leader = await rig.leader(num_decisions_kept=1)
+    worker = await rig.worker("w")
+    gateway = await rig.gateway(leader.address)
+    await until(lambda: len(worker.hellos) == 1, "the worker is known")
+    await gateway.submit(1)
+    await until(lambda: worker.dispatched == [1], "the worker has it")
+    async with grpc.aio.insecure_channel(leader.address) as channel:
+        stub = scheduler_pb2_grpc.SchedulerStub(channel)
+        about = make_request(1).request_id
+        reply = await stub.Explain(scheduler_pb2.ExplainRequest(request_id=about))
+        (told,) = told_of(about, reply.decisions)
+        assert (told.question, told.unit) == ("dispatch", "w/0")
+        worker.end_pass(finished=1)
+        await gateway.submit(2)
+        await until(lambda: worker.dispatched == [1, 2], "another decision is kept instead")
+        reply = await stub.Explain(scheduler_pb2.ExplainRequest(request_id=about))
+        assert not reply.decisions
 
 
 # --- metrics and configuration ------------------------------------------------------------
