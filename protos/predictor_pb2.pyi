@@ -112,8 +112,11 @@ class PredictReply(_message.Message):
 
     REMAINING_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """of the predictor that answered"""
+    weight: _builtins.float
+    """against a request's earlier predictions, over 0 to 1; 0: 1"""
     @_builtins.property
     def remaining(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """output tokens still to come, in the order asked"""
@@ -123,10 +126,11 @@ class PredictReply(_message.Message):
         *,
         remaining: _abc.Iterable[_builtins.float] | None = ...,
         version: _builtins.str = ...,
+        weight: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["remaining", b"remaining", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["remaining", b"remaining", "version", b"version", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

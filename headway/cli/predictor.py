@@ -62,6 +62,12 @@ def _add_train(kinds: Any) -> None:
     add("--epochs", type=int, default=100, help="at most (default 100)")
     add("--patience", type=int, default=10, help="epochs without a better one (default 10)")
     add("--weight-decay", type=float, default=0.01, help="of AdamW (default 0.01)")
+    add(
+        "--weight",
+        type=float,
+        default=0.0,
+        help="of a prediction against earlier ones; 1: the paper's; default: best on validation",
+    )
     add("--search", type=int, default=0, metavar="N", help="trials of the paper's search space")
     add("--num-threads", type=int, default=1, help="torch threads (default 1)")
     add("--seed", type=int, default=0, help="of weights and batches (default 0)")

@@ -115,11 +115,15 @@ class PredictorKnown:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What remained of requests when they had so many output tokens: parallel arrays."""
+    """What remained of requests when they had so many output tokens: parallel arrays.
+
+    ``weight``: of these against each request's earlier predictions, over 0 to 1; 1 forgets them.
+    """
 
     keys: tuple[StreamKey, ...]
     num_output_tokens: tuple[int, ...]
     remaining: tuple[float, ...]
+    weight: float = 1.0
 
 
 TransferEvent = Handoff | TransferEnded | KvSent | KvOffered | KvContinued | KvArrived | KvAborted

@@ -65,4 +65,4 @@ class Predictions:
         """Believe what is a length, of requests that are here."""
         columns = (predicted.keys, predicted.num_output_tokens, predicted.remaining)
         for key, num_output_tokens, remaining in zip(*columns, strict=True):
-            self._state.predict(key, remaining, num_output_tokens)
+            self._state.predict(key, remaining, num_output_tokens, weight=predicted.weight)

@@ -341,15 +341,26 @@ class WorkerState:
         if sequence.answer_start is None:
             sequence.answer_start = self._answer_start(sequence.request, sequence.output)
 
-    def predict(self, key: StreamKey, num_remaining: float, num_output_tokens: int) -> None:
+    def predict(
+        self,
+        key: StreamKey,
+        num_remaining: float,
+        num_output_tokens: int,
+        *,
+        weight: float = 1.0,
+    ) -> None:
         """The predictor, at so many output tokens, expects so many more.
 
         What is no length is not believed, nor what an answer that came sooner has overtaken.
+        ``weight``: against what it said of the request before.
         """
         sequence = self.find(key)
         if sequence is None or not 0 <= num_remaining < inf:
             return
         if sequence.prediction is None or num_output_tokens >= sequence.predicted_at:
+            if sequence.prediction is not None:
+                before = sequence.predicted_at + sequence.prediction - num_output_tokens
+                num_remaining = max(0.0, (1 - weight) * before + weight * num_remaining)
             sequence.predicted_total = num_output_tokens + num_remaining
             sequence.prediction, sequence.predicted_at = num_remaining, num_output_tokens
             self._estimate(sequence)

@@ -23,10 +23,10 @@ from rich.progress import (
 )
 from transformers import AutoTokenizer
 
-from headway.errors import Code, HeadwayError, invalid
+from headway.errors import Code, HeadwayError, invalid, require_between
 from models.lengths.baselines import fit_all
 from models.lengths.collect import Collector, CollectSettings
-from models.lengths.measure import PREDICTOR, card, measure
+from models.lengths.measure import PREDICTOR, best_weight, card, measure
 from models.lengths.prompts import file_chats, prompts, task_chats
 from models.lengths.samples import Collected, load_samples, save_samples
 from models.lengths.train import Epoch, Trained, TrainSettings, search_space, train
@@ -85,6 +85,7 @@ def _num_blocks(size: ModelSize) -> int:
 def train_version(args: argparse.Namespace) -> int:
     """Train on samples, measure against the baselines, write a version."""
     torch.set_num_threads(args.num_threads)
+    require_between("--weight", args.weight, 0, 1)
     samples, about = load_samples(args.samples)
     base = TrainSettings(
         layers=tuple(args.layers or ()),
@@ -99,8 +100,10 @@ def train_version(args: argparse.Namespace) -> int:
     best = min(trials, key=lambda trial: trial.error).settings if trials else base
     trained = _train(samples, best, args.epochs)
     print(f"best validation error {trained.error:.2f} tokens; fitting the baselines")
-    measured = measure(trained.network, fit_all(samples, args.seed), samples)
-    path = _save(args.out, trained, trials, measured, {**about, "trained_at": int(time.time())})
+    weight = args.weight or best_weight(trained.network, samples)
+    measured = measure(trained.network, fit_all(samples, args.seed), samples, weight)
+    made = {"weight": weight, "trained_at": int(time.time())}
+    path = _save(args.out, trained, trials, measured, {**about, **made})
     print((path / "README.md").read_text())
     print(f"written: {path}")
     return 0

@@ -25,10 +25,11 @@ _States = NDArray[np.float16]
 
 
 class Scores(NamedTuple):
-    """Tokens still to come, (n,), NaN where a state was none, and who says so."""
+    """Tokens still to come, (n,), NaN where a state was none; who says so, and its weight."""
 
     remaining: NDArray[np.float32]
     version: str
+    weight: float
 
 
 class _Call(NamedTuple):
@@ -79,7 +80,7 @@ class Scorer:
         """Batch after batch, until nobody waits."""
         loop = asyncio.get_running_loop()
         while self._waiting:
-            calls, network, version = self._take(), self._network, self._loaded.version
+            calls, network, loaded = self._take(), self._network, self._loaded
             began = time.perf_counter()
             states = np.concatenate([call.hidden for call in calls])
             try:
@@ -93,7 +94,9 @@ class Scorer:
             for call in calls:
                 stop = start + len(call.hidden)
                 if not call.answer.done():
-                    call.answer.set_result(Scores(remaining[start:stop], version))
+                    call.answer.set_result(
+                        Scores(remaining[start:stop], loaded.version, loaded.weight)
+                    )
                 start = stop
         self._task = None
 

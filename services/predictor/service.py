@@ -56,7 +56,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         except HeadwayError as error:
             await wire.abort(context, error)
         return predictor_pb2.PredictReply(
-            remaining=scores.remaining.tolist(), version=scores.version
+            remaining=scores.remaining.tolist(), version=scores.version, weight=scores.weight
         )
 
     async def Observe(  # noqa: N802 (the proto's name)

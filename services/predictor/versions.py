@@ -24,11 +24,15 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class LoadedPredictor:
-    """One version, ready to score."""
+    """One version, ready to score.
+
+    ``weight``: of a prediction against a request's earlier ones, over 0 to 1.
+    """
 
     version: str
     network: LengthNetwork
     about: Mapping[str, Any]
+    weight: float = 1.0
 
 
 def newest_version(folder: Path) -> str:
@@ -72,7 +76,10 @@ def load_version(folder: Path, version: str = "") -> LoadedPredictor:
         about = json.loads((path / CONFIG).read_text())
         network = LengthNetwork(NetworkShape(about["width"], tuple(about["layers"])))
         network.load_state_dict(load_file(path / WEIGHTS))
+        weight = float(about.get("weight", 1.0))
+        if not 0 < weight <= 1:
+            raise ValueError(f"its weight is {weight}; it must be over 0 to 1")
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         message = f"{path} holds no predictor (headway predictor train): {error}"
         raise HeadwayError(Code.NOT_FOUND, message, param="predictors") from error
-    return LoadedPredictor(version, network.eval(), about)
+    return LoadedPredictor(version, network.eval(), about, weight)

@@ -138,12 +138,13 @@ class PredictorLink:
         try:
             with self._metrics.latency.time():
                 reply = await stub.Predict(packed, timeout=_CALL_TIMEOUT)
-            remaining = wire.unpack_remaining(reply, len(question.hidden.keys))
+            remaining, weight = wire.unpack_remaining(reply, len(question.hidden.keys))
         except HeadwayError as error:
             self._metrics.failed.labels(error.code.value).inc()
             return
         self._metrics.predicted.inc(len(remaining))
-        self._post(Predicted(question.hidden.keys, question.num_output_tokens, remaining))
+        keys = question.hidden.keys
+        self._post(Predicted(keys, question.num_output_tokens, remaining, weight))
 
 
 def _parts(question: AskPredictor) -> Iterator[AskPredictor]:

@@ -145,6 +145,15 @@ def test_an_older_answer_does_not_replace_a_newer_one() -> None:
     assert remaining(worker) == 18.0
 
 
+def test_a_prediction_is_weighed_against_the_earlier_ones() -> None:
+    worker = reporting_worker()
+    for _ in range(4):
+        worker.run_pass()
+    worker.post(Predicted((KEY,), (1,), (30.0,), weight=0.25))  # 31 in all: the first counts alone
+    worker.post(Predicted((KEY,), (3,), (20.0,), weight=0.25))  # 23 in all
+    assert remaining(worker) == 29.0 - 5  # a quarter of the way from 31 to 23
+
+
 def test_an_answer_for_a_request_that_has_gone_is_ignored() -> None:
     worker = asking_worker()
     worker.post(dispatch(make_request(1, max_tokens=9)))

@@ -15,7 +15,7 @@ from headway.cli import main
 from headway.errors import HeadwayError
 from headway.request import SamplingParams
 from models.lengths.baselines import fit_all, remaining_by
-from models.lengths.measure import PREDICTOR, card, measure
+from models.lengths.measure import PREDICTOR, card, measure, smoothed
 from models.lengths.prompts import file_chats, task_chats
 from models.lengths.samples import (
     SPLITS,
@@ -123,6 +123,17 @@ def test_training_stops_when_it_gets_no_better() -> None:
     assert len(trained.epochs) < 200
     best = min(trained.epochs, key=lambda epoch: epoch.validation_error)
     assert trained.epochs[-1].number == best.number + 3
+
+
+def test_smoothing_mixes_a_prediction_with_the_earlier_ones() -> None:
+    samples = synthetic(1)
+    first = np.flatnonzero(samples.owners == 0)
+    raw = samples.remaining.copy()
+    raw[first[1]] += 40.0
+    mixed = smoothed(raw, samples, 0.25)
+    assert mixed[first[0]] == raw[first[0]]
+    assert mixed[first[1]] == samples.remaining[first[1]] + 10.0
+    assert np.array_equal(smoothed(raw, samples, 1.0), raw)
 
 
 def test_too_few_requests_to_split_are_refused() -> None:

@@ -85,11 +85,16 @@ def unpack_question(packed: pb.PredictRequest) -> Question:
     )
 
 
-def unpack_remaining(packed: pb.PredictReply, num_rows: int) -> tuple[float, ...]:
-    """What the predictor says of so many requests; what is no length the core does not believe."""
+def unpack_remaining(packed: pb.PredictReply, num_rows: int) -> tuple[tuple[float, ...], float]:
+    """What the predictor says of so many requests, and what that weighs against earlier words.
+
+    What is no length the core does not believe.
+    """
     if len(packed.remaining) != num_rows:
         raise invalid("remaining", len(packed.remaining), f"{num_rows} long, as asked")
-    return tuple(packed.remaining)
+    if not 0 <= packed.weight <= 1:
+        raise invalid("weight", packed.weight, "over 0 to 1, or 0 for 1")
+    return tuple(packed.remaining), packed.weight or 1.0
 
 
 def _keys(packed: pb.PredictRequest) -> tuple[StreamKey, ...]:

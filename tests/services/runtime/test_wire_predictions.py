@@ -72,7 +72,17 @@ def test_an_answer_of_another_length_is_refused() -> None:
         wire.unpack_remaining(predictor_pb2.PredictReply(remaining=[1.0]), 2)
 
 
-@settings(max_examples=200)
+@pytest.mark.parametrize("weight", [math.nan, -0.1, 1.1])
+def test_an_impossible_weight_is_refused(weight: float) -> None:
+    with pytest.raises(HeadwayError, match="weight"):
+        wire.unpack_remaining(predictor_pb2.PredictReply(remaining=[1.0], weight=weight), 1)
+
+
+def test_an_answer_without_a_weight_counts_alone() -> None:
+    assert wire.unpack_remaining(predictor_pb2.PredictReply(remaining=[9.0]), 1) == ((9.0,), 1.0)
+
+
+@settings(max_examples=200, deadline=None)
 @given(
     changes=st.lists(st.tuples(st.integers(0, 10**4), st.integers(0, 255)), min_size=1, max_size=4)
 )
