@@ -17,6 +17,7 @@ _SUBCOMMANDS = (
     "bench",
     "simulate",
     "explain",
+    "demo",
     "reproduce",
     "predictor",
 )

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         if not url:
             port = local_store.free_port()
             url = local_store.store_url(port)
-            specs.insert(0, _store_spec(port, folder))
+            specs.insert(0, store_spec(port, folder))
         config = ServiceConfig(
             service_id="supervisor",
             store=url,
@@ -110,9 +110,14 @@ def _with_metrics(specs: list[ProcessSpec], port: int) -> list[ProcessSpec]:
     if not port:
         return specs
     return [
-        replace(spec, flags=(*spec.flags, "--metrics-listen", f"127.0.0.1:{port + place}"))
+        with_flags(spec, "--metrics-listen", f"127.0.0.1:{port + place}")
         for place, spec in enumerate(specs)
     ]
+
+
+def with_flags(spec: ProcessSpec, *flags: str) -> ProcessSpec:
+    """The same with more flags; of two that are given the last one holds."""
+    return replace(spec, flags=(*spec.flags, *flags))
 
 
 def _predictors(args: argparse.Namespace) -> tuple[str, ...]:
@@ -138,7 +143,8 @@ def _targets(args: argparse.Namespace) -> tuple[str, ...]:
     )
 
 
-def _store_spec(port: int, folder: str) -> ProcessSpec:
+def store_spec(port: int, folder: str) -> ProcessSpec:
+    """A private store that keeps its data in a folder."""
     from services.runtime.local_store import store_command
     from services.runtime.supervisor import ProcessSpec
 
