@@ -2,7 +2,8 @@
 
 CSV with a row a pass of one DP unit
 (``seconds,prefill_tokens,prefill_context,batch,kv_tokens``), or JSON lines of
-``{"seconds": …, "units": [{"prefill_tokens": …, …}, …]}``; what is left out is 0.
+``{"seconds": …, "units": [{"prefill_tokens": …, …}, …]}``; what is left out is 0. A line of
+``{"worker": …}``, which a worker's own record begins with, is passed over.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from headway.errors import invalid
@@ -26,7 +28,8 @@ def parse_passes(lines: Iterable[str], source: str) -> list[MeasuredPass]:
     if first is None:
         raise invalid(source, "empty", "at least a header and some passes")
     if first[1].startswith("{"):
-        return [_of_json(n, line, source) for n, line in (first, *numbered)]
+        rows = numbered if first[1].startswith('{"worker":') else chain([first], numbered)
+        return [_of_json(n, line, source) for n, line in rows]
     return list(_of_csv(first[1], numbered, source))
 
 

@@ -16,6 +16,7 @@ _SUBCOMMANDS = (
     "profile",
     "bench",
     "simulate",
+    "calibrate",
     "explain",
     "demo",
     "reproduce",

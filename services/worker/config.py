@@ -75,6 +75,9 @@ class WorkerConfig(PresetConfig):
         4, ge=0, description="rounds of KV sent while a request that moves still runs, 0: none"
     )
     transfer_timeout: float = Field(30.0, gt=0.0, description="seconds for one KV transfer")
+    record_passes: str = Field(
+        "", description="folder where every pass is written down, for `headway profile fit`; none"
+    )
     token_queue_batches: int = Field(
         4096, ge=1, description="passes queued for a gateway that does not read, then it is dropped"
     )

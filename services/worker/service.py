@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from headway.core.worker_events import (
     WorkerEvent,
 )
 from headway.errors import Code, HeadwayError
-from headway.messages import Drain, EndForward, ForwardPass, Tuned
+from headway.messages import Drain, EndForward, ForwardPass, PassResult, Tuned
 from headway.request import FinishReason
 from protos import worker_pb2, worker_pb2_grpc
 from services.runtime import wire
@@ -38,6 +39,7 @@ from services.worker.kv_receiver import KvReceiver
 from services.worker.kv_sender import KvSender
 from services.worker.loading import load_backend
 from services.worker.metrics import PredictionMetrics, WorkerMetrics
+from services.worker.pass_record import PassRecord
 from services.worker.predictor_link import PredictorLink
 from services.worker.token_link import TokenLinks
 
@@ -107,6 +109,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._driver: Driver[WorkerEvent, WorkerAction] = Driver(
             self._core, self._perform, self._runtime.clock
         )
+        self._record = PassRecord(config.record_passes, info) if config.record_passes else None
         self._engine = EngineThread(backend, self._post)
         self._sender = KvSender(config, backend, self._post, self._metrics)
         self._receiver = KvReceiver(config.service_id, backend, self._post)
@@ -161,6 +164,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         await self._sender.close()
         self._driver.close()
         await asyncio.to_thread(self._engine.close)
+        if self._record is not None:
+            self._record.close()
 
     # --- events and actions -----------------------------------------------------------
 
@@ -168,11 +173,15 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         if isinstance(event, Tuned):
             self._metrics.tuned(event)
         if self._ready:
+            if self._record is not None and isinstance(event, PassResult):
+                self._record.ended(time.perf_counter())
             self._driver.post(event)
 
     def _perform(self, action: WorkerAction) -> None:
         if isinstance(action, ForwardPass):
             self._metrics.pass_started(action)
+            if self._record is not None:
+                self._record.started(action, time.perf_counter())
             self._engine.start(action)
         elif isinstance(action, SendTokens):
             self._tokens.send(action)

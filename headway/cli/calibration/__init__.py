@@ -1,0 +1,1 @@
+"""``headway calibrate``: a live run and its simulation, side by side."""

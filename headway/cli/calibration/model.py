@@ -1,0 +1,116 @@
+"""From recorded passes to a simulated cluster that costs what this machine does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from headway.cli.calibration.figures import Seen
+from headway.cli.calibration.load import Row, simulated
+from headway.cluster import Role
+from headway.errors import Code, HeadwayError
+from headway.presets import find_preset
+from headway.profile import Profile
+from headway.profile_fit import Fit, MeasuredPass, fit_pass_time
+from headway.profile_passes import parse_passes
+from headway.sim.experiment import Conditions, cluster_spec, simulate
+from headway.sim.network import NetworkParams
+from headway.sim.worker import InstanceSpec
+from headway.velocity import decode_velocities, prefill_velocity
+
+_NUM_STEPS = 8  # of the search for the latency
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What one worker says it is, and its passes."""
+
+    worker: dict[str, Any]
+    passes: list[MeasuredPass]
+
+
+def read_records(folder: Path) -> list[Recorded]:
+    """Of every worker; HeadwayError where there is none."""
+    found = []
+    for path in sorted(folder.glob("*.jsonl")):
+        lines = path.read_text("utf-8").splitlines()
+        worker = json.loads(lines[0])["worker"]
+        passes = [p for p in parse_passes(lines, path.name) if p.seconds > 0] if lines[1:] else []
+        found.append(Recorded(worker, passes))
+    if not any(each.passes for each in found):
+        raise HeadwayError(Code.FAILED_PRECONDITION, f"no worker recorded a pass in {folder}")
+    return found
+
+
+def fit_profile(records: Sequence[Recorded], name: str) -> tuple[Profile, Fit]:
+    """Pass times by least squares over all workers' passes; capacities from the workers."""
+    passes = [each for record in records for each in record.passes]
+    fit = fit_pass_time(_without_outliers(passes))
+    worker = records[0].worker
+    profile = Profile(
+        name=name,
+        model=worker["model"],
+        device="this machine",
+        dtype="the checkpoint's",
+        parallelism="none",
+        origin=f"fitted to {fit.num_passes} passes of a live run",
+        kv_bytes_per_token=worker["kv_bytes_per_token"],
+        kv_capacity_tokens=worker["num_blocks"] * worker["block_size"],
+        chunk_tokens=worker["chunk_tokens"],
+        block_size=worker["block_size"],
+        pass_time=fit.pass_time,
+    )
+    return (
+        replace(
+            profile,
+            prefill_tokens_per_s=prefill_velocity(fit.pass_time, profile.memory),
+            decode_tokens_per_s=decode_velocities(fit.pass_time, profile.memory, profile.buckets),
+        ),
+        fit,
+    )
+
+
+def _without_outliers(passes: Sequence[MeasuredPass]) -> list[MeasuredPass]:
+    """A pass that the machine interrupted says nothing of passes; the slowest 1 % go."""
+    by_time = sorted(passes, key=lambda p: p.seconds)
+    return by_time[: max(8, int(0.99 * len(by_time)))]
+
+
+def simulation(
+    records: Sequence[Recorded], profile: Profile, preset: str, rows: Sequence[Row], latency: float
+) -> list[Seen]:
+    """The same requests on as many simulated workers; ``latency`` of a message, s."""
+    instances = tuple(
+        (InstanceSpec(Role(each.worker["role"]), profile, each.worker["max_model_len"]), 1)
+        for each in records
+    )
+    network = NetworkParams(
+        bytes_per_s=profile.link_bytes_per_s, latency=latency, dispatch_latency=latency
+    )
+    conditions = Conditions(instances, network, report_interval=0.05)
+    run = simulate(cluster_spec(find_preset(preset), conditions), simulated(rows))
+    return list(_seen(run.records))
+
+
+def _seen(records: Iterable[Any]) -> Iterable[Seen]:
+    for record in records:
+        if record.finished:
+            yield Seen(record.ttft, record.tpot, record.ttlt)
+
+
+def find_latency(
+    records: Sequence[Recorded], profile: Profile, preset: str, rows: Sequence[Row], ttft: float
+) -> float:
+    """The message latency with which lone requests have this median TTFT (s); 0 at least."""
+    low, high = 0.0, max(ttft, 1e-4)
+    for _ in range(_NUM_STEPS):
+        middle = (low + high) / 2
+        found = sorted(s.ttft for s in simulation(records, profile, preset, rows, middle))
+        if found[len(found) // 2] < ttft:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2

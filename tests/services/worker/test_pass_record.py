@@ -1,0 +1,56 @@
+"""What a worker writes down of its passes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headway.cluster import Role, WorkerInfo
+from headway.errors import HeadwayError
+from headway.messages import ForwardPass, PassItem
+from headway.pass_time import Share
+from headway.profile_passes import parse_passes
+from headway.request import SamplingParams, StreamKey
+from services.worker.pass_record import PassRecord, share_of
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def info(num_units: int = 1) -> WorkerInfo:
+    return WorkerInfo("w-1", "w:1", Role.UNIFIED, "m", num_units, 512, 16, 100, 1000, 8)
+
+
+def forward_pass(*shares: tuple[int, int]) -> ForwardPass:
+    """Items of so many tokens, from so many on."""
+    items = tuple(
+        PassItem(StreamKey("g", n), (1,) * count, start, (), False, GREEDY, (), ())
+        for n, (count, start) in enumerate(shares)
+    )
+    return ForwardPass(1, items)
+
+
+def test_a_share_tells_prompts_from_decoding() -> None:
+    assert share_of(forward_pass((30, 0), (10, 20), (1, 99), (1, 9))) == Share(40, 200, 2, 110)
+
+
+def test_a_pass_lasts_until_the_next_where_that_follows_at_once(tmp_path: Path) -> None:
+    record = PassRecord(str(tmp_path), info())
+    for started_at, ended_at in ((1.0, 1.5), (1.501, 1.6), (7.0, 7.25)):
+        record.started(forward_pass((5, 0)), started_at)
+        record.ended(ended_at)
+    record.close()
+    lines = (tmp_path / "w-1.jsonl").read_text().splitlines()
+    assert json.loads(lines[0])["worker"]["num_blocks"] == 100
+    passes = parse_passes(lines, "w-1")
+    assert [p.seconds for p in passes] == pytest.approx([0.501, 0.099, 0.25])
+    assert passes[0].shares == [Share(5, 0, 0, 0)]
+
+
+def test_several_units_are_refused_and_a_folder_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(HeadwayError, match="passes are recorded of one"):
+        PassRecord(str(tmp_path), info(num_units=2))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HeadwayError, match="cannot be recorded"):
+        PassRecord(str(tmp_path / "file"), info())
