@@ -145,8 +145,7 @@ class Note:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Considered:
+class Considered(NamedTuple):
     """One unit before the decision: (C_avail, C_chunk) of a dispatch, else (B, K)."""
 
     unit: UnitId
@@ -154,8 +153,7 @@ class Considered:
     num_free_blocks: int
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
+class Chosen(NamedTuple):
     """Where one request went, and what that unit scored then.
 
     A dispatch scores (capacity left,), a placement what its policy minimises. ``waited`` is in

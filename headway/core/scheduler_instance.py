@@ -53,10 +53,14 @@ class UnitState:
 
 
 class Instance:
-    """The ledger of one connected worker."""
+    """The ledger of one connected worker.
+
+    ``max_request_tokens``: prompt and output of the longest request it could ever hold.
+    """
 
     def __init__(self, info: WorkerInfo, kv_watermark: float) -> None:
         self.info = info
+        self.max_request_tokens = min(info.max_model_len, info.num_blocks * info.block_size)
         self.draining = False
         self.reported_at = -inf
         self._keys: dict[StreamKey, None] = {}
@@ -79,11 +83,6 @@ class Instance:
     def takes_decode(self) -> bool:
         """Whether prefilled requests may be handed to it."""
         return self.info.role.decodes and not self.draining
-
-    @property
-    def max_request_tokens(self) -> int:
-        """Prompt and output of the longest request it could ever hold."""
-        return min(self.info.max_model_len, self.info.num_blocks * self.info.block_size)
 
     def could_hold(self, request: Request) -> bool:
         """Whether it could serve its part of the request, were it empty."""

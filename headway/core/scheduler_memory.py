@@ -52,7 +52,7 @@ class Memory:
 
     def holds_back(self, request: Request) -> bool:
         """Whether the request must wait for a worker's word; if so it is kept here."""
-        if not self._may_run(request.key):
+        if not self._saved or not self._may_run(request.key):
             return False
         self._held_back[request.key] = request
         return True

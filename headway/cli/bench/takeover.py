@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         )
     print(
         f"{len(found.kills)} kills under {args.streams} streams: {found.num_whole} answers whole, "
-        f"{found.num_wrong} lost, cut or changed"
+        f"{found.num_wrong} lost, cut or changed, {found.num_resubmitted} computed again"
     )
     if args.json is not None:
         args.json.write_text(json.dumps(asdict(found), indent=2) + "\n", encoding="utf-8")

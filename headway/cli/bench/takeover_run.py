@@ -40,6 +40,7 @@ class Takeovers:
 
     kills: list[Kill] = field(default_factory=list)
     num_whole: int = 0
+    num_resubmitted: int = 0
     num_wrong: int = 0
 
 
@@ -61,6 +62,7 @@ async def measure(model: str, num_kills: int, num_streams: int, num_tokens: int)
             await cluster.supervisor.serving()  # the killed one stands by again
             await asyncio.sleep(1.0)
             found.kills.append(await _kill(cluster))
+        found.num_resubmitted = await _num_resubmitted(cluster)
         for task in load:
             task.cancel()
         await asyncio.gather(*load, return_exceptions=True)
@@ -128,6 +130,13 @@ async def _answer(cluster: _Cluster, first: asyncio.Event | None = None) -> str:
                 if said[-1] and first is not None:
                     first.set()
     return "".join(said)
+
+
+async def _num_resubmitted(cluster: _Cluster) -> int:
+    """Attempts beyond the first: what a takeover made somebody compute again."""
+    lines = (await cluster.client.get("/metrics")).text.splitlines()
+    name = "headway_gateway_resubmitted_requests"
+    return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith(name))
 
 
 # --- kills ----------------------------------------------------------------------------

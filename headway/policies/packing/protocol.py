@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from headway.blocks import blocks_for
 from headway.cluster import UnitId
@@ -57,8 +57,7 @@ class Room:
         self.empty = False
 
 
-@dataclass(frozen=True, slots=True)
-class Assigned(Generic[P]):
+class Assigned(NamedTuple, Generic[P]):
     """``request`` goes to ``unit``, which has ``capacity`` tokens left (or owes them)."""
 
     request: P
