@@ -142,7 +142,7 @@ async def test_star_moves_running_requests_to_where_there_is_less_to_come(start:
         await until(has_moved)
 
 
-async def test_pascal_knows_phases_and_paces_answers_unless_told_otherwise(start: Start) -> None:
+async def test_pascal_moves_answers_and_paces_them_unless_told_otherwise(start: Start) -> None:
     options = {"pacing_params": '{"tpot": 0.2}'}
     async with start("pascal", "--decode", "2", **options) as running:
         before = await running.metric("headway_gateway_paced_tokens")
@@ -159,7 +159,14 @@ async def test_pascal_knows_phases_and_paces_answers_unless_told_otherwise(start
             return seen > 0
 
         await until(is_reasoning)
-        await asyncio.gather(*(answer(running) for _ in range(4)))
+
+        async def has_moved() -> bool:
+            asked = [generate(running, 80, LONG) for _ in range(6)]
+            await asyncio.gather(*asked, *(answer(running) for _ in range(3)))
+            moves = 'headway_scheduler_moves_total{cause="boundary"}'
+            return await running.metric(moves, "scheduler") > 0
+
+        await until(has_moved)
         assert await running.metric("headway_gateway_paced_tokens") > before
         ttfat = await running.metric("headway_gateway_ttfat_seconds_sum")
         assert ttfat > await running.metric("headway_gateway_ttft_seconds_sum")
