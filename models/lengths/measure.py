@@ -58,6 +58,7 @@ def measure(
             for split, found in errors.items()
         },
         "by_generated": _by_generated(errors["validation"], validation),
+        "by_length": _by_length(errors["validation"], validation),
         "num_samples": {name: len(samples.split(name).remaining) for name in SPLITS},
         "num_requests": {
             name: sum(request.split == name for request in samples.requests) for name in SPLITS
@@ -94,8 +95,36 @@ def _by_generated(errors: Mapping[str, Floats], samples: Collected) -> list[dict
     return rows
 
 
+def _by_length(errors: Mapping[str, Floats], samples: Collected) -> list[dict[str, Any]]:
+    """The same requests followed from their first token: errors by generated tokens, by length.
+
+    Over all requests an error may rise with the tokens generated only because the long ones remain.
+    """
+    totals = samples.remaining + samples.num_output_tokens
+    best = SMOOTHED if SMOOTHED in errors else PREDICTOR
+    bands = []
+    for low, high in pairwise((0, *EDGES[4:])):
+        inside = (totals >= low) & (totals < high)
+        if inside.any():
+            chosen = {best: np.where(inside, errors[best], np.float32(np.nan))}
+            bands.append(
+                {
+                    "from": low,
+                    "below": high,
+                    "num_requests": len(np.unique(samples.owners[inside])),
+                    "mae": {
+                        row["from"]: row["mae"][best]
+                        for row in _by_generated(chosen, samples)
+                        if np.isfinite(row["mae"][best])
+                    },
+                }
+            )
+    return bands
+
+
 def _mean(values: Floats) -> float:
-    return round(float(values.mean()), 2)
+    known = values[~np.isnan(values)]
+    return round(float(known.mean()), 2) if len(known) else float("nan")
 
 
 def card(about: Mapping[str, Any], network: LengthNetwork, measured: Mapping[str, Any]) -> str:
@@ -145,8 +174,34 @@ def card(about: Mapping[str, Any], network: LengthNetwork, measured: Mapping[str
             ],
         ),
         "",
+        "## The same requests, followed",
+        "",
+        f"Errors of the column “{SMOOTHED if SMOOTHED in names else PREDICTOR}”, by the output's "
+        "length in the end: further down in the table above only the long ones are left.",
+        "",
+        _followed(measured["by_length"]),
+        "",
     ]
     return "\n".join(lines)
+
+
+def _followed(bands: Sequence[Mapping[str, Any]]) -> str:
+    edges = sorted({int(edge) for band in bands for edge in band["mae"]})
+    return _table(
+        ["output tokens", "requests", *(f"from {edge}" for edge in edges)],
+        [
+            [
+                _range(band["from"], band["below"]),
+                str(band["num_requests"]),
+                *(_shown(band["mae"].get(edge, band["mae"].get(str(edge)))) for edge in edges),
+            ]
+            for band in bands
+        ],
+    )
+
+
+def _shown(error: float | None) -> str:
+    return "" if error is None else f"{error:.1f}"
 
 
 def _range(low: int, high: int) -> str:

@@ -58,6 +58,7 @@ def save_version(folder: Path, network: LengthNetwork, about: Mapping[str, Any])
     path.mkdir(parents=True, exist_ok=True)
     weights = {name: each.contiguous() for name, each in network.state_dict().items()}
     save_file(weights, path / WEIGHTS)
+    (path / WEIGHTS).chmod(0o644)  # a service of another user may be the reader
     shape = network.shape
     config = {"width": shape.width, "layers": list(shape.layers), **about}
     partial = path / f"{CONFIG}.partial"

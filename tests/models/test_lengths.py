@@ -15,7 +15,7 @@ from headway.cli import main
 from headway.errors import HeadwayError
 from headway.request import SamplingParams
 from models.lengths.baselines import fit_all, remaining_by
-from models.lengths.measure import PREDICTOR, card, measure, smoothed
+from models.lengths.measure import PREDICTOR, SMOOTHED, card, measure, smoothed
 from models.lengths.prompts import file_chats, task_chats
 from models.lengths.samples import (
     SPLITS,
@@ -191,3 +191,14 @@ def test_the_command_collects_trains_and_shows(
     version = load_version(Path(folder))
     curves = json.loads((Path(folder) / version.version / "curves.json").read_text())
     assert len(curves["trained"]["epochs"]) == 3
+
+
+def test_the_small_models_predictor_is_far_better_than_the_prompts_length() -> None:
+    folder = Path(__file__).resolve().parents[2] / "models" / "headway-mini" / "predictor"
+    loaded = load_version(folder)
+    assert loaded.network.shape.width == 128
+    measured = json.loads((folder / loaded.version / "metrics.json").read_text())
+    for split in ("validation", "test"):
+        errors = measured["mae"][split]
+        assert errors[PREDICTOR] < 0.6 * errors["prompt length"]
+        assert errors[SMOOTHED] < errors[PREDICTOR]
