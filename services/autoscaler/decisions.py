@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,6 +19,7 @@ class Decisions:
     def __init__(self, num_kept: int, log: Any, registry: CollectorRegistry) -> None:
         self._kept: deque[PublishTargets] = deque(maxlen=num_kept)
         self._log = log
+        self._news = asyncio.Event()
         self._gauge = Gauge(
             "headway_autoscaler_target_instances", "Instances wanted", ["role"], registry=registry
         )
@@ -31,11 +33,17 @@ class Decisions:
         """So many, oldest first; 0 for all that are remembered."""
         return list(self._kept)[-number:]
 
+    async def changed(self) -> None:
+        """Return at the next decision, whatever it says."""
+        await self._news.wait()
+
     def add(self, decided: PublishTargets) -> None:
         """Remember, log, count."""
         before = self.newest
         changed = before is None or _numbers(before) != _numbers(decided)
         self._kept.append(decided)
+        self._news.set()
+        self._news = asyncio.Event()
         for role, number in zip(ROLES, _numbers(decided), strict=True):
             self._gauge.labels(role).set(number)
         say = self._log.info if changed else self._log.debug

@@ -1,0 +1,115 @@
+"""KEDA's external scaler: our numbers as a metric that the HPA divides again.
+
+One metric a role, its value the instances wanted and its target 1, so that the HPA's
+``⌈value / target⌉`` is our number (metric type ``AverageValue``, KEDA's default). The role, and
+the model where it matters, come from ``scalerMetadata``. Before any decision, and for a stale
+one, there is no value (UNAVAILABLE): KEDA and the HPA then leave the number as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from headway.core.autoscaler_events import ROLES, PublishTargets
+from headway.errors import Code, HeadwayError, invalid
+from protos import externalscaler_pb2, externalscaler_pb2_grpc
+from services.autoscaler.decisions import Decisions
+from services.runtime import wire
+
+_TARGET = 1
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class KedaScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
+    """Answers from memory; ``staleness`` (s): what a decision's age may be."""
+
+    def __init__(
+        self,
+        decisions: Decisions,
+        model_name: str,
+        now: Callable[[], float],
+        *,
+        staleness: float,
+    ) -> None:
+        self._decisions = decisions
+        self._model_name = model_name
+        self._now = now
+        self._staleness = staleness
+
+    async def IsActive(  # noqa: N802 (the proto's name)
+        self, request: externalscaler_pb2.ScaledObjectRef, context: _Context
+    ) -> externalscaler_pb2.IsActiveResponse:
+        """Whether any instance is wanted."""
+        return externalscaler_pb2.IsActiveResponse(result=await self._wanted(request, context) > 0)
+
+    async def StreamIsActive(  # noqa: N802 (the proto's name)
+        self, request: externalscaler_pb2.ScaledObjectRef, context: _Context
+    ) -> AsyncIterator[externalscaler_pb2.IsActiveResponse]:
+        """The same at once and whenever it changes."""
+        before: bool | None = None
+        while True:
+            is_active = await self._wanted(request, context) > 0
+            if is_active is not before:
+                before = is_active
+                yield externalscaler_pb2.IsActiveResponse(result=is_active)
+            await self._decisions.changed()
+
+    async def GetMetricSpec(  # noqa: N802 (the proto's name)
+        self, request: externalscaler_pb2.ScaledObjectRef, context: _Context
+    ) -> externalscaler_pb2.GetMetricSpecResponse:
+        """One metric a role; asked before there is any decision, too."""
+        try:
+            role = self._role(request)
+        except HeadwayError as error:
+            await wire.abort(context, error)
+        spec = externalscaler_pb2.MetricSpec(
+            metricName=_metric(role), targetSize=_TARGET, targetSizeFloat=_TARGET
+        )
+        return externalscaler_pb2.GetMetricSpecResponse(metricSpecs=[spec])
+
+    async def GetMetrics(  # noqa: N802 (the proto's name)
+        self, request: externalscaler_pb2.GetMetricsRequest, context: _Context
+    ) -> externalscaler_pb2.GetMetricsResponse:
+        """Instances wanted."""
+        value = await self._wanted(request.scaledObjectRef, context) * _TARGET
+        answer = externalscaler_pb2.MetricValue(
+            metricName=request.metricName or _metric(self._role(request.scaledObjectRef)),
+            metricValue=value,
+            metricValueFloat=value,
+        )
+        return externalscaler_pb2.GetMetricsResponse(metricValues=[answer])
+
+    async def _wanted(
+        self, scaled_object: externalscaler_pb2.ScaledObjectRef, context: _Context
+    ) -> int:
+        try:
+            targets = self._fresh().targets
+            wanted: int = getattr(targets, f"num_{self._role(scaled_object)}")
+        except HeadwayError as error:
+            await wire.abort(context, error)
+        return wanted
+
+    def _role(self, scaled_object: externalscaler_pb2.ScaledObjectRef) -> str:
+        said = scaled_object.scalerMetadata
+        role, model = said.get("role", ""), said.get("model", "")
+        if role not in ROLES:
+            raise invalid("scalerMetadata role", role, f"one of {', '.join(ROLES)}")
+        if model and self._model_name and model != self._model_name:
+            message = (
+                f"scalerMetadata model is {model!r}; this autoscaler is for {self._model_name!r}"
+            )
+            raise HeadwayError(Code.NOT_FOUND, message)
+        return role
+
+    def _fresh(self) -> PublishTargets:
+        decided = self._decisions.newest
+        if decided is None or self._now() - decided.decided_at > self._staleness:
+            raise HeadwayError(Code.UNAVAILABLE, "no fresh decision: ask again soon")
+        return decided
+
+
+def _metric(role: str) -> str:
+    return f"headway-{role}-instances"
