@@ -48,7 +48,7 @@ class SequenceState:
     true_total: int | None = None
     hashes: list[BlockHash] = field(default_factory=list)  # of its full blocks, where cached
     num_named: int = 0  # of its blocks, that the pool has been told the hashes of
-    num_hit_tokens: int = 0  # found in the cache when it was first admitted
+    num_hit_tokens: int = 0  # found in the cache when it was first admitted, or came to wait
     in_pass: bool = False
     swapping: bool = False  # its KV is not in its host blocks before the pass has ended
     cancelled: bool = False
@@ -137,6 +137,12 @@ class SequenceState:
     def num_remaining(self) -> int:
         """Tokens to compute before the next one can be drawn."""
         return self.num_tokens - self.num_computed
+
+    @property
+    def num_queued(self) -> int:
+        """Of those, what is work as far as it is known: what the cache had is none."""
+        num_hit = 0 if self.num_computed or self.running else self.num_hit_tokens
+        return self.num_remaining - num_hit
 
     @property
     def decoding(self) -> bool:

@@ -95,6 +95,11 @@ class UnitState:
         """Hashes of the blocks that it may begin with: its last token has to be computed."""
         return sequence.hashes[: (sequence.num_tokens - 1) // self.pool.block_size]
 
+    def look_up(self, sequence: SequenceState) -> None:
+        """What it would begin with now: not to be told of as work."""
+        num_blocks = self.pool.count_cached(self.adoptable(sequence)) if sequence.hashes else 0
+        sequence.num_hit_tokens = num_blocks * self.pool.block_size
+
     def _adopt(self, sequence: SequenceState) -> None:
         if not sequence.hashes and not self.caches_output:
             return
@@ -170,7 +175,7 @@ class UnitState:
             if sequence.decoding:
                 running += 1
             else:
-                queued += sequence.num_remaining
+                queued += sequence.num_queued
         num_free = self.pool.num_free
         return UnitLoad(self.unit, queued, running, kv_tokens, num_free, host_tokens)
 
@@ -274,7 +279,9 @@ class WorkerState:
         if problem is not None:
             self.fail(request, unit, problem)
             return
-        self.units[unit].add(self.sequence(request, unit, Stage.WAITING))
+        sequence = self.sequence(request, unit, Stage.WAITING)
+        self.units[unit].add(sequence)
+        self.units[unit].look_up(sequence)
 
     def sequence(
         self, request: Request, unit: int, stage: Stage, num_cached_tokens: int = 0

@@ -57,6 +57,17 @@ def test_a_known_prefix_is_not_computed_again_and_the_first_token_says_so() -> N
     assert_right(worker, first, second)
 
 
+def test_what_is_known_is_not_told_of_as_work_to_do() -> None:
+    worker = make_worker(prefix_caching=True, chunk=13)
+    submit(worker, asking(1, (*PREFIX, 1)))
+    worker.run_pass()
+    submit(worker, asking(2, (*PREFIX, 2, 3)))
+    assert worker.core.loads[0].queued_prefill_tokens == 2
+    worker.run_pass()
+    worker.run_all()
+    assert num_computed(worker, 2) == 2 + 5 - 1
+
+
 def test_without_prefix_caching_everything_is_computed() -> None:
     worker = make_worker()
     for number in (1, 2):

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
+from headway.errors import HeadwayError
 from headway.messages import (
     Accepted,
     ControlHello,
@@ -83,18 +84,37 @@ async def served(
     runtime: Runtime[WorkerConfig] = Runtime(config, Clock(), store, server, get_logger())
     service = await build(runtime)
     runtime.address = await server.start()
-    await service.start()
-    async with open_channel(runtime.address, config) as channel:
-        yield worker_pb2_grpc.WorkerStub(channel), runtime
-    await service.stop()
-    await server.stop(0)
-    await store.close()
+    try:
+        await service.start()
+        async with open_channel(runtime.address, config) as channel:
+            yield worker_pb2_grpc.WorkerStub(channel), runtime
+    finally:
+        await service.stop()
+        await server.stop(0)
+        await store.close()
 
 
 @pytest.fixture
 async def worker(store_url: str, cluster: str) -> AsyncIterator[worker_pb2_grpc.WorkerStub]:
     async with served(store_url, cluster) as (stub, _):
         yield stub
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"num_blocks": 10}, "the KV pool holds 160 tokens per DP unit; one request of"),
+        ({"host_kv_gib": 1e6}, r"host_kv_gib: host memory for KV .* GiB free"),
+        ({"host_kv_gib": 1e-6}, "host_kv_gib is 1e-06; it must be 0 .off. or a block for"),
+        ({"max_model_len": 10**6}, "max_model_len is 1000000; the model's limit is"),
+    ],
+)
+async def test_memory_that_cannot_be_is_refused_at_the_start(
+    store_url: str, cluster: str, options: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(HeadwayError, match=named):
+        async with served(store_url, cluster, **options):
+            pass
 
 
 class Leader:
