@@ -1,4 +1,7 @@
-"""``headway explain``: what was decided for a request, who else was considered, and why."""
+"""``headway explain``: what was decided for a request, who else was considered, and why.
+
+``headway explain scaling`` tells of the autoscaler instead (``explain_scaling``).
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,17 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
+from headway.cli import explain_scaling
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the subcommand."""
     parser = subparsers.add_parser("explain", help="why a request went where it went")
     add = parser.add_argument
-    add("request", help="its id: x-request-id of a response, or as in a run's requests.jsonl")
+    add(
+        "request",
+        help="its id: x-request-id of a response, or as in a run's requests.jsonl; or `scaling`",
+    )
     add(
         "--run",
         dest="folder",
@@ -21,6 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add("--url", default="http://127.0.0.1:8000", help="the gateway of the live cluster")
     add("--api-key", default="", help="default: $HEADWAY_API_KEY")
+    explain_scaling.add_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -30,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
     from headway.errors import Code, HeadwayError
 
     is_live = args.folder is None
+    if is_live and args.request == "scaling":
+        return explain_scaling.run(args)
     where = args.url if is_live else str(args.folder)
     lines: Iterable[str]
     if is_live:

@@ -6,11 +6,13 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from headway.cli import up_autoscale
 from headway.presets import PRESETS, find_preset
 
 if TYPE_CHECKING:
     from services.runtime.config import ServiceConfig
     from services.runtime.supervisor import ProcessSpec, Supervisor
+    from services.runtime.worker_scaler import WorkerScaler
 
 
 _ROLES = ("prefill", "decode", "convertible", "unified")
@@ -41,6 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--log-dir", default="run", help="folder of the services' logs (default run)")
     add("--log-level", default="info", help="debug, info, warning or error")
     add("--drain-timeout", type=float, default=30.0, help="s to finish what runs at a stop")
+    up_autoscale.add_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -56,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if args.preset:
         find_preset(args.preset)
     _refuse_wrong_counts(args)
+    up_autoscale.refuse_wrong_options(args)
     _refuse_taken_ports(args)
     specs = process_specs(args, *_machine(args.device))
     url = args.store or os.environ.get("HEADWAY_STORE", "")
@@ -77,32 +81,49 @@ def process_specs(args: argparse.Namespace, num_cores: int, num_gpus: int = 0) -
     """What ``headway up`` starts."""
     from services.runtime.supervisor import ProcessSpec
 
-    common = ("--log-level", args.log_level, "--drain-timeout", str(args.drain_timeout))
+    common, autoscaler = _common(args), up_autoscale.autoscaler_flags(args)
     model = ("--model", args.model, "--model-name", args.model_name)
-    preset = ("--preset", args.preset) if args.preset else ()
     keys = ("--api-key-file", args.api_key_file) if args.api_key_file else ()
     http = ("--http-host", args.host, "--http-port", str(args.port))
     grpc_address = ("--listen", f"127.0.0.1:{args.port + 1}") if args.port else ()
-    scheduler = (*common, *preset)
+    preset = ("--preset", args.preset) if args.preset else ()
     specs = [
         ProcessSpec("gateway", "gateway", (*common, *preset, *model, *http, *grpc_address, *keys)),
-        *(ProcessSpec("scheduler", name, scheduler) for name in scheduler_ids(args.schedulers)),
+        *(
+            ProcessSpec("scheduler", name, (*common, *preset))
+            for name in scheduler_ids(args.schedulers)
+        ),
         ProcessSpec("predictor", "predictor", (*common, *_predictors(args))),
-        ProcessSpec("autoscaler", "autoscaler", (*common, *preset, *_targets(args))),
+        ProcessSpec("autoscaler", "autoscaler", (*common, *preset, *autoscaler)),
     ]
     roles = [(role, number) for role in _ROLES for number in range(getattr(args, role))]
-    for index, (role, number) in enumerate(roles):
-        device = args.device
-        if device == "cuda" and num_gpus > 1:
-            device = f"cuda:{index % num_gpus}"
-        worker = (
-            *("--role", role, "--device", device, "--dtype", args.dtype, "--dp", str(args.dp)),
-            *("--num-threads", str(max(1, num_cores // len(roles)))),
-        )
-        specs.append(
-            ProcessSpec("worker", f"{role}-{number + 1}", (*common, *preset, *model, *worker))
-        )
+    for place, (role, number) in enumerate(roles):
+        specs.append(worker_spec(args, role, f"{role}-{number + 1}", place, num_cores, num_gpus))
     return _with_metrics(specs, args.metrics_port)
+
+
+def worker_spec(
+    args: argparse.Namespace, role: str, service_id: str, place: int, num_cores: int, num_gpus: int
+) -> ProcessSpec:
+    """One worker; GPUs are shared out by its place among all."""
+    from services.runtime.supervisor import ProcessSpec
+
+    device = args.device
+    if device == "cuda" and num_gpus > 1:
+        device = f"cuda:{place % num_gpus}"
+    num_workers = sum(getattr(args, each) for each in _ROLES)
+    flags = (
+        *_common(args),
+        *(("--preset", args.preset) if args.preset else ()),
+        *("--model", args.model, "--model-name", args.model_name),
+        *("--role", role, "--device", device, "--dtype", args.dtype, "--dp", str(args.dp)),
+        *("--num-threads", str(max(1, num_cores // num_workers))),
+    )
+    return ProcessSpec("worker", service_id, flags, role=role)
+
+
+def _common(args: argparse.Namespace) -> tuple[str, ...]:
+    return ("--log-level", args.log_level, "--drain-timeout", str(args.drain_timeout))
 
 
 def _with_metrics(specs: list[ProcessSpec], port: int) -> list[ProcessSpec]:
@@ -132,17 +153,6 @@ def _predictors(args: argparse.Namespace) -> tuple[str, ...]:
     return ("--predictors", json.dumps({name: str(folder)}))
 
 
-def _targets(args: argparse.Namespace) -> tuple[str, ...]:
-    """What is started here is what there is: the preset's scaling policy would move nothing."""
-    return (
-        *("--scaling", "fixed"),
-        *("--num-prefill", str(args.prefill)),
-        *("--num-decode", str(args.decode)),
-        *("--num-convertible", str(args.convertible)),
-        *("--num-unified", str(args.unified)),
-    )
-
-
 def store_spec(port: int, folder: str) -> ProcessSpec:
     """A private store that keeps its data in a folder."""
     from services.runtime.local_store import store_command
@@ -162,6 +172,7 @@ async def _supervise(
     from services.runtime.supervisor import Supervisor
 
     supervisor = Supervisor(specs, config, Path(args.log_dir), lambda line: print(line, flush=True))
+    scaler = make_scaler(args, supervisor, config)
     stopping = asyncio.Event()
 
     def stop() -> None:
@@ -172,7 +183,7 @@ async def _supervise(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop)
     print(f"starting {len(specs)} processes; their logs are in {args.log_dir}/", flush=True)
-    running = asyncio.create_task(_serve(supervisor, args))
+    running = asyncio.create_task(_serve(supervisor, scaler, args))
     stopped = asyncio.create_task(stopping.wait())
     try:
         await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -182,13 +193,31 @@ async def _supervise(
         print("draining (Ctrl-C again to end at once)", flush=True)
     finally:
         running.cancel()
+        if scaler is not None:
+            await scaler.stop()
         await supervisor.stop()
         print("stopped", flush=True)
     return 0
 
 
-async def _serve(supervisor: Supervisor, args: argparse.Namespace) -> None:
+def make_scaler(
+    args: argparse.Namespace, supervisor: Supervisor, config: ServiceConfig
+) -> WorkerScaler | None:
+    """Who starts and drains workers for the autoscaler; None without ``--autoscale``."""
+    machine = _machine(args.device)
+
+    def make_spec(role: str, service_id: str, place: int) -> ProcessSpec:
+        return worker_spec(args, role, service_id, place, *machine)
+
+    return up_autoscale.make_scaler(args, supervisor, config, make_spec)
+
+
+async def _serve(
+    supervisor: Supervisor, scaler: WorkerScaler | None, args: argparse.Namespace
+) -> None:
     await supervisor.start()
+    if scaler is not None:
+        await scaler.start()
     await supervisor.serving()
     _say_hello(args)
 

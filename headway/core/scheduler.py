@@ -24,6 +24,7 @@ from headway.core.scheduler_events import (
     SchedulerEvent,
     WorkerGone,
 )
+from headway.core.scheduler_fleet import FleetMeter, Waiting
 from headway.core.scheduler_gamma import GammaFits
 from headway.core.scheduler_instance import Instance, UnitState
 from headway.core.scheduler_memory import Memory
@@ -42,6 +43,7 @@ from headway.messages import (
     Snapshot,
 )
 from headway.policies.packing.flow_control import FlowLevel
+from headway.policies.scaling.protocol import Fleet
 from headway.request import Request, StreamKey
 
 
@@ -69,6 +71,7 @@ class SchedulerCore:
         self._mover = Mover(self._state, self._instances, self._decode)
         self._gamma = GammaFits(self._state, self._instances)
         self._memory = Memory(self._state)
+        self._fleet = FleetMeter(self._instances)
         self._reports = WorkerReports(
             self._state, self._instances, self._pools, self._decode, self._memory
         )
@@ -278,6 +281,7 @@ class SchedulerCore:
                 if round_trip is not None:
                     self._pool(instance.info.model).accepted(round_trip)
             case EndForward():
+                self._fleet.passed(worker_id, message.pass_time)
                 self._gamma.completed(instance, message.finished, now=now)
                 self._reports.end_forward(instance, message, now=now)
                 for held in message.answering:
@@ -345,6 +349,18 @@ class SchedulerCore:
     def matrix(self) -> Sequence[UnitState]:
         """The state matrix: every unit's ⟨C_avail, B, K⟩ as decisions see it now."""
         return [state for _, i in sorted(self._instances.items()) for state in i.matrix()]
+
+    def fleet(self, *, now: float) -> Fleet | None:
+        """All workers, for the autoscaler; None while this leader has not heard of them all."""
+        if not self._leads:
+            return None
+        windows = [pool.window for pool in self._pools.values()]
+        waiting = Waiting(
+            sum(window.num_waiting for window in windows),
+            sum(window.backlog_tokens for window in windows),
+            self._decode.num_waiting,
+        )
+        return self._fleet.read(waiting, now=now)
 
     def status(self) -> SchedulerStatus:
         """For metrics."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from headway.core.autoscaler_events import ROLES, OrderedReport, PublishTargets
@@ -36,13 +36,13 @@ class Steering:
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self) -> OrderedReport:
-        """What is ordered before any decision; nothing where the actuator does not answer."""
-        try:
-            found = await self._actuator.ordered()
-        except HeadwayError as error:
-            self._failed(error)
-            return OrderedReport()
-        return OrderedReport(**{f"num_{role}": found.get(role) for role in ROLES})
+        """What is ordered before any decision: waits until the actuator answers."""
+        while True:
+            try:
+                return _report(await self._actuator.ordered())
+            except HeadwayError as error:
+                self._failed(error)
+            await asyncio.sleep(self._interval)
 
     def start(self) -> None:
         """Steer from now on."""
@@ -70,7 +70,7 @@ class Steering:
 
     async def _step(self) -> None:
         found = await self._actuator.ordered()
-        self._post(OrderedReport(**{f"num_{role}": found.get(role) for role in ROLES}))
+        self._post(_report(found))
         for role in found:
             decided = self._newest()
             wanted = None if decided is None else getattr(decided.targets, f"num_{role}", None)
@@ -84,3 +84,7 @@ class Steering:
             name = self._actuator.name
             self._log.warning("actuator_lost", actuator=name, error=error.message)
         self._reached = False
+
+
+def _report(found: Mapping[str, int]) -> OrderedReport:
+    return OrderedReport(**{f"num_{role}": found.get(role) for role in ROLES})

@@ -26,7 +26,8 @@ _WRONG_CONFIGURATION = 2  # exit status
 class ProcessSpec:
     """One service: ``python -m services.<service> --service-id <service_id> <flags>``.
 
-    With ``command`` that instead, which then serves once ``address`` takes connections.
+    With ``command`` that instead, which then serves once ``address`` takes connections. ``role``
+    of a worker that may be scaled, for who scales it.
     """
 
     service: str
@@ -34,6 +35,7 @@ class ProcessSpec:
     flags: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     address: str = ""
+    role: str = ""
 
     def command_line(self) -> list[str]:
         """What to execute."""
@@ -74,6 +76,11 @@ class SupervisedProcess:
         """Its process id while it runs."""
         process = self._process
         return None if process is None or process.returncode is not None else process.pid
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether it will not be started again."""
+        return self._given_up
 
     def start(self, environment: Mapping[str, str]) -> None:
         """Run it from now on."""

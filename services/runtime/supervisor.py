@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import grpc
@@ -35,24 +35,42 @@ class Supervisor:
         say: Callable[[str], None],
     ) -> None:
         log_folder.mkdir(parents=True, exist_ok=True)
-        self.processes = [
-            SupervisedProcess(spec, log_folder, say, self._serving_address) for spec in specs
-        ]
         self._config = config
+        self._log_folder = log_folder
+        self._say = say
         self._store: Store | None = None
+        self.processes = [self._process(spec) for spec in specs]
+
+    def _process(self, spec: ProcessSpec) -> SupervisedProcess:
+        return SupervisedProcess(spec, self._log_folder, self._say, self._serving_address)
 
     async def start(self) -> None:
         """Start everything at once: services wait for the store, and for each other, themselves."""
-        environment = {
+        for process in self.processes:
+            process.start(self._environment())
+        await asyncio.gather(*(p.serving() for p in self.processes if p.spec.command))
+        self._store = await Store.connect(self._config.store, self._config.cluster)
+
+    def add(self, spec: ProcessSpec) -> SupervisedProcess:
+        """One more, started at once."""
+        process = self._process(spec)
+        self.processes.append(process)
+        process.start(self._environment())
+        return process
+
+    async def remove(self, process: SupervisedProcess) -> None:
+        """Drain one, and know it no more."""
+        await self._stop_all([process])
+        if process in self.processes:
+            self.processes.remove(process)
+
+    def _environment(self) -> Mapping[str, str]:
+        return {
             **os.environ,
             # not on the command line, which everybody may read: the URL may hold a password
             "HEADWAY_STORE": self._config.store,
             "HEADWAY_CLUSTER": self._config.cluster,
         }
-        for process in self.processes:
-            process.start(environment)
-        await asyncio.gather(*(p.serving() for p in self.processes if p.spec.command))
-        self._store = await Store.connect(self._config.store, self._config.cluster)
 
     async def serving(self) -> None:
         """Return once every process serves; FAILED_PRECONDITION where one has been given up."""

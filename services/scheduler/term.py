@@ -25,6 +25,7 @@ from services.runtime.membership import MembershipWatch
 from services.runtime.service import Runtime
 from services.runtime.store import Member
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.fleet_link import FleetLink
 from services.scheduler.gateway_link import GatewayLinks
 from services.scheduler.journal import Journal
 from services.scheduler.metrics import SchedulerMetrics
@@ -70,6 +71,9 @@ class Term:
         self.status: SchedulerStatus = self._core.status()
         self._picture: asyncio.TimerHandle | None = None
         self._watch = MembershipWatch(runtime.store, "worker", self._joined, self._left)
+        self._fleet = FleetLink(
+            runtime.config, runtime.store, lambda: self._core.fleet(now=runtime.clock.now())
+        )
         self._log = get_logger()
 
     async def begin(self) -> None:
@@ -83,6 +87,7 @@ class Term:
         self._gateways.open(self._post, lambda: self._core.decisions)
         self.has_begun = True
         self._watch.start()
+        self._fleet.start()
         self._take_picture()
 
     def _take_picture(self) -> None:
@@ -97,6 +102,7 @@ class Term:
             self._picture.cancel()
         self._gateways.close()
         await self._watch.stop()
+        await self._fleet.close()
         self._driver.close()
         await self._journal.close()
         links = [link.close() for link in self._links.values()]

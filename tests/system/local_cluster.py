@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -63,9 +63,9 @@ class LocalCluster:
 
 @asynccontextmanager
 async def local_cluster(
-    store_url: str, cluster: str, folder: Path, *flags: str
+    store_url: str, cluster: str, folder: Path, *flags: str, every: tuple[str, ...] = ()
 ) -> AsyncIterator[LocalCluster]:
-    """Start, wait until everything serves, stop."""
+    """Start, wait until everything serves, stop. ``every`` service is given those flags."""
     port = free_port()
     parser = argparse.ArgumentParser()
     up.add_parser(parser.add_subparsers())
@@ -77,16 +77,22 @@ async def local_cluster(
     )
     lines: list[str] = []
     specs = up.process_specs(args, num_cores=2)
+    specs = [replace(spec, flags=(*spec.flags, *every)) for spec in specs]
     supervisor = Supervisor(specs, config, folder, lines.append)
+    scaler = up.make_scaler(args, supervisor, config)
     store = await Store.connect(store_url, cluster)
     try:
         await supervisor.start()
+        if scaler is not None:
+            await scaler.start()
         async with asyncio.timeout(START_PATIENCE):
             await supervisor.serving()
         yield LocalCluster(
             supervisor, store, f"http://127.0.0.1:{port}", f"127.0.0.1:{port + 1}", lines
         )
     finally:
+        if scaler is not None:
+            await scaler.stop()
         await supervisor.stop()
         await store.close()
 

@@ -117,11 +117,16 @@ async def test_an_actuator_that_was_away_is_told_when_it_is_back(
     store_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     books = Books(prefill=1)
-    books.is_away = True
-    config = blitzscale(store_url, cluster)
-    async with steered(config, books, monkeypatch) as (service, stub):
+    async with steered(blitzscale(store_url, cluster), books, monkeypatch) as (service, stub):
+        books.is_away = True
         await stub.ReportFleet(fleet(1, 20))
-        await until(lambda: getattr(service.decisions.newest, "targets", None) is not None)
+
+        def is_decided() -> bool:
+            newest = service.decisions.newest
+            return newest is not None and newest.targets.num_prefill == 3
+
+        await until(is_decided)
+        assert books.replicas["prefill"] == 1
         books.is_away = False
         await until(lambda: books.replicas["prefill"] == 3)
 

@@ -1,0 +1,104 @@
+"""``headway up --autoscale``: its options, and who scales the workers of this machine."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from headway.presets import find_preset
+
+if TYPE_CHECKING:
+    from services.runtime.config import ServiceConfig
+    from services.runtime.supervisor import ProcessSpec, Supervisor
+    from services.runtime.worker_scaler import WorkerScaler
+
+_WITHOUT_PROFILE = "blitzscale"  # by request counts: needs to know nothing of the machine
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Register them."""
+    group = parser.add_argument_group("autoscaling")
+    add = group.add_argument
+    add("--autoscale", action="store_true", help="start and drain workers as the load asks for")
+    add("--scaling", default="", metavar="POLICY", help="default: the preset's, or blitzscale")
+    add("--scaling-params", default="{}", metavar="JSON", help="its parameters")
+    add("--max-prefill", type=int, default=4, metavar="N", help="most prefill workers (default 4)")
+    add("--max-decode", type=int, default=4, metavar="N", help="most decode workers (default 4)")
+    add("--budget", type=int, default=0, metavar="N", help="most workers together (default: any)")
+    add("--scale-down-delay", type=float, default=10.0, help="s of quiet before one goes")
+
+
+def autoscaler_flags(args: argparse.Namespace) -> tuple[str, ...]:
+    """What the autoscaler is told; without ``--autoscale`` what is started is what there is."""
+    if not args.autoscale:
+        return (
+            *("--scaling", "fixed"),
+            *("--num-prefill", str(args.prefill)),
+            *("--num-decode", str(args.decode)),
+            *("--num-convertible", str(args.convertible)),
+            *("--num-unified", str(args.unified)),
+        )
+    return (
+        *("--actuator", "process", "--scaling", _policy(args)),
+        *("--scaling-params", args.scaling_params),
+        *("--max-prefill", str(args.max_prefill), "--max-decode", str(args.max_decode)),
+        *("--budget", str(args.budget), "--scale-down-delay", str(args.scale_down_delay)),
+    )
+
+
+def refuse_wrong_options(args: argparse.Namespace) -> None:
+    """HeadwayError for what cannot be scaled."""
+    import json
+
+    from headway.errors import Code, HeadwayError, invalid
+    from headway.policies import registry
+    from headway.profile import MAKE_ONE
+
+    if not args.autoscale:
+        return
+    if args.unified:
+        message = "--autoscale scales prefill and decode workers: leave --unified out"
+        raise HeadwayError(Code.INVALID_ARGUMENT, message)
+    try:
+        params = json.loads(args.scaling_params)
+    except ValueError:
+        params = None
+    if not isinstance(params, dict):
+        raise invalid("--scaling-params", args.scaling_params, "a JSON object")
+    name = _policy(args)
+    registry.make("scaling", name, **params)
+    if name == "tokenscale" and "profile" not in params:
+        message = (
+            "tokenscale needs to know what this machine carries: give its profile with "
+            f'--scaling-params \'{{"profile": "FILE"}}\' ({MAKE_ONE} makes one), or another '
+            f"--scaling, for example {_WITHOUT_PROFILE}"
+        )
+        raise HeadwayError(Code.INVALID_ARGUMENT, message)
+
+
+def make_scaler(
+    args: argparse.Namespace,
+    supervisor: Supervisor,
+    config: ServiceConfig,
+    make_spec: Callable[[str, str, int], ProcessSpec],
+) -> WorkerScaler | None:
+    """Who scales; None where nothing is scaled. ``make_spec``: of a role, an id and a place."""
+    from services.runtime.worker_scaler import WorkerScaler
+
+    if not args.autoscale:
+        return None
+    # other policies know nothing of convertible decoders: theirs stay as they were started
+    roles = ("prefill", "decode", *(["convertible"] if _policy(args) == "tokenscale" else []))
+
+    def next_spec(role: str, service_id: str) -> ProcessSpec:
+        place = sum(process.spec.service == "worker" for process in supervisor.processes)
+        return make_spec(role, service_id, place)
+
+    return WorkerScaler(supervisor, config, roles, next_spec)
+
+
+def _policy(args: argparse.Namespace) -> str:
+    preset = find_preset(args.preset).scaling if args.preset else "fixed"
+    name: str = args.scaling or preset
+    return _WITHOUT_PROFILE if name == "fixed" else name

@@ -1,0 +1,80 @@
+"""What the autoscaler is told of all workers, from the leading scheduler's books."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+
+from headway.cluster import Role
+from headway.core.scheduler_instance import Instance
+from headway.policies.scaling.protocol import Fleet, PoolLoad
+
+_ROLES = (Role.PREFILL, Role.DECODE, Role.CONVERTIBLE, Role.UNIFIED)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Requests without a worker: for a dispatch, with their tokens, and for a decode unit."""
+
+    num_requests: int
+    num_tokens: int
+    num_for_decode: int
+
+
+class FleetMeter:
+    """Adds up each role's workers; busy shares are of the time between two readings (s)."""
+
+    def __init__(self, instances: Mapping[str, Instance]) -> None:
+        self._instances = instances
+        self._busy: dict[str, float] = {}
+        self._read_at: float | None = None
+
+    def passed(self, worker_id: str, pass_time: float) -> None:
+        """A worker computed for so long."""
+        if isfinite(pass_time) and pass_time > 0:
+            self._busy[worker_id] = self._busy.get(worker_id, 0.0) + pass_time
+
+    def read(self, waiting: Waiting, *, now: float) -> Fleet:
+        """All that do not drain, and who waits for them: prompts for whoever prefills first."""
+        elapsed = now - self._read_at if self._read_at is not None else 0.0
+        prefill, decode, convertible, unified = (self._pool(role, elapsed) for role in _ROLES)
+        self._busy.clear()
+        self._read_at = now
+        return Fleet(
+            replace(
+                prefill,
+                num_requests=prefill.num_requests + waiting.num_requests,
+                backlog_tokens=prefill.backlog_tokens + waiting.num_tokens,
+            ),
+            replace(decode, num_requests=decode.num_requests + waiting.num_for_decode),
+            convertible,
+            unified,
+        )
+
+    def _pool(self, role: Role, elapsed: float) -> PoolLoad:
+        there = [
+            instance
+            for instance in self._instances.values()
+            if instance.info.role is role and not instance.draining
+        ]
+        return PoolLoad(
+            num_ready=len(there),
+            num_requests=sum(len(instance.keys) for instance in there),
+            backlog_tokens=sum(max(instance.load.queued_tokens, 0) for instance in there),
+            busy=self._share(there, elapsed),
+            memory=_memory(there),
+        )
+
+    def _share(self, there: Sequence[Instance], elapsed: float) -> float:
+        if not there or elapsed <= 0:
+            return 0.0
+        busy = [self._busy.get(instance.info.worker_id, 0.0) for instance in there]
+        return sum(min(1.0, seconds / elapsed) for seconds in busy) / len(there)
+
+
+def _memory(there: Sequence[Instance]) -> float:
+    """The share of KV blocks in use or promised, 0 to 1."""
+    num_blocks = sum(i.info.num_units * i.info.num_blocks for i in there)
+    free = sum(max(i.num_free_blocks(unit), 0) for i in there for unit in range(i.info.num_units))
+    return max(0.0, 1 - free / num_blocks) if num_blocks else 0.0

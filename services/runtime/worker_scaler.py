@@ -1,0 +1,124 @@
+"""Workers of a local cluster that come and go while it runs: the supervisor's own service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import grpc
+
+from headway.errors import HeadwayError, invalid
+from protos import supervisor_pb2, supervisor_pb2_grpc
+from services.runtime import wire
+from services.runtime.config import ServiceConfig
+from services.runtime.membership import MembershipLease
+from services.runtime.server import GrpcServer
+from services.runtime.store import Member, Store
+from services.runtime.supervised import SupervisedProcess
+from services.runtime.supervisor import ProcessSpec, Supervisor
+
+MAX_WORKERS = 64
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class WorkerScaler(supervisor_pb2_grpc.SupervisorServicer):
+    """``make_spec`` makes the worker of a role and a service id; only ``roles`` are scaled.
+
+    A worker that goes gets SIGTERM: it tells the scheduler, and ends when it holds nothing.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        config: ServiceConfig,
+        roles: Iterable[str],
+        make_spec: Callable[[str, str], ProcessSpec],
+    ) -> None:
+        self._supervisor = supervisor
+        self._config = config
+        self._roles = tuple(roles)
+        self._make_spec = make_spec
+        self._draining: dict[SupervisedProcess, asyncio.Task[None]] = {}
+        self._undo = AsyncExitStack()
+
+    async def start(self) -> None:
+        """Listen, and be found by membership."""
+        store = await Store.connect(self._config.store, self._config.cluster)
+        self._undo.push_async_callback(store.close)
+        server = GrpcServer(self._config)
+        server.add(
+            lambda s: supervisor_pb2_grpc.add_SupervisorServicer_to_server(self, s),
+            "headway.v1.Supervisor",
+        )
+        address = await server.start()
+        self._undo.push_async_callback(server.stop, 0.0)
+        await server.set_serving(True)
+        lease = MembershipLease(store, Member("supervisor", self._config.service_id, address))
+        lease.start()
+        self._undo.push_async_callback(lease.stop)
+
+    async def stop(self) -> None:
+        """Take no more orders; processes stay, and those that drain are waited for."""
+        await self._undo.aclose()
+        await asyncio.gather(*self._draining.values())
+
+    def scale(self, role: str, num_workers: int) -> None:
+        """Start or drain until so many are left; returns at once."""
+        if role not in self._roles:
+            raise invalid("role", role, f"one of {', '.join(self._roles)}")
+        if num_workers > MAX_WORKERS:
+            raise invalid("num_workers", num_workers, f"from 0 to {MAX_WORKERS}")
+        there = self._there(role)
+        for _ in range(num_workers - len(there)):
+            self._supervisor.add(self._make_spec(role, self._free_id(role)))
+        # those that were given up go first, then the youngest
+        order = sorted(enumerate(there), key=lambda each: (not each[1].is_given_up, -each[0]))
+        for _, process in order[: max(0, len(there) - num_workers)]:
+            process.show("draining")
+            self._draining[process] = asyncio.create_task(self._drain(process))
+
+    async def _drain(self, process: SupervisedProcess) -> None:
+        try:
+            await self._supervisor.remove(process)
+            process.show("gone")
+        finally:
+            del self._draining[process]
+
+    def _there(self, role: str) -> list[SupervisedProcess]:
+        """Of this role, oldest first, without those that drain."""
+        return [
+            process
+            for process in self._supervisor.processes
+            if process.spec.role == role and process not in self._draining
+        ]
+
+    def _free_id(self, role: str) -> str:
+        taken = {process.spec.service_id for process in self._supervisor.processes}
+        numbers = range(1, len(taken) + 2)
+        return next(name for n in numbers if (name := f"{role}-{n}") not in taken)
+
+    def _replicas(self) -> supervisor_pb2.Replicas:
+        return supervisor_pb2.Replicas(
+            num_workers={role: len(self._there(role)) for role in self._roles},
+            num_draining=Counter(process.spec.role for process in self._draining),
+        )
+
+    async def Scale(  # noqa: N802 (the proto's name)
+        self, request: supervisor_pb2.ScaleRequest, context: _Context
+    ) -> supervisor_pb2.Replicas:
+        """See ``protos/supervisor.proto``."""
+        try:
+            self.scale(request.role, request.num_workers)
+        except HeadwayError as error:
+            await wire.abort(context, error)
+        return self._replicas()
+
+    async def GetReplicas(  # noqa: N802 (the proto's name)
+        self, request: supervisor_pb2.GetReplicasRequest, context: _Context
+    ) -> supervisor_pb2.Replicas:
+        """See ``protos/supervisor.proto``."""
+        return self._replicas()

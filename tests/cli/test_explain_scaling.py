@@ -1,0 +1,72 @@
+"""``headway explain scaling``: what the live autoscaler decided, and from which figures."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+
+from headway.core.autoscaler_events import PublishTargets
+from headway.core.scaling_explanations import text, told
+from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Targets
+from services.autoscaler.config import AutoscalerConfig
+from services.runtime import wire
+from services.runtime.store import Member, Store
+from tests.services.autoscaler.test_keda import decided, served
+
+
+def decision(at: float, num_prefill: int, **figures: object) -> PublishTargets:
+    targets = Targets(num_prefill, 2, 0, 0, f"{num_prefill} are needed")
+    return PublishTargets(targets, at, "tokenscale", **figures)  # type: ignore[arg-type]
+
+
+def test_a_change_is_told_with_its_reason_and_figures() -> None:
+    fleet = Fleet(PoolLoad(1, 1, 9, 300, 0.5, 0.25), PoolLoad(2))
+    after = decision(2.0, 3, rates=Rates(4.0, 5.0, 6.0), fleet=fleet)
+    assert text(after, decision(1.0, 1)).splitlines() == [
+        "tokenscale: prefill 1 → 3, decode 2",
+        "    3 are needed",
+        "    rates: 4.00 requests/s, 5 input and 6 output tokens/s",
+        "    prefill: 1 ready, 1 starting, 9 requests, 300 tokens waiting, 50% busy, "
+        "25% of KV memory",
+        "    decode: 2 ready, 0 starting, 0 requests, 0 tokens waiting, 0% busy, 0% of KV memory",
+    ]
+
+
+def test_a_missing_figure_is_said_to_be_missing() -> None:
+    assert text(decision(1.0, 1)).splitlines()[-2:] == [
+        "    rates: none was fresh",
+        "    fleet: no report was fresh",
+    ]
+
+
+def test_changes_and_the_newest_are_told_or_every_one() -> None:
+    decisions = [decision(float(at), num) for at, num in enumerate((1, 1, 2, 2, 2))]
+    assert [at for at, _ in told(decisions, every=False)] == [0.0, 2.0, 4.0]
+    assert len(list(told(decisions, every=True))) == 5
+
+
+def test_decisions_survive_the_wire() -> None:
+    fleet = Fleet(PoolLoad(1, 1, 9, 300, 0.5, 0.25), PoolLoad(2))
+    for sent in (decision(1.0, 1), decision(2.0, 3, rates=Rates(4.0, 5.0, 6.0), fleet=fleet)):
+        assert wire.unpack_decision(wire.pack_decision(sent)) == sent
+
+
+def explain(*flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "headway.cli", "explain", "scaling", *flags]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+async def test_the_autoscaler_is_found_in_the_store_and_asked(store_url: str, cluster: str) -> None:
+    config = AutoscalerConfig(store=store_url, cluster=cluster, num_prefill=3, interval=0.05)
+    store = await Store.connect(store_url, cluster)
+    async with served(config) as (service, address):
+        await decided(service)
+        await store.join(Member("autoscaler", "autoscaler", address), ttl=60)
+        done = await asyncio.to_thread(explain, "--store", store_url, "--cluster", cluster)
+        assert done.returncode == 0, done.stderr
+        assert "fixed: prefill 3, decode 1" in done.stdout
+    await store.close()
+    gone = await asyncio.to_thread(explain, "--autoscaler", address)
+    assert gone.returncode == 1
+    assert f"no autoscaler answers at {address}" in gone.stderr

@@ -1,0 +1,68 @@
+"""``headway up --autoscale``: what it starts, and what it refuses."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from headway.cli import up, up_autoscale
+from headway.errors import HeadwayError
+from services.autoscaler.config import AutoscalerConfig
+from services.runtime.config import load_config
+
+
+def parsed(*flags: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    up.add_parser(parser.add_subparsers())
+    return parser.parse_args(["up", *flags])
+
+
+def autoscaler(*flags: str) -> AutoscalerConfig:
+    """The autoscaler's configuration as these flags make it."""
+    specs = up.process_specs(parsed(*flags), num_cores=4)
+    spec = next(spec for spec in specs if spec.service == "autoscaler")
+    return load_config(AutoscalerConfig, spec.flags)
+
+
+def test_without_it_what_is_started_is_what_there_is() -> None:
+    config = autoscaler("--prefill", "3", "--preset", "tokenscale")
+    assert (config.actuator, config.scaling, config.num_prefill) == ("none", "fixed", 3)
+
+
+def test_with_it_the_supervisor_is_asked_within_bounds() -> None:
+    config = autoscaler("--autoscale", "--max-decode", "6", "--budget", "7")
+    assert (config.actuator, config.scaling) == ("process", "blitzscale")
+    assert (config.max_decode, config.budget) == (6, 7)
+
+
+def test_the_presets_policy_scales_where_it_can() -> None:
+    params = '{"profile": "llama-8b-a100"}'
+    flags = ("--autoscale", "--preset", "tokenscale", "--scaling-params", params)
+    assert autoscaler(*flags).policy().name == "tokenscale"
+    up_autoscale.refuse_wrong_options(parsed(*flags))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--preset", "tokenscale"), "tokenscale needs to know what this machine carries"),
+        (("--unified", "1"), "leave --unified out"),
+        (("--scaling", "nonsense"), "nonsense"),
+        (("--scaling-params", "[1]"), r"--scaling-params is '\[1\]'; it must be a JSON object"),
+        (("--scaling-params", '{"windoow": 1}'), "windoow"),
+    ],
+)
+def test_what_cannot_be_scaled_is_refused(flags: tuple[str, ...], said: str) -> None:
+    with pytest.raises(HeadwayError, match=said):
+        up_autoscale.refuse_wrong_options(parsed("--autoscale", *flags))
+
+
+def test_a_worker_that_comes_later_is_like_those_that_were_started() -> None:
+    args = parsed("--preset", "pascal", "--device", "cuda")
+    specs = up.process_specs(args, num_cores=6, num_gpus=2)
+    first = next(spec for spec in specs if spec.service_id == "decode-1")
+    later = up.worker_spec(args, "decode", "decode-3", 3, 6, 2)
+    changed = {a: b for a, b in zip(first.flags, later.flags, strict=True) if a != b}
+    assert (later.role, later.service, changed) == ("decode", "worker", {})
+    assert "cuda:1" in later.flags

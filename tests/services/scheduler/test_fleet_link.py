@@ -1,0 +1,61 @@
+"""The leading scheduler's report reaches the autoscaler that is a member."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import grpc
+import pytest
+
+from headway.policies.scaling.protocol import Fleet, PoolLoad
+from protos import autoscaler_pb2, autoscaler_pb2_grpc
+from services.runtime import wire
+from services.runtime.config import ServiceConfig
+from services.runtime.server import GrpcServer
+from services.runtime.store import Member, Store
+from services.scheduler import fleet_link
+from services.scheduler.fleet_link import FleetLink
+
+FLEET = Fleet(PoolLoad(1, 0, 2, 3, 0.25, 0.5), PoolLoad(4), PoolLoad(0), PoolLoad(5))
+
+
+class Listener(autoscaler_pb2_grpc.AutoscalerServicer):
+    """Remembers fleets."""
+
+    def __init__(self) -> None:
+        self.heard: asyncio.Queue[Fleet] = asyncio.Queue()
+
+    async def ReportFleet(
+        self, request: autoscaler_pb2.FleetReport, context: object
+    ) -> autoscaler_pb2.FleetReportReply:
+        self.heard.put_nowait(wire.unpack_fleet(request).fleet)
+        return autoscaler_pb2.FleetReportReply()
+
+
+def _register(listener: Listener, server: grpc.aio.Server) -> None:
+    autoscaler_pb2_grpc.add_AutoscalerServicer_to_server(listener, server)
+
+
+async def test_the_fleet_is_told_again_and_again_to_whoever_is_the_autoscaler(
+    store_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_link, "_INTERVAL", 0.05)
+    config = ServiceConfig(service_id="s", store=store_url, cluster=cluster)
+    store = await Store.connect(store_url, cluster)
+    link = FleetLink(config, store, lambda: FLEET)
+    link.start()
+    try:
+        for name in ("first", "second"):
+            listener = Listener()  # type: ignore[abstract]  # the other calls are nobody's here
+            server = GrpcServer(config)
+            server.add(partial(_register, listener), "a")
+            member = Member("autoscaler", name, await server.start())
+            await store.join(member, ttl=60)
+            async with asyncio.timeout(20):
+                assert await listener.heard.get() == FLEET
+            await store.leave(member)
+            await server.stop(0)
+    finally:
+        await link.close()
+        await store.close()
