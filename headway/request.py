@@ -115,7 +115,8 @@ class Request:
     ``output_token_ids`` holds what earlier attempts produced: generation goes on behind it.
     ``arrival_at`` and ``deadline_at`` are seconds since the epoch. ``reasons``: whether reasoning,
     up to the model's marker, comes before its answer. ``is_burst``: whether it came
-    beyond what the running mean of traffic brings.
+    beyond what the running mean of traffic brings. ``is_predicted``: whether what is expected of
+    its output is the predictor's word on it, and not that of requests like it.
     """
 
     request_id: str
@@ -132,6 +133,7 @@ class Request:
     predicted_output_tokens: float = 0.0
     is_burst: bool = False
     reasons: bool = False
+    is_predicted: bool = False
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:

@@ -163,6 +163,7 @@ class Request(_message.Message):
     PREDICTED_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     IS_BURST_FIELD_NUMBER: _builtins.int
     REASONS_FIELD_NUMBER: _builtins.int
+    IS_PREDICTED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     stream_id: _builtins.int
@@ -179,6 +180,8 @@ class Request(_message.Message):
     """came beyond what the running mean of traffic brings"""
     reasons: _builtins.bool
     """reasoning comes before its answer"""
+    is_predicted: _builtins.bool
+    """predicted_output_tokens is the predictor's word on it"""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -202,10 +205,11 @@ class Request(_message.Message):
         predicted_output_tokens: _builtins.float = ...,
         is_burst: _builtins.bool = ...,
         reasons: _builtins.bool = ...,
+        is_predicted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_at", b"arrival_at", "attempt", b"attempt", "deadline_at", b"deadline_at", "gateway_address", b"gateway_address", "gateway_id", b"gateway_id", "is_burst", b"is_burst", "model", b"model", "output_token_ids", b"output_token_ids", "predicted_output_tokens", b"predicted_output_tokens", "prompt_token_ids", b"prompt_token_ids", "reasons", b"reasons", "request_id", b"request_id", "sampling", b"sampling", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_at", b"arrival_at", "attempt", b"attempt", "deadline_at", b"deadline_at", "gateway_address", b"gateway_address", "gateway_id", b"gateway_id", "is_burst", b"is_burst", "is_predicted", b"is_predicted", "model", b"model", "output_token_ids", b"output_token_ids", "predicted_output_tokens", b"predicted_output_tokens", "prompt_token_ids", b"prompt_token_ids", "reasons", b"reasons", "request_id", b"request_id", "sampling", b"sampling", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

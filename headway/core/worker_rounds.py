@@ -52,6 +52,7 @@ def start_transfer(
             sequence.request,
             output_token_ids=tuple(sequence.output),
             predicted_output_tokens=sequence.predicted_total or 0.0,
+            is_predicted=sequence.prediction is not None,
         ),
         num_computed_tokens=num_computed_tokens,
         blocks=tuple(sequence.blocks),

@@ -299,6 +299,9 @@ class WorkerState:
             true_total=None if self._oracle is None else self._oracle(request.key),
             hashes=self._hashes(request),
         )
+        if request.is_predicted:
+            sequence.prediction = max(0.0, request.predicted_output_tokens - len(output))
+            sequence.predicted_at = len(output)
         self._estimate(sequence)
         return sequence
 

@@ -175,4 +175,6 @@ def test_a_prediction_moves_with_its_request() -> None:
     target.run_pass()
     (moved,) = [s for u in target.core._state.units for s in u.sequences.values()]
     assert moved.predicted_total == 31.0
+    assert moved.prediction is not None
+    assert moved.predicted_at + moved.prediction == 31.0  # later ones are weighed against it
     assert asked(target)[0] == (len(moved.output) - 1,)

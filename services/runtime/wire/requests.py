@@ -48,6 +48,7 @@ def pack_request(request: Request) -> pb.Request:
         predicted_output_tokens=request.predicted_output_tokens,
         is_burst=request.is_burst,
         reasons=request.reasons,
+        is_predicted=request.is_predicted,
     )
 
 
@@ -73,6 +74,7 @@ def unpack_request(packed: pb.Request) -> Request:
         predicted_output_tokens=predicted,
         is_burst=packed.is_burst,
         reasons=packed.reasons,
+        is_predicted=packed.is_predicted,
     )
 
 

@@ -59,6 +59,7 @@ requests = st.builds(
     predicted_output_tokens=st.floats(0, 1e6),
     is_burst=st.booleans(),
     reasons=st.booleans(),
+    is_predicted=st.booleans(),
 )
 positive = st.integers(1, 4096)
 infos = st.builds(
