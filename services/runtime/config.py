@@ -43,6 +43,9 @@ class ServiceConfig(BaseSettings):
     metrics_listen: str = Field("", description="host:port for Prometheus; empty: none")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
+    record_events: str = Field(
+        "", description="folder where every event and decision is written down, to replay; none"
+    )
     tls_cert: Path | None = Field(None, description="certificate (PEM) for gRPC between services")
     tls_key: Path | None = Field(None, description="its private key (PEM)")
     tls_ca: Path | None = Field(

@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 from headway.core.protocol import Core
 from services.runtime.clock import Clock
+from services.runtime.event_record import record_of
 
 E = TypeVar("E")
 A = TypeVar("A")
@@ -35,6 +36,7 @@ class Driver(Generic[E, A]):
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for = math.inf
+        self._record = record_of(core)
         self._arm()
 
     def post(self, event: E) -> None:
@@ -50,6 +52,9 @@ class Driver(Generic[E, A]):
         self._closed = True
         self._events.clear()
         self._disarm()
+        if self._record is not None:
+            self._record.close()
+            self._record = None
 
     def _serve(self) -> None:
         """Hand over all events that wait."""
@@ -57,14 +62,17 @@ class Driver(Generic[E, A]):
         try:
             while self._events:
                 event = self._events.popleft()
-                self._perform_all(self._core.handle(event, now=self._clock.now()))
+                now = self._clock.now()
+                self._perform_all(event, now, self._core.handle(event, now=now))
         finally:
             self._busy = False
             self._arm()
             if self._events:  # one of them raised
                 self._loop.call_soon(self._serve)
 
-    def _perform_all(self, actions: Sequence[A]) -> None:
+    def _perform_all(self, event: E | None, now: float, actions: Sequence[A]) -> None:
+        if self._record is not None:
+            self._record.told(event, now, actions)
         for action in actions:
             self._perform(action)
 
@@ -92,7 +100,7 @@ class Driver(Generic[E, A]):
             return
         self._busy = True
         try:
-            self._perform_all(self._core.wake(now=now))
+            self._perform_all(None, now, self._core.wake(now=now))
         finally:
             self._busy = False
             self._serve()

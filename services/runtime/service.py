@@ -15,6 +15,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from headway.errors import HeadwayError
+from services.runtime import event_record
 from services.runtime.clock import Clock
 from services.runtime.config import ServiceConfig
 from services.runtime.logs import configure_logs, get_logger
@@ -68,6 +69,7 @@ def run_service(
     Exits 1 where the service cannot start or crashes, 128 + the number of a second signal.
     """
     configure_logs(config.log_level, config.log_format, config.service_name(), config.service_id)
+    event_record.configure(config.record_events, config.service_id)
     try:
         uvloop.run(_live(config, build))
     except HeadwayError as error:
