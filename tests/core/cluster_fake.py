@@ -72,6 +72,7 @@ class FakeWorker:
     info: WorkerInfo
     core: WorkerCore
     model: PagedFake
+    stream: int = 0  # the scheduler's, by its number; reports go out on the newest alone
     passes: deque[ForwardPass] = field(default_factory=deque)
     transfers: deque[StartTransfer] = field(default_factory=deque)
     answers: dict[StreamKey, AcceptKv | AcknowledgeKv | RefuseKv] = field(default_factory=dict)
@@ -97,6 +98,8 @@ class Cluster:
         self.roles = roles
         self.worker_ids = [""] * len(roles)  # by place; a new life has a new id
         self.num_lives = 0
+        self.num_streams = 0
+        self.streams: dict[str, int] = {}  # the newest to each worker
         self.workers: dict[str, FakeWorker] = {}
         self.links: dict[tuple[str, str], deque[Callable[[], None]]] = {}
         self.moving: list[Transfer] = []
@@ -115,11 +118,17 @@ class Cluster:
 
     # --- lives ------------------------------------------------------------------------
 
-    def elect(self) -> None:
-        """A new leader knows what is in the store: the members, and what its predecessor wrote."""
+    def elect(self, num_arriving: int = 0) -> None:
+        """A new leader knows what is in the store: the members, and what its predecessor wrote.
+
+        The first ``num_arriving`` orders that are on their way to each worker get there all the
+        same, before the new leader's hello.
+        """
         self.token += 1
         for link in [k for k in self.links if "s" in k]:
-            del self.links[link]
+            orders = self.links.pop(link)
+            if link[1] in self.workers:
+                self.links[link] = deque(list(orders)[:num_arriving])
         self.to_gateway(GatewayLostScheduler())
         self.scheduler = SchedulerCore(self.settings)
         saved, learned = tuple(self.saved.values()), tuple(self.learned.values())
@@ -133,7 +142,16 @@ class Cluster:
         self.to_gateway(GatewayFoundScheduler())
 
     def attach_worker(self, worker_id: str) -> None:
-        self.to_worker(self.workers[worker_id], SchedulerConnected())
+        self.num_streams += 1
+        self.streams[worker_id] = self.num_streams
+        greet = partial(self.greet, self.workers[worker_id], self.num_streams)
+        self.send("s", worker_id, greet)
+
+    def greet(self, worker: FakeWorker, stream: int) -> None:
+        """The hello of a new stream arrives: from now on nothing of an older one is obeyed."""
+        if stream == self.streams[worker.info.worker_id]:
+            worker.stream = stream
+            self.to_worker(worker, SchedulerConnected())
 
     def blip_gateway(self) -> None:
         """The gateway's stream to the scheduler breaks, and is opened again."""
@@ -277,7 +295,9 @@ class Cluster:
             worker.answers[action.key] = action
         elif isinstance(action, SendTokens):
             self.send(worker_id, "g", partial(self.to_gateway, action.batch))
-        elif not isinstance(action, AskPredictor | StopTransfer):
+        elif isinstance(action, AskPredictor | StopTransfer):
+            return
+        elif worker.stream == self.streams[worker_id]:
             report = FromWorker(worker_id, action)
             self.send(worker_id, "s", partial(self.to_scheduler, report))
 

@@ -62,7 +62,7 @@ def run(cluster: Cluster, plan: Plan) -> dict[str, tuple[int, int]]:
         elif name == "leave":
             cluster.leave(first)
         else:
-            trouble(cluster, name, first % len(cluster.roles))
+            trouble(cluster, name, first)
     for place in range(len(cluster.roles)):
         cluster.revive(place)
     cluster.settle()
@@ -73,7 +73,8 @@ def run(cluster: Cluster, plan: Plan) -> dict[str, tuple[int, int]]:
     return asked
 
 
-def trouble(cluster: Cluster, name: str, place: int) -> None:
+def trouble(cluster: Cluster, name: str, number: int) -> None:
+    place = number % len(cluster.roles)
     match name:
         case "kill":
             cluster.kill(place)
@@ -84,7 +85,7 @@ def trouble(cluster: Cluster, name: str, place: int) -> None:
         case "blip-gateway":
             cluster.blip_gateway()
         case "elect":
-            cluster.elect()
+            cluster.elect(number)
 
 
 def check(cluster: Cluster, asked: dict[str, tuple[int, int]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -39,10 +40,10 @@ def client(running: LocalCluster) -> AsyncOpenAI:
 
 
 async def ask(
-    client: AsyncOpenAI, prompt: str, begun: asyncio.Event, **options: object
+    client: AsyncOpenAI, prompt: str, begun: asyncio.Event, **options: Any
 ) -> tuple[str, str]:
     """Reasoning and answer, streamed; ``begun`` is set with the first of it."""
-    stream = await client.chat.completions.create(  # type: ignore[call-overload]  # extra options
+    stream = await client.chat.completions.create(
         model="headway-mini",
         messages=[{"role": "user", "content": prompt}],
         stream=True,
@@ -60,7 +61,7 @@ async def ask(
 
 
 def ask_all(
-    client: AsyncOpenAI, prompts: list[str], **options: object
+    client: AsyncOpenAI, prompts: list[str], **options: Any
 ) -> tuple[list[asyncio.Task[tuple[str, str]]], list[asyncio.Event]]:
     """All at once, and an event each that says that its answer has begun."""
     begun = [asyncio.Event() for _ in prompts]
@@ -94,7 +95,7 @@ async def end_takeover(running: LocalCluster, killed: Leader) -> None:
 
 
 async def test_requests_that_run_go_on(running: LocalCluster, client: AsyncOpenAI) -> None:
-    endless = {"max_tokens": 1200, "extra_body": {"ignore_eos": True}}
+    endless: dict[str, Any] = {"max_tokens": 1200, "extra_body": {"ignore_eos": True}}
     undisturbed = await ask(client, LONG, asyncio.Event(), **endless)
     asked, begun = ask_all(client, [LONG] * 6, **endless)
     await asyncio.gather(*(event.wait() for event in begun))
