@@ -294,7 +294,8 @@ class WorkerCore:
 
     def _on_pass_failed(self, event: PassFailed, actions: list[WorkerAction]) -> None:
         swapped_out = {swap.key for swap in self._flying(event.pass_id).swapped_out}
-        in_pass = self._close_pass(event.pass_id, actions, event.keys)
+        # A failure that blames nobody may have come before the swaps: computing again is sure.
+        in_pass = self._close_pass(event.pass_id, actions, event.keys or tuple(swapped_out))
         blamed = set(event.keys) & ({item.key for item, _ in in_pass} | swapped_out)
         for item, sequence in in_pass:
             if sequence.cancelled:

@@ -51,4 +51,5 @@ class EngineThread:
     def close(self) -> None:
         """Let the pass in flight end, take no other."""
         self._executor.shutdown(wait=True, cancel_futures=True)
+        self._backend.release_kv_writes()
         self._backend.close()

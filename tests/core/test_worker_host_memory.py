@@ -186,3 +186,12 @@ def test_kv_that_could_not_be_swapped_out_is_computed_again() -> None:
     worker.run_all()
     for number in (1, 2):
         assert output_of(worker, number) == expected_output(range(number + 1, number + 9), 14)
+
+
+def test_a_pass_that_failed_before_its_swaps_loses_no_token() -> None:
+    worker = crowded(100)
+    until_evicted(worker)
+    worker.post(PassFailed(worker.passes.popleft().pass_id, (), "the device is gone"))
+    assert worker.ends == {1: ["error"]}
+    worker.run_all()
+    assert output_of(worker, 2) == expected_output(range(3, 11), 14)

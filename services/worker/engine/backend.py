@@ -193,6 +193,10 @@ class TorchBackend:
         if forward_pass.swapped_out:
             self._pool.writable.clear()
 
+    def release_kv_writes(self) -> None:
+        """No pass will come: nobody waits for one."""
+        self._pool.writable.set()
+
     def read_kv_chunks(
         self, block_ids: Sequence[int], *, from_host: bool = False
     ) -> Iterator[memoryview]:
