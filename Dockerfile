@@ -11,7 +11,7 @@ ARG TORCH=torch
 RUN mkdir headway services protos models \
     && touch headway/__init__.py services/__init__.py protos/__init__.py models/__init__.py \
     && pip install -c constraints.txt "$TORCH" \
-    && pip install -c constraints.txt .
+    && pip install -c constraints.txt '.[kubernetes]'
 
 COPY protos protos
 COPY headway headway
