@@ -47,7 +47,7 @@ class PrefillPool:
     ) -> None:
         settings = state.settings
         self.model = model
-        self.window = Window(settings.flow_control, lambda entry: state.changed(entry.key))
+        self.window = Window(settings.flow_control, self._entered)
         self._state = state
         self._instances = instances
         self._active: dict[str, None] = {}
@@ -59,6 +59,9 @@ class PrefillPool:
         )
         self._velocities = SlidingMean(32, 0.0)
         self._prefixes = Prefixes() if settings.prefix_hits else None
+
+    def _entered(self, entry: Tracked) -> None:
+        self._state.changed(entry.key)
 
     # --- topology ---------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ class Window:
     def __init__(
         self,
         flow_control: FlowControl,
-        entered: Callable[[Tracked], object] = lambda entry: None,
+        entered: Callable[[Tracked], object] | None = None,
     ) -> None:
         self._flow_control = flow_control
         self._entered = entered
@@ -128,7 +128,8 @@ class Window:
     def _enter(self, entry: Tracked) -> None:
         entry.cycle = self.cycle
         self._admitted[entry.key] = entry
-        self._entered(entry)
+        if self._entered is not None:
+            self._entered(entry)
 
     def remove(self, key: StreamKey) -> None:
         """A request is cancelled or turns out to be elsewhere."""

@@ -6,6 +6,7 @@ Nothing waits for it. What changes while a write is under way goes with the next
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from headway.core.scheduler_events import Learned, Persist, SavedRequest
 from headway.errors import HeadwayError
@@ -18,11 +19,17 @@ _PAUSE = 0.5  # seconds, after the store did not answer
 
 
 class Journal:
-    """One term's changes. The store refuses them once a newer leader has been elected."""
+    """One term's changes. The store refuses them once a newer leader has been elected.
 
-    def __init__(self, store: Store, fencing_token: int) -> None:
+    ``wrote`` is told of every write, and how many records were in it.
+    """
+
+    def __init__(
+        self, store: Store, fencing_token: int, wrote: Callable[[int], object] | None = None
+    ) -> None:
         self._store = store
         self._fencing_token = fencing_token
+        self._wrote = wrote
         self._requests: dict[StreamKey, SavedRequest | None] = {}
         self._learned: dict[str, Learned] = {}
         self._task: asyncio.Task[None] | None = None
@@ -66,6 +73,8 @@ class Journal:
                 self._log.warning("journal_refused", fencing_token=self._fencing_token)
                 self._closed = self.is_refused = True
                 return
+            if self._wrote is not None:
+                self._wrote(len(requests) + len(learned))
         self._task = None
 
     async def _write(

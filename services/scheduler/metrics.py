@@ -65,6 +65,8 @@ class SchedulerMetrics:
             "events", "Watchdogs, failed handoffs and other events worth a log line", ["event"]
         )
         self._rejections = counter("rejections", "Requests refused, by error code", ["code"])
+        self._writes = counter("journal_writes", "Writes of what a successor needs to know", [])
+        self._records = counter("journal_records", "Records in them: requests and models", [])
         self._lost = counter("lost_requests", "Requests sent back to gateways to try again", [])
         self._waits = Histogram(
             "headway_scheduler_wait_seconds",
@@ -79,6 +81,11 @@ class SchedulerMetrics:
             buckets=_SHARES,
             registry=registry,
         )
+
+    def wrote(self, num_records: int) -> None:
+        """The store has taken so many records, in one write."""
+        self._writes.inc()
+        self._records.inc(num_records)
 
     def performed(self, action: SchedulerAction) -> None:
         """Count one action."""

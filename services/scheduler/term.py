@@ -59,7 +59,7 @@ class Term:
             runtime.config.service_id, fencing_token, wanted_reports(settings)
         )
         self._core = SchedulerCore(settings)
-        self._journal = Journal(runtime.store, fencing_token)
+        self._journal = Journal(runtime.store, fencing_token, metrics.wrote)
         self._driver: Driver[SchedulerEvent, SchedulerAction] = Driver(
             self._core, self._perform, runtime.clock
         )

@@ -139,6 +139,8 @@ async def test_a_successor_begins_with_what_the_last_leader_wrote(rig: Rig) -> N
     gateway = await rig.gateway(leader.address)
     await gateway.submit(1)
     await until(lambda: worker.dispatched == [1], "the worker has it")
+    written = "headway_scheduler_journal_writes_total"
+    await until(lambda: leader.metrics()[written] >= 1, "it is written down")
     async with asyncio.timeout(10.0):
         while [each.worker_id for each in await read(rig.store)] != ["w"]:
             await asyncio.sleep(0.01)
