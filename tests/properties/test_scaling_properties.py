@@ -234,7 +234,7 @@ def test_what_is_not_labelled_is_never_more_than_the_mean_allows(
         if detector.arrived(tokens, now=now).is_burst:
             continue
         regular.append((now, tokens))
-        lately = [t for at, t in regular if at > now - 1.0]
+        lately = [t for at, t in regular if at > now - 1.0 + 1e-6]  # instants are that coarse
         in_mean = [t for at, t in seen if at > now - 60.0]
         span = min(max(now - seen[0][0], 1.0), 60.0)
         share = factor * max(1.0 / span, 1 / len(in_mean)) * (1 + 1e-6)
