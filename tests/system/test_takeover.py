@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -82,9 +84,15 @@ async def leader_of(running: LocalCluster) -> Leader:
     return found
 
 
+def pid_of(running: LocalCluster, leader: Leader) -> int:
+    pid = running.process(leader.candidate_id.rpartition("-")[0]).pid
+    assert pid is not None
+    return pid
+
+
 async def kill_leader(running: LocalCluster) -> Leader:
     leader = await leader_of(running)
-    running.kill(leader.candidate_id.rpartition("-")[0])
+    os.kill(pid_of(running, leader), signal.SIGKILL)
     return leader
 
 
@@ -133,3 +141,30 @@ async def test_requests_that_come_while_nobody_leads_wait_for_the_next_leader(
     for prompt, task in asked:
         assert await task == greedy_text(MODEL, prompt)
     await end_takeover(running, killed)
+
+
+async def test_a_leader_that_wakes_up_after_it_was_followed_disturbs_nobody(
+    running: LocalCluster, client: AsyncOpenAI
+) -> None:
+    prompts = [*SHORT, LONG] * 2
+    paused = await leader_of(running)
+    pid = pid_of(running, paused)
+    asked, _ = ask_all(client, prompts)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+
+        async def has_been_followed() -> bool:
+            return (await leader_of(running)).fencing_token > paused.fencing_token
+
+        await until(has_been_followed)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    later, _ = ask_all(client, prompts)
+    expected = [greedy_text(MODEL, prompt) for prompt in prompts]
+    assert [await task for task in asked] == expected
+    assert [await task for task in later] == expected
+
+    async def stands_by() -> bool:
+        return "deposed" in running.log_of(paused.candidate_id.rpartition("-")[0])
+
+    await until(stands_by)
