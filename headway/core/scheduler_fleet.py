@@ -69,8 +69,13 @@ class FleetMeter:
     def _share(self, there: Sequence[Instance], elapsed: float) -> float:
         if not there or elapsed <= 0:
             return 0.0
-        busy = [self._busy.get(instance.info.worker_id, 0.0) for instance in there]
-        return sum(min(1.0, seconds / elapsed) for seconds in busy) / len(there)
+        return sum(self._busy_share(instance, elapsed) for instance in there) / len(there)
+
+    def _busy_share(self, instance: Instance, elapsed: float) -> float:
+        """Of one worker. Passes that only decode go unreported: who decodes now is busy."""
+        if instance.info.role.decodes and instance.load.num_decoding:
+            return 1.0
+        return min(1.0, self._busy.get(instance.info.worker_id, 0.0) / elapsed)
 
 
 def _memory(there: Sequence[Instance]) -> float:

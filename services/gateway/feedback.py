@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import grpc
 
 from headway.errors import HeadwayError
+from headway.policies.scaling import RateMeter
 from protos import autoscaler_pb2, autoscaler_pb2_grpc, predictor_pb2, predictor_pb2_grpc
 from services.gateway.metrics import GatewayMetrics
 from services.runtime.channel import open_channel
@@ -38,7 +39,7 @@ class Lengths:
 
 
 class Feedback:
-    """Collects between reports; ``rates`` are over the window since the last one."""
+    """Collects between reports; rates are over the window since the last one."""
 
     def __init__(
         self,
@@ -55,8 +56,7 @@ class Feedback:
         self._now = now
         self._lengths = Lengths()
         self._observed: list[tuple[int, int]] = []
-        self._num_requests = self._num_input = self._num_output = 0
-        self._window_began_at = now()
+        self._meter = RateMeter(now=now())
         self._channels: dict[str, tuple[str, grpc.aio.Channel]] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -78,12 +78,11 @@ class Feedback:
 
     def arrived(self, num_prompt_tokens: int) -> None:
         """A request came in."""
-        self._num_requests += 1
-        self._num_input += num_prompt_tokens
+        self._meter.arrived(num_prompt_tokens, self.predict(num_prompt_tokens))
 
     def produced(self, num_tokens: int) -> None:
         """Output tokens came in."""
-        self._num_output += num_tokens
+        self._meter.produced(num_tokens)
 
     def observe(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
         """An output finished."""
@@ -140,16 +139,15 @@ class Feedback:
 
     async def _tell_autoscaler(self, channel: grpc.aio.Channel) -> None:
         now = self._now()
-        window = max(now - self._window_began_at, 1e-3)
+        rates, window = self._meter.read(now=now)
         report = autoscaler_pb2.RateReport(
             gateway_id=self._config.service_id,
             observed_at=now,
             window=window,
-            requests_per_s=self._num_requests / window,
-            input_tokens_per_s=self._num_input / window,
-            output_tokens_per_s=self._num_output / window,
+            requests_per_s=rates.requests_per_s,
+            input_tokens_per_s=rates.input_tokens_per_s,
+            output_tokens_per_s=rates.output_tokens_per_s,
+            bucket_tokens_per_s=rates.bucket_tokens_per_s,
         )
-        self._num_requests = self._num_input = self._num_output = 0
-        self._window_began_at = now
         stub = autoscaler_pb2_grpc.AutoscalerStub(channel)
         await stub.ReportRates(report, timeout=_CALL_TIMEOUT)

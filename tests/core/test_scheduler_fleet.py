@@ -53,6 +53,14 @@ def test_busy_is_the_share_of_the_time_since_the_last_reading() -> None:
     assert meter.read(NOBODY, now=3.0).prefill.busy == 0.0
 
 
+def test_who_decodes_is_busy_though_its_passes_go_unreported() -> None:
+    decoders = {name: worker(name, Role.DECODE) for name in ("a", "b")}
+    decoders["a"].report([UnitLoad(0, 0, 3, 40, 90)], now=1.0)
+    meter = FleetMeter(decoders)
+    meter.read(NOBODY, now=1.0)
+    assert meter.read(NOBODY, now=2.0).decode.busy == 0.5
+
+
 def test_a_leader_that_has_not_heard_of_all_workers_tells_nothing() -> None:
     core = SchedulerCore()
     core.handle(Elected(1, ("w",)), now=0.0)

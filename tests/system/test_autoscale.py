@@ -9,6 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from services.autoscaler.actuators.process import ProcessActuator
+from services.runtime.config import ServiceConfig
 from tests.system.local_cluster import LocalCluster, local_cluster, until
 
 pytestmark = pytest.mark.system
@@ -81,6 +83,12 @@ async def test_a_burst_makes_workers_and_its_end_drains_them_without_a_failed_re
         local_cluster(store_url, cluster, tmp_path, *flags, json.dumps(PARAMS), *bounds) as running,
         httpx.AsyncClient(base_url=running.base_url, timeout=PATIENCE) as client,
     ):
+        actuator = ProcessActuator(ServiceConfig(store=store_url, cluster=cluster), running.store)
+
+        async def is_gone(service_id: str) -> bool:
+            load.check()
+            return f"{service_id:<12} " in "".join(x for x in running.lines if "gone" in x)
+
         load = Load(client)
         load.at_a_time(12)
 
@@ -90,6 +98,10 @@ async def test_a_burst_makes_workers_and_its_end_drains_them_without_a_failed_re
 
         await until(has_grown, PATIENCE)
         answered = load.num_answered
+
+        # Drained under this load, too; the autoscaler orders another one instead.
+        await actuator.scale("decode", 1)
+        await until(lambda: is_gone("decode-2"), PATIENCE)
         load.at_a_time(1)  # goes on while workers drain
 
         async def has_shrunk() -> bool:
@@ -98,6 +110,7 @@ async def test_a_burst_makes_workers_and_its_end_drains_them_without_a_failed_re
 
         await until(has_shrunk, PATIENCE)
         await load.end()
+        await actuator.close()
         assert load.num_answered > answered
         assert await running.metric("headway_gateway_open_requests") == 0
         assert not any("killed" in line or "died" in line for line in running.lines)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import ssl
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -63,8 +64,10 @@ def _status(code: int, reason: str) -> tuple[int, dict[str, Any]]:
 
 
 @contextmanager
-def api_server(namespace: str, replicas: dict[str, int]) -> Iterator[ApiServer]:
-    """Listen on a free loopback port."""
+def api_server(
+    namespace: str, replicas: dict[str, int], certificates: Mapping[str, Path] | None = None
+) -> Iterator[ApiServer]:
+    """Listen on a free loopback port, with TLS where there are certificates."""
     server = ApiServer(namespace, replicas)
 
     class Handler(BaseHTTPRequestHandler):
@@ -91,6 +94,11 @@ def api_server(namespace: str, replicas: dict[str, int]) -> Iterator[ApiServer]:
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.url = f"http://127.0.0.1:{http.server_port}"
+    if certificates is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificates["tls_cert"], certificates["tls_key"])
+        http.socket = context.wrap_socket(http.socket, server_side=True)
+        server.url = server.url.replace("http", "https")
     thread = Thread(target=http.serve_forever, daemon=True)
     thread.start()
     try:

@@ -91,6 +91,8 @@ async def test_lengths_are_reported_and_asked_for_and_rates_told(
         assert listener.observed[0].model == "tiny"
         assert sum(report.output_tokens_per_s for report in listener.rates) > 0
         assert all(report.gateway_id == "gateway-under-test" for report in listener.rates)
+        assert all(len(report.bucket_tokens_per_s) == 9 for report in listener.rates)
+        assert sum(sum(report.bucket_tokens_per_s) for report in listener.rates) > 0
         await until(lambda: bool(listener.num_asked))
         predicted = [0.0]
         deadline = asyncio.get_running_loop().time() + 20
