@@ -35,8 +35,10 @@ def client(running: LocalCluster) -> AsyncOpenAI:
     return AsyncOpenAI(base_url=f"{running.base_url}/v1", api_key="none", max_retries=0)
 
 
-async def ask(client: AsyncOpenAI, prompt: str, **options: object) -> tuple[str, str]:
-    """Reasoning and answer, streamed and put together."""
+async def ask(
+    client: AsyncOpenAI, prompt: str, *, begun: asyncio.Event | None = None, **options: object
+) -> tuple[str, str]:
+    """Reasoning and answer, streamed and put together; ``begun`` with the first of them."""
     stream = await client.chat.completions.create(  # type: ignore[call-overload]  # extra options
         model="headway-mini",
         messages=[{"role": "user", "content": prompt}],
@@ -48,6 +50,8 @@ async def ask(client: AsyncOpenAI, prompt: str, **options: object) -> tuple[str,
         for choice in chunk.choices:
             reasoning.append(getattr(choice.delta, "reasoning_content", None) or "")
             answer.append(choice.delta.content or "")
+            if begun is not None and (reasoning[-1] or answer[-1]):
+                begun.set()
     return "".join(reasoning), "".join(answer)
 
 
@@ -143,11 +147,9 @@ async def test_killing_workers_in_mid_answer_ends_in_the_full_correct_answer(
 ) -> None:
     prompt = "Add 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22."
     asked = [asyncio.create_task(ask(client, prompt)) for _ in range(6)]
-
-    async def is_decoding() -> bool:
-        return await running.metric("headway_gateway_running_requests") >= 3
-
-    await until(is_decoding)
+    begun = [asyncio.Event() for _ in range(3)]
+    asked += [asyncio.create_task(ask(client, prompt, begun=event)) for event in begun]
+    await asyncio.gather(*(event.wait() for event in begun))
     for name in [p.spec.service_id for p in running.supervisor.processes]:
         if name.startswith(role):
             running.kill(name)
