@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -74,7 +75,7 @@ async def test_the_small_model_answers_correctly(
 
 
 async def test_a_seeded_request_repeats_itself(client: AsyncOpenAI) -> None:
-    options = {"temperature": 1.5, "seed": 11, "max_tokens": 60}
+    options: dict[str, Any] = {"temperature": 1.5, "seed": 11, "max_tokens": 60}
     first = await ask(client, PROMPTS[0], **options)
     beside = await asyncio.gather(*(ask(client, PROMPTS[0], **options) for _ in range(4)))
     assert set(beside) == {first}
