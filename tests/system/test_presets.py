@@ -64,6 +64,14 @@ async def generate(running: LocalCluster, num_tokens: int, prompt: str = "Sort 5
         assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
 
 
+async def has_burst(running: LocalCluster) -> bool:
+    """Whether requests were labelled so; else it is quiet for a while, so that others may be."""
+    if await running.metric("headway_gateway_burst_requests_total") > 0:
+        return True
+    await asyncio.sleep(2.0)
+    return False
+
+
 async def explanation(running: LocalCluster) -> str:
     """Why a new request went where it went, as ``headway explain`` prints it."""
     body = {"model": "headway-mini", "prompt": PROMPT, "max_tokens": 4}
@@ -77,8 +85,10 @@ async def test_vllm_like_dispatches_one_by_one_and_holds_nothing(start: Start) -
     async with start("vllm-like", "--decode", "1") as running:
         await asyncio.gather(*(answer(running) for _ in range(6)))
         rule = 'headway_scheduler_dispatches_total{rule="least-outstanding"}'
-        assert await running.metric(rule, "scheduler") == 7
-        assert await running.metric("headway_scheduler_dispatched_requests_total", "scheduler") == 7
+        dispatches = await running.metric(rule, "scheduler")
+        assert dispatches >= 7
+        requests = "headway_scheduler_dispatched_requests_total"
+        assert await running.metric(requests, "scheduler") == dispatches
         assert await running.metric("headway_gateway_paced_tokens") == 0
 
 
@@ -180,18 +190,22 @@ async def test_tokenscale_sends_bursts_to_convertible_decoders(start: Start) -> 
         async def has_helped() -> bool:
             await asyncio.gather(*(generate(running, 4) for _ in range(30)))
             rule = 'headway_scheduler_dispatches_total{rule="convertible"}'
-            return await running.metric(rule, "scheduler") > 0
+            return await running.metric(rule, "scheduler") > 0 and await has_burst(running)
 
         await until(has_helped)
-        assert await running.metric("headway_gateway_burst_requests_total") > 0
 
 
 async def test_headway_holds_windows_and_paces_and_labels_bursts(start: Start) -> None:
     async with start("headway", "--decode", "1", pacing_params='{"tpot": 0.2}') as running:
-        prompts = [f"Add {n}, 12, 13, 14, 15, 16, 17." for n in range(40)]
-        await asyncio.gather(*(generate(running, 8, prompt) for prompt in prompts))
+
+        async def has_burst_of_forty() -> bool:
+            prompts = [f"Add {n}, 12, 13, 14, 15, 16, 17." for n in range(40)]
+            await asyncio.gather(*(generate(running, 8, prompt) for prompt in prompts))
+            return await has_burst(running)
+
+        await until(has_burst_of_forty)
         await asyncio.gather(*(answer(running) for _ in range(4)))
         dispatches = await running.metric("headway_scheduler_dispatches_total", "scheduler")
-        assert dispatches < 45
+        requests = await running.metric("headway_scheduler_dispatched_requests_total", "scheduler")
+        assert dispatches < requests
         assert await running.metric("headway_gateway_paced_tokens") > 0
-        assert await running.metric("headway_gateway_burst_requests_total") > 0
