@@ -53,7 +53,6 @@ def refuse_wrong_options(args: argparse.Namespace) -> None:
 
     from headway.errors import Code, HeadwayError, invalid
     from headway.policies import registry
-    from headway.profile import MAKE_ONE
 
     if not args.autoscale:
         return
@@ -71,8 +70,8 @@ def refuse_wrong_options(args: argparse.Namespace) -> None:
     if name == "tokenscale" and "profile" not in params:
         message = (
             "tokenscale needs to know what this machine carries: give its profile with "
-            f'--scaling-params \'{{"profile": "FILE"}}\' ({MAKE_ONE} makes one), or another '
-            f"--scaling, for example {_WITHOUT_PROFILE}"
+            '--scaling-params \'{"profile": "FILE"}\' (`headway calibrate --out FILE` makes one), '
+            f"or another --scaling, for example {_WITHOUT_PROFILE}"
         )
         raise HeadwayError(Code.INVALID_ARGUMENT, message)
 
