@@ -63,11 +63,14 @@ class Pacers:
             if stream is None:
                 going.append(delivery)
                 continue
-            for one in _singles(delivery):
-                self._take(stream, one, going, now)
+            if delivery.before:
+                for one in _singles(delivery):
+                    self._take(stream, one, going, now)
+            else:
+                self._take(stream, delivery, going, now)
             if delivery.finish_reason is not None:
                 del self._streams[delivery.request_id]
-            else:
+            elif stream.armed_for is None:
                 self._arm(delivery.request_id, stream)
         return going
 
@@ -104,6 +107,9 @@ class Pacers:
             self._go(stream, len(stream.in_hand), going)
             return
         stream.pace.arrived(1, now=now)
+        if stream.armed_for is not None and now < stream.armed_for:
+            self.num_paced += 1  # those before it are not due yet
+            return
         self._go(stream, stream.pace.release(now=now), going)
         self.num_paced += bool(stream.in_hand)
 
@@ -112,9 +118,9 @@ class Pacers:
         going += [stream.in_hand.popleft() for _ in range(count)]
 
     def _arm(self, request_id: str, stream: _Stream) -> None:
-        due_at = stream.pace.due_at
-        if due_at is not None and stream.armed_for != due_at:
-            stream.armed_for = due_at
+        """See that its next token goes when it is due; each stream has one such instant at most."""
+        stream.armed_for = due_at = stream.pace.due_at
+        if due_at is not None:
             heapq.heappush(self._due, (due_at, request_id))
 
 
@@ -122,4 +128,4 @@ def _singles(delivery: Delivery) -> Iterator[Delivery]:
     """A token at a time; what comes with the first and the last token stays with them."""
     for token_id in delivery.before:
         yield Delivery(delivery.request_id, token_id, None, None)
-    yield delivery._replace(before=()) if delivery.before else delivery
+    yield delivery._replace(before=())
