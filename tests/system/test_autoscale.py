@@ -13,7 +13,7 @@ from services.autoscaler.actuators.process import ProcessActuator
 from services.runtime.config import ServiceConfig
 from tests.system.local_cluster import LocalCluster, local_cluster, until
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 PATIENCE = 150.0
 PARAMS = {"prefill_requests": 4, "decode_requests": 2, "window": 3}
