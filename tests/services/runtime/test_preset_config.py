@@ -39,7 +39,8 @@ def test_an_option_wins_over_the_preset(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("HEADWAY_BATCHING_PARAMS", '{"quantum": 50}')
     worker = load_config(WorkerConfig, [])
     assert worker.policies().batching.params == {"quantum": 50}
-    worker = load_config(WorkerConfig, ["--batching", "las", "--batching-params", "{}"])
+    monkeypatch.delenv("HEADWAY_BATCHING_PARAMS")  # parameters add up over all sources
+    worker = load_config(WorkerConfig, ["--batching", "las"])
     assert worker.policies().batching.name == "las"
 
 
