@@ -80,20 +80,20 @@ class SchedulerCore:
         self._grace_until = inf
         self._connected: dict[str, None] = {}
         self._gone: dict[str, float] = {}
-        self._next_wakeup: float | None = None
+        self._wake_at = inf
 
     # --- Core -------------------------------------------------------------------------
 
     @property
     def next_wakeup(self) -> float | None:
         """The next deadline, watchdog, turn or end of a grace."""
-        return self._next_wakeup
+        return self._wake_at if self._wake_at < inf else None
 
     def handle(self, event: SchedulerEvent, *, now: float) -> Sequence[SchedulerAction]:
         """React to one event, then dispatch and place what can go."""
         match event:
             case Request():
-                if self._on_submit(event, now) and now < (self._next_wakeup or inf):
+                if self._on_submit(event, now) and now < self._wake_at:
                     return self._after_submission(event.model, now)
             case CancelStream(key):
                 self._memory.cancel(key)
@@ -129,7 +129,7 @@ class SchedulerCore:
             self._mover.decide(now=now)
             for pool in self._pools.values():
                 pool.dispatch(now=now)
-        self._next_wakeup = self._compute_wakeup(now)
+        self._wake_at = self._compute_wakeup(now)
         return self._state.take_actions()
 
     def _after_submission(self, model: str, now: float) -> Sequence[SchedulerAction]:
@@ -137,17 +137,15 @@ class SchedulerCore:
         pool = self._pools[model]
         if self._leads:
             pool.dispatch(now=now)
-        earliest = min(pool.wakeup(now=now), self._next_wakeup or inf)
-        self._next_wakeup = earliest if earliest < inf else None
+        self._wake_at = min(pool.wakeup(now=now), self._wake_at)
         return self._state.take_actions()
 
-    def _compute_wakeup(self, now: float) -> float | None:
+    def _compute_wakeup(self, now: float) -> float:
         times = [gone_at + self.settings.gateway_grace for gone_at in self._gone.values()]
         times += [pool.wakeup(now=now) for pool in self._pools.values()]
         times += [self._decode.next_wakeup, self._mover.next_wakeup, self._grace_until]
         times.append(self._memory.next_wakeup)
-        earliest = min(times, default=inf)
-        return earliest if earliest < inf else None
+        return min(times)
 
     # --- leadership -------------------------------------------------------------------
 
