@@ -25,8 +25,10 @@ def refuse_for_good(
         message = f"model is {request.model!r}; the models served are: {known}"
         return Rejected(request.key, Code.NOT_FOUND, message)
     serving = [i for i in instances if i.info.model == request.model]
-    decoding = [i for i in serving if i.info.role.decodes]
     total = total_tokens(request)
+    if all(total < i.max_request_tokens for i in serving):
+        return None  # as nearly always
+    decoding = [i for i in serving if i.info.role.decodes]
     limit = max((i.max_request_tokens for i in decoding), default=total)
     if total > limit:
         message = (
