@@ -11,8 +11,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "demo",
         help="a burst of chats and reasoning under two presets, side by side",
-        description="Starts a cluster on this machine under each preset, one after the other, "
-        "and sends both the same requests at the same instants.",
+        description="Starts a cluster on this machine under each preset, one after the other, and "
+        "sends each the same requests at the same instants. What warms it up is of the same kind: "
+        "policies that learn (γ-Ada needs a hundred answers) have learned by then.",
     )
     add = parser.add_argument
     add("--presets", default="vllm-like,headway", help="two or more by comma (vllm-like,headway)")
@@ -20,9 +21,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--prefill", type=int, default=1, metavar="N", help="prefill workers (default 1)")
     add("--decode", type=int, default=1, metavar="N", help="decode workers (default 1)")
     add("--device", default="cpu", help="cpu or cuda")
-    add("--max-running", type=int, default=8, metavar="N", help="of a DP unit in one pass (8)")
-    add("--num-requests", type=int, default=90, metavar="N", help="a third in the burst (90)")
-    add("--rate", type=float, default=4.0, metavar="R", help="requests/s before and after it (4)")
+    add("--max-running", type=int, default=4, metavar="N", help="of a DP unit in one pass (4)")
+    add("--num-requests", type=int, default=150, metavar="N", help="a third in the burst (150)")
+    add("--warm-up", type=int, default=120, metavar="N", help="requests before it counts (120)")
+    add("--rate", type=float, default=6.0, metavar="R", help="requests/s before and after it (6)")
     add("--seed", type=int, default=0, help="of arrivals and prompts (0)")
     add("--log-dir", default="run/demo", help="folder of the services' logs (default run/demo)")
     add("--plots", type=Path, metavar="DIR", help="draw the latencies' distributions")
@@ -45,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if len(set(presets)) < 2:
         raise invalid("--presets", args.presets, "two different ones or more, by comma")
     require_between("--num-requests", args.num_requests, 6, 100_000)
+    require_between("--warm-up", args.warm_up, 0, 100_000)
     require_between("--max-running", args.max_running, 0, 1_000_000)
     require_over("--rate", args.rate, 0)
     if args.plots is not None:

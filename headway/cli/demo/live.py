@@ -33,13 +33,16 @@ _MOST_OPEN = 1024
 async def compare(args: argparse.Namespace, presets: Sequence[str]) -> int:
     """Every preset's run, then the table; 1 where a request failed."""
     console = Console()
-    burst = make_burst(Path(args.model).name, args.num_requests, args.rate, args.seed)
+    model = Path(args.model).name
+    burst = make_burst(model, args.num_requests, args.rate, args.seed)
     runs: dict[str, Values] = {}
     num_failed = 0
     for preset in presets:
         console.print(f"{preset}: starting a cluster, logs in {args.log_dir}/{preset}/")
         async with _cluster(args, preset) as url:
             console.print(f"{preset}: {burst.num_requests} requests, a third of them at once")
+            if args.warm_up:
+                await _replay(url, make_burst(model, args.warm_up, args.rate, args.seed + 1))
             outcomes = await _replay(url, burst)
         failed = [each for each in outcomes if each.error_kind]
         num_failed += len(failed)
@@ -104,7 +107,7 @@ def _specs(args: argparse.Namespace, preset: str, port: int) -> list[ProcessSpec
 
 
 async def _replay(url: str, burst: Burst) -> list[Outcome]:
-    """Both kinds at once, after one warm-up request of each; outcomes by arrival."""
+    """Both kinds at once, after one request of each that does not count; outcomes by arrival."""
     client = Client(Endpoint.parse(url), _TIMEOUT)
     stopping = asyncio.Event()
     plans = (burst.reasoning, burst.chats)
