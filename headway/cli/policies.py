@@ -1,4 +1,4 @@
-"""``headway policies``: every policy by its question and name."""
+"""``headway policies``: every policy by its question and name, or every preset by its policies."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Register the subcommand."""
     parser = subparsers.add_parser("policies", help="list the policies that flags can name")
     parser.add_argument("--parameters", action="store_true", help="with what each can be told")
+    parser.add_argument("--presets", action="store_true", help="the presets and their policies")
     parser.set_defaults(run=run)
 
 
@@ -16,6 +17,9 @@ def run(args: argparse.Namespace) -> int:
     """Print one line a policy: its question, its name, what it does, where it is from."""
     from headway.policies.registry import REGISTRY
 
+    if args.presets:
+        _print_presets(sorted(REGISTRY))
+        return 0
     for question, answers in sorted(REGISTRY.items()):
         for name, answer in sorted(answers.items()):
             print(f"{question:<13} {name:<20} {answer.description} [{answer.reference}]")
@@ -23,3 +27,14 @@ def run(args: argparse.Namespace) -> int:
                 for param, default in answer.parameters().items():
                     print(f"{'':<34} {param} = {default!r}")
     return 0
+
+
+def _print_presets(questions: list[str]) -> None:
+    from headway.presets import PRESETS
+
+    for name, preset in PRESETS.items():
+        print(f"{name:<11} {preset.description} [{preset.reference}]")
+        for question in questions:
+            params = ", ".join(f"{k}={v!r}" for k, v in preset.params_of(question).items())
+            shown = f" ({params})" if params else ""
+            print(f"{'':<11} {question:<13} {getattr(preset, question)}{shown}")
