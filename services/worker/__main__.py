@@ -2,28 +2,10 @@
 
 from __future__ import annotations
 
-from protos import worker_pb2_grpc
-from services.runtime.config import load_config
-from services.runtime.service import Runtime, run_service
-from services.worker.config import WorkerConfig
-from services.worker.engine.tensor_parallel import is_follower
-from services.worker.loading import follow
-from services.worker.service import WorkerService
-
-
-async def build(runtime: Runtime[WorkerConfig]) -> WorkerService:
-    """The service, its RPCs registered."""
-    service = WorkerService(runtime)
-    runtime.server.add(
-        lambda server: worker_pb2_grpc.add_WorkerServicer_to_server(service, server),
-        "headway.v1.Worker",
-    )
-    return service
-
+from services.runtime.huge_pages import restart_with_huge_pages
 
 if __name__ == "__main__":
-    worker_config = load_config(WorkerConfig)
-    if is_follower():
-        follow(worker_config)
-    else:
-        run_service(worker_config, build)
+    restart_with_huge_pages()  # before torch is loaded: that takes seconds
+    from services.worker.main import main
+
+    main()

@@ -19,6 +19,7 @@ from typing import Any
 import headway
 from headway.cli.bench.processes import run_quietly
 from headway.errors import Code, HeadwayError, invalid, require_between
+from services.runtime.huge_pages import with_huge_pages
 from services.runtime.tether import tethered
 
 OURS = "headway"
@@ -220,13 +221,19 @@ def _started(name: str, program: Path, model: str, plan: Plan) -> Iterator[_Engi
                 stderr=errors,
                 text=True,
                 cwd=root,
-                env={**os.environ, "OMP_NUM_THREADS": str(plan.num_threads)},
+                env=_environment(name, plan),
             )
         try:
             yield _Engine(name, process, log)
         finally:
             process.kill()
             process.communicate()
+
+
+def _environment(name: str, plan: Plan) -> dict[str, str]:
+    """Ours starts with huge pages, as the worker does; the others as their users start them."""
+    environ = {**os.environ, "OMP_NUM_THREADS": str(plan.num_threads)}
+    return (with_huge_pages(environ) or environ) if name == OURS else environ
 
 
 def _root() -> Path:

@@ -21,8 +21,8 @@ from services.runtime.logs import get_logger
 from services.runtime.server import GrpcServer
 from services.runtime.service import Runtime
 from services.runtime.store import Member, Store
-from services.worker.__main__ import build
 from services.worker.config import WorkerConfig
+from services.worker.main import build
 from tests.services.scheduler.scheduler_rig import Rig, make_request, until
 
 MODEL = Path(__file__).resolve().parents[3] / "models" / "headway-mini"

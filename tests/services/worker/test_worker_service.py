@@ -31,8 +31,8 @@ from services.runtime.logs import get_logger
 from services.runtime.server import GrpcServer
 from services.runtime.service import Runtime
 from services.runtime.store import Store
-from services.worker.__main__ import build
 from services.worker.config import WorkerConfig
+from services.worker.main import build
 
 MODEL = Path(__file__).resolve().parents[3] / "models" / "headway-mini"
 
