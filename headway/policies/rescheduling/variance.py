@@ -20,10 +20,10 @@ from headway.policies.rescheduling.loads import futures, last_steps
 from headway.policies.rescheduling.protocol import Floats, Horizon, Move, UnitReport
 from headway.request import StreamKey
 
-_CHUNK = 64
+_CHUNK = 256
 """Candidates that come to the front together."""
 
-_NUM_EXACT = 8
+_NUM_EXACT = 16
 """Candidates at the front whose gains on all targets are found together."""
 
 _EQUAL = 1 - 1e-9
