@@ -25,6 +25,7 @@ Told = SchedulerConnected | SchedulerDisconnected | Placed | Rejected | Lost
 
 _CONNECT_TIMEOUT = 2.0
 _CALL_TIMEOUT = 5.0
+_UNREACHED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _LEADER_CHECK_INTERVAL = 0.1
 _MOST_GATHERED_TOKENS = 200_000  # well below the 4 MiB of a message
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 0.25
@@ -68,13 +69,14 @@ class SchedulerLink:
     async def explain(self, request_id: str) -> list[str]:
         """What the leader has decided for a request, as JSON; HeadwayError where none is there."""
         if self._channel is None:
-            message = "no scheduler could be reached; try again soon"
-            raise HeadwayError(Code.UNAVAILABLE, message, retry_after=1.0)
+            raise _no_scheduler()
         stub = scheduler_pb2_grpc.SchedulerStub(self._channel)
         asked = scheduler_pb2.ExplainRequest(request_id=request_id)
         try:
             reply = await stub.Explain(asked, timeout=_CALL_TIMEOUT)
         except grpc.aio.AioRpcError as error:
+            if error.code() in _UNREACHED:
+                raise _no_scheduler() from error
             raise wire.error_of(error) from error
         return list(reply.decisions)
 
@@ -191,3 +193,8 @@ def _brief(error: Exception) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
         return f"{error.code().name}: {error.details()}"
     return repr(error)
+
+
+def _no_scheduler() -> HeadwayError:
+    message = "no scheduler could be reached; try again soon"
+    return HeadwayError(Code.UNAVAILABLE, message, retry_after=1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from headway.errors import Code, HeadwayError
 from services.runtime.tether import tethered
 
 _PATIENCE = 10.0
+_FIRST_PORT, _LAST_PORT = 20_000, 32_000
 
 
 def find_server() -> str:
@@ -50,12 +52,26 @@ def store_url(port: int) -> str:
     return f"redis://127.0.0.1:{port}/0"
 
 
-def free_port() -> int:
-    """A loopback port that nobody listened on a moment ago."""
+def free_port(count: int = 1) -> int:
+    """A loopback port that nobody holds now, and the ``count - 1`` after it.
+
+    From below those that the system gives to clients: none takes it before it is used.
+    """
+    for _ in range(1000):
+        port = random.randrange(_FIRST_PORT, _LAST_PORT - count)
+        if all(_is_free(port + n) for n in range(count)):
+            return port
+    raise HeadwayError(Code.UNAVAILABLE, f"no {count} ports in a row are free on this machine")
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 class LocalStore:

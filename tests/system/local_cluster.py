@@ -66,7 +66,7 @@ async def local_cluster(
     store_url: str, cluster: str, folder: Path, *flags: str, every: tuple[str, ...] = ()
 ) -> AsyncIterator[LocalCluster]:
     """Start, wait until everything serves, stop. ``every`` service is given those flags."""
-    port = free_port()
+    port = free_port(2)
     parser = argparse.ArgumentParser()
     up.add_parser(parser.add_subparsers())
     args = parser.parse_args(

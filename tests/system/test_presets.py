@@ -31,7 +31,7 @@ def start(store_url: str, cluster: str, tmp_path: Path, monkeypatch: pytest.Monk
     async def started(preset: str, *flags: str, **options: object) -> AsyncIterator[LocalCluster]:
         for name, value in options.items():
             monkeypatch.setenv(f"HEADWAY_{name.upper()}", str(value))
-        flags = ("--preset", preset, "--metrics-port", str(free_port()), *flags)
+        flags = ("--preset", preset, "--metrics-port", str(free_port(12)), *flags)
         async with local_cluster(store_url, cluster, tmp_path, *flags) as found:
             assert await answer(found) == ANSWER
             yield found

@@ -71,7 +71,7 @@ async def measure(model: str, num_kills: int, num_streams: int, num_tokens: int)
 
 @asynccontextmanager
 async def _running(model: str, num_tokens: int) -> AsyncIterator[_Cluster]:
-    port, parser = free_port(), argparse.ArgumentParser()
+    port, parser = free_port(2), argparse.ArgumentParser()
     up.add_parser(parser.add_subparsers())
     args = parser.parse_args(["up", "--model", model, "--schedulers", "2", "--port", str(port)])
     body = {

@@ -28,7 +28,7 @@ TIMEOUT = 300.0
 @asynccontextmanager
 async def cluster(flags: Sequence[str], records: Path, num_cores: int) -> AsyncIterator[str]:
     """What ``headway up`` with these flags starts; its URL. Records are whole when it has ended."""
-    port = free_port()
+    port = free_port(2)
     parser = argparse.ArgumentParser()
     up.add_parser(parser.add_subparsers())
     args = parser.parse_args(["up", "--port", str(port), "--log-level", "warning", *flags])

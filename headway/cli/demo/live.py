@@ -71,7 +71,7 @@ async def _cluster(args: argparse.Namespace, preset: str) -> AsyncIterator[str]:
     """The URL of a gateway that serves; the whole cluster ends with the context."""
     from services.runtime.supervisor import Supervisor
 
-    port = local_store.free_port()
+    port = local_store.free_port(2)
     specs = _specs(args, preset, port)
     store_port = local_store.free_port()
     with tempfile.TemporaryDirectory(prefix="headway-store-") as folder:
