@@ -27,7 +27,7 @@ from headway.core.worker_plan import PassPlanner, Restarts
 from headway.core.worker_prediction import Predictions
 from headway.core.worker_sequence import SequenceState, Stage
 from headway.core.worker_settings import WorkerSettings
-from headway.core.worker_state import HashesOf, Oracle, PrefixCounts, WorkerState
+from headway.core.worker_state import HashesOf, Oracle, WorkerState
 from headway.core.worker_steps import reserve_steps, return_steps
 from headway.core.worker_transfers import (
     end_swaps,
@@ -35,6 +35,7 @@ from headway.core.worker_transfers import (
     on_transfer,
     stay,
 )
+from headway.core.worker_unit import PrefixCounts
 from headway.core.worker_unit_plan import Limits
 from headway.messages import (
     Accepted,

@@ -7,7 +7,8 @@ from math import nan
 
 from headway.cluster import UnitLoad
 from headway.core.worker_sequence import SequenceState, Stage
-from headway.core.worker_state import UnitState, WorkerState
+from headway.core.worker_state import WorkerState
+from headway.core.worker_unit import UnitState
 from headway.messages import LoadReport, RunningRequests
 from headway.policies.rescheduling import Horizon, simulate_future
 from headway.request import Phase

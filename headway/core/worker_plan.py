@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import ceil, inf
 
 from headway.core.worker_sequence import SequenceState
-from headway.core.worker_state import UnitState
+from headway.core.worker_unit import UnitState
 from headway.core.worker_unit_plan import Limits, UnitPlan
 from headway.messages import PassItem
 from headway.policies.batching import Batching

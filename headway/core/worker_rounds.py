@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from headway.core.worker_events import StartTransfer
 from headway.core.worker_sequence import SequenceState
-from headway.core.worker_state import UnitState
+from headway.core.worker_unit import UnitState
 from headway.messages import Handoff
 
 

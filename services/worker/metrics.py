@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from headway.core.worker_plan import Restarts
-from headway.core.worker_state import PrefixCounts
+from headway.core.worker_unit import PrefixCounts
 from headway.messages import EndForward, ForwardPass, Tuned
 
 _PASS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
