@@ -23,6 +23,7 @@ from services.worker.engine.tensor_parallel import (
     group_size,
     is_follower,
     join_group,
+    leave_group,
     next_order,
     tell_followers,
 )
@@ -157,11 +158,13 @@ class TorchBackend:
         while (forward_pass := next_order()) is not None:
             with suppress(PassFailure):  # it has the same, and says so
                 self._run(forward_pass)
+        leave_group()
 
     def close(self) -> None:
         """Let those go that follow."""
         if self._leads:
             tell_followers(None)
+            leave_group()
 
     def warm_up(self) -> None:
         """Run a prompt and a decoding step over the first blocks; what they held is lost."""

@@ -41,6 +41,12 @@ def join_group(device: torch.device) -> torch.device:
     return device
 
 
+def leave_group() -> None:
+    """End this process's part; its threads would else abort it as it exits."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
 def agree_on_least(number: int, device: torch.device) -> int:
     """The least of all processes' numbers."""
     if group_size() == 1:
