@@ -267,9 +267,9 @@ class WorkerCore:
         if self._pass_dispatches or self._has_news or self._is_report_due(now):
             actions.append(self._end_forward(result.pass_time, self._pass_dispatches, now))
             self._pass_dispatches = []
-            self._report_loads(actions, now)
             if self.settings.linger and self._has_prompts_alone:
                 self._lingers_until = now + self.settings.linger
+        self._report_loads(actions, now)
 
     @property
     def _has_prompts_alone(self) -> bool:
