@@ -49,12 +49,17 @@ from headway.request import Request, StreamKey
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStatus:
-    """The scheduler at one instant, for metrics."""
+    """The scheduler at one instant, for metrics.
+
+    ``num_held_back``: requests in no window yet, because a worker that has still to be heard
+    after an election may run them.
+    """
 
     pools: tuple[PoolStatus, ...]
     num_workers: int
     num_tracked: int
     num_awaiting_decode: int
+    num_held_back: int
     counters: Counters
 
 
@@ -280,7 +285,8 @@ class SchedulerCore:
                     self._pool(instance.info.model).accepted(round_trip)
             case EndForward():
                 self._fleet.passed(worker_id, message.pass_time)
-                self._gamma.completed(instance, message.finished, now=now)
+                if self._gamma.completed(instance, message.finished, now=now):
+                    self._pool(instance.info.model).save()
                 self._reports.end_forward(instance, message, now=now)
                 for held in message.answering:
                     self._mover.answering(instance, held, now=now)
@@ -367,5 +373,6 @@ class SchedulerCore:
             len(self._instances),
             len(self._state.tracked),
             self._decode.num_waiting,
+            self._memory.num_held_back,
             self._state.counters,
         )

@@ -27,20 +27,23 @@ class GammaFits:
 
     def completed(
         self, instance: Instance, finished: Iterable[FinishedRequest], *, now: float
-    ) -> None:
-        """Requests whose end a worker reports, before they are forgotten here."""
+    ) -> bool:
+        """Requests whose end a worker reports, before they are forgotten here; whether γ is new."""
         settings, model = self._state.settings, instance.info.model
         if settings.gamma_fit is None:
-            return
+            return False
         fit = self._fits.get(model)
         if fit is None:
             fit = self._fits[model] = settings.gamma_fit.fit()
             fit.gamma = self._state.gammas.get(model, fit.gamma)
         times = self._response_times(finished, now)
-        if sum(fit.completed(seconds) for seconds in times):
-            self._state.gammas[model] = fit.gamma
-            for _, other in sorted(self._instances.items()):
+        if not sum(fit.completed(seconds) for seconds in times):
+            return False
+        self._state.gammas[model] = fit.gamma
+        for _, other in sorted(self._instances.items()):
+            if other.info.model == model:
                 self.tell(other)
+        return True
 
     def recall(self, model: str, gamma: float) -> None:
         """Go on from an earlier leader's fit; 0 for none."""

@@ -115,6 +115,11 @@ class PrefillPool:
         self._dispatching.recall(learned.mean_pass_time, learned.dispatch_latency)
         self._velocities.recall(learned.velocity)
 
+    def save(self) -> None:
+        """Have what was measured written down, γ with it, where a successor reads it."""
+        if self._state.settings.persists:
+            self._state.learn(self._learned())
+
     def _learned(self) -> Learned:
         return Learned(
             self.model,
@@ -176,8 +181,7 @@ class PrefillPool:
         if tried:
             cycle_time = self._dispatching.interval or self._dispatching.mean_pass_time
             self.window.end_cycle(cycle_time, now=now)
-            if self._state.settings.persists:
-                self._state.learn(self._learned())
+            self.save()
 
     def _use(self, turn: Turn, now: float) -> bool:
         instance = self._instances[turn.worker_id]

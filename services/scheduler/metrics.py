@@ -137,6 +137,11 @@ class SchedulerMetrics:
                 "Prefilled requests without a decode unit",
                 status.num_awaiting_decode,
             ),
+            (
+                "held_back_requests",
+                "Requests kept out of the window until a worker that may run them has been heard",
+                status.num_held_back,
+            ),
         ):
             yield GaugeMetricFamily(f"headway_scheduler_{name}", text, value=value)
 

@@ -173,6 +173,21 @@ def test_gamma_goes_on_from_the_last_fit() -> None:
     assert successor.orders("w", Tuned) == [Tuned(0.25)]
 
 
+def test_a_fitted_gamma_is_written_down_at_once_and_the_successor_fits_on_from_it() -> None:
+    fitted = replace(LIVE, gamma_fit=UniBoostParams(gamma=0.05))
+    leader = Successive(settings=fitted)
+    leader.connect(make_info("w", Role.UNIFIED, chunk=1 << 20))
+    for stream_id in range(1, 201):
+        leader.submit(stream_id)
+    for stream_id in range(1, 201):  # nothing is dispatched any more
+        leader.end_forward("w", finished=(stream_id,), after=0.1)
+    gamma = leader.learned()["m"].gamma
+    assert gamma == leader.orders("w", Tuned)[-1].gamma != 0.05
+    successor = Successive(leader, "w", settings=fitted)
+    successor.connect(make_info("w", Role.UNIFIED))
+    assert successor.orders("w", Tuned) == [Tuned(gamma)]
+
+
 # --- requests that a silent worker may have -------------------------------------------
 
 
@@ -191,8 +206,10 @@ def test_what_a_silent_worker_may_run_is_not_dispatched_elsewhere() -> None:
     successor.submit(2)
     successor.wait(2.0)
     assert successor.dispatched("x") == [2]
+    assert successor.core.status().num_held_back == 1
     successor.connect(make_info("w", Role.UNIFIED), held(1))
     assert successor.dispatched("w") == []
+    assert successor.core.status().num_held_back == 0
     assert successor.core.status().num_tracked == 2
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from prometheus_client import CollectorRegistry
 
 from headway.cluster import UnitId
+from headway.core.scheduler import SchedulerCore
 from headway.core.scheduler_events import Chosen, Considered, Decision, SendToWorker
 from headway.core.worker_plan import Restarts
 from headway.messages import Tuned
@@ -38,6 +41,12 @@ def test_the_fitted_gamma_is_shown_by_both_ends() -> None:
     WorkerMetrics(registry).tuned(Tuned(0.25))
     assert registry.get_sample_value("headway_scheduler_gamma_per_s") == 0.25
     assert registry.get_sample_value("headway_worker_gamma_per_s") == 0.25
+
+
+def test_requests_that_are_held_back_are_shown_by_the_leader() -> None:
+    registry = CollectorRegistry()
+    SchedulerMetrics(lambda: replace(SchedulerCore().status(), num_held_back=3), registry)
+    assert registry.get_sample_value("headway_scheduler_held_back_requests") == 3
 
 
 def test_evictions_are_counted_by_kind() -> None:
