@@ -66,13 +66,15 @@ class WantedReports:
 
     ``phases``: whether loads tell of phases (PASCAL). ``load_interval``: seconds between reports of
     what runs (STAR), inf for none; its load is simulated over ``num_steps`` of ``step_tokens``
-    tokens. Refuses what is out of range (HeadwayError).
+    tokens. ``lengths``: whether what those reports say of remaining lengths is read. Refuses what
+    is out of range (HeadwayError).
     """
 
     phases: bool = False
     load_interval: float = inf
     num_steps: int = 16
     step_tokens: int = 128
+    lengths: bool = False
 
     def __post_init__(self) -> None:
         require_between("load_interval", self.load_interval, 0, inf)
@@ -298,14 +300,21 @@ class TokenBatch:
 # --- worker core and its backend ------------------------------------------------------
 
 
+PENDING = -1
+"""Stands for the token that the pass before draws for the same request: the backend knows it."""
+
+
 class PassItem(NamedTuple):
     """One request's share of a forward pass.
 
     ``token_ids`` are computed at positions ``start, start + 1, …``; ``block_table`` covers
     positions 0 to ``start + len(token_ids) - 1`` and holds blocks of the backend's one pool.
     With ``sample`` the next token is drawn after the last of them; drawing reads
-    ``prompt_token_ids`` and ``output_token_ids`` (penalties; the output's length is the
-    position of the draw) and must not change them.
+    ``prompt_token_ids`` and the first ``num_output_tokens`` of ``output_token_ids`` (penalties)
+    and must not change them. Tables and outputs may grow at their ends meanwhile.
+
+    Of an item that was planned while the pass before was in flight the only one of ``token_ids``
+    may be ``PENDING``, and the last of the output's tokens may be missing: it is that one.
     """
 
     key: StreamKey
@@ -316,6 +325,11 @@ class PassItem(NamedTuple):
     sampling: SamplingParams
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Drawn before, where it draws: the position of the draw."""
+        return self.start + len(self.token_ids) - len(self.prompt_token_ids)
 
 
 class Swap(NamedTuple):

@@ -99,6 +99,7 @@ class WantedReports(_message.Message):
     LOAD_INTERVAL_FIELD_NUMBER: _builtins.int
     NUM_STEPS_FIELD_NUMBER: _builtins.int
     STEP_TOKENS_FIELD_NUMBER: _builtins.int
+    LENGTHS_FIELD_NUMBER: _builtins.int
     phases: _builtins.bool
     """in the loads"""
     load_interval: _builtins.float
@@ -107,6 +108,8 @@ class WantedReports(_message.Message):
     """steps that loads are simulated ahead"""
     step_tokens: _builtins.int
     """tokens that every request generates in a step"""
+    lengths: _builtins.bool
+    """whether remaining lengths are read: else no predictor is asked"""
     def __init__(
         self,
         *,
@@ -114,10 +117,11 @@ class WantedReports(_message.Message):
         load_interval: _builtins.float = ...,
         num_steps: _builtins.int = ...,
         step_tokens: _builtins.int = ...,
+        lengths: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["load_interval", b"load_interval", "num_steps", b"num_steps", "phases", b"phases", "step_tokens", b"step_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lengths", b"lengths", "load_interval", b"load_interval", "num_steps", b"num_steps", "phases", b"phases", "step_tokens", b"step_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -20,4 +20,5 @@ def wanted_reports(settings: SchedulerSettings) -> WantedReports:
         load_interval=min(_LOADS_EVERY, policy.interval / 2) if moves else inf,
         num_steps=policy.horizon.num_steps,
         step_tokens=policy.horizon.step_tokens,
+        lengths=policy.reads_lengths,
     )

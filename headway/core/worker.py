@@ -84,7 +84,9 @@ class WorkerCore:
         )
         limits = Limits(info.chunk_tokens, settings.watermark, settings.max_running)
         self._planner = PassPlanner(batching, limits)
-        self._predictions = Predictions(self._state, settings.predict_every)
+        self._predictions = Predictions(
+            self._state, settings.predict_every, is_ranked_by=batching.reads_lengths
+        )
         self._draining = False
         self._pass: ForwardPass | None = None
         self._pass_id = 0
@@ -172,6 +174,7 @@ class WorkerCore:
                         self._state.cancel(key)
             case SchedulerConnected(wants):
                 self._wants = wants
+                self._predictions.is_reported = wants.lengths
                 actions.append(self._snapshot())
                 self._report_loads(actions, self._reported_at)
             case PassCut(num_steps):

@@ -15,22 +15,29 @@ from headway.messages import HiddenStates, PassItem
 
 
 class Predictions:
-    """One worker's; ``every``: k, tokens between predictions of a request, 0 for none at all."""
+    """One worker's; ``every``: k, tokens between predictions of a request, 0 for none at all.
 
-    def __init__(self, state: WorkerState, every: int) -> None:
+    ``is_ranked_by``: whether the batching policy reads remaining lengths.
+    """
+
+    def __init__(self, state: WorkerState, every: int, *, is_ranked_by: bool = False) -> None:
         self._state = state
         self._every = every if state.info.role is not Role.PREFILL else 0
+        self._is_ranked_by = is_ranked_by
         self.is_on = False
         """Whether there is a predictor that knows the model."""
+        self.is_reported = False
+        """Whether the scheduler's policies read them in this worker's reports."""
 
     def wanted(self, items: Sequence[PassItem]) -> tuple[int, ...]:
-        """The places of those whose turn it is."""
-        if not (self.is_on and self._every):
+        """The places of those whose turn it is; none where nobody reads what would come of it."""
+        is_read = self._is_ranked_by or self.is_reported
+        if not (is_read and self.is_on and self._every):
             return ()
         return tuple(place for place, item in enumerate(items) if self._is_due(item))
 
     def _is_due(self, item: PassItem) -> bool:
-        num_output_tokens = len(item.output_token_ids)
+        num_output_tokens = item.num_output_tokens
         if not (item.sample and num_output_tokens):
             return False
         sequence = self._state.find(item.key)
@@ -51,7 +58,7 @@ class Predictions:
         num_output_tokens: list[int] = []
         for row, key in enumerate(hidden.keys):
             sequence = self._state.find(key)
-            if sequence is not None:
+            if sequence is not None and not sequence.is_over:
                 rows.append(row)
                 num_output_tokens.append(len(sequence.output) - 1)
         if not rows:

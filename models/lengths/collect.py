@@ -13,8 +13,13 @@ from numpy.typing import NDArray
 from headway.cluster import Role, WorkerInfo
 from headway.core.predictor_samples import Ended
 from headway.core.worker import WorkerCore, WorkerSettings
-from headway.core.worker_events import AskPredictor, PredictorKnown, WorkerAction
-from headway.messages import Dispatch, EndForward, ForwardPass, UnitBatch
+from headway.core.worker_events import (
+    AskPredictor,
+    PredictorKnown,
+    SchedulerConnected,
+    WorkerAction,
+)
+from headway.messages import Dispatch, EndForward, ForwardPass, UnitBatch, WantedReports
 from headway.policies import registry
 from headway.request import FinishReason, Request, SamplingParams, StreamKey
 from models.lengths.samples import Collected, SampledRequest
@@ -70,6 +75,7 @@ class Collector:
                 predict_every=settings.every,
             ),
         )
+        self._core.handle(SchedulerConnected(WantedReports(lengths=True)), now=0.0)
         self._core.handle(PredictorKnown(True), now=0.0)
 
     def run(self, prompts: Sequence[Prompt], ended: Callable[[int], None]) -> Collected:

@@ -7,6 +7,8 @@ from math import inf, nan
 import pytest
 
 from headway.cluster import Role
+from headway.core.policy_settings import policy_settings
+from headway.core.scheduler_wants import wanted_reports
 from headway.core.worker import WorkerCore, WorkerSettings
 from headway.core.worker_events import (
     AskPredictor,
@@ -16,7 +18,9 @@ from headway.core.worker_events import (
 )
 from headway.messages import CancelStream, ForwardPass, Handoff, LoadReport, WantedReports
 from headway.policies.batching.sarathi import Sarathi
+from headway.policies.batching.trail import Trail
 from headway.policies.estimation.countdown import Countdown, CountdownParams
+from headway.presets import PRESETS
 from headway.request import StreamKey
 from tests.core.paged_fake import WorkerHarness, transfer
 from tests.core.test_worker import dispatch, make_request, make_worker
@@ -30,6 +34,7 @@ def asked(worker: WorkerHarness) -> list[tuple[int, ...]]:
 
 def asking_worker(role: Role = Role.UNIFIED) -> WorkerHarness:
     worker = make_worker(role, predict_every=5)
+    worker.post(SchedulerConnected(WantedReports(lengths=True)))
     worker.post(PredictorKnown(True))
     return worker
 
@@ -41,7 +46,7 @@ def reporting_worker() -> WorkerHarness:
     settings = WorkerSettings(report_interval=0.0, predict_every=5)
     core = WorkerCore(info, [0], Sarathi(), settings, estimation=Countdown(CountdownParams(5)))
     worker = WorkerHarness(core, info.block_size)
-    worker.post(SchedulerConnected(WantedReports(load_interval=0.0)))
+    worker.post(SchedulerConnected(WantedReports(load_interval=0.0, lengths=True)))
     worker.post(PredictorKnown(True))
     worker.post(dispatch(make_request(1, max_tokens=40)))
     return worker
@@ -91,6 +96,36 @@ def test_nothing_is_asked_for_without_a_predictor(role: Role) -> None:
     worker.run_all()
     assert asked(worker) == []
     assert all(a.hidden == () for a in worker.log if isinstance(a, ForwardPass))
+
+
+def test_nothing_is_asked_for_where_nobody_reads_lengths() -> None:
+    worker = make_worker(predict_every=5)
+    worker.post(PredictorKnown(True))
+    for wants in (WantedReports(), WantedReports(load_interval=0.0)):
+        worker.post(SchedulerConnected(wants))
+        worker.post(dispatch(make_request(1, max_tokens=9)))
+        worker.run_all()
+    assert asked(worker) == []
+
+
+def test_a_batching_policy_that_ranks_by_lengths_has_them_predicted() -> None:
+    info = make_worker().core._state.info
+    worker = WorkerHarness(
+        WorkerCore(info, [0], Trail(), WorkerSettings(predict_every=5)), info.block_size
+    )
+    worker.post(PredictorKnown(True))
+    worker.post(dispatch(make_request(1, max_tokens=9)))
+    worker.run_all()
+    assert asked(worker) == [(1,), (6,)]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_only_presets_that_read_lengths_have_them_predicted(name: str) -> None:
+    settings = policy_settings(PRESETS[name])
+    is_read = wanted_reports(settings.scheduler).lengths or (
+        settings.worker.make_batching().reads_lengths
+    )
+    assert is_read is (name in ("star", "headway"))
 
 
 def test_zero_turns_it_off() -> None:

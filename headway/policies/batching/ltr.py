@@ -39,6 +39,7 @@ class Ltr(Batching):
     """Shortest predicted output first, ranked on arrival; long waits promote."""
 
     preempts = True
+    reads_lengths = True
 
     def __init__(self, params: LtrParams | None = None) -> None:
         self._params = params or LtrParams()

@@ -110,6 +110,9 @@ class Batching(ABC):
     improves: bool = False
     """Whether a running request's rank only gets better as it is served."""
 
+    reads_lengths: bool = False
+    """Whether its ranks read remaining lengths: else nobody need predict them for it."""
+
     @property
     def epoch(self) -> int:
         """Changes when all ranks must be drawn anew."""

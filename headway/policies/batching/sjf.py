@@ -13,6 +13,8 @@ from headway.policies.batching.protocol import Batching, Candidate, Ranked
 class Sjf(Batching):
     """Running requests first, then the waiting one with the fewest tokens in all."""
 
+    reads_lengths = True
+
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
         """Running, prompt and output tokens, arrival."""
         remaining = known_remaining(candidate)

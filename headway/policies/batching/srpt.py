@@ -15,6 +15,7 @@ class Srpt(Batching):
 
     preempts = True
     improves = True
+    reads_lengths = True
 
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
         """Remaining tokens, arrival."""

@@ -28,6 +28,7 @@ class Trail(Batching):
 
     preempts = True
     improves = True
+    reads_lengths = True
 
     def __init__(self, params: TrailParams | None = None) -> None:
         self._c = (params or TrailParams()).c

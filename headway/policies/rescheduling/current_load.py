@@ -37,6 +37,8 @@ class CurrentLoadParams:
 class CurrentLoad:
     """Moves the request that lowers the variance of current loads the most."""
 
+    reads_lengths = False
+
     def __init__(self, params: CurrentLoadParams | None = None) -> None:
         params = params or CurrentLoadParams()
         self.interval, self.rest = params.interval, params.rest

@@ -12,6 +12,8 @@ from headway.request import StreamKey
 class NoRescheduling:
     """No running request ever moves."""
 
+    reads_lengths = False
+
     def __init__(self) -> None:
         self.interval = self.rest = inf
         self.horizon = Horizon(1)

@@ -83,6 +83,10 @@ class Rescheduling(Protocol):
     def horizon(self) -> Horizon:
         """What workers simulate ahead."""
 
+    @property
+    def reads_lengths(self) -> bool:
+        """Whether it reads remaining lengths: else nobody need predict them for it."""
+
     def moves(
         self, units: Sequence[UnitReport], resting: Collection[StreamKey], *, now: float
     ) -> list[Move]:

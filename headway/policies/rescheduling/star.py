@@ -53,6 +53,8 @@ def step_weights(num_steps: int, rho: float) -> Floats:
 class Star:
     """Moves the request that lowers the variance of current and predicted loads the most."""
 
+    reads_lengths = True
+
     def __init__(self, params: StarParams | None = None) -> None:
         params = params or StarParams()
         self.interval, self.rest = params.interval, params.rest

@@ -96,9 +96,16 @@ def _pack_wants(wants: WantedReports) -> pb.WantedReports:
         load_interval=wants.load_interval,
         num_steps=wants.num_steps,
         step_tokens=wants.step_tokens,
+        lengths=wants.lengths,
     )
 
 
 def _unpack_wants(packed: pb.WantedReports) -> WantedReports:
     """It refuses by itself what is out of range."""
-    return WantedReports(packed.phases, packed.load_interval, packed.num_steps, packed.step_tokens)
+    return WantedReports(
+        phases=packed.phases,
+        load_interval=packed.load_interval,
+        num_steps=packed.num_steps,
+        step_tokens=packed.step_tokens,
+        lengths=packed.lengths,
+    )

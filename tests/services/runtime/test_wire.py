@@ -92,7 +92,12 @@ batches = st.lists(
 ).map(tuple)
 
 wants = st.builds(
-    m.WantedReports, st.booleans(), st.floats(0, math.inf), positive, st.integers(1, 10**6)
+    m.WantedReports,
+    st.booleans(),
+    st.floats(0, math.inf),
+    positive,
+    st.integers(1, 10**6),
+    st.booleans(),
 )
 
 

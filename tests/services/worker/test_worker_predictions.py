@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -10,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from headway.messages import ControlHello, Dispatch, LoadReport, UnitBatch, WantedReports
+from headway.messages import (
+    ControlHello,
+    Dispatch,
+    EndForward,
+    LoadReport,
+    UnitBatch,
+    WantedReports,
+)
 from protos import worker_pb2_grpc
 from services.predictor.config import PredictorConfig
 from tests.services.predictor.predictor_rig import constant_predictor, serving
@@ -18,7 +26,7 @@ from tests.services.worker.test_worker_service import Leader, Sink, make_request
 
 __all__ = ["sink", "worker"]
 WIDTH = 128
-WANTS = WantedReports(load_interval=0.0)
+WANTS = WantedReports(load_interval=0.0, lengths=True)
 
 
 @pytest.fixture
@@ -50,3 +58,24 @@ async def test_a_predicted_length_reaches_the_schedulers_reports(
             if isinstance(message, LoadReport):
                 seen += message.units[0].remaining
     assert seen[-1] <= 500.0
+
+
+async def test_a_predictor_is_not_asked_for_lengths_that_nobody_reads(
+    predictor: None,
+    worker: worker_pb2_grpc.WorkerStub,
+    sink: tuple[Sink, str],
+) -> None:
+    leader = Leader(worker, 1)
+    await leader.send(ControlHello("scheduler-1", 1, replace(WANTS, lengths=False)))
+    request = make_request(sink[1], max_tokens=200)
+    await leader.send(Dispatch(7, (UnitBatch(0, (request,)),)))
+    seen: list[float] = []
+    async with asyncio.timeout(60):
+        while True:
+            message = await leader.hear()
+            if isinstance(message, LoadReport):
+                seen += message.units[0].remaining
+            elif isinstance(message, EndForward) and message.finished:
+                break
+    assert len(seen) > 40
+    assert all(math.isnan(each) for each in seen)
