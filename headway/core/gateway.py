@@ -24,6 +24,7 @@ from headway.core.gateway_events import (
 from headway.core.gateway_order import take_tokens
 from headway.core.gateway_pacing import Pacers
 from headway.core.gateway_state import OpenRequest, OpenRequests, Timers
+from headway.core.reasoning import Markers
 from headway.errors import Code, HeadwayError
 from headway.messages import CancelStream, Lost, Placed, Rejected, StreamFailure, TokenBatch
 from headway.policies import registry
@@ -42,7 +43,8 @@ class GatewaySettings:
     worker may have failed to compute. A request waits ``scheduler_patience`` to be handed to
     a scheduler and ``gap_patience`` for a token that later ones have overtaken. ``burst``: the
     policy that labels arrivals, with its parameters. ``pacing``: the one that holds answering
-    tokens; ``end_of_reasoning``: the token ids before an answer, none for a model without.
+    tokens; ``end_of_reasoning``: the token ids before an answer, none for a model without;
+    ``start_of_reasoning``: those that begin it, where known.
     """
 
     max_model_len: int
@@ -59,6 +61,7 @@ class GatewaySettings:
     pacing: str = "off"
     pacing_params: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     end_of_reasoning: tuple[int, ...] = ()
+    start_of_reasoning: tuple[int, ...] = ()
 
 
 class GatewayCore:
@@ -83,7 +86,8 @@ class GatewayCore:
         self._pace = FirstTokenPace()
         self._burst: Burst = registry.make("burst", settings.burst, **settings.burst_params)
         pacing = registry.make("pacing", settings.pacing, **settings.pacing_params)
-        self.pacers = Pacers(pacing, settings.end_of_reasoning)
+        markers = Markers(settings.end_of_reasoning, settings.start_of_reasoning)
+        self.pacers = Pacers(pacing, markers)
 
     @property
     def next_wakeup(self) -> float | None:
@@ -163,7 +167,7 @@ class GatewayCore:
         state = OpenRequest(request)
         self._requests.add(state)
         if event.paced and self.settings.pacing != "off":
-            self.pacers.open(event.request_id, reasons=event.reasons)
+            self.pacers.open(event.request_id, reasons=event.reasons, prompt=event.prompt_token_ids)
         self.num_waiting += 1
         self._timers.add(request.deadline_at, request.request_id)
         self._submit(state, actions, now)

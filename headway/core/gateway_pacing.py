@@ -12,16 +12,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from headway.core.gateway_events import Delivery
+from headway.core.reasoning import Markers
 from headway.policies.pacing import Pace, Pacing
 
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """One request's tokens; ``tail``: of its reasoning, as long as the marker that ends it."""
+    """One request's tokens; ``head``: its first ones, ``tail``: the newest of its reasoning."""
 
     pace: Pace
+    prompt: Sequence[int]
     tail: deque[int]
     is_answering: bool
+    head: list[int] = field(default_factory=list)
     in_hand: deque[Delivery] = field(default_factory=deque)
     armed_for: float | None = None
 
@@ -29,13 +32,13 @@ class _Stream:
 class Pacers:
     """All paced streams of a gateway.
 
-    ``end_of_reasoning``: the tokens that end a request's reasoning; without any, or where a
-    request does not reason, all of its tokens are the answer's.
+    ``markers``: the tokens around reasoning; without any, or where a request does not reason, all
+    of its tokens are the answer's.
     """
 
-    def __init__(self, policy: Pacing, end_of_reasoning: Sequence[int] = ()) -> None:
+    def __init__(self, policy: Pacing, markers: Markers | None = None) -> None:
         self._policy = policy
-        self._marker = tuple(end_of_reasoning)
+        self._markers = markers or Markers()
         self._streams: dict[str, _Stream] = {}
         self._due: list[tuple[float, str]] = []
         self.num_in_hand = 0
@@ -46,11 +49,11 @@ class Pacers:
         """When the next token is due; it may be of a stream that has ended."""
         return self._due[0][0] if self._due else None
 
-    def open(self, request_id: str, *, reasons: bool) -> None:
+    def open(self, request_id: str, *, reasons: bool, prompt: Sequence[int] = ()) -> None:
         """Pace the tokens of a new request."""
-        marker = self._marker
+        end = self._markers.end
         self._streams[request_id] = _Stream(
-            self._policy.pace(), deque(maxlen=len(marker)), not (marker and reasons)
+            self._policy.pace(), prompt, deque(maxlen=len(end)), not (end and reasons)
         )
 
     def pass_on(self, deliveries: Sequence[Delivery], *, now: float) -> Sequence[Delivery]:
@@ -98,8 +101,7 @@ class Pacers:
         if not stream.is_answering:
             going.append(one)
             if one.token_id is not None:
-                stream.tail.append(one.token_id)
-                stream.is_answering = tuple(stream.tail) == self._marker
+                stream.is_answering = self._ends_reasoning(stream, one.token_id)
             return
         stream.in_hand.append(one)
         self.num_in_hand += 1
@@ -112,6 +114,17 @@ class Pacers:
             return
         self._go(stream, stream.pace.release(now=now), going)
         self.num_paced += bool(stream.in_hand)
+
+    def _ends_reasoning(self, stream: _Stream, token_id: int) -> bool:
+        """Whether the answer goes on behind this token: its reasoning has ended, or never began."""
+        markers = self._markers
+        stream.tail.append(token_id)
+        if tuple(stream.tail) == markers.end:
+            return True
+        if len(stream.head) >= markers.decided_at:
+            return False
+        stream.head.append(token_id)
+        return markers.never_thinks(stream.prompt, stream.head)
 
     def _go(self, stream: _Stream, count: int, going: list[Delivery]) -> None:
         self.num_in_hand -= count

@@ -77,6 +77,7 @@ class WorkerCore:
             eos_token_ids,
             settings.end_of_reasoning,
             oracle,
+            start_of_reasoning=settings.start_of_reasoning,
             estimation=estimation,
             host_tokens=settings.host_tokens,
             caches_prefixes=settings.prefix_caching,

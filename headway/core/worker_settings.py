@@ -14,7 +14,8 @@ class WorkerSettings:
     worker with prompt tokens left over waits for the next dispatch before it begins another pass;
     a round trip to the scheduler, which tops up the chunk (SBS), is well spent. ``max_running``:
     the most requests of a DP unit in one pass, 0 for any number. ``end_of_reasoning``: the
-    token ids that end the reasoning of a request that reasons. ``reader_pace``: seconds in which
+    token ids that end the reasoning of a request that reasons, ``start_of_reasoning`` those that
+    begin it, where known. ``reader_pace``: seconds in which
     a reader takes one answering token. ``host_tokens``: of KV that a DP unit may keep in host
     memory for preempted requests, 0 to compute it again. ``prefix_caching``: whether a request
     may begin with the KV of others whose first tokens are the same. ``predict_every``: k, tokens
@@ -30,6 +31,7 @@ class WorkerSettings:
     linger: float = 0.0
     max_running: int = 0
     end_of_reasoning: tuple[int, ...] = ()
+    start_of_reasoning: tuple[int, ...] = ()
     reader_pace: float = 0.1
     host_tokens: int = 0
     prefix_caching: bool = False

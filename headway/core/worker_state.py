@@ -7,6 +7,7 @@ from math import inf
 
 from headway.blocks import BlockHash, chain_hashes
 from headway.cluster import UnitLoad, WorkerInfo
+from headway.core.reasoning import Markers
 from headway.core.worker_outbox import TokenOutbox
 from headway.core.worker_rates import MemoryRates
 from headway.core.worker_sequence import SequenceState, Stage
@@ -24,8 +25,9 @@ class WorkerState:
     """Everything that a worker holds, and what the next report will say of it.
 
     ``end_of_reasoning``: the token ids that end a request's reasoning, none for a model
-    without. ``oracle``: the simulator's. ``estimation``: of remaining lengths; without one a
-    request's own prediction counts down. ``host_tokens``: of KV in host memory, per unit.
+    without; ``start_of_reasoning``: those that begin it, where known. ``oracle``: the simulator's.
+    ``estimation``: of remaining lengths; without one a request's own prediction counts down.
+    ``host_tokens``: of KV in host memory, per unit.
     ``caches_prefixes``: whether full blocks are kept for others, by a hash of their tokens;
     ``hashes_of`` names those of a prompt where tokens do not say what they are (the simulator).
     """
@@ -37,6 +39,7 @@ class WorkerState:
         end_of_reasoning: Sequence[int] = (),
         oracle: Oracle | None = None,
         *,
+        start_of_reasoning: Sequence[int] = (),
         estimation: Estimation | None = None,
         host_tokens: int = 0,
         caches_prefixes: bool = False,
@@ -47,7 +50,7 @@ class WorkerState:
         self._hashes_of = hashes_of
         self._estimation = estimation
         self.eos_token_ids = frozenset(eos_token_ids)
-        self._end_of_reasoning = list(end_of_reasoning)
+        self._reasoning = Markers(tuple(end_of_reasoning), tuple(start_of_reasoning))
         self._oracle = oracle
         self.max_len = min(info.max_model_len, info.num_blocks * info.block_size)
         self.rates = MemoryRates()
@@ -163,26 +166,34 @@ class WorkerState:
             sequence.predicted_total = len(sequence.output) + remaining
 
     def _answer_start(self, request: Request, output: list[int]) -> int | None:
-        marker = self._end_of_reasoning
-        if not (marker and request.reasons):
+        if not request.reasons:
             return 0
-        ends = range(len(marker), len(output) + 1)
-        return next((end for end in ends if output[end - len(marker) : end] == marker), None)
+        return self._reasoning.answer_start(request.prompt_token_ids, output)
 
     def drew(
         self, sequence: SequenceState, sampled: Sampled, *, now: float, step: float, pace: float
     ) -> None:
         """Add what a pass drew; its last token may end the reasoning, and no earlier one."""
         sequence.drew(sampled, now=now, step=step, pace=pace)
-        marker = self._end_of_reasoning
-        if sequence.answer_start is None and sequence.output[-len(marker) :] == marker:
-            sequence.answer_start = len(sequence.output)
-            self.answering[sequence.key] = None
-            self.units[sequence.unit].changed[sequence.key] = None
+        if sequence.answer_start is None:
+            self._look_for_answer(sequence, 1 + len(sampled.before))
         estimation, num_since = self._estimation, len(sequence.output) - sequence.estimated_at
         if estimation is not None and num_since >= estimation.interval:
             self._estimate(sequence)
             self.units[sequence.unit].changed[sequence.key] = None
+
+    def _look_for_answer(self, sequence: SequenceState, num_drawn: int) -> None:
+        """It begins behind the newest token, or with the first if those so far do not think."""
+        reasoning, output = self._reasoning, sequence.output
+        is_decided = len(output) - num_drawn < reasoning.decided_at <= len(output)
+        if reasoning.ends_with_end(output):
+            sequence.answer_start = len(output)
+        elif is_decided and reasoning.never_thinks(sequence.request.prompt_token_ids, output):
+            sequence.answer_start = 0
+        else:
+            return
+        self.answering[sequence.key] = None
+        self.units[sequence.unit].changed[sequence.key] = None
 
     def extend(self, sequence: SequenceState, token_ids: Sequence[int]) -> None:
         """Take in what another worker has drawn for it."""

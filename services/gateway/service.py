@@ -90,6 +90,7 @@ class GatewayService:
             pacing=policies.pacing.name,
             pacing_params=policies.pacing.params,
             end_of_reasoning=() if markers is None else (markers.end_id,),
+            start_of_reasoning=() if markers is None else (markers.start_id,),
         )
         first_stream_id = int(self.now() * _STREAM_IDS_PER_S)
         self._core = GatewayCore(

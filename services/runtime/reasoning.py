@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from headway.core.reasoning import Markers
 from headway.errors import Code, HeadwayError
 
 START, END = "<think>", "</think>"
@@ -17,27 +18,34 @@ def marker_ids(added: Mapping[str, int]) -> tuple[int, int] | None:
     return added[START], added[END]
 
 
-def find_end_of_reasoning(model: str, marker: str = "") -> tuple[int, ...]:
-    """Ids of the tokens that end a model's reasoning; none for one that does not reason.
+def find_markers(model: str, end: str = "", start: str = "") -> Markers:
+    """What is around a model's reasoning; empty for one that does not reason.
 
-    ``model``: a folder or a hub id. ``marker``: the text that ends it, where it is not
-    ``</think>``; one that is several tokens is looked for as a sequence. HeadwayError where a
-    marker is given and the model has no fast tokenizer.
+    ``model``: a folder or a hub id. ``end`` and ``start``: the texts, where they are not
+    ``</think>`` and ``<think>``; one that is several tokens is looked for as a sequence. The start
+    of an end of one's own is unknown unless given. HeadwayError where a text is given and the model
+    has no fast tokenizer, or a start without an end.
     """
     from tokenizers import Tokenizer
 
     file = _tokenizer_file(model)
     if file is None:
-        if marker:
-            message = f"{model} has no tokenizer.json to find {marker!r} in"
-            raise HeadwayError(Code.INVALID_ARGUMENT, message, param="end_of_reasoning")
-        return ()
+        if end or start:
+            message = f"{model} has no tokenizer.json to find {end or start!r} in"
+            param = "end_of_reasoning" if end else "start_of_reasoning"
+            raise HeadwayError(Code.INVALID_ARGUMENT, message, param=param)
+        return Markers()
     tokenizer = Tokenizer.from_file(str(file))
     added = {t.content: i for i, t in tokenizer.get_added_tokens_decoder().items()}
-    if marker:
-        return tuple(tokenizer.encode(marker, add_special_tokens=False).ids)
     found = marker_ids(added)
-    return () if found is None else (found[1],)
+    ids = [tuple(tokenizer.encode(text, add_special_tokens=False).ids) for text in (end, start)]
+    if not end:
+        if found is None and start:
+            message = "start_of_reasoning is given and end_of_reasoning is not: give both"
+            raise HeadwayError(Code.INVALID_ARGUMENT, message, param="start_of_reasoning")
+        return Markers() if found is None else Markers((found[1],), ids[1] or (found[0],))
+    own_start = (found[0],) if found is not None and ids[0] == (found[1],) else ()
+    return Markers(ids[0], ids[1] or own_start)
 
 
 def _tokenizer_file(model: str) -> Path | None:

@@ -53,6 +53,9 @@ class WorkerConfig(PresetConfig):
     end_of_reasoning: str = Field(
         "", description="text that ends the model's reasoning; default: </think> where it knows it"
     )
+    start_of_reasoning: str = Field(
+        "", description="text that begins it, given with its end; default: <think> where known"
+    )
     reader_pace: float = Field(
         0.0, ge=0.0, le=10.0, description="seconds a reader takes for a token; 0: the preset's"
     )

@@ -29,7 +29,7 @@ from headway.request import FinishReason
 from protos import worker_pb2, worker_pb2_grpc
 from services.runtime import wire
 from services.runtime.driver import Driver
-from services.runtime.reasoning import find_end_of_reasoning
+from services.runtime.reasoning import find_markers
 from services.runtime.service import Runtime
 from services.worker.config import WorkerConfig
 from services.worker.control import ControlSession
@@ -71,8 +71,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """Load the model, then take work."""
         config = self._config
         backend = await asyncio.to_thread(self._load)
-        end_of_reasoning = await asyncio.to_thread(
-            find_end_of_reasoning, config.model, config.end_of_reasoning
+        reasoning = await asyncio.to_thread(
+            find_markers, config.model, config.end_of_reasoning, config.start_of_reasoning
         )
         info = WorkerInfo(
             worker_id=config.service_id,
@@ -92,7 +92,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             watermark=config.watermark,
             linger=config.linger if policies.lingers else 0.0,
             max_running=config.max_running,
-            end_of_reasoning=end_of_reasoning,
+            end_of_reasoning=reasoning.end,
+            start_of_reasoning=reasoning.start,
             reader_pace=config.reader_pace or policies.reader_pace,
             prefix_caching=config.prefix_caching,
             predict_every=config.predict_every,

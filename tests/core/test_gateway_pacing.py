@@ -13,6 +13,7 @@ from headway.core.gateway import GatewayCore, GatewaySettings
 from headway.core.gateway_events import Deliver, Delivery, Fail, GatewayAction, Release, Submit
 from headway.core.gateway_events import SchedulerConnected as Connected
 from headway.core.gateway_pacing import Pacers
+from headway.core.reasoning import LEAD
 from headway.messages import TokenBatch
 from headway.policies.pacing import TokenPacerParams
 from headway.policies.pacing.token_pacer import TokenPacer
@@ -74,6 +75,21 @@ def test_a_marker_of_several_tokens_is_found_across_passes() -> None:
     request = opened(core, reasons=True)
     assert seen(core.handle(batch(request, 0, [8, 7]), now=1.0)) == [8, 7]
     assert seen(core.handle(batch(request, 2, [8, 4, 5]), now=1.0)) == [8, 4]
+
+
+def test_an_answer_without_thoughts_is_paced_as_soon_as_that_is_known() -> None:
+    core = GatewayCore("g", "g:1", replace(SETTINGS, start_of_reasoning=(8,)))
+    request = opened(core, reasons=True)
+    first = [1] * (LEAD + 1)  # the last of them was the last chance to begin
+    assert seen(core.handle(batch(request, 0, [*first, 2, 3]), now=1.0)) == [*first, 2]
+    assert seen(core.wake(now=1.1001)) == [3]
+
+
+def test_thoughts_that_begin_are_not_paced() -> None:
+    core = GatewayCore("g", "g:1", replace(SETTINGS, start_of_reasoning=(8,)))
+    request = opened(core, reasons=True)
+    tokens = [1, 8, *[2] * 10]
+    assert seen(core.handle(batch(request, 0, tokens), now=1.0)) == tokens
 
 
 def test_the_end_of_a_stream_brings_all_that_is_in_hand() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headway.core.reasoning import Markers
 from headway.errors import HeadwayError
 from headway.presets import PRESETS
 from headway.sim.experiment import Conditions, cluster_spec
@@ -11,7 +12,7 @@ from headway.sim.scenario import load_scenario
 from services.autoscaler.config import AutoscalerConfig
 from services.gateway.config import GatewayConfig
 from services.runtime.config import load_config
-from services.runtime.reasoning import find_end_of_reasoning
+from services.runtime.reasoning import find_markers
 from services.scheduler.config import SchedulerConfig
 from services.worker.config import WorkerConfig
 
@@ -68,10 +69,18 @@ def test_an_unknown_preset_is_refused_with_the_known_ones(
     assert "vllm-like" in capsys.readouterr().err
 
 
-def test_the_end_of_reasoning_comes_from_the_tokenizer() -> None:
-    (own,) = find_end_of_reasoning(MINI)
-    assert find_end_of_reasoning(MINI, "</think>") == (own,)
-    assert len(find_end_of_reasoning(MINI, "So:")) > 1
-    assert find_end_of_reasoning("models") == ()
+def test_the_markers_around_reasoning_come_from_the_tokenizer() -> None:
+    own = find_markers(MINI)
+    assert (len(own.start), len(own.end)) == (1, 1)
+    assert find_markers(MINI, "</think>") == own
+    assert find_markers(MINI, "</think>", "<think>") == own
+    assert find_markers("models") == Markers()
     with pytest.raises(HeadwayError, match=r"tokenizer\.json"):
-        find_end_of_reasoning("models", "</think>")
+        find_markers("models", "</think>")
+
+
+def test_the_start_of_an_end_of_ones_own_is_unknown_unless_given() -> None:
+    end = find_markers(MINI, "So:")
+    assert len(end.end) > 1
+    assert end.start == ()
+    assert find_markers(MINI, "So:", "Hm:").start != ()

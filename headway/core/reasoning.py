@@ -1,0 +1,67 @@
+"""Where reasoning ends and the answer begins, told from the tokens alone (PASCAL's phases)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LEAD = 4
+"""Output tokens that may come before the opening marker: line breaks, a role's name."""
+_PROMPT_END = 8  # tokens; a chat template opens the reasoning there
+
+
+@dataclass(frozen=True, slots=True)
+class Markers:
+    """Token ids that ``start`` and ``end`` a model's reasoning.
+
+    Without an end nothing reasons. A request that reasons begins its answer behind the end. Where
+    the start is known, the prompt has not given it, and the output's first tokens do not either,
+    the model does not think this time: all of its output is the answer.
+    """
+
+    end: tuple[int, ...] = ()
+    start: tuple[int, ...] = ()
+
+    @property
+    def decided_at(self) -> int:
+        """Output tokens by which the start must be there; 0 where it is not known."""
+        return LEAD + len(self.start) if self.start else 0
+
+    def is_open(self, prompt: Sequence[int]) -> bool:
+        """Whether the end of the prompt has begun the reasoning, and not ended it."""
+        tail = prompt[-_PROMPT_END - max(len(self.start), len(self.end)) :]
+        started = _last(tail, self.start)
+        return started >= 0 and started > _last(tail, self.end)
+
+    def answer_start(self, prompt: Sequence[int], output: Sequence[int]) -> int | None:
+        """Output tokens before the answer of a request that reasons; None while it does."""
+        if not self.end:
+            return 0
+        if self.never_thinks(prompt, output):
+            return 0
+        length = len(self.end)
+        ends = range(length, len(output) + 1)
+        return next((end for end in ends if tuple(output[end - length : end]) == self.end), None)
+
+    def ends_with_end(self, output: Sequence[int]) -> bool:
+        """Whether the newest token is the last one of the end."""
+        return bool(self.end) and tuple(output[-len(self.end) :]) == self.end
+
+    def never_thinks(self, prompt: Sequence[int], output: Sequence[int]) -> bool:
+        """Whether the output has begun with something else than reasoning."""
+        decided_at = self.decided_at
+        if not decided_at or len(output) < decided_at:
+            return False
+        head = output[:decided_at]
+        return (
+            _last(head, self.start) < 0 and _last(head, self.end) < 0 and not self.is_open(prompt)
+        )
+
+
+def _last(tokens: Sequence[int], marker: tuple[int, ...]) -> int:
+    """Where the last of a marker begins, -1 without one."""
+    length = len(marker)
+    if not length:
+        return -1
+    starts = range(len(tokens) - length, -1, -1)
+    return next((at for at in starts if tuple(tokens[at : at + length]) == marker), -1)

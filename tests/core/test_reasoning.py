@@ -1,0 +1,96 @@
+"""Where reasoning ends and the answer begins, told from the tokens alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.reasoning import LEAD, Markers
+from headway.core.worker_sequence import SequenceState, Stage
+from headway.core.worker_state import WorkerState
+from headway.messages import Sampled
+from headway.request import Phase
+from tests.core.test_worker import make_request, make_worker
+
+START, END = 8, 9
+MARKERS = Markers((END,), (START,))
+text = st.lists(st.integers(1, 7), max_size=12)
+
+
+def drawn(output: list[int], prompt: tuple[int, ...] = (1, 2)) -> SequenceState:
+    """One request that reasons, after its worker has drawn these one by one."""
+    info = make_worker().core._state.info
+    state = WorkerState(info, (0,), (END,), start_of_reasoning=(START,))
+    request = make_request(1, max_tokens=100)
+    object.__setattr__(request, "reasons", True)
+    object.__setattr__(request, "prompt_token_ids", prompt)
+    sequence = state.sequence(request, 0, Stage.RUNNING)
+    state.units[0].add(sequence)
+    for token_id in output:
+        state.drew(sequence, Sampled(sequence.key, token_id), now=0.0, step=0.0, pace=0.1)
+    return sequence
+
+
+def test_the_answer_begins_behind_the_end_of_the_reasoning() -> None:
+    assert MARKERS.answer_start((1,), [START, 3, END, 4]) == 3
+    assert drawn([START, 3, END, 4]).answer_start == 3
+
+
+def test_a_model_that_does_not_begin_to_think_answers() -> None:
+    sequence = drawn([3] * (LEAD + 1))
+    assert sequence.phase is Phase.ANSWERING
+    assert sequence.answer_start == 0
+
+
+def test_a_few_tokens_may_come_before_the_thoughts() -> None:
+    assert drawn([3] * LEAD + [START, 4, 4]).phase is Phase.REASONING
+    assert drawn([3] * LEAD).phase is Phase.REASONING  # it may yet begin
+
+
+def test_thoughts_that_the_template_has_opened_need_no_opening() -> None:
+    assert drawn([3] * 20, prompt=(1, 2, START, 3)).phase is Phase.REASONING
+    assert drawn([3] * 20, prompt=(1, START, 3, END, 5)).phase is Phase.ANSWERING
+
+
+def test_thoughts_of_an_earlier_turn_open_nothing() -> None:
+    prompt = (START, *[2] * 30)
+    assert drawn([3] * 20, prompt=prompt).phase is Phase.ANSWERING
+
+
+def test_where_the_start_is_not_known_all_is_reasoning_until_its_end() -> None:
+    assert Markers((END,)).answer_start((1,), [3] * 50) is None
+    assert Markers((END,)).answer_start((1,), [3] * 50 + [END]) == 51
+
+
+def test_without_an_end_nothing_reasons() -> None:
+    assert Markers().answer_start((1,), [3]) == 0
+
+
+def test_the_end_that_comes_at_once_is_the_end() -> None:
+    assert drawn([END, 3, 3, 3, 3, 3, 3]).answer_start == 1
+
+
+def test_an_answer_that_comes_in_the_reasonings_place_is_told_to_the_scheduler_once() -> None:
+    sequence = drawn([3] * 9)
+    assert sequence.num_phase_tokens == 9
+    assert not sequence.opens_answer
+
+
+@given(st.lists(st.sampled_from([1, 2, START, END]), max_size=14), text)
+def test_token_by_token_and_all_at_once_are_the_same(output: list[int], prompt: list[int]) -> None:
+    sequence = drawn(output, tuple(prompt) or (1,))
+    assert sequence.answer_start == MARKERS.answer_start(tuple(prompt) or (1,), output)
+
+
+@given(text, st.integers(2, 3))
+def test_markers_of_several_tokens_are_found_whole(output: list[int], length: int) -> None:
+    markers = Markers((END,) * length, (START,) * length)
+    thoughts = [*[START] * length, *output]
+    assert markers.answer_start((1,), thoughts) is None
+    assert markers.answer_start((1,), [*thoughts, *[END] * length]) == len(thoughts) + length
+
+
+@pytest.mark.parametrize("start", [(), (START,)])
+def test_nothing_is_decided_before_the_first_tokens(start: tuple[int, ...]) -> None:
+    assert Markers((END,), start).answer_start((1,), []) is None
