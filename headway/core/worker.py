@@ -1,16 +1,17 @@
 """The worker's decisions: what each forward pass computes, and what becomes of its tokens.
 
-One pass is in flight at a time, over all DP units in lock-step. Blocks of a sequence that
-is in the pass are freed only when it has ended.
+A pass is over all DP units in lock-step. One is in flight at a time, and where the worker runs
+ahead another one behind it. Blocks of a sequence are freed only when it is in no pass.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from math import inf
 
 from headway.cluster import Role, UnitLoad, WorkerInfo
+from headway.core.worker_ahead import Flight, can_run_ahead, taken_for_granted
 from headway.core.worker_events import (
     GatewayGone,
     PassCut,
@@ -28,7 +29,7 @@ from headway.core.worker_prediction import Predictions
 from headway.core.worker_sequence import SequenceState, Stage
 from headway.core.worker_settings import WorkerSettings
 from headway.core.worker_state import HashesOf, Oracle, WorkerState
-from headway.core.worker_steps import reserve_steps, return_steps
+from headway.core.worker_steps import cut_steps, reserve_steps, return_steps
 from headway.core.worker_transfers import (
     end_swaps,
     leave_all,
@@ -53,7 +54,7 @@ from headway.messages import (
 from headway.policies.batching import Batching
 from headway.policies.estimation import Estimation
 from headway.policies.rescheduling import Horizon
-from headway.request import FinishReason, StreamKey
+from headway.request import FinishReason
 
 __all__ = ["WorkerCore", "WorkerSettings"]
 
@@ -89,16 +90,14 @@ class WorkerCore:
             self._state, settings.predict_every, is_ranked_by=batching.reads_lengths
         )
         self._draining = False
-        self._pass: ForwardPass | None = None
+        self._flights: deque[Flight] = deque()
         self._pass_id = 0
-        self._num_steps = 1
         self._step_time = 0.0
         self._lingers_until: float | None = None
         self._reported_at = self._load_reported_at = 0.0
         self._wants = WantedReports()
         self._seen_dispatches: dict[int, None] = {}
         self._waiting_dispatches: list[int] = []  # acknowledged, no pass planned since
-        self._pass_dispatches: list[int] = []
 
     @property
     def next_wakeup(self) -> float | None:
@@ -134,7 +133,7 @@ class WorkerCore:
         return self._go_on([], now)
 
     def handle(self, event: WorkerEvent, *, now: float) -> Sequence[WorkerAction]:
-        """React to one event, then start the next pass if none is in flight."""
+        """React to one event, then start the next pass if it is time."""
         actions: list[WorkerAction] = []
         if isinstance(event, PassResult):
             self._on_pass_result(event, actions, now)
@@ -151,9 +150,12 @@ class WorkerCore:
         return self._go_on(actions, now)
 
     def _go_on(self, actions: list[WorkerAction], now: float) -> Sequence[WorkerAction]:
-        """Begin the next pass if none is in flight, and say what no pass would tell."""
+        """Begin the next pass if none is in flight, or behind it; say what no pass would tell."""
         if self._lingers_until is None:
-            self._start_pass(actions, now)
+            if not self._flights:
+                self._start_pass(actions, now)
+            if self.settings.runs_ahead and len(self._flights) == 1:
+                self._run_ahead(self._flights[0], actions, now)
         self._report_without_pass(actions, now)
         return [*self._state.outbox.flush(), *actions]
 
@@ -179,7 +181,8 @@ class WorkerCore:
                 actions.append(self._snapshot())
                 self._report_loads(actions, self._reported_at)
             case PassCut(num_steps):
-                self._on_cut(num_steps)
+                if self._flights:
+                    cut_steps(self._state, self._flights[0].forward_pass, num_steps)
             case Tuned(gamma):
                 self._planner.tune(gamma)
             case Drain():
@@ -202,45 +205,64 @@ class WorkerCore:
     # --- forward passes ---------------------------------------------------------------
 
     def _start_pass(self, actions: list[WorkerAction], now: float) -> None:
-        if self._pass is not None:
-            return
         items: list[PassItem] = []
         for unit in self._state.units:
             unit.host.settle()
             items += self._planner.plan(unit, now=now)
-        swapped_out, swapped_in = self._state.take_swaps()
-        if not items and not swapped_out:
-            return
-        self._pass_id += 1
         settings = self.settings
         until = min(self._reported_at + settings.report_interval, self._planner.due_at)
         most = self._planner.most_steps(settings.max_steps)
         if most > 1 and self._step_time:  # no use in reserving blocks for steps beyond that
             most = min(most, max(1, 2 + int((until - now) / self._step_time)))
-        self._num_steps = reserve_steps(self._state, items, most=most)
-        self._pass = ForwardPass(
+        self._launch(items, reserve_steps(self._state, items, most=most), until, actions)
+
+    def _run_ahead(self, flight: Flight, actions: list[WorkerAction], now: float) -> None:
+        """Plan the pass behind the one in flight, if that can be done without its tokens."""
+        if not can_run_ahead(self._state, flight):
+            return
+        items: list[PassItem] = []
+        with taken_for_granted(self._state, flight.forward_pass):
+            for unit in self._state.units:
+                items += self._planner.plan(unit, now=now, gently=True)
+            self._launch(items, 1, inf, actions)
+
+    def _launch(
+        self, items: list[PassItem], num_steps: int, until: float, actions: list[WorkerAction]
+    ) -> None:
+        swapped_out, swapped_in = self._state.take_swaps()
+        if not items and not swapped_out:
+            return
+        self._pass_id += 1
+        forward_pass = ForwardPass(
             self._pass_id,
             tuple(items),
-            self._num_steps,
+            num_steps,
             until,
             swapped_out,
             swapped_in,
             hidden=self._predictions.wanted(items),
         )
-        self._pass_dispatches, self._waiting_dispatches = self._waiting_dispatches, []
-        actions.append(self._pass)
+        flight = Flight(forward_pass, self._waiting_dispatches, self._planner.is_short)
+        self._flights.append(flight)
+        self._waiting_dispatches = []
+        actions.append(forward_pass)
 
     def _on_pass_result(self, result: PassResult, actions: list[WorkerAction], now: float) -> None:
         drawn = {sampled.key: sampled for sampled in result.sampled}
-        self._state.rates.ran(self._flying(result.pass_id), result)
+        flight = self._landed(result.pass_id)
+        self._state.rates.ran(flight.forward_pass, result)
         running: list[SequenceState] = []
         num_tokens, num_steps = 0, 1
-        for item, sequence in self._close_pass(result.pass_id, actions):
+        in_pass = flight.land(self._state)
+        actions += end_swaps(self._state, flight.forward_pass.swapped_out)
+        for item, sequence in in_pass:
             num_tokens += len(item.token_ids)
-            sequence.computed(len(item.token_ids))
-            if sequence.cancelled:
-                self._state.end(sequence, FinishReason.CANCELLED)
+            if sequence.is_over:
+                self._state.finish(sequence, FinishReason.CANCELLED)
+            elif item.start != sequence.num_computed:
+                continue  # the pass that this one took for granted has failed
             elif item.sample:
+                sequence.computed(len(item.token_ids))
                 sampled = drawn[item.key]
                 self._state.units[sequence.unit].cache(sequence)
                 num_steps = 1 + len(sampled.before)
@@ -258,6 +280,8 @@ class WorkerCore:
                 self._after_token(sequence, reason, now)
                 if reason is None:
                     running.append(sequence)
+            else:
+                sequence.computed(len(item.token_ids))
             if sequence.leaving is not None and sequence not in running:
                 actions.append(stay(sequence))
         if result.hidden is not None:
@@ -265,13 +289,12 @@ class WorkerCore:
         if num_tokens:
             self._planner.passed(result.pass_time, num_tokens, num_steps)
             self._step_time = result.pass_time
-        if self._num_steps > 1:
+        if flight.forward_pass.num_steps > 1:
             return_steps(self._state, running)
         actions += leave_all(self._state, running)
-        if self._pass_dispatches or self._has_news or self._is_report_due(now):
-            actions.append(self._end_forward(result.pass_time, self._pass_dispatches, now))
-            self._pass_dispatches = []
-            if self.settings.linger and self._has_prompts_alone:
+        if flight.dispatches or self._has_news or self._is_report_due(now):
+            actions.append(self._end_forward(result.pass_time, flight.dispatches, now))
+            if self.settings.linger and not self._flights and self._has_prompts_alone:
                 self._lingers_until = now + self.settings.linger
         self._report_loads(actions, now)
 
@@ -281,61 +304,41 @@ class WorkerCore:
         loads = self._state.loads
         return any(x.queued_prefill_tokens for x in loads) and not any(x.num_running for x in loads)
 
-    def _on_cut(self, num_steps: int) -> None:
-        if self._pass is None or self._num_steps == 1:
-            return
-        sequences = [self._state.find(item.key) for item in self._pass.items]
-        return_steps(self._state, [s for s in sequences if s is not None], num_steps)
-
     def _after_token(
         self, sequence: SequenceState, reason: FinishReason | None, now: float
     ) -> None:
         if reason is not None:
             self._planner.completed(sequence, now=now)
-            self._state.end(sequence, reason)
+            self._state.finish(sequence, reason)
         elif self._state.info.role is Role.PREFILL:
             self._state.units[sequence.unit].move(sequence, Stage.HANDOFF)
             self._state.prefilled.append(sequence.held())
 
     def _on_pass_failed(self, event: PassFailed, actions: list[WorkerAction]) -> None:
-        swapped_out = {swap.key for swap in self._flying(event.pass_id).swapped_out}
+        flight = self._landed(event.pass_id)
+        swapped_out = {swap.key for swap in flight.forward_pass.swapped_out}
+        in_pass = flight.land(self._state)
         # A failure that blames nobody may have come before the swaps: computing again is sure.
-        in_pass = self._close_pass(event.pass_id, actions, event.keys or tuple(swapped_out))
+        failed = event.keys or tuple(swapped_out)
+        actions += end_swaps(self._state, flight.forward_pass.swapped_out, failed)
         blamed = set(event.keys) & ({item.key for item, _ in in_pass} | swapped_out)
         for item, sequence in in_pass:
-            if sequence.cancelled:
-                self._state.end(sequence, FinishReason.CANCELLED)
+            if sequence.is_over:
+                self._state.finish(sequence, FinishReason.CANCELLED)
+            elif item.start != sequence.num_computed:
+                continue  # what this pass took for granted has failed: it is not to blame
             elif not blamed or item.key in blamed:
-                request = replace(sequence.request, output_token_ids=tuple(sequence.output))
-                unit = self._state.units[sequence.unit]
-                unit.pool.forget(sequence.blocks)  # should the fault lie in what it began with
-                unit.remove(sequence)
-                self._state.fail(request, sequence.unit, event.message)
-            if self._state.find(sequence.key) is sequence:
+                self._state.fail_here(sequence, event.message)
+            if not sequence.is_over:
                 actions += leave_all(self._state, [sequence])
             elif sequence.leaving is not None:
                 actions.append(stay(sequence))
-        self._waiting_dispatches = self._pass_dispatches + self._waiting_dispatches
-        self._pass_dispatches = []
+        self._waiting_dispatches = flight.dispatches + self._waiting_dispatches
 
-    def _flying(self, pass_id: int) -> ForwardPass:
-        assert self._pass is not None, "a result comes from the pass in flight"
-        assert self._pass.pass_id == pass_id, "one pass is in flight at a time"
-        return self._pass
-
-    def _close_pass(
-        self, pass_id: int, actions: list[WorkerAction], failed: Sequence[StreamKey] = ()
-    ) -> list[tuple[PassItem, SequenceState]]:
-        forward_pass = self._flying(pass_id)
-        closed: list[tuple[PassItem, SequenceState]] = []
-        for item in forward_pass.items:
-            sequence = self._state.find(item.key)
-            assert sequence is not None, "sequences stay while they are in a pass"
-            sequence.in_pass = False
-            closed.append((item, sequence))
-        self._pass = None
-        actions += end_swaps(self._state, forward_pass.swapped_out, failed)
-        return closed
+    def _landed(self, pass_id: int) -> Flight:
+        assert self._flights, "a result comes from a pass in flight"
+        assert self._flights[0].forward_pass.pass_id == pass_id, "passes end as they begin"
+        return self._flights.popleft()
 
     # --- reports ----------------------------------------------------------------------
 
@@ -349,7 +352,7 @@ class WorkerCore:
 
     def _report_without_pass(self, actions: list[WorkerAction], now: float) -> None:
         """What ended, or could not begin, while no pass is in flight that would tell it."""
-        if self._pass is None and (self._has_news or self._waiting_dispatches):
+        if not self._flights and (self._has_news or self._waiting_dispatches):
             actions.append(self._end_forward(0.0, self._waiting_dispatches, now))
             self._waiting_dispatches = []
             if not self.num_held:

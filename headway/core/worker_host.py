@@ -57,6 +57,11 @@ class HostMemory:
         self._free += self._leaving
         self._leaving.clear()
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that was let go has come free."""
+        return not self._leaving
+
     # --- swaps ------------------------------------------------------------------------
 
     def swap_out(self, sequence: SequenceState) -> bool:

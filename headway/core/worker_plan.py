@@ -35,6 +35,7 @@ class _Unit:
     served: Sequence[Entry[SequenceState]] = ()
     refused: SequenceState | None = None
     refused_version: int = -1
+    is_short: bool = False
 
 
 class PassPlanner:
@@ -52,19 +53,28 @@ class PassPlanner:
         self._units: dict[int, _Unit] = {}
         self.restarts = Restarts()
 
-    def plan(self, unit: UnitState, *, now: float) -> list[PassItem]:
-        """The unit's items, in the policy's order; marks the sequences as in the pass."""
+    def plan(self, unit: UnitState, *, now: float, gently: bool = False) -> list[PassItem]:
+        """The unit's items, in the policy's order; marks the sequences as in the pass.
+
+        ``gently``: nobody loses blocks to others.
+        """
         kept = self._units.get(unit.unit)
         if kept is None:
             kept = self._units[unit.unit] = _Unit(RankedQueue(self._policy))
         self._take_in(unit, kept, now)
-        plan = UnitPlan(self._limits, self._policy, unit, kept.queue, now=now)
+        plan = UnitPlan(self._limits, self._policy, unit, kept.queue, now=now, gently=gently)
         version = kept.queue.version
         items = plan.items(kept.refused if kept.refused_version == version else None)
         kept.served, kept.refused, kept.refused_version = plan.served, plan.refused, version
+        kept.is_short = plan.is_short
         self.restarts.num_voluntary += plan.num_voluntary
         self.restarts.num_forced += plan.num_forced
         return items
+
+    @property
+    def is_short(self) -> bool:
+        """Whether somebody found no room that a plan which may take blocks could make."""
+        return any(kept.is_short for kept in self._units.values())
 
     def _take_in(self, unit: UnitState, kept: _Unit, now: float) -> None:
         """Bring the order up to date: only what has changed is looked at."""

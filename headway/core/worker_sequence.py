@@ -49,9 +49,11 @@ class SequenceState:
     hashes: list[BlockHash] = field(default_factory=list)  # of its full blocks, where cached
     num_named: int = 0  # of its blocks, that the pool has been told the hashes of
     num_hit_tokens: int = 0  # found in the cache when it was first admitted, or came to wait
-    in_pass: bool = False
+    num_passes: int = 0  # in flight, that it is in
     swapping: bool = False  # its KV is not in its host blocks before the pass has ended
     cancelled: bool = False
+    ended: FinishReason | None = None  # it stays until no pass touches its blocks
+    pauses: bool = False  # it is not in the pass that is being planned
     moving: bool = False
     leaving: Handoff | None = None  # where it goes when it is in no pass
     num_rounds: int = 0  # of KV sent there while it runs
@@ -66,6 +68,11 @@ class SequenceState:
         # What it has generated elsewhere was computed there, but for the last token.
         seen = self.num_tokens - 1 if self.output else 0
         self.attained_tokens = max(0, seen - self.num_cached_tokens)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it draws no further token."""
+        return self.cancelled or self.ended is not None
 
     @property
     def arrival_at(self) -> float:
@@ -194,9 +201,11 @@ class SequenceState:
                 return FinishReason.STOP
             if token_id in sampling.stop_token_ids:
                 return FinishReason.STOP
-        if len(self.output) >= sampling.max_tokens or self.num_tokens >= max_len:
-            return FinishReason.LENGTH
-        return None
+        return FinishReason.LENGTH if self.is_full(max_len) else None
+
+    def is_full(self, max_len: int) -> bool:
+        """Whether it may not grow any longer; ``max_len`` in tokens."""
+        return len(self.output) >= self.request.sampling.max_tokens or self.num_tokens >= max_len
 
     def held(self) -> HeldRequest:
         """As the scheduler is told of it."""

@@ -21,7 +21,8 @@ class WorkerSettings:
     may begin with the KV of others whose first tokens are the same. ``predict_every``: k, tokens
     of a request between two predictions of its remaining length (STAR), 0 for none.
     ``move_rounds``: the most rounds in which full blocks of a request that moves are sent while it
-    runs; with 0 it stops first.
+    runs; with 0 it stops first. ``runs_ahead``: whether a pass is planned while the one before it
+    is in flight, so that the backend finds it at once (one step a pass).
     """
 
     watermark: float = 0.1
@@ -37,3 +38,4 @@ class WorkerSettings:
     prefix_caching: bool = False
     predict_every: int = 0
     move_rounds: int = 0
+    runs_ahead: bool = False

@@ -235,13 +235,28 @@ class WorkerState:
         sequence.cancelled = True
         self.units[sequence.unit].changed[key] = None
         is_sent = sequence.moving or sequence.num_rounds > 0
-        if not (sequence.in_pass or is_sent or sequence.stage is Stage.ARRIVING):
+        if not (sequence.num_passes or is_sent or sequence.stage is Stage.ARRIVING):
             self.end(sequence, FinishReason.CANCELLED)
+
+    def finish(self, sequence: SequenceState, reason: FinishReason) -> None:
+        """It draws no more; it is let go of as soon as no pass touches its blocks."""
+        if sequence.ended is None:
+            sequence.ended = reason
+        self.units[sequence.unit].changed[sequence.key] = None
+        if not sequence.num_passes:
+            self.end(sequence, sequence.ended)
 
     def end(self, sequence: SequenceState, reason: FinishReason) -> None:
         """Let go of a sequence and report it."""
         self.units[sequence.unit].remove(sequence)
         self._report(sequence.request, sequence.unit, len(sequence.output), reason)
+
+    def fail_here(self, sequence: SequenceState, message: str) -> None:
+        """Tell the client why its request ends, and let go of it."""
+        # Should the fault lie in what it began with, nobody else shall.
+        self.units[sequence.unit].pool.forget(sequence.blocks)
+        self.outbox.fail(sequence.request, message)
+        self.finish(sequence, FinishReason.ERROR)
 
     def fail(self, request: Request, unit: int, message: str) -> None:
         """Tell the client why its request ends here, and report it."""

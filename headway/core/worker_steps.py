@@ -12,7 +12,7 @@ from headway.blocks import blocks_for
 from headway.cluster import Role
 from headway.core.worker_sequence import SequenceState
 from headway.core.worker_state import WorkerState
-from headway.messages import PassItem
+from headway.messages import ForwardPass, PassItem
 
 
 def reserve_steps(state: WorkerState, items: Sequence[PassItem], *, most: int) -> int:
@@ -50,6 +50,13 @@ def return_steps(
     for sequence in sequences:
         num_tokens = sequence.num_computed + num_steps
         state.units[sequence.unit].pool.trim(sequence.blocks, num_tokens)
+
+
+def cut_steps(state: WorkerState, forward_pass: ForwardPass, num_steps: int) -> None:
+    """The pass in flight will have no more steps than these."""
+    if forward_pass.num_steps > 1:
+        found = [state.find(item.key) for item in forward_pass.items]
+        return_steps(state, [s for s in found if s is not None], num_steps)
 
 
 def _steps_within(sequences: Sequence[SequenceState], room: int, block_size: int, most: int) -> int:

@@ -62,7 +62,7 @@ def start_handoff(
     the pass that it is in.
     """
     sequence = state.find(handoff.key)
-    if sequence is None or sequence.cancelled or not _can_leave(sequence):
+    if sequence is None or sequence.is_over or not _can_leave(sequence):
         return _not_held(handoff)
     if sequence.moving or sequence.leaving is not None or sequence.num_rounds:
         return None
@@ -80,7 +80,7 @@ def _go_on_leaving(
     unit = state.units[sequence.unit]
     if begins_round(sequence, unit.pool.block_size, most_rounds):
         return send_round(unit, sequence)
-    return None if sequence.in_pass or sequence.swapping else leave(state, sequence)
+    return None if sequence.num_passes or sequence.swapping else leave(state, sequence)
 
 
 def end_round(state: WorkerState, key: StreamKey, most_rounds: int) -> list[WorkerAction]:
@@ -91,7 +91,7 @@ def end_round(state: WorkerState, key: StreamKey, most_rounds: int) -> list[Work
     state.units[sequence.unit].pool.release(sequence.sending)
     if sequence.leaving is None:
         return []
-    is_over = sequence.cancelled and not sequence.in_pass
+    is_over = sequence.cancelled and not sequence.num_passes
     if is_over or not _can_leave(sequence) or sequence.num_computed < sequence.num_sent:
         return [stay(sequence)]
     action = _go_on_leaving(state, sequence, most_rounds)
@@ -114,8 +114,9 @@ def leave(state: WorkerState, sequence: SequenceState) -> StartTransfer:
 
 
 def leave_all(state: WorkerState, sequences: Iterable[SequenceState]) -> list[WorkerAction]:
-    """Those who were told to, but for those of whom a round is being sent."""
-    return [leave(state, s) for s in sequences if s.leaving is not None and not s.sending]
+    """Those who were told to and are in no pass, but for those of whom a round is being sent."""
+    leaving = [s for s in sequences if s.leaving is not None and not (s.num_passes or s.sending)]
+    return [leave(state, s) for s in leaving]
 
 
 def stay(sequence: SequenceState) -> HandoffResult | StopTransfer:
@@ -137,7 +138,7 @@ def _not_held(handoff: Handoff) -> HandoffResult:
 
 
 def end_swaps(
-    state: WorkerState, swapped_out: Iterable[Swap], failed: Collection[StreamKey]
+    state: WorkerState, swapped_out: Iterable[Swap], failed: Collection[StreamKey] = ()
 ) -> list[WorkerAction]:
     """A pass has brought KV to host memory, all but that of the ``failed``: who leaves, does."""
     actions: list[WorkerAction] = []
@@ -164,7 +165,7 @@ def end_transfer(state: WorkerState, event: TransferEnded) -> HandoffResult:
         if event.ok:
             state.units[sequence.unit].remove(sequence)
             state.has_freed_blocks = True
-        elif sequence.cancelled and not sequence.in_pass:
+        elif sequence.cancelled and not sequence.num_passes:
             state.end(sequence, FinishReason.CANCELLED)
         elif sequence.leaving is not None:
             sequence.leaving = None

@@ -54,7 +54,7 @@ class UnitState:
     def candidate(self, key: StreamKey) -> SequenceState | None:
         """The sequence of that name, if a forward pass may serve it."""
         sequence = self.sequences.get(key)
-        if sequence is None or sequence.cancelled:
+        if sequence is None or sequence.is_over:
             return None
         return sequence if sequence.stage in (Stage.WAITING, Stage.RUNNING) else None
 

@@ -28,7 +28,10 @@ class Limits:
 
 
 class UnitPlan:
-    """Goes through the policy's order once; what it changes moves in the order afterwards."""
+    """Goes through the policy's order once; what it changes moves in the order afterwards.
+
+    ``gently``: nobody loses blocks; ``is_short`` says whether somebody should have.
+    """
 
     def __init__(
         self,
@@ -38,12 +41,15 @@ class UnitPlan:
         queue: RankedQueue[SequenceState],
         *,
         now: float,
+        gently: bool = False,
     ) -> None:
         self._limits = limits
         self._policy = policy
         self._unit = unit
         self._block_size = unit.pool.block_size
         self._now = now
+        self._gently = gently
+        self.is_short = False
         self._running: list[Place[SequenceState]] = queue.running
         self._waiting: list[Place[SequenceState]] = queue.waiting
         self._turn = 0  # running[:turn] have had theirs
@@ -83,7 +89,8 @@ class UnitPlan:
         running, place = self._running, None
         while self._turn < self._end:
             place = running[self._turn]
-            if place[2].candidate.stage is Stage.RUNNING:
+            candidate = place[2].candidate
+            if candidate.stage is Stage.RUNNING and not candidate.pauses:
                 break
             self._turn, place = self._turn + 1, None
         if self._may_admit and self._num_admitted < len(self._waiting):
@@ -105,6 +112,9 @@ class UnitPlan:
         if self._fits(sequence):
             victims = []
         elif self._policy.preempts and sequence is not hopeless:
+            if self._gently:
+                self._may_admit, self.is_short = False, True
+                return False
             victims = self._victims(sequence)
         if victims is None:
             self._may_admit, self.refused = False, sequence
@@ -161,6 +171,9 @@ class UnitPlan:
     def _grow(self, sequence: SequenceState, count: int) -> bool:
         """Blocks for ``count`` more tokens, taken from the end of the order if none is free."""
         while not self._unit.pool.grow(sequence.blocks, sequence.num_computed + count):
+            if self._gently:
+                self._may_admit, self.is_short = False, True
+                return False
             victim = self._worst()
             if victim is None:
                 return False
@@ -202,7 +215,7 @@ class UnitPlan:
         else:  # it may decode, or answer, after this pass
             self._unit.changed[sequence.key] = None
             token_ids = sequence.tokens(start, start + count)
-        sequence.in_pass = True
+        sequence.num_passes += 1
         return PassItem(
             sequence.key,
             token_ids,

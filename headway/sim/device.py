@@ -108,6 +108,7 @@ class Device:
         self._lengths = lengths
         self._ended = ended
         self._running: _Running | None = None
+        self._next: ForwardPass | None = None
         self.busy = 0.0
         self.num_passes = 0
         self.num_prefill_passes = 0
@@ -116,7 +117,11 @@ class Device:
         self.on_pass: Callable[[PassTaken], None] | None = None
 
     def start(self, forward_pass: ForwardPass) -> None:
-        """Begin a pass of one step or more; it ends by itself."""
+        """Begin a pass of one step or more, or have it follow the one that runs."""
+        if self._running is not None:
+            assert self._next is None, "a worker runs ahead by one pass"
+            self._next = forward_pass
+            return
         steps = self._steps(forward_pass.items, forward_pass.num_steps > 1)
         most = forward_pass.num_steps
         if forward_pass.swapped_out or forward_pass.swapped_in:
@@ -148,7 +153,7 @@ class Device:
         """The machine is gone: what runs never ends."""
         if self._running is not None:
             self._running.timer.cancel()
-            self._running = None
+            self._running = self._next = None
 
     def _steps(self, items: Sequence[PassItem], several: bool) -> Steps:
         shares = list(self._shares(items))
@@ -197,7 +202,7 @@ class Device:
 
     def _steps_to_event(self, item: PassItem) -> int:
         """Steps until this request ends its reasoning or its output."""
-        lengths, done = self._lengths[item.key], len(item.output_token_ids)
+        lengths, done = self._lengths[item.key], item.num_output_tokens
         if done < lengths.num_reasoning_tokens:
             return lengths.num_reasoning_tokens - done
         return max(1, lengths.num_output_tokens - done)
@@ -219,10 +224,13 @@ class Device:
         self.num_passes += num_steps
         seconds = (self._kernel.now - running.steps.began_at) / num_steps
         result = PassResult(running.forward_pass.pass_id, seconds, sampled)
+        following, self._next = self._next, None
+        if following is not None:
+            self.start(following)
         self._ended(result, running.steps, num_steps)
 
     def _token(self, item: PassItem, num_steps: int) -> int:
-        lengths, index = self._lengths[item.key], len(item.output_token_ids) + num_steps
+        lengths, index = self._lengths[item.key], item.num_output_tokens + num_steps
         if index >= lengths.num_output_tokens:
             return EOS
         return REASONING_END if index == lengths.num_reasoning_tokens else ORDINARY

@@ -74,6 +74,9 @@ class WorkerConfig(PresetConfig):
         le=1.0,
         description="seconds that leftover prompts wait for the scheduler's top-up, 0: none",
     )
+    async_scheduling: bool = Field(
+        False, description="plan a pass while the one before it runs; prefill workers never do"
+    )
     move_rounds: int = Field(
         4, ge=0, description="rounds of KV sent while a request that moves still runs, 0: none"
     )

@@ -13,7 +13,7 @@ from services.worker.engine.backend import PassFailure, TorchBackend
 
 
 class EngineThread:
-    """Runs one pass at a time and posts how it ended."""
+    """Runs passes one after the other, as they come, and posts how each ended."""
 
     def __init__(
         self, backend: TorchBackend, post: Callable[[PassResult | PassFailed], None]
@@ -25,7 +25,7 @@ class EngineThread:
         self._log = get_logger()
 
     def start(self, forward_pass: ForwardPass) -> None:
-        """Run the pass; its result is posted on the event loop."""
+        """Run the pass behind the one under way; its result is posted on the event loop."""
         self._backend.hold_kv_writes(forward_pass)
         future = self._executor.submit(self._backend.run, forward_pass)
         future.add_done_callback(
@@ -33,6 +33,8 @@ class EngineThread:
         )
 
     def _ended(self, forward_pass: ForwardPass, done: Future[PassResult]) -> None:
+        if done.cancelled():  # the worker stops
+            return
         error = done.exception()
         if error is None:
             self._post(done.result())

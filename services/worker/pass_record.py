@@ -6,6 +6,7 @@ The first line of a file says what the worker is (``{"worker": …}``).
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -39,10 +40,16 @@ class PassRecord:
             raise HeadwayError(Code.INVALID_ARGUMENT, message, param="record_passes") from error
         self._write({"worker": _as_dict(info)})
         self._share: Share | None = None
+        self._next: deque[ForwardPass] = deque()  # behind the one under way
+        self._is_flying = False
         self._started_at = self._ended_at = 0.0
 
     def started(self, forward_pass: ForwardPass, now: float) -> None:
-        """A pass begins, s; the one before it is written."""
+        """A pass begins, s, or will when the one under way ends; the one before it is written."""
+        if self._is_flying:
+            self._next.append(forward_pass)
+            return
+        self._is_flying = True
         if self._share is not None:
             is_at_once = now - self._ended_at < _AT_ONCE
             self._put((now if is_at_once else self._ended_at) - self._started_at)
@@ -52,7 +59,9 @@ class PassRecord:
 
     def ended(self, now: float) -> None:
         """The pass under way has ended, s."""
-        self._ended_at = now
+        self._ended_at, self._is_flying = now, False
+        if self._next:
+            self.started(self._next.popleft(), now)
 
     def close(self) -> None:
         """Write the last one."""

@@ -98,6 +98,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             prefix_caching=config.prefix_caching,
             predict_every=config.predict_every,
             move_rounds=config.move_rounds,
+            runs_ahead=config.async_scheduling,
             host_tokens=backend.num_host_blocks // config.dp * config.block_size,
         )
         self._core = WorkerCore(

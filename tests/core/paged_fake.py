@@ -23,7 +23,15 @@ from headway.core.worker_events import (
     WorkerAction,
     WorkerEvent,
 )
-from headway.messages import ForwardPass, HiddenStates, KvHeader, PassItem, PassResult, Sampled
+from headway.messages import (
+    PENDING,
+    ForwardPass,
+    HiddenStates,
+    KvHeader,
+    PassItem,
+    PassResult,
+    Sampled,
+)
 from headway.request import StreamKey
 
 EOS = 0
@@ -56,6 +64,7 @@ class PagedFake:
         self.shared = False
         self.memory: dict[tuple[int, int], int] = {}
         self.host: dict[int, list[int | None]] = {}  # by host block
+        self.drawn: dict[StreamKey, int] = {}  # by the last pass
 
     def run(self, forward_pass: ForwardPass) -> PassResult:
         for swap in forward_pass.swapped_out:
@@ -69,6 +78,7 @@ class PagedFake:
             for item in forward_pass.items
             if (token := self._compute(item)) is not None
         )
+        self.drawn = {each.key: each.token_id for each in sampled}
         hidden = self._hidden([forward_pass.items[place] for place in forward_pass.hidden])
         return PassResult(forward_pass.pass_id, 0.01, sampled, hidden)
 
@@ -82,6 +92,8 @@ class PagedFake:
     def _compute(self, item: PassItem) -> int | None:
         size = self.block_size
         for offset, token in enumerate(item.token_ids):
+            if token == PENDING:
+                token = self.drawn[item.key]
             position = item.start + offset
             self.memory[item.block_table[position // size], position % size] = token
         if not item.sample:

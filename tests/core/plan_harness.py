@@ -69,7 +69,7 @@ class Planned:
         for item in items:
             sequence = self.state.find(item.key)
             assert sequence is not None
-            sequence.in_pass = False
+            sequence.num_passes -= 1
             sequence.computed(len(item.token_ids))
             if item.sample:
                 self.draw(sequence, pass_time)

@@ -24,6 +24,9 @@ STEPS = st.lists(
 )
 
 
+STOPS = (5, 12, 19, 26, 33, 40, 47)
+
+
 def request_of(stream_id: int, num_prompt: int, max_tokens: int) -> Request:
     return Request(
         request_id=str(stream_id),
@@ -33,7 +36,9 @@ def request_of(stream_id: int, num_prompt: int, max_tokens: int) -> Request:
         gateway_address="g:1",
         model="m",
         prompt_token_ids=tuple((stream_id % 3 * 7 + i) % 50 + 1 for i in range(num_prompt)),
-        sampling=SamplingParams(temperature=0.0, max_tokens=max_tokens),
+        sampling=SamplingParams(
+            temperature=0.0, max_tokens=max_tokens, stop_token_ids=STOPS if stream_id % 2 else ()
+        ),
         arrival_at=float(stream_id),
     )
 
@@ -49,6 +54,7 @@ def request_of(stream_id: int, num_prompt: int, max_tokens: int) -> Request:
     host_tokens=st.sampled_from([0, 20, 500]),
     max_running=st.sampled_from([0, 2]),
     caches=st.sampled_from(["nothing", "prompts", "all"]),
+    runs_ahead=st.booleans(),
 )
 def test_every_request_ends_once_with_the_tokens_of_an_endless_memory(
     steps: list[tuple[str, int, int]],
@@ -60,6 +66,7 @@ def test_every_request_ends_once_with_the_tokens_of_an_endless_memory(
     host_tokens: int,
     max_running: int,
     caches: str,
+    runs_ahead: bool,
 ) -> None:
     num_blocks = num_tokens_of_memory // block_size
 
@@ -71,7 +78,10 @@ def test_every_request_ends_once_with_the_tokens_of_an_endless_memory(
     )
     policy = registry.make("batching", batching)
     limits = WorkerSettings(
-        host_tokens=host_tokens, max_running=max_running, prefix_caching=caches == "all"
+        host_tokens=host_tokens,
+        max_running=max_running,
+        prefix_caching=caches == "all",
+        runs_ahead=runs_ahead,
     )
     hook = hashes_of if caches == "prompts" else None
     core = WorkerCore(info, [EOS], policy, limits, hashes_of=hook)
@@ -95,10 +105,12 @@ def test_every_request_ends_once_with_the_tokens_of_an_endless_memory(
     for stream_id, request in requests.items():
         tokens = worker.tokens.get(stream_id, {})
         expected = expected_output(request.prompt_token_ids, request.sampling.max_tokens)
+        last = next((n for n, t in enumerate(expected) if t in request.sampling.stop_token_ids), -1)
+        expected = expected[: last + 1] if last >= 0 else expected
         assert [tokens[i] for i in range(len(tokens))] == expected[: len(tokens)]
         if stream_id not in cancelled:
-            assert len(tokens) == request.sampling.max_tokens
-            assert worker.ends[stream_id] == ["length"]
+            assert len(tokens) == len(expected)
+            assert worker.ends[stream_id] == ["stop" if last >= 0 else "length"]
     assert worker.core.num_held == 0
     assert all(load.num_free_blocks == num_blocks for load in worker.core.loads)
     assert all(load.host_tokens == 0 for load in worker.core.loads)

@@ -52,6 +52,6 @@ def _plan_into(items: list[PassItem], planner: PassPlanner, state: WorkerState) 
 def _carry_out(state: WorkerState, items: list[PassItem]) -> None:
     for item in items:
         sequence = state.units[0].sequences[item.key]
-        sequence.in_pass = False
+        sequence.num_passes -= 1
         sequence.computed(len(item.token_ids))
         state.drew(sequence, Sampled(item.key, 1), now=0.0, step=0.0, pace=0.0)

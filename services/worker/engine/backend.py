@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 
 from headway.errors import Code, HeadwayError
-from headway.messages import ForwardPass, HiddenStates, PassItem, PassResult, Sampled
+from headway.messages import (
+    PENDING,
+    ForwardPass,
+    HiddenStates,
+    PassItem,
+    PassResult,
+    Sampled,
+)
 from headway.request import SamplingParams, StreamKey
 from services.worker.engine.host_kv import HostKv, KvSwapper
 from services.worker.engine.kv import Buffer, KvPool, KvStore, KvWriter
@@ -59,6 +66,7 @@ class TorchBackend:
             pool, model.vocab_size, model.max_model_len, model.decoder.reads_tables
         )
         self._device = pool.keys[0].device
+        self._drawn: dict[StreamKey, int] = {}  # by the last pass
         self.holds_whole_kv = group_size() == 1
         self._leads = group_size() > 1 and not is_follower()
         self.model_max_len = model.max_model_len
@@ -112,8 +120,9 @@ class TorchBackend:
     def run(self, forward_pass: ForwardPass) -> PassResult:
         """Execute a plan and draw where it says so.
 
-        Raises PassFailure with the keys of the requests at fault: an inconsistent plan (nothing
-        was computed) or logits that are not finite. The pass may then be run without them.
+        What is ``PENDING`` is what the pass before drew. Raises PassFailure with the keys of the
+        requests at fault: an inconsistent plan (nothing was computed), the pass before among its
+        reasons, or logits that are not finite. The pass may then be run without them.
         """
         if self._leads:
             tell_followers(forward_pass)
@@ -123,13 +132,16 @@ class TorchBackend:
         started_at = time.perf_counter()
         sampled: tuple[Sampled, ...] = ()
         hidden = None
+        drawn, self._drawn = self._drawn, {}
         with self._swapper.around(forward_pass) as swapping:
             if forward_pass.items:
                 with torch.inference_mode():
-                    layout = self._layouts.build(forward_pass.items)
+                    items = filled_in(forward_pass.items, drawn)
+                    layout = self._layouts.build(items)
                     states = self._model.decoder(layout.token_ids, layout.positions, layout.batch)
-                    sampled = self._draw(states, layout, forward_pass.items)
+                    sampled = self._draw(states, layout, items)
                     hidden = _take_hidden(states, layout, forward_pass)
+        self._drawn = {each.key: each.token_id for each in sampled}
         pass_time = time.perf_counter() - started_at
         return PassResult(forward_pass.pass_id, pass_time, sampled, hidden, swapping.seconds)
 
@@ -239,6 +251,26 @@ class TorchBackend:
         writer = self.kv_writer(block_ids, shape, dtype, shape[2])
         writer.feed(data)
         writer.finish()
+
+
+def filled_in(items: Sequence[PassItem], drawn: Mapping[StreamKey, int]) -> Sequence[PassItem]:
+    """The items with what the pass before has ``drawn`` where that was pending.
+
+    An item whose token was not drawn stays as it is, and will be refused.
+    """
+    if not any(item.token_ids[0] == PENDING for item in items if item.token_ids):
+        return items
+    return [_filled_in(item, drawn) for item in items]
+
+
+def _filled_in(item: PassItem, drawn: Mapping[StreamKey, int]) -> PassItem:
+    if item.token_ids[0] != PENDING or item.key not in drawn:
+        return item
+    token = drawn[item.key]
+    output = item.output_token_ids
+    if item.sampling.has_penalties:  # nothing else reads them
+        output = (*output[: item.num_output_tokens - 1], token)
+    return item._replace(token_ids=(token,), output_token_ids=output)
 
 
 def _take_hidden(

@@ -40,7 +40,12 @@ def adjust(
 
 
 def _is_short(item: PassItem) -> bool:
-    return len(item.output_token_ids) < item.sampling.min_tokens
+    return item.num_output_tokens < item.sampling.min_tokens
+
+
+def _output(item: PassItem) -> Sequence[int]:
+    """What had been drawn when the pass was planned: the list may have grown since."""
+    return item.output_token_ids[: item.num_output_tokens]
 
 
 def _repetition(logits: torch.Tensor, items: Sequence[PassItem], rows: Sequence[int]) -> None:
@@ -48,7 +53,7 @@ def _repetition(logits: torch.Tensor, items: Sequence[PassItem], rows: Sequence[
     seen = [
         np.union1d(
             _entries(n, items[n].prompt_token_ids, vocab_size),
-            _entries(n, items[n].output_token_ids, vocab_size),
+            _entries(n, _output(items[n]), vocab_size),
         )
         for n in rows
     ]
@@ -66,8 +71,7 @@ def _presence_and_frequency(
 ) -> None:
     vocab_size = logits.shape[-1]
     counted = [
-        np.unique(_entries(n, items[n].output_token_ids, vocab_size), return_counts=True)
-        for n in rows
+        np.unique(_entries(n, _output(items[n]), vocab_size), return_counts=True) for n in rows
     ]
     seen = [entries for entries, _ in counted]
     counts = np.concatenate([count for _, count in counted])

@@ -76,7 +76,7 @@ def _is_plain(item: PassItem) -> bool:
         _is_greedy(sampling)
         and sampling.num_logprobs is None
         and not sampling.has_penalties
-        and len(item.output_token_ids) >= sampling.min_tokens
+        and item.num_output_tokens >= sampling.min_tokens
     )
 
 
@@ -89,7 +89,7 @@ def _draw_random(
 ) -> torch.Tensor:
     logits = logits.masked_fill(~finite[:, None], 0.0)  # any valid token will do there
     probs = filtered_probs(logits, [item.sampling for item in items])
-    uniforms = [uniform(item.sampling.seed, len(item.output_token_ids)) for item in items]
+    uniforms = [uniform(item.sampling.seed, item.num_output_tokens) for item in items]
     return invert(probs, uniforms)
 
 

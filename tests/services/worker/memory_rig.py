@@ -144,7 +144,7 @@ class Move:
 
 
 class EngineWorker:
-    """One core and its backend. A pass is computed as it begins (``eager``), or when it ends."""
+    """One core and its backend. Passes are computed as planned (``eager``), or when they end."""
 
     def __init__(
         self,
@@ -178,11 +178,11 @@ class EngineWorker:
         self.client = client
         self.peers: dict[str, EngineWorker] = {}
         self.moves: dict[StreamKey, Move] = {}
-        self.flying: ForwardPass | None = None
-        self.num_swaps = self.num_moved = 0
+        self.flying: deque[ForwardPass] = deque()
+        self.num_swaps = self.num_moved = self.num_ahead = 0
         self._eager = eager
         self._swap_time = swap_time
-        self._result: PassResult | PassFailed | None = None
+        self._results: deque[PassResult | PassFailed] = deque()  # of the first of them
         self._answer: Answer | None = None
         self._now = 0.0
 
@@ -191,8 +191,8 @@ class EngineWorker:
         for action in self.core.handle(event, now=self._now):
             match action:
                 case ForwardPass():
-                    assert self.flying is None
-                    self.flying = action
+                    self.num_ahead += bool(self.flying)
+                    self.flying.append(action)
                     self.num_swaps += len(action.swapped_out)
                     if self._eager:
                         self._compute()
@@ -226,28 +226,28 @@ class EngineWorker:
     # --- passes -----------------------------------------------------------------------
 
     def _compute(self) -> None:
-        assert self.flying is not None
+        """The next pass that has not been computed."""
+        forward_pass = self.flying[len(self._results)]
         try:
-            result = self.backend.run(self.flying)
+            result = self.backend.run(forward_pass)
         except PassFailure as failed:
-            self._result = PassFailed(self.flying.pass_id, failed.keys, failed.message)
+            self._results.append(PassFailed(forward_pass.pass_id, failed.keys, failed.message))
         else:  # times would make decisions that no test could repeat
             swap_time = self._swap_time if result.swap_time else 0.0
-            self._result = replace(result, pass_time=0.01, swap_time=swap_time)
+            self._results.append(replace(result, pass_time=0.01, swap_time=swap_time))
 
     def save_first(self) -> None:
         """What is written from elsewhere waits until a pass has saved its own."""
-        if self.flying is not None and self.flying.swapped_out and self._result is None:
+        while any(each.swapped_out for each in list(self.flying)[len(self._results) :]):
             self._compute()
 
     def run_pass(self) -> bool:
-        if self.flying is None:
+        if not self.flying:
             return False
-        if self._result is None:
+        if not self._results:
             self._compute()
-        result, self.flying, self._result = self._result, None, None
-        assert result is not None
-        self.post(result)
+        self.flying.popleft()
+        self.post(self._results.popleft())
         return True
 
     def leaks(self) -> Iterator[str]:

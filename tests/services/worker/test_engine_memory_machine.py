@@ -81,6 +81,7 @@ class Memory(RuleBasedStateMachine):
         swap_time=st.sampled_from([0.0, 1e-9, 10.0]),
         rounds=st.integers(0, 3),
         watermark=st.sampled_from([0.0, 0.1]),
+        ahead=st.booleans(),
     )
     def start(
         self,
@@ -90,6 +91,7 @@ class Memory(RuleBasedStateMachine):
         swap_time: float,
         rounds: int,
         watermark: float,
+        ahead: bool,
     ) -> None:
         self.client = Client()
         self.requests: dict[int, Request] = {}
@@ -107,6 +109,7 @@ class Memory(RuleBasedStateMachine):
                 prefix_caching=True,
                 move_rounds=rounds,
                 watermark=watermark,
+                runs_ahead=ahead,
             )
             for name, backend in zip("ab", backends(self.folder), strict=False)
         ]

@@ -30,7 +30,8 @@ def logits_of(
 def item(
     sampling: SamplingParams, output: Sequence[int] = (), prompt_ids: Sequence[int] = (1,)
 ) -> PassItem:
-    return PassItem(StreamKey("g", 1), (1,), 0, (0,), True, sampling, prompt_ids, output)
+    start = len(prompt_ids) + len(output) - 1
+    return PassItem(StreamKey("g", 1), (1,), start, (0,), True, sampling, prompt_ids, output)
 
 
 def plain_probs(logits: Sequence[float], params: SamplingParams) -> list[float]:
