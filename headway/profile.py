@@ -52,7 +52,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
     if not path.is_file():
         message = (
             f"there is no profile {named!r}: give the path of a profile file or one of "
-            f"{', '.join(profile_names())}; {MAKE_ONE} makes one from measured passes"
+            f"{', '.join(profile_names())}; {MAKE_ONE} measures one"
         )
         raise HeadwayError(Code.NOT_FOUND, message, param="profile")
     try:

@@ -67,8 +67,13 @@ def fit_pass_time(passes: Sequence[MeasuredPass], *, gate: str = SLOWEST_UNIT) -
             break
         rows = slowest
         model = _model(_solve(rows, seconds, terms), gate)
-    predicted = np.array([model.lock_step(p.shares) for p in passes])
-    return _judge(model, predicted, seconds, tuple(TERMS[t] for t in terms))
+    return _judge(model, passes, seconds, tuple(TERMS[t] for t in terms))
+
+
+def judge(model: PassTime, passes: Sequence[MeasuredPass]) -> Fit:
+    """How well a model that is there meets passes; refuses what ``fit_pass_time`` refuses."""
+    terms = tuple(name for name in TERMS if getattr(model, name))
+    return _judge(model, passes, _checked(passes), terms)
 
 
 def _checked(passes: Sequence[MeasuredPass]) -> NDArray[np.float64]:
@@ -133,10 +138,11 @@ def _model(coefficients: NDArray[np.float64], gate: str) -> PassTime:
 
 def _judge(
     model: PassTime,
-    predicted: NDArray[np.float64],
+    passes: Sequence[MeasuredPass],
     seconds: NDArray[np.float64],
     terms: tuple[str, ...],
 ) -> Fit:
+    predicted = np.array([model.lock_step(p.shares) for p in passes])
     spread = float(((seconds - seconds.mean()) ** 2).sum())
     missed = float(((seconds - predicted) ** 2).sum())
     errors = np.abs(predicted - seconds) / seconds

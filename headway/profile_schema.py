@@ -10,7 +10,7 @@ from headway.errors import Code, HeadwayError, invalid, require_between, require
 from headway.pass_time import PassTime
 from headway.velocity import Memory, convertible_velocity
 
-MAKE_ONE = "`headway profile fit PASSES --out FILE.toml`"
+MAKE_ONE = "`headway profile run --model MODEL --out FILE.toml`"
 """The command that makes a profile: what every error about a missing one names."""
 _MOST = 1 << 40
 

@@ -101,6 +101,55 @@ def takes_decode(kv_tokens: int, kv_capacity_tokens: int, reserved_tokens: float
 # --- measuring --------------------------------------------------------------------------
 
 
+class Saturation:
+    """What to offer next, until the output rate no longer grows; ``best`` is then its greatest.
+
+    ``offered`` begins at ``first`` and grows by ``factor`` until the output has grown by less than
+    ``tolerance`` of itself ``patience`` times in a row; None once that is so. What is offered may
+    be a rate (tokens/s) or requests at a time, which is a rate times their stay (Little's law).
+    """
+
+    def __init__(
+        self,
+        first: float,
+        *,
+        factor: float = 1.25,
+        tolerance: float = 0.02,
+        patience: int = 1,
+        max_steps: int = 64,
+    ) -> None:
+        require_over("first_rate", first, 0)
+        require_over("factor", factor, 1)
+        require_between("tolerance", tolerance, 0, factor - 1)
+        require_between("patience", patience, 1, max_steps)
+        self.offered: float | None = first
+        self.best = 0.0
+        self._factor, self._tolerance = factor, tolerance
+        self._patience, self._num_flat = patience, 0
+        self._num_left = max_steps
+
+    def add(self, output: float) -> None:
+        """The output rate (tokens/s) at what was offered.
+
+        HeadwayError if it still grows after ``max_steps``.
+        """
+        assert self.offered is not None, "nothing more is to be measured"
+        has_grown = not self.best or output >= self.best * (1 + self._tolerance)
+        self._num_flat = 0 if has_grown else self._num_flat + 1
+        self.best = max(self.best, output)
+        if self._num_flat == self._patience:
+            self.offered = None
+            return
+        if not self._num_left:
+            message = (
+                f"the output still grows at {self.offered:.0f} offered; "
+                "begin with a higher first_rate"
+            )
+            raise HeadwayError(Code.FAILED_PRECONDITION, message, param="first_rate")
+        self._num_left -= 1
+        self.offered *= self._factor
+
+
 def saturation(
     released: Callable[[float], float],
     first_rate: float,
@@ -114,18 +163,7 @@ def saturation(
     The offered rate grows by ``factor`` until the output grows by less than ``tolerance`` of
     itself; HeadwayError if it still does after ``max_steps``.
     """
-    require_over("first_rate", first_rate, 0)
-    require_over("factor", factor, 1)
-    require_between("tolerance", tolerance, 0, factor - 1)
-    offered, best = first_rate, released(first_rate)
-    for _ in range(max_steps):
-        offered *= factor
-        output = released(offered)
-        if output < best * (1 + tolerance):
-            return max(best, output)
-        best = output
-    message = (
-        f"the output still grows at {offered:.0f} offered tokens/s after {max_steps} steps; "
-        "begin with a higher first_rate"
-    )
-    raise HeadwayError(Code.FAILED_PRECONDITION, message, param="first_rate")
+    search = Saturation(first_rate, factor=factor, tolerance=tolerance, max_steps=max_steps)
+    while search.offered is not None:
+        search.add(released(search.offered))
+    return search.best

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from headway.cli.calibration.figures import Row, Seen
     from headway.cli.calibration.load import Row as Arrival
     from headway.cli.calibration.model import Recorded
+    from headway.profile import Profile
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -31,6 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--rate", type=float, default=4.0, metavar="R", help="requests/s (4)")
     add("--num-requests", type=int, default=150, metavar="N", help="of each load (150)")
     add("--seed", type=int, default=0, help="of arrivals and lengths (0)")
+    add("--profile", default="", metavar="FILE", help="predict with it and fit none")
     add("--out", type=Path, metavar="FILE", help="write the fitted profile (TOML)")
     add("--json", type=Path, metavar="FILE", help="write the figures")
     parser.set_defaults(run=run)
@@ -43,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
     from headway.cli.calibration.figures import compare
     from headway.cli.calibration.load import one_by_one, poisson
-    from headway.cli.calibration.model import find_latency, fit_profile, simulation
+    from headway.cli.calibration.model import find_latency, simulation
     from headway.errors import require_between, require_over
     from headway.profile import save_profile
 
@@ -52,11 +54,10 @@ def run(args: argparse.Namespace) -> int:
     lone = one_by_one(0.5, 20, args.seed)
     learning = poisson(args.rate, args.num_requests, args.seed)
     (alone, _), records = _live(args, lone, learning)
-    profile, fit = fit_profile(records, "calibrated")
+    profile, fit = _profile(args.profile, records)
     ttft = sorted(each.ttft for each in alone)[len(alone) // 2]
     latency = find_latency(records, profile, args.preset, lone, ttft)
-    print(f"fitted to {fit.num_passes} passes: error median {fit.median_error:.1%}, ", end="")
-    print(f"P95 {fit.p95_error:.1%} of a pass; {1e3 * latency:.2f} ms a message", flush=True)
+    print(f"{fit}; {1e3 * latency:.2f} ms a message", flush=True)
     asked = poisson(args.rate, args.num_requests, args.seed + 1)
     (live,), _ = _live(args, asked)
     figures = compare(live, simulation(records, profile, args.preset, asked, latency))
@@ -67,6 +68,23 @@ def run(args: argparse.Namespace) -> int:
         packed = [asdict(figure) for figure in figures]
         args.json.write_text(json.dumps(packed, indent=2) + "\n", encoding="utf-8")
     return 0
+
+
+def _profile(given: str, records: Sequence[Recorded]) -> tuple[Profile, str]:
+    """The one that was given, or one fitted to the records; and how it meets their passes."""
+    from headway.cli.calibration.model import fit_profile
+    from headway.profile import load_profile
+    from headway.profile_fit import judge
+
+    if given:
+        profile = load_profile(given)
+        found = judge(profile.pass_time, [each for record in records for each in record.passes])
+        how = f"{profile.name} on {found.num_passes} passes"
+    else:
+        profile, found = fit_profile(records, "calibrated")
+        how = f"fitted to {found.num_passes} passes"
+    error = f"error median {found.median_error:.1%}, P95 {found.p95_error:.1%} of a pass"
+    return profile, f"{how}: {error}"
 
 
 def _live(

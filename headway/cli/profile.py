@@ -1,14 +1,16 @@
-"""``headway profile``: list the ready-made profiles, show one, make one from measured passes."""
+"""``headway profile``: list the ready-made profiles, show one, measure one, fit one."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
+from headway.cli import profile_run
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the subcommand and its own."""
-    parser = subparsers.add_parser("profile", help="what a deployment costs: list, show, fit")
+    parser = subparsers.add_parser("profile", help="what a deployment costs: list, show, run, fit")
     actions = parser.add_subparsers(dest="profile", required=True, metavar="ACTION")
     actions.add_parser("list", help="the ready-made ones, and where they are from").set_defaults(
         run=show_all
@@ -16,6 +18,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     show = actions.add_parser("show", help="one as TOML")
     show.add_argument("name", help="of a ready-made one, or a file")
     show.set_defaults(run=show_one)
+    profile_run.add_parser(actions)
     fit = actions.add_parser("fit", help="make one from measured passes (docs/simulator.md)")
     add = fit.add_argument
     add("passes", type=Path, help="CSV or JSON lines")

@@ -35,6 +35,7 @@ class Job(NamedTuple):
     plots: str = ""
     streams: bool = False
     parquet: bool = False
+    profile: str = ""
 
     @property
     def name(self) -> str:
@@ -56,6 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add = parser.add_argument
     add("scenario", help="a TOML file, or the name of a ready-made one (docs/simulator.md)")
     add("--preset", default="vllm-like,sbs", help="by comma, side by side (vllm-like,sbs)")
+    add("--profile", default="", metavar="FILE", help="every instance's, instead of its own")
     add("--rates", default="", help="requests/s by comma, instead of the scenario's own: a sweep")
     add("--seeds", type=int, default=1, metavar="N", help="runs of each, means shown (1)")
     add("--processes", type=int, default=0, metavar="N", help="in parallel; 0: one a core")
@@ -79,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     require_between("--seeds", args.seeds, 1, 10_000)
     require_between("--processes", args.processes, 0, 1024)
     _check_output(args)
-    load_scenario(args.scenario)  # a wrong one is refused before any process starts
+    load_scenario(args.scenario, args.profile)  # a wrong one is refused before any process starts
     presets = args.preset.split(",")
     for name in presets:
         find_preset(name)
@@ -93,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
             plots=str(args.plots or ""),
             streams=args.stream,
             parquet=args.parquet,
+            profile=args.profile,
         )
         for rate in _rates(args.rates)
         for preset in presets
@@ -142,7 +145,7 @@ def simulate_job(job: Job) -> Found:
     from headway.sim.statistics import StreamingSummary
     from headway.sim.summary import summarise
 
-    scenario = load_scenario(job.scenario)
+    scenario = load_scenario(job.scenario, job.profile)
     workload = scenario.workload if job.rate is None else replace(scenario.workload, rate=job.rate)
     spec = cluster_spec(find_preset(job.preset), scenario.conditions)
     requests = workload.requests(job.seed)

@@ -90,7 +90,7 @@ def process_specs(args: argparse.Namespace, num_cores: int, num_gpus: int = 0) -
     specs = [
         ProcessSpec("gateway", "gateway", (*common, *preset, *model, *http, *grpc_address, *keys)),
         *(
-            ProcessSpec("scheduler", name, (*common, *preset))
+            ProcessSpec("scheduler", name, (*common, *preset, *up_autoscale.scheduler_flags(args)))
             for name in scheduler_ids(args.schedulers)
         ),
         ProcessSpec("predictor", "predictor", (*common, *_predictors(args))),
@@ -118,6 +118,7 @@ def worker_spec(
         *("--model", args.model, "--model-name", args.model_name),
         *("--role", role, "--device", device, "--dtype", args.dtype, "--dp", str(args.dp)),
         *("--num-threads", str(max(1, num_cores // num_workers))),
+        *up_autoscale.chunk_flags(args, role),
     )
     return ProcessSpec("worker", service_id, flags, role=role)
 

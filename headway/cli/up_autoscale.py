@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headway.presets import find_preset
 
@@ -23,6 +24,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--autoscale", action="store_true", help="start and drain workers as the load asks for")
     add("--scaling", default="", metavar="POLICY", help="default: the preset's, or blitzscale")
     add("--scaling-params", default="{}", metavar="JSON", help="its parameters")
+    add(
+        "--profile",
+        default="",
+        metavar="FILE",
+        help="what a worker carries, for tokenscale: what `headway profile run` writes",
+    )
     add("--max-prefill", type=int, default=4, metavar="N", help="most prefill workers (default 4)")
     add("--max-decode", type=int, default=4, metavar="N", help="most decode workers (default 4)")
     add("--budget", type=int, default=0, metavar="N", help="most workers together (default: any)")
@@ -41,37 +48,51 @@ def autoscaler_flags(args: argparse.Namespace) -> tuple[str, ...]:
         )
     return (
         *("--actuator", "process", "--scaling", _policy(args)),
-        *("--scaling-params", args.scaling_params),
+        *("--scaling-params", json.dumps(_params(args))),
         *("--max-prefill", str(args.max_prefill), "--max-decode", str(args.max_decode)),
         *("--budget", str(args.budget), "--scale-down-delay", str(args.scale_down_delay)),
     )
 
 
+def scheduler_flags(args: argparse.Namespace) -> tuple[str, ...]:
+    """TokenScale's routing reads the profile, too."""
+    if not (args.profile and args.preset and find_preset(args.preset).dispatch == "tokenscale"):
+        return ()
+    return ("--dispatch-params", json.dumps({"profile": args.profile}))
+
+
+def chunk_flags(args: argparse.Namespace, role: str) -> tuple[str, ...]:
+    """A convertible decoder's chunk is its profile's."""
+    from headway.profile import load_profile
+
+    if not args.profile or role != "convertible":
+        return ()
+    chunk = load_profile(args.profile).convertible_chunk_tokens
+    return () if chunk is None else ("--chunk-tokens", str(chunk))
+
+
 def refuse_wrong_options(args: argparse.Namespace) -> None:
     """HeadwayError for what cannot be scaled."""
-    import json
-
-    from headway.errors import Code, HeadwayError, invalid
+    from headway.errors import Code, HeadwayError
     from headway.policies import registry
+    from headway.profile_schema import MAKE_ONE
 
     if not args.autoscale:
         return
     if args.unified:
         message = "--autoscale scales prefill and decode workers: leave --unified out"
         raise HeadwayError(Code.INVALID_ARGUMENT, message)
-    try:
-        params = json.loads(args.scaling_params)
-    except ValueError:
-        params = None
-    if not isinstance(params, dict):
-        raise invalid("--scaling-params", args.scaling_params, "a JSON object")
-    name = _policy(args)
+    name, params = _policy(args), _params(args)
+    if args.profile and name != "tokenscale":
+        message = (
+            f"--profile is {args.profile!r}; --scaling {name} reads none: leave one of them out"
+        )
+        raise HeadwayError(Code.INVALID_ARGUMENT, message)
     registry.make("scaling", name, **params)
     if name == "tokenscale" and "profile" not in params:
         message = (
-            "tokenscale needs to know what this machine carries: give its profile with "
-            '--scaling-params \'{"profile": "FILE"}\' (`headway calibrate --out FILE` makes one), '
-            f"or another --scaling, for example {_WITHOUT_PROFILE}"
+            "tokenscale needs to know what this machine carries: give its profile with --profile "
+            f"FILE ({MAKE_ONE} measures one), or another --scaling, for example {_WITHOUT_PROFILE}"
         )
         raise HeadwayError(Code.INVALID_ARGUMENT, message)
 
@@ -97,7 +118,22 @@ def make_scaler(
     return WorkerScaler(supervisor, config, roles, next_spec)
 
 
+def _params(args: argparse.Namespace) -> dict[str, Any]:
+    """The policy's; HeadwayError for what is no JSON object."""
+    from headway.errors import invalid
+
+    try:
+        params = json.loads(args.scaling_params)
+    except ValueError:
+        params = None
+    if not isinstance(params, dict):
+        raise invalid("--scaling-params", args.scaling_params, "a JSON object")
+    return {"profile": args.profile, **params} if args.profile else params
+
+
 def _policy(args: argparse.Namespace) -> str:
     preset = find_preset(args.preset).scaling if args.preset else "fixed"
     name: str = args.scaling or preset
-    return _WITHOUT_PROFILE if name == "fixed" else name
+    if name != "fixed":
+        return name
+    return "tokenscale" if args.profile else _WITHOUT_PROFILE

@@ -50,8 +50,21 @@ def scenario_names() -> list[str]:
     return sorted(f.name[: -len(".toml")] for f in folder.iterdir() if f.name.endswith(".toml"))
 
 
-def load_scenario(name_or_path: str) -> Scenario:
-    """By name or from a file; HeadwayError says what is wrong with it."""
+def load_scenario(name_or_path: str, profile: str = "") -> Scenario:
+    """By name or from a file; HeadwayError says what is wrong with it.
+
+    ``profile``: of every instance, by name or from a file, instead of the scenario's own.
+    """
+    scenario = _load(name_or_path)
+    if not profile:
+        return scenario
+    found = load_profile(profile)
+    conditions = scenario.conditions
+    instances = [(replace(each, profile=found), count) for each, count in conditions.instances]
+    return replace(scenario, conditions=replace(conditions, instances=instances))
+
+
+def _load(name_or_path: str) -> Scenario:
     if name_or_path in scenario_names():
         file = resources.files("headway") / "scenarios" / f"{name_or_path}.toml"
         return parse_scenario(file.read_text("utf-8"), name_or_path)

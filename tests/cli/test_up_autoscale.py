@@ -8,6 +8,7 @@ import pytest
 
 from headway.cli import up, up_autoscale
 from headway.errors import HeadwayError
+from headway.profile import load_profile
 from services.autoscaler.config import AutoscalerConfig
 from services.runtime.config import load_config
 
@@ -56,6 +57,26 @@ def test_the_presets_policy_scales_where_it_can() -> None:
 def test_what_cannot_be_scaled_is_refused(flags: tuple[str, ...], said: str) -> None:
     with pytest.raises(HeadwayError, match=said):
         up_autoscale.refuse_wrong_options(parsed("--autoscale", *flags))
+
+
+def test_a_profile_drives_the_scaling_the_routing_and_the_convertible_chunk() -> None:
+    flags = ("--autoscale", "--preset", "tokenscale", "--profile", "llama-8b-a100")
+    args = parsed(*flags, "--convertible", "1")
+    up_autoscale.refuse_wrong_options(args)
+    specs = {spec.service_id: spec for spec in up.process_specs(args, num_cores=4)}
+    routing = specs["scheduler"].flags
+    assert routing[routing.index("--dispatch-params") + 1] == '{"profile": "llama-8b-a100"}'
+    chunk = load_profile("llama-8b-a100").convertible_chunk_tokens
+    assert ("--chunk-tokens" in specs["convertible-1"].flags) == (chunk is not None)
+    assert "--chunk-tokens" not in specs["decode-1"].flags
+    assert autoscaler(*flags).policy().params["profile"] == "llama-8b-a100"
+
+
+def test_a_profile_alone_asks_for_the_policy_that_reads_it() -> None:
+    assert autoscaler("--autoscale", "--profile", "llama-8b-a100").scaling == "tokenscale"
+    wrong = parsed("--autoscale", "--profile", "llama-8b-a100", "--scaling", "aibrix")
+    with pytest.raises(HeadwayError, match="--scaling aibrix reads none"):
+        up_autoscale.refuse_wrong_options(wrong)
 
 
 def test_a_worker_that_comes_later_is_like_those_that_were_started() -> None:

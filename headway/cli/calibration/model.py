@@ -37,7 +37,10 @@ def read_records(folder: Path) -> list[Recorded]:
     """Of every worker; HeadwayError where there is none."""
     found = []
     for path in sorted(folder.glob("*.jsonl")):
-        lines = path.read_text("utf-8").splitlines()
+        whole, _, _ = path.read_text("utf-8").rpartition("\n")  # a killed worker's last is cut
+        if not whole:
+            continue
+        lines = whole.splitlines()
         worker = json.loads(lines[0])["worker"]
         passes = [p for p in parse_passes(lines, path.name) if p.seconds > 0] if lines[1:] else []
         found.append(Recorded(worker, passes))
@@ -55,8 +58,8 @@ def fit_profile(records: Sequence[Recorded], name: str) -> tuple[Profile, Fit]:
     passes = [each for record in records for each in record.passes]
     fit = fit_pass_time(_without_outliers(passes))
     predicted = sum(fit.pass_time.lock_step(each.shares) for each in passes)
-    stretched = _stretched(fit.pass_time, sum(each.seconds for each in passes) / predicted)
-    fit = replace(fit, pass_time=stretched)
+    factor = sum(each.seconds for each in passes) / predicted
+    fit = replace(fit, pass_time=stretched(fit.pass_time, factor))
     worker = records[0].worker
     profile = Profile(
         name=name,
@@ -81,7 +84,8 @@ def fit_profile(records: Sequence[Recorded], name: str) -> tuple[Profile, Fit]:
     )
 
 
-def _stretched(pass_time: PassTime, factor: float) -> PassTime:
+def stretched(pass_time: PassTime, factor: float) -> PassTime:
+    """All of its terms times ``factor``."""
     terms = {name: factor * getattr(pass_time, name) for name in TERMS}
     return replace(pass_time, **terms)
 

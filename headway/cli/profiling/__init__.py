@@ -1,0 +1,1 @@
+"""``headway profile run``: what one deployment costs, measured on its own workers."""

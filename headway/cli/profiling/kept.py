@@ -1,0 +1,79 @@
+"""Measurements kept in a file as they come, so that a second call goes on where the first ended."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from headway.errors import Code, HeadwayError
+
+
+class Kept:
+    """``settings`` are what was measured; the file of other ones is refused.
+
+    ``out`` is the profile's file: this is the file beside it (``.partial.json``), and the folder
+    of the passes (``.passes``).
+    """
+
+    def __init__(self, out: Path, settings: Mapping[str, Any]) -> None:
+        self.path = out.with_name(out.name + ".partial.json")
+        self.passes = out.with_name(out.name + ".passes")
+        self._settings = json.loads(json.dumps(settings))
+        self._measured: dict[str, float] = {}
+
+    def read(self) -> int:
+        """What an earlier call measured; how much that is. HeadwayError for other settings."""
+        if not self.path.is_file():
+            shutil.rmtree(self.passes, ignore_errors=True)
+            return 0
+        try:
+            found = json.loads(self.path.read_text("utf-8"))
+            settings, measured = dict(found["settings"]), dict(found["measured"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            message = f"{self.path} cannot be read ({error!r}): begin anew with --restart"
+            raise HeadwayError(Code.FAILED_PRECONDITION, message) from error
+        for name, value in self._settings.items():
+            if settings.get(name) != value:
+                message = (
+                    f"{self.path} was begun with {name} {settings.get(name)!r}, this call has "
+                    f"{value!r}: give the same, another --out, or begin anew with --restart"
+                )
+                raise HeadwayError(Code.FAILED_PRECONDITION, message)
+        self._measured = measured
+        return len(measured)
+
+    def known(self, key: str) -> float | None:
+        """An earlier measurement."""
+        return self._measured.get(key)
+
+    def starting_with(self, prefix: str) -> list[float]:
+        """All measurements of a kind, in the order in which they were made."""
+        return [value for key, value in self._measured.items() if key.startswith(prefix)]
+
+    async def value(self, key: str, measure: Callable[[], Awaitable[float]]) -> float:
+        """What was measured before, or is now."""
+        if key not in self._measured:
+            self.put(key, await measure())
+        return self._measured[key]
+
+    def put(self, key: str, value: float) -> None:
+        """Keep it; the file is whole at any time."""
+        self._measured[key] = value
+        text = json.dumps({"settings": self._settings, "measured": self._measured}, indent=1)
+        whole = self.path.with_name(self.path.name + ".new")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            whole.write_text(text + "\n", encoding="utf-8")
+            whole.replace(self.path)
+        except OSError as error:
+            message = f"measurements cannot be kept in {self.path}: {error}; give another --out"
+            raise HeadwayError(Code.INVALID_ARGUMENT, message) from error
+
+    def forget(self) -> None:
+        """The profile is written, or all begins anew: nothing is left to go on with."""
+        self._measured.clear()
+        self.path.unlink(missing_ok=True)
+        shutil.rmtree(self.passes, ignore_errors=True)

@@ -1,0 +1,170 @@
+"""One worker under measurement, led as its scheduler would."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from headway.cluster import WorkerInfo
+from headway.errors import Code, HeadwayError
+from headway.messages import (
+    CancelStream,
+    ControlHello,
+    Dispatch,
+    EndForward,
+    FinishedRequest,
+    Handoff,
+    HandoffResult,
+    HeldRequest,
+    KvHeader,
+    Snapshot,
+    UnitBatch,
+)
+from headway.request import Request, StreamKey
+from protos import worker_pb2, worker_pb2_grpc
+from services.runtime import wire
+from services.runtime.channel import open_channel
+from services.runtime.config import ServiceConfig
+
+_PIECE = bytes(1 << 20)
+TIMEOUT = 120.0
+
+
+class WorkerLink:
+    """``info`` is what the worker says it is; what it reports ends what is waited for."""
+
+    def __init__(self, address: str, stub: worker_pb2_grpc.WorkerAsyncStub) -> None:
+        self.address = address
+        self._stub = stub
+        self._call: Any = stub.Control()
+        self._writing = asyncio.Lock()
+        self._num_dispatches = 0
+        self._finished: dict[int, asyncio.Future[FinishedRequest]] = {}
+        self._prefilled: dict[int, asyncio.Future[HeldRequest]] = {}
+        self._handed: dict[int, asyncio.Future[HandoffResult]] = {}
+        self._lost: HeadwayError | None = None
+
+    async def greet(self) -> None:
+        """Lead it; HeadwayError where it does not answer."""
+        await self._call.write(wire.pack_to_worker(ControlHello("profile", 1)))
+        snapshot = wire.unpack_from_worker(await self._call.read())
+        assert isinstance(snapshot, Snapshot), "a worker answers a hello with a snapshot"
+        self.info: WorkerInfo = snapshot.info
+
+    async def listen(self) -> None:
+        """Take its reports until it hangs up: who waits for one then gets a HeadwayError."""
+        try:
+            while (packed := await self._call.read()) is not grpc.aio.EOF:
+                self._take(wire.unpack_from_worker(packed))
+            detail = "it hung up"
+        except grpc.aio.AioRpcError as error:
+            detail = f"{error.code().name}: {error.details()}"
+        self._lost = HeadwayError(Code.UNAVAILABLE, f"the worker is gone ({detail}): see its log")
+        waiting = (self._finished, self._prefilled, self._handed)
+        for future in [f for each in waiting for f in each.values()]:
+            if not future.done():
+                future.set_exception(self._lost)
+
+    def _take(self, report: object) -> None:
+        if isinstance(report, EndForward):
+            for finished in report.finished:
+                _settle(self._finished, finished.key, finished)
+            for held in report.prefilled:
+                _settle(self._prefilled, held.key, held)
+        elif isinstance(report, HandoffResult):
+            _settle(self._handed, report.key, report)
+
+    async def _send(self, order: Dispatch | Handoff | CancelStream) -> None:
+        if self._lost is not None:
+            raise self._lost
+        async with self._writing:  # one write at a time
+            await self._call.write(wire.pack_to_worker(order))
+
+    # --- orders ---------------------------------------------------------------------------
+
+    async def dispatch(self, requests: Iterable[Request]) -> list[asyncio.Future[FinishedRequest]]:
+        """Prefill them; each one's end."""
+        asked = tuple(requests)
+        futures = [_expect(self._finished, request.key) for request in asked]
+        self._num_dispatches += 1
+        await self._send(Dispatch(self._num_dispatches, (UnitBatch(0, asked),)))
+        return futures
+
+    async def prefill(self, request: Request) -> asyncio.Future[HeldRequest]:
+        """Prefill it, and hold it for a handoff; when that is so."""
+        future = _expect(self._prefilled, request.key)
+        self._num_dispatches += 1
+        await self._send(Dispatch(self._num_dispatches, (UnitBatch(0, (request,)),)))
+        return future
+
+    async def hand_off(self, key: StreamKey, worker_id: str, address: str) -> HandoffResult:
+        """Send a held request's KV there."""
+        future: asyncio.Future[HandoffResult] = _expect(self._handed, key)
+        await self._send(Handoff(key, worker_id, address, 0))
+        return await future
+
+    async def cancel(self, keys: Iterable[StreamKey]) -> None:
+        """Let go of them; who waits for their end gets it."""
+        for key in keys:
+            await self._send(CancelStream(key))
+
+    def ended(self, key: StreamKey) -> asyncio.Future[FinishedRequest]:
+        """The end of a request that comes from elsewhere."""
+        return _expect(self._finished, key)
+
+    async def give_kv(self, request: Request, like: KvHeader) -> None:
+        """Hand it a request whose prompt is computed: its KV is of ``like``'s kind, and zero.
+
+        HeadwayError: RESOURCE_EXHAUSTED where it has no room.
+        """
+        try:
+            await self._stub.TransferKv(_kv(request, like, self.info), timeout=TIMEOUT)
+        except grpc.aio.AioRpcError as error:
+            raise wire.error_of(error) from error
+
+
+@asynccontextmanager
+async def leading(address: str, config: ServiceConfig) -> AsyncIterator[WorkerLink]:
+    """Lead the worker that serves there."""
+    async with open_channel(address, config) as channel:
+        link = WorkerLink(address, worker_pb2_grpc.WorkerStub(channel))
+        await link.greet()
+        listening = asyncio.create_task(link.listen())
+        try:
+            yield link
+        finally:
+            listening.cancel()
+
+
+def _kv(request: Request, like: KvHeader, info: WorkerInfo) -> Iterator[worker_pb2.KvChunk]:
+    num_computed = len(request.prompt_token_ids)
+    num_padded = -(-num_computed // info.block_size) * info.block_size
+    num_bytes = num_padded * info.kv_bytes_per_token
+    header = KvHeader(
+        request=request,
+        unit=0,
+        num_computed_tokens=num_computed,
+        num_bytes=num_bytes,
+        block_size=info.block_size,
+        dtype=like.dtype,
+        shape=(*like.shape[:2], num_padded, *like.shape[3:]),
+    )
+    yield worker_pb2.KvChunk(header=wire.pack_kv_header(header))
+    for start in range(0, num_bytes, len(_PIECE)):
+        yield worker_pb2.KvChunk(data=_PIECE[: num_bytes - start])
+
+
+def _expect(waited: dict[int, asyncio.Future[Any]], key: StreamKey) -> asyncio.Future[Any]:
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    waited[key.stream_id] = future
+    return future
+
+
+def _settle(waited: dict[int, asyncio.Future[Any]], key: StreamKey, value: object) -> None:
+    future = waited.pop(key.stream_id, None)
+    if future is not None and not future.done():
+        future.set_result(value)
