@@ -123,6 +123,7 @@ class FleetReport(_message.Message):
     DECODE_FIELD_NUMBER: _builtins.int
     CONVERTIBLE_FIELD_NUMBER: _builtins.int
     UNIFIED_FIELD_NUMBER: _builtins.int
+    START_UP_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def prefill(self) -> Global___PoolLoad: ...
     @_builtins.property
@@ -131,6 +132,10 @@ class FleetReport(_message.Message):
     def convertible(self) -> Global___PoolLoad: ...
     @_builtins.property
     def unified(self) -> Global___PoolLoad: ...
+    @_builtins.property
+    def start_up(self) -> Global___StartUp:
+        """absent: none was measured"""
+
     def __init__(
         self,
         *,
@@ -138,14 +143,43 @@ class FleetReport(_message.Message):
         decode: Global___PoolLoad | None = ...,
         convertible: Global___PoolLoad | None = ...,
         unified: Global___PoolLoad | None = ...,
+        start_up: Global___StartUp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["convertible", b"convertible", "decode", b"decode", "prefill", b"prefill", "unified", b"unified"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["convertible", b"convertible", "decode", b"decode", "prefill", b"prefill", "start_up", b"start_up", "unified", b"unified"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["convertible", b"convertible", "decode", b"decode", "prefill", b"prefill", "unified", b"unified"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["convertible", b"convertible", "decode", b"decode", "prefill", b"prefill", "start_up", b"start_up", "unified", b"unified"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FleetReport: _TypeAlias = FleetReport  # noqa: Y015
+
+@_typing.final
+class StartUp(_message.Message):
+    """How long the next instance takes from its order to ready, as the last ones did."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SECONDS_FIELD_NUMBER: _builtins.int
+    NUM_MEASURED_FIELD_NUMBER: _builtins.int
+    NUM_STANDBY_FIELD_NUMBER: _builtins.int
+    seconds: _builtins.float
+    num_measured: _builtins.int
+    num_standby: _builtins.int
+    """loaded and warm: they come first"""
+    def __init__(
+        self,
+        *,
+        seconds: _builtins.float = ...,
+        num_measured: _builtins.int = ...,
+        num_standby: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_measured", b"num_measured", "num_standby", b"num_standby", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartUp: _TypeAlias = StartUp  # noqa: Y015
 
 @_typing.final
 class FleetReportReply(_message.Message):

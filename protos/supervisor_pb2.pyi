@@ -101,6 +101,10 @@ class Replicas(_message.Message):
 
     NUM_WORKERS_FIELD_NUMBER: _builtins.int
     NUM_DRAINING_FIELD_NUMBER: _builtins.int
+    STARTS_FIELD_NUMBER: _builtins.int
+    NUM_STANDBY_FIELD_NUMBER: _builtins.int
+    num_standby: _builtins.int
+    """loaded and warm, without a role"""
     @_builtins.property
     def num_workers(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """by role, without those that drain"""
@@ -109,16 +113,58 @@ class Replicas(_message.Message):
     def num_draining(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """by role"""
 
+    @_builtins.property
+    def starts(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerStart]:
+        """the last ones, oldest first"""
+
     def __init__(
         self,
         *,
         num_workers: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         num_draining: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        starts: _abc.Iterable[Global___WorkerStart] | None = ...,
+        num_standby: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_draining", b"num_draining", "num_workers", b"num_workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_draining", b"num_draining", "num_standby", b"num_standby", "num_workers", b"num_workers", "starts", b"starts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Replicas: _TypeAlias = Replicas  # noqa: Y015
+
+@_typing.final
+class WorkerStart(_message.Message):
+    """A worker that was ordered and is ready."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    WARM_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """counts the supervisor's, from 1"""
+    worker_id: _builtins.str
+    role: _builtins.str
+    seconds: _builtins.float
+    """from its order to ready"""
+    warm: _builtins.bool
+    """it stood by"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        worker_id: _builtins.str = ...,
+        role: _builtins.str = ...,
+        seconds: _builtins.float = ...,
+        warm: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "role", b"role", "seconds", b"seconds", "warm", b"warm", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerStart: _TypeAlias = WorkerStart  # noqa: Y015

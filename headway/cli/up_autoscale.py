@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from headway.presets import find_preset
@@ -33,6 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--max-prefill", type=int, default=4, metavar="N", help="most prefill workers (default 4)")
     add("--max-decode", type=int, default=4, metavar="N", help="most decode workers (default 4)")
     add("--budget", type=int, default=0, metavar="N", help="most workers together (default: any)")
+    add("--standby", type=int, default=0, metavar="N", help="warm workers without a role (0)")
     add("--scale-down-delay", type=float, default=10.0, help="s of quiet before one goes")
 
 
@@ -73,11 +75,15 @@ def chunk_flags(args: argparse.Namespace, role: str) -> tuple[str, ...]:
 
 def refuse_wrong_options(args: argparse.Namespace) -> None:
     """HeadwayError for what cannot be scaled."""
-    from headway.errors import Code, HeadwayError
+    from headway.errors import Code, HeadwayError, require_between
     from headway.policies import registry
     from headway.profile_schema import MAKE_ONE
 
+    require_between("--standby", args.standby, 0, 16)
     if not args.autoscale:
+        if args.standby:
+            message = f"--standby is {args.standby}; it is for --autoscale: give both, or neither"
+            raise HeadwayError(Code.INVALID_ARGUMENT, message)
         return
     if args.unified:
         message = "--autoscale scales prefill and decode workers: leave --unified out"
@@ -104,6 +110,7 @@ def make_scaler(
     make_spec: Callable[[str, str, int], ProcessSpec],
 ) -> WorkerScaler | None:
     """Who scales; None where nothing is scaled. ``make_spec``: of a role, an id and a place."""
+    from services.runtime.standby_workers import StandbyWorkers
     from services.runtime.worker_scaler import WorkerScaler
 
     if not args.autoscale:
@@ -115,7 +122,14 @@ def make_scaler(
         place = sum(process.spec.service == "worker" for process in supervisor.processes)
         return make_spec(role, service_id, place)
 
-    return WorkerScaler(supervisor, config, roles, next_spec)
+    def standby_spec(service_id: str) -> ProcessSpec:
+        spec = next_spec("decode", service_id)
+        return replace(spec, flags=(*spec.flags, "--standby"))
+
+    standby = None
+    if args.standby:
+        standby = StandbyWorkers(supervisor, config, args.standby, standby_spec)
+    return WorkerScaler(supervisor, config, roles, next_spec, standby)
 
 
 def _params(args: argparse.Namespace) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from headway.core.autoscaler_events import (
     PublishTargets,
     RateReport,
 )
+from headway.core.autoscaler_starts import StartsReport, StartUps
 from headway.errors import invalid
 from headway.policies.scaling.protocol import Fleet, Rates, Scaling, VelocitySample
 
@@ -54,6 +55,7 @@ class AutoscalerCore:
         self._fleet: tuple[float, Fleet] | None = None
         self._ordered: tuple[float, OrderedReport] | None = None
         self._samples: list[VelocitySample] = []
+        self._start_ups = StartUps()
         self._has_begun = False
         self._wake_at = now
 
@@ -73,6 +75,8 @@ class AutoscalerCore:
             case OrderedReport():
                 self._begin_with(event)
                 self._ordered = (now, event)
+            case StartsReport():
+                self._start_ups.take(event)
             case RateReport():
                 self._take_rates(event, now)
         return ()
@@ -115,7 +119,8 @@ class AutoscalerCore:
         """The fleet, if it is fresh; what is ordered and not ready starts; samples told once."""
         if self._fleet is None:
             return None
-        fleet = replace(self._fleet[1], samples=tuple(self._samples))
+        start_up = self._start_ups.next()
+        fleet = replace(self._fleet[1], samples=tuple(self._samples), start_up=start_up)
         self._samples.clear()
         if self._ordered is None:
             return fleet

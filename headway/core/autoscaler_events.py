@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.buckets import BUCKET_NAMES, NUM_BUCKETS
+from headway.core.autoscaler_starts import StartsReport
 from headway.errors import invalid, require_between
 from headway.policies.scaling.fixed import MAX_INSTANCES
 from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Targets
@@ -96,7 +97,7 @@ class OrderedReport:
         return Fleet(pools[0], pools[1], pools[2], pools[3])
 
 
-AutoscalerEvent = RateReport | FleetReport | OrderedReport
+AutoscalerEvent = RateReport | FleetReport | OrderedReport | StartsReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from headway.core.autoscaler_events import ROLES, PublishTargets
-from headway.policies.scaling.protocol import PoolLoad
+from headway.policies.scaling.protocol import PoolLoad, StartUp
 
 _INDENT = " " * 4
 
@@ -44,6 +44,8 @@ def text(decided: PublishTargets, before: PublishTargets | None = None) -> str:
     else:
         pools = [(role, getattr(decided.fleet, role)) for role in ROLES]
         lines += [f"{role}: {_load(pool)}" for role, pool in pools if pool != PoolLoad(0)]
+        if decided.fleet.start_up is not None:
+            lines.append(f"start-up: {_start_up(decided.fleet.start_up)}")
     return f"\n{_INDENT}".join(lines)
 
 
@@ -53,6 +55,13 @@ def _load(pool: PoolLoad) -> str:
         f"{pool.backlog_tokens} tokens waiting, {pool.busy:.0%} busy, "
         f"{pool.memory:.0%} of KV memory"
     )
+
+
+def _start_up(start_up: StartUp) -> str:
+    measured = f"{start_up.seconds:.2f} s, the median of the last {start_up.num_measured}"
+    if not start_up.num_standby:
+        return f"{measured}; none stands by"
+    return f"{measured} that stood by; {start_up.num_standby} now"
 
 
 def _numbers(decided: PublishTargets) -> tuple[int, ...]:

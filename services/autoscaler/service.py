@@ -16,11 +16,13 @@ from headway.core.autoscaler_events import (
     OrderedReport,
     PublishTargets,
 )
+from headway.core.autoscaler_starts import StartsReport
 from headway.errors import Code, HeadwayError
 from protos import autoscaler_pb2, autoscaler_pb2_grpc
 from services.autoscaler.actuators import make_actuator
 from services.autoscaler.config import AutoscalerConfig
 from services.autoscaler.decisions import Decisions
+from services.autoscaler.start_metrics import StartMetrics
 from services.autoscaler.steering import Steering
 from services.runtime import wire
 from services.runtime.driver import Driver
@@ -40,6 +42,7 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
         self._unpublished = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.decisions = Decisions(config.num_decisions, runtime.log, runtime.metrics)
+        self._starts = StartMetrics(runtime.metrics)
         self._steering = Steering(
             make_actuator(config, runtime.store),
             lambda: self.decisions.newest,
@@ -94,6 +97,8 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
     def _post(self, event: AutoscalerEvent) -> None:
         if self._driver is None:  # the server listens before the service has started
             raise HeadwayError(Code.UNAVAILABLE, "still starting: report again soon")
+        if isinstance(event, StartsReport):
+            self._starts.add(event)
         self._driver.post(event)
 
     def _perform(self, action: PublishTargets) -> None:

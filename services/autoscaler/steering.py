@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headway.core.autoscaler_events import ROLES, OrderedReport, PublishTargets
+from headway.core.autoscaler_starts import StartsReport
 from headway.errors import HeadwayError
 from services.autoscaler.actuators import Actuator
 
@@ -22,7 +23,7 @@ class Steering:
         self,
         actuator: Actuator,
         newest: Callable[[], PublishTargets | None],
-        post: Callable[[OrderedReport], None],
+        post: Callable[[OrderedReport | StartsReport], None],
         log: Any,
         *,
         interval: float,
@@ -71,6 +72,9 @@ class Steering:
     async def _step(self) -> None:
         found = await self._actuator.ordered()
         self._post(_report(found))
+        starts = await self._actuator.starts()
+        if starts is not None:
+            self._post(starts)
         for role in found:
             decided = self._newest()
             wanted = None if decided is None else getattr(decided.targets, f"num_{role}", None)

@@ -27,7 +27,8 @@ class ProcessSpec:
     """One service: ``python -m services.<service> --service-id <service_id> <flags>``.
 
     With ``command`` that instead, which then serves once ``address`` takes connections. ``role``
-    of a worker that may be scaled, for who scales it.
+    of a worker that may be scaled, for who scales it. ``membership``: what it is a member as
+    while it waits to be told more, where that is not its service.
     """
 
     service: str
@@ -36,6 +37,7 @@ class ProcessSpec:
     command: tuple[str, ...] = ()
     address: str = ""
     role: str = ""
+    membership: str = ""
 
     def command_line(self) -> list[str]:
         """What to execute."""
@@ -70,6 +72,7 @@ class SupervisedProcess:
         self._given_up = False
         self._settled = asyncio.Event()  # serving, or given up
         self._task: asyncio.Task[None] | None = None
+        self._noticing: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int | None:
@@ -86,6 +89,18 @@ class SupervisedProcess:
         """Run it from now on."""
         self.log_path.unlink(missing_ok=True)
         self._task = asyncio.create_task(self._keep_running(environment))
+
+    def become(self, spec: ProcessSpec) -> None:
+        """The running process is told to serve as ``spec`` says; a restarted one begins so.
+
+        ``spec`` has the same id; it serves anew once it is found.
+        """
+        self.spec = spec
+        self.address = ""
+        self._settled.clear()
+        if self.pid is not None and self._noticing is not None:
+            self._noticing.cancel()
+            self._noticing = asyncio.create_task(self._notice_serving(self.pid))
 
     async def serving(self) -> None:
         """Return once it serves; FAILED_PRECONDITION where it has been given up."""
@@ -124,11 +139,11 @@ class SupervisedProcess:
                 start_new_session=True,  # Ctrl-C is for the supervisor: it drains in order
             )
         self.show("starting")
-        noticing = asyncio.create_task(self._notice_serving(self._process.pid))
+        self._noticing = asyncio.create_task(self._notice_serving(self._process.pid))
         try:
             return await self._process.wait()
         finally:
-            noticing.cancel()
+            self._noticing.cancel()
             self.address = ""
             self._settled.clear()
 
@@ -138,7 +153,7 @@ class SupervisedProcess:
             self.address = await self._find(self.spec, pid)
         self._has_served = True
         self._settled.set()
-        self.show("serving")
+        self.show("standing by" if self.spec.membership else "serving")
 
     def show(self, state: str) -> None:
         """One line on the terminal."""
@@ -175,6 +190,11 @@ class SupervisedProcess:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+    def restart(self) -> None:
+        """End it now: another is started, as after any death."""
+        if self.pid is not None:
+            os.killpg(self.pid, signal.SIGKILL)
 
     def kill(self) -> None:
         """End it and what it may have started, now and for good."""

@@ -83,12 +83,12 @@ class Supervisor:
         if self._store is None:
             return ""
         try:
-            members = await self._store.members(spec.service)
+            members = await self._store.members(spec.membership or spec.service)
         except HeadwayError:
             return ""
         for member in members:
             mine = member.member_id == spec.service_id and member.detail.get("pid") == str(pid)
-            if mine and await self._is_healthy(member.address):
+            if mine and (spec.membership or await self._is_healthy(member.address)):
                 return member.address
         return ""
 

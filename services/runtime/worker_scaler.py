@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -16,11 +16,13 @@ from services.runtime import wire
 from services.runtime.config import ServiceConfig
 from services.runtime.membership import MembershipLease
 from services.runtime.server import GrpcServer
+from services.runtime.standby_workers import StandbyWorkers, free_id
 from services.runtime.store import Member, Store
 from services.runtime.supervised import SupervisedProcess
 from services.runtime.supervisor import ProcessSpec, Supervisor
 
 MAX_WORKERS = 64
+NUM_STARTS = 64
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -28,7 +30,8 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class WorkerScaler(supervisor_pb2_grpc.SupervisorServicer):
     """``make_spec`` makes the worker of a role and a service id; only ``roles`` are scaled.
 
-    A worker that goes gets SIGTERM: it tells the scheduler, and ends when it holds nothing.
+    A worker that goes gets SIGTERM: it tells the scheduler, and ends when it holds nothing. Those
+    that stand by (``standby``) come first; how long each took from its order is remembered.
     """
 
     def __init__(
@@ -37,11 +40,16 @@ class WorkerScaler(supervisor_pb2_grpc.SupervisorServicer):
         config: ServiceConfig,
         roles: Iterable[str],
         make_spec: Callable[[str, str], ProcessSpec],
+        standby: StandbyWorkers | None = None,
     ) -> None:
         self._supervisor = supervisor
         self._config = config
         self._roles = tuple(roles)
         self._make_spec = make_spec
+        self._standby = standby
+        self._starting: set[asyncio.Task[None]] = set()
+        self._starts: deque[supervisor_pb2.WorkerStart] = deque(maxlen=NUM_STARTS)
+        self._num_starts = 0
         self._draining: dict[SupervisedProcess, asyncio.Task[None]] = {}
         self._undo = AsyncExitStack()
 
@@ -60,10 +68,16 @@ class WorkerScaler(supervisor_pb2_grpc.SupervisorServicer):
         lease = MembershipLease(store, Member("supervisor", self._config.service_id, address))
         lease.start()
         self._undo.push_async_callback(lease.stop)
+        if self._standby is not None:
+            self._standby.start()
+            self._undo.push_async_callback(self._standby.stop)
 
     async def stop(self) -> None:
         """Take no more orders; processes stay, and those that drain are waited for."""
         await self._undo.aclose()
+        for task in self._starting:
+            task.cancel()
+        await asyncio.gather(*self._starting, return_exceptions=True)
         await asyncio.gather(*self._draining.values())
 
     def scale(self, role: str, num_workers: int) -> None:
@@ -74,12 +88,40 @@ class WorkerScaler(supervisor_pb2_grpc.SupervisorServicer):
             raise invalid("num_workers", num_workers, f"from 0 to {MAX_WORKERS}")
         there = self._there(role)
         for _ in range(num_workers - len(there)):
-            self._supervisor.add(self._make_spec(role, self._free_id(role)))
+            task = asyncio.create_task(self._measure(*self._order(role)))
+            self._starting.add(task)
+            task.add_done_callback(self._starting.discard)
         # those that were given up go first, then the youngest
         order = sorted(enumerate(there), key=lambda each: (not each[1].is_given_up, -each[0]))
         for _, process in order[: max(0, len(there) - num_workers)]:
             process.show("draining")
             self._draining[process] = asyncio.create_task(self._drain(process))
+
+    def _order(self, role: str) -> tuple[SupervisedProcess, bool]:
+        """One more of a role, and whether it had stood by."""
+        warm = None if self._standby is None else self._standby.take(role, self._make_spec)
+        if warm is not None:
+            return warm, True
+        return self._supervisor.add(self._make_spec(role, free_id(self._supervisor, role))), False
+
+    async def _measure(self, process: SupervisedProcess, warm: bool) -> None:
+        """How long it takes from now, its order, until it is ready."""
+        loop, pid = asyncio.get_running_loop(), process.pid
+        ordered_at, spec = loop.time(), process.spec
+        try:
+            await process.serving()
+        except HeadwayError:  # given up, which its log tells
+            return
+        self._num_starts += 1
+        start = supervisor_pb2.WorkerStart(
+            number=self._num_starts,
+            worker_id=spec.service_id,
+            role=spec.role,
+            seconds=loop.time() - ordered_at,
+            warm=warm and process.pid == pid,
+        )
+        self._starts.append(start)
+        process.show(f"ready after {start.seconds:.2f} s{', stood by' if start.warm else ''}")
 
     async def _drain(self, process: SupervisedProcess) -> None:
         try:
@@ -96,15 +138,12 @@ class WorkerScaler(supervisor_pb2_grpc.SupervisorServicer):
             if process.spec.role == role and process not in self._draining
         ]
 
-    def _free_id(self, role: str) -> str:
-        taken = {process.spec.service_id for process in self._supervisor.processes}
-        numbers = range(1, len(taken) + 2)
-        return next(name for n in numbers if (name := f"{role}-{n}") not in taken)
-
     def _replicas(self) -> supervisor_pb2.Replicas:
         return supervisor_pb2.Replicas(
             num_workers={role: len(self._there(role)) for role in self._roles},
             num_draining=Counter(process.spec.role for process in self._draining),
+            starts=self._starts,
+            num_standby=0 if self._standby is None else self._standby.num_ready,
         )
 
     async def Scale(  # noqa: N802 (the proto's name)

@@ -18,6 +18,7 @@ class WorkerConfig(PresetConfig):
     model: str = Field("models/headway-mini", description="hub id or folder of the checkpoint")
     model_name: str = Field("", description="name that requests use; default: the folder's name")
     role: Literal["prefill", "decode", "unified", "convertible"] = "unified"
+    standby: bool = Field(False, description="load and warm up, then wait to be told a role")
     device: str = Field("cpu", description="cpu, cuda or cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: str = Field("", description="of the weights, for example torchao-int8; none")

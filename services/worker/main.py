@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protos import worker_pb2_grpc
+from protos import standby_pb2_grpc, worker_pb2_grpc
 from services.runtime.config import load_config
 from services.runtime.service import Runtime, run_service
 from services.worker.config import WorkerConfig
@@ -18,6 +18,12 @@ async def build(runtime: Runtime[WorkerConfig]) -> WorkerService:
         lambda server: worker_pb2_grpc.add_WorkerServicer_to_server(service, server),
         "headway.v1.Worker",
     )
+    standby = service.standby
+    if standby is not None:
+        runtime.server.add(
+            lambda server: standby_pb2_grpc.add_StandbyServicer_to_server(standby, server),
+            "headway.v1.Standby",
+        )
     return service
 
 

@@ -41,6 +41,7 @@ from services.worker.loading import load_backend
 from services.worker.metrics import PredictionMetrics, WorkerMetrics
 from services.worker.pass_record import PassRecord
 from services.worker.predictor_link import PredictorLink
+from services.worker.standby import Standby
 from services.worker.token_link import TokenLinks
 
 
@@ -55,6 +56,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._ready = False
         self._control = ControlSession(self._post)
         self._tokens = TokenLinks(self._config, self._post)
+        self.standby = Standby(runtime) if runtime.config.standby else None
 
     @property
     def model_name(self) -> str:
@@ -74,6 +76,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         reasoning = await asyncio.to_thread(
             find_markers, config.model, config.end_of_reasoning, config.start_of_reasoning
         )
+        if self.standby is not None:
+            config = self._config = await self.standby.role()
         info = WorkerInfo(
             worker_id=config.service_id,
             address=self._runtime.address,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from dataclasses import replace
 
 from headway.core.autoscaler_events import PublishTargets
 from headway.core.scaling_explanations import text, told
-from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Targets
+from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, StartUp, Targets
 from services.autoscaler.config import AutoscalerConfig
 from services.runtime import wire
 from services.runtime.store import Member, Store
@@ -33,6 +34,17 @@ def test_a_change_is_told_with_its_reason_and_figures() -> None:
     ]
 
 
+def test_the_start_up_that_was_measured_is_told() -> None:
+    cold = Fleet(PoolLoad(1), start_up=StartUp(4.25, 3))
+    assert "start-up: 4.25 s, the median of the last 3; none stands by" in text(
+        decision(1.0, 1, fleet=cold)
+    )
+    warm = Fleet(PoolLoad(1), start_up=StartUp(0.31, 2, 1))
+    assert "start-up: 0.31 s, the median of the last 2 that stood by; 1 now" in text(
+        decision(1.0, 1, fleet=warm)
+    )
+
+
 def test_a_missing_figure_is_said_to_be_missing() -> None:
     assert text(decision(1.0, 1)).splitlines()[-2:] == [
         "    rates: none was fresh",
@@ -48,6 +60,7 @@ def test_changes_and_the_newest_are_told_or_every_one() -> None:
 
 def test_decisions_survive_the_wire() -> None:
     fleet = Fleet(PoolLoad(1, 1, 9, 300, 0.5, 0.25), PoolLoad(2))
+    fleet = replace(fleet, start_up=StartUp(0.5, 3, 1))
     for sent in (decision(1.0, 1), decision(2.0, 3, rates=Rates(4.0, 5.0, 6.0), fleet=fleet)):
         assert wire.unpack_decision(wire.pack_decision(sent)) == sent
 

@@ -9,7 +9,14 @@ import pytest
 from headway.buckets import BUCKET_NAMES
 from headway.errors import HeadwayError
 from headway.policies.scaling.meter import RateMeter
-from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Targets, VelocitySample
+from headway.policies.scaling.protocol import (
+    Fleet,
+    PoolLoad,
+    Rates,
+    StartUp,
+    Targets,
+    VelocitySample,
+)
 from headway.policies.scaling.tokenscale import TokenScale, TokenScaleParams, num_convertibles
 from headway.profile import load_profile
 
@@ -160,6 +167,25 @@ def test_the_quiet_period_is_at_least_the_start_up() -> None:
     run(policy, rates(42_000), 0.0, 3)
     assert run(policy, rates(1_000), 3.0, 20).num_prefill == 3
     assert run(policy, rates(1_000), 23.0, 3).num_prefill == 1
+
+
+def test_a_measured_start_up_counts_instead_of_the_profiles() -> None:
+    policy = TokenScale(replace(PLAIN, hold_down=0.0))
+    slow = replace(FLEET, start_up=StartUp(20.0, 3))
+    run(policy, rates(42_000), 0.0, 3, fleet=slow)
+    assert run(policy, rates(1_000), 3.0, 20, fleet=slow).num_prefill == 3
+    assert run(policy, rates(1_000), 23.0, 3, fleet=slow).num_prefill == 1
+
+
+def test_a_backlog_is_to_be_gone_when_the_instance_ordered_for_it_is_there() -> None:
+    waiting = Fleet(PoolLoad(1, backlog_tokens=70_000), PoolLoad(1))
+    wanted = {
+        seconds: first(PLAIN, rates(0), replace(waiting, start_up=StartUp(seconds, 1, 1)))
+        for seconds in (0.1, 5.0, 10.0)
+    }
+    assert wanted[10.0].num_prefill == wanted[5.0].num_prefill == 1
+    assert wanted[0.1].num_prefill == 3, "one that stands by: as soon as rates show it, 2 s"
+    assert "70000/2)" in wanted[0.1].reason
 
 
 def test_n_less_one_must_carry_the_load_with_a_margin() -> None:

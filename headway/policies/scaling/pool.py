@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, inf
 
 _MOST = 1e9  # more than anybody has
@@ -37,6 +37,10 @@ class Pool:
     def size(self) -> int | None:
         """The last answer; None before any."""
         return self._size
+
+    def wait(self, hold_down: float) -> None:
+        """What the hold-down (s) is from now on."""
+        self._bounds = replace(self._bounds, hold_down=hold_down)
 
     def hold(self, num_instances: int | None) -> int:
         """No figure: the size stays, and the quiet period begins anew.

@@ -74,10 +74,16 @@ class Pools:
         self, params: PoolsParams, *, hold_down: float = 0.0, num_convertible: int = 0
     ) -> None:
         self._num_convertible = num_convertible
+        self._hold_down = params.hold_down
         self._prefill = Pool(params.bounds("prefill", hold_down=hold_down))
         self._decode = Pool(
             params.bounds("decode", hold_down=hold_down, num_elsewhere=num_convertible)
         )
+
+    def wait(self, start_up: float) -> None:
+        """No pool shrinks sooner after it grew than an instance starts (s)."""
+        for pool in (self._prefill, self._decode):
+            pool.wait(max(self._hold_down, start_up))
 
     def hold(self, fleet: Fleet | None, why: str) -> Targets:
         """A figure is missing: everything stays as it is."""

@@ -60,6 +60,19 @@ class VelocitySample:
 
 
 @dataclass(frozen=True, slots=True)
+class StartUp:
+    """Seconds that the next instance will take from its order to ready, as measured.
+
+    ``num_measured``: the starts that this comes from. ``num_standby``: instances that are loaded
+    and warm, and come first.
+    """
+
+    seconds: float
+    num_measured: int
+    num_standby: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Fleet:
     """All instances at one instant; ``samples``: passes since the last time. None: not known."""
 
@@ -68,6 +81,7 @@ class Fleet:
     convertible: PoolLoad = EMPTY_POOL
     unified: PoolLoad = EMPTY_POOL
     samples: Sequence[VelocitySample] = ()
+    start_up: StartUp | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,9 @@ class TokenScaleParams(PoolsParams):
     ``convertibles``: whether ⌈``max_decode`` × ``burst_ratio``⌉ decoders are convertible (ratio 0
     to 1; they count against ``max_decode``). ``target_utilisation``: planned share of every
     velocity. ``rate_window``: seconds of rates that count as now (0.1 to 3600). ``start_up``:
-    seconds an instance needs to start, in which no pool shrinks after it grew. ``drain_target``:
-    seconds in which a backlog is to be gone. ``memory_ceiling``: share of KV memory that the
+    seconds an instance needs to start while none was measured (None: the profile's); no pool
+    shrinks sooner after it grew. ``drain_target``: seconds in which a backlog is to be gone (None: the
+    start-up, but no sooner than rates show it). ``memory_ceiling``: share of KV memory that the
     smaller pool may have in use (0.1 to 1). ``velocity_weight``: of one live pass (0 to 1).
     """
 
@@ -38,8 +39,8 @@ class TokenScaleParams(PoolsParams):
     convertibles: bool = True
     burst_ratio: float = 0.1
     rate_window: float = 2.0
-    start_up: float = 5.0
-    drain_target: float = 5.0
+    start_up: float | None = None
+    drain_target: float | None = None
     memory_ceiling: float = 0.9
     velocity_weight: float = 0.005
 
@@ -47,8 +48,8 @@ class TokenScaleParams(PoolsParams):
         PoolsParams.__post_init__(self)
         require_between("burst_ratio", self.burst_ratio, 0, 1)
         require_between("rate_window", self.rate_window, 0.1, 3600)
-        require_between("start_up", self.start_up, 0, 86_400)
-        require_over("drain_target", self.drain_target, 0)
+        require_between("start_up", self.start_up or 0.0, 0, 86_400)
+        require_over("drain_target", 1.0 if self.drain_target is None else self.drain_target, 0)
         require_between("memory_ceiling", self.memory_ceiling, 0.1, 1)
         require_between("velocity_weight", self.velocity_weight, 0, 1)
 
@@ -78,8 +79,10 @@ class TokenScale:
         self._decode_velocities = [
             self._decode_profile.decode_velocity(bucket) for bucket in range(NUM_BUCKETS)
         ]
+        profiled = self._decode_profile.start_up
+        self._start_up = profiled if params.start_up is None else params.start_up
         self._pools = Pools(
-            params, hold_down=params.start_up, num_convertible=params.num_convertible
+            params, hold_down=self._start_up, num_convertible=params.num_convertible
         )
         self._window = WindowMean(params.rate_window)
         self._learned = LearnedVelocity(LearnedParams(weight=params.velocity_weight))
@@ -96,6 +99,9 @@ class TokenScale:
         """
         for sample in fleet.samples if fleet is not None else ():
             self._learned.observe(sample)
+        if fleet is not None and fleet.start_up is not None:
+            self._start_up = fleet.start_up.seconds
+            self._pools.wait(self._start_up)
         if rates is None:
             self._window.clear()
             return self._pools.hold(fleet, "no fresh rates")
@@ -110,14 +116,20 @@ class TokenScale:
         notes = [] if fleet is not None else ["backlog unknown: not shrinking"]
         return _with_notes(targets, [*notes, *self._learned.drifts()])
 
+    @property
+    def _drain_target(self) -> float:
+        """An instance that is ordered for a backlog is not there sooner than it starts, s."""
+        given = self._params.drain_target
+        return max(self._start_up, self._params.rate_window) if given is None else given
+
     def _prefill_need(self, rates: Rates, pool: PoolLoad | None) -> Need:
         """``λ_in / min(V_P, V_N)``, the backlog counted as tokens over the drain target."""
         velocity = self._prefill_velocity * self._learned.factor("prefill")
         planned = velocity * self._params.target_utilisation
         backlog = pool.backlog_tokens if pool is not None else 0
-        rate = rates.input_tokens_per_s + backlog / self._params.drain_target
+        rate = rates.input_tokens_per_s + backlog / self._drain_target
         reason = (
-            f"({rates.input_tokens_per_s:.0f} + {backlog}/{self._params.drain_target:g}) tokens/s"
+            f"({rates.input_tokens_per_s:.0f} + {backlog}/{self._drain_target:.3g}) tokens/s"
             f" over {self._params.target_utilisation:g} × {velocity:.0f}"
         )
         return Need(rate / planned, reason)
@@ -133,9 +145,9 @@ class TokenScale:
         total = fsum(by_bucket)
         velocity = total / full if full > 0 else min(self._decode_velocities) * factor
         backlog = pool.backlog_tokens if pool is not None else 0
-        rate = total + backlog / self._params.drain_target
+        rate = total + backlog / self._drain_target
         reason = (
-            f"({total:.0f} + {backlog}/{self._params.drain_target:g}) tokens/s over "
+            f"({total:.0f} + {backlog}/{self._drain_target:.3g}) tokens/s over "
             f"{self._params.target_utilisation:g} × {velocity:.0f}"
         )
         held = pool.num_ready * pool.memory / self._params.memory_ceiling if pool else 0.0

@@ -43,6 +43,9 @@ class KubernetesActuator:
                 found[role] = scale.spec.replicas or 0
         return found
 
+    async def starts(self) -> None:
+        """It does not see them come."""
+
     async def scale(self, role: str, num_instances: int) -> None:
         """Patches ``spec.replicas``; pods that go get SIGTERM and drain."""
         body = {"spec": {"replicas": num_instances}}

@@ -14,6 +14,9 @@ class NoActuator:
         """No role is its own."""
         return {}
 
+    async def starts(self) -> None:
+        """It does not see them come."""
+
     async def scale(self, role: str, num_instances: int) -> None:
         """Nothing."""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import grpc
 
+from headway.core.autoscaler_starts import InstanceStart, StartsReport
 from headway.errors import Code, HeadwayError
 from protos import supervisor_pb2, supervisor_pb2_grpc
 from services.runtime import wire
@@ -26,17 +27,33 @@ class ProcessActuator:
         self._store = store
         self._address = ""
         self._channel: grpc.aio.Channel | None = None
+        self._num_starts = 0  # seen of the supervisor's
 
     async def ordered(self) -> Mapping[str, int]:
         """Workers that run or start, by role; those that drain count no more."""
+        return dict((await self._replicas()).num_workers)
+
+    async def starts(self) -> StartsReport:
+        """As the supervisor has measured them; one that came back counts from 1 again."""
+        found = await self._replicas()
+        newest = max((start.number for start in found.starts), default=0)
+        seen = self._num_starts if self._num_starts <= newest else 0
+        self._num_starts = newest
+        starts = [
+            InstanceStart(start.worker_id, start.role, start.seconds, start.warm)
+            for start in found.starts
+            if start.number > seen
+        ]
+        return StartsReport(starts, found.num_standby)
+
+    async def _replicas(self) -> supervisor_pb2.Replicas:
         stub = await self._stub()
         try:
-            found = await stub.GetReplicas(
+            return await stub.GetReplicas(
                 supervisor_pb2.GetReplicasRequest(), timeout=_CALL_TIMEOUT
             )
         except grpc.aio.AioRpcError as error:
             raise wire.error_of(error) from error
-        return dict(found.num_workers)
 
     async def scale(self, role: str, num_instances: int) -> None:
         """Returns at once; the supervisor starts and drains."""

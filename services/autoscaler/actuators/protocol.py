@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from headway.core.autoscaler_starts import StartsReport
+
 
 class Actuator(Protocol):
     """Makes instances of a role come and go; it decides nothing.
@@ -18,6 +20,9 @@ class Actuator(Protocol):
 
     async def ordered(self) -> Mapping[str, int]:
         """Instances that are wanted now, by role; a role that is not its own is not in it."""
+
+    async def starts(self) -> StartsReport | None:
+        """What has come since this was asked last, and what stands by; None: it cannot tell."""
 
     async def scale(self, role: str, num_instances: int) -> None:
         """Want so many; those over it drain first. Returns before they are there, or gone."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from headway.core.autoscaler_events import FleetReport, PublishTargets, RateReport
-from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Targets
+from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, StartUp, Targets
 from protos import autoscaler_pb2 as pb
 from services.runtime.wire.checks import finite, text
 
@@ -25,12 +25,15 @@ def unpack_rate_report(packed: pb.RateReport) -> RateReport:
 
 def pack_fleet(fleet: Fleet) -> pb.FleetReport:
     """All instances; samples of velocities stay here."""
-    return pb.FleetReport(
+    packed = pb.FleetReport(
         prefill=_pack_pool(fleet.prefill),
         decode=_pack_pool(fleet.decode),
         convertible=_pack_pool(fleet.convertible),
         unified=_pack_pool(fleet.unified),
     )
+    if fleet.start_up is not None:
+        packed.start_up.CopyFrom(pb.StartUp(**asdict(fleet.start_up)))
+    return packed
 
 
 def unpack_fleet(packed: pb.FleetReport) -> FleetReport:
@@ -41,6 +44,7 @@ def unpack_fleet(packed: pb.FleetReport) -> FleetReport:
             _unpack_pool(packed.decode),
             _unpack_pool(packed.convertible),
             _unpack_pool(packed.unified),
+            start_up=_unpack_start_up(packed.start_up) if packed.HasField("start_up") else None,
         )
     )
 
@@ -86,6 +90,11 @@ def unpack_decision(packed: pb.ScalingDecision) -> PublishTargets:
         rates,
         unpack_fleet(packed.fleet).fleet if packed.HasField("fleet") else None,
     )
+
+
+def _unpack_start_up(packed: pb.StartUp) -> StartUp:
+    seconds = finite(packed.seconds, "start_up seconds")
+    return StartUp(seconds, packed.num_measured, packed.num_standby)
 
 
 def _pack_pool(pool: PoolLoad) -> pb.PoolLoad:

@@ -8,12 +8,15 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
+from prometheus_client import CollectorRegistry
 
+from headway.core.autoscaler_starts import InstanceStart, StartsReport
 from headway.errors import Code, HeadwayError
 from protos import autoscaler_pb2, autoscaler_pb2_grpc
 from services.autoscaler import service as service_module
 from services.autoscaler.config import AutoscalerConfig
 from services.autoscaler.service import AutoscalerService
+from services.autoscaler.start_metrics import StartMetrics
 from services.runtime.channel import open_channel
 from services.runtime.clock import Clock
 from services.runtime.logs import get_logger
@@ -31,11 +34,15 @@ class Books:
         self.replicas = replicas
         self.is_away = False
         self.num_calls = 0
+        self.newest_starts: StartsReport | None = None
 
     async def ordered(self) -> Mapping[str, int]:
         if self.is_away:
             raise HeadwayError(Code.UNAVAILABLE, "away")
         return dict(self.replicas)
+
+    async def starts(self) -> StartsReport | None:
+        return self.newest_starts
 
     async def scale(self, role: str, num_instances: int) -> None:
         self.num_calls += 1
@@ -101,6 +108,32 @@ async def test_a_load_makes_instances_and_its_end_takes_them_away(
         await stub.ReportFleet(fleet(3, 0))
         await until(lambda: books.replicas["prefill"] == 1)
         assert books.replicas["decode"] == 1
+
+
+async def test_how_long_starts_took_is_told_to_the_policy(
+    store_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    books = Books(prefill=1, decode=1)
+    books.newest_starts = StartsReport([InstanceStart("decode-2", "decode", 3.5)])
+    config = blitzscale(store_url, cluster)
+    async with steered(config, books, monkeypatch) as (service, stub):
+        await stub.ReportFleet(fleet(1, 0))
+
+        def is_told() -> bool:
+            newest = service.decisions.newest
+            told = newest.fleet.start_up if newest is not None and newest.fleet else None
+            return told is not None and told.seconds == 3.5
+
+        await until(is_told)
+
+
+def test_starts_are_metrics_by_role_and_warmth() -> None:
+    registry = CollectorRegistry()
+    starts = [InstanceStart("a", "decode", 3.5), InstanceStart("b", "decode", 0.2, warm=True)]
+    StartMetrics(registry).add(StartsReport(starts, num_standby=2))
+    name, labels = "headway_autoscaler_start_up_seconds_sum", {"role": "decode", "warm": "true"}
+    assert registry.get_sample_value(name, labels) == 0.2
+    assert registry.get_sample_value("headway_autoscaler_standby_instances") == 2
 
 
 async def test_a_role_that_the_actuator_does_not_have_is_left_alone(

@@ -1,0 +1,72 @@
+"""A worker that stands by: loaded and warm, known to whoever may give it a role, to nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+import grpc
+
+from headway.cluster import Role
+from headway.errors import Code, HeadwayError, invalid
+from protos import standby_pb2, standby_pb2_grpc
+from services.runtime import wire
+from services.runtime.membership import MembershipLease
+from services.runtime.service import Runtime
+from services.runtime.store import Member
+from services.worker.config import WorkerConfig
+
+MEMBERSHIP = "standby"
+"""The service that it is a member as, until it has a role."""
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Standby(standby_pb2_grpc.StandbyServicer):
+    """Waits for a role."""
+
+    def __init__(self, runtime: Runtime[WorkerConfig]) -> None:
+        self._runtime = runtime
+        self._is_loaded = False
+        self._told: asyncio.Future[WorkerConfig] = asyncio.get_running_loop().create_future()
+
+    async def role(self) -> WorkerConfig:
+        """Join those who stand by, and leave them with a role: the configuration with it."""
+        config, address = self._runtime.config, self._runtime.address
+        detail = {"pid": str(os.getpid())}
+        member = Member(MEMBERSHIP, config.service_id, address, detail=detail)
+        lease = MembershipLease(self._runtime.store, member)
+        self._is_loaded = True
+        lease.start()
+        self._runtime.log.info("standing_by", address=address)
+        try:
+            return await self._told
+        finally:
+            await lease.stop()
+
+    def activate(self, role: str, chunk_tokens: int) -> None:
+        """See ``protos/standby.proto``."""
+        if role not in [each.value for each in Role]:
+            raise invalid("role", role, f"one of {', '.join(each.value for each in Role)}")
+        if not self._is_loaded:
+            message = "the model is still being loaded: it stands by when it is a member"
+            raise HeadwayError(Code.FAILED_PRECONDITION, message)
+        config = self._runtime.config
+        if self._told.done():
+            if self._told.result().role != role:
+                message = f"role is {role!r}; this worker is a {self._told.result().role} one"
+                raise HeadwayError(Code.FAILED_PRECONDITION, message)
+            return
+        chosen = {"role": role, "chunk_tokens": chunk_tokens or config.chunk_tokens}
+        self._told.set_result(config.model_copy(update=chosen))
+
+    async def Activate(  # noqa: N802 (the proto's name)
+        self, request: standby_pb2.ActivateRequest, context: _Context
+    ) -> standby_pb2.ActivateReply:
+        """See ``protos/standby.proto``."""
+        try:
+            self.activate(request.role, request.chunk_tokens)
+        except HeadwayError as error:
+            await wire.abort(context, error)
+        return standby_pb2.ActivateReply()
