@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 
 from headway.cluster import Role, WorkerInfo
@@ -24,7 +26,7 @@ LENGTHS = ((40, 9), (3, 20), (70, 5), (12, 14), (1, 11), (25, 8))
 class Live:
     """A worker's core and the real engine, in one loop; two DP units on a tight pool."""
 
-    def __init__(self, folder: str, batching: str) -> None:
+    def __init__(self, folder: str, batching: str, runs_ahead: bool) -> None:
         self.engine = backend(folder, BLOCK_SIZE)
         info = WorkerInfo(
             worker_id="w",
@@ -38,9 +40,9 @@ class Live:
             max_model_len=MAX_MODEL_LEN,
             kv_bytes_per_token=self.engine.kv_bytes_per_token,
         )
-        settings = WorkerSettings(watermark=0.0, prefix_caching=True)
+        settings = WorkerSettings(watermark=0.0, prefix_caching=True, runs_ahead=runs_ahead)
         self.core = WorkerCore(info, (), registry.make("batching", batching), settings)
-        self.passes: list[ForwardPass] = []
+        self.passes: deque[ForwardPass] = deque()
         self.outputs: dict[int, list[int]] = {}
         self.now = 0.0
 
@@ -59,12 +61,15 @@ class Live:
 
     def finish(self) -> None:
         while self.passes:
-            self.post(self.engine.run(self.passes.pop()))
+            self.post(self.engine.run(self.passes.popleft()))
 
 
+@pytest.mark.parametrize("runs_ahead", [False, True])
 @pytest.mark.parametrize("batching", sorted(registry.REGISTRY["batching"]))
-def test_every_policy_gives_the_tokens_of_generate(llama: str, batching: str) -> None:
-    live = Live(llama, batching)
+def test_every_policy_gives_the_tokens_of_generate(
+    llama: str, batching: str, runs_ahead: bool
+) -> None:
+    live = Live(llama, batching, runs_ahead)
     for name, (length, num_tokens) in enumerate(LENGTHS):
         request = Request(
             request_id=str(name),
@@ -79,7 +84,7 @@ def test_every_policy_gives_the_tokens_of_generate(llama: str, batching: str) ->
         )
         live.post(Dispatch(name + 1, (UnitBatch(name % 2, (request,)),)))
         if live.passes and name % 2:
-            live.post(live.engine.run(live.passes.pop()))
+            live.post(live.engine.run(live.passes.popleft()))
     live.finish()
     for name, (length, num_tokens) in enumerate(LENGTHS):
         assert live.outputs[name] == reference_output(llama, prompt(length), num_tokens)

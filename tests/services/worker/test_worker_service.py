@@ -195,6 +195,27 @@ async def test_a_prompt_that_was_computed_before_is_not_computed_again(
     assert outputs[0] == outputs[1]
 
 
+async def test_streams_are_the_same_where_the_worker_runs_ahead(
+    store_url: str, cluster: str, sink: tuple[Sink, str]
+) -> None:
+    outputs = []
+    for number, runs_ahead in enumerate((False, True)):
+        async with served(store_url, cluster, f"w{number}", async_scheduling=runs_ahead) as (
+            stub,
+            _,
+        ):
+            leader = Leader(stub, 1)
+            await leader.greet()
+            requests = tuple(
+                make_request(sink[1], 10 * number + n, max_tokens=4 + n) for n in range(3)
+            )
+            await leader.send(Dispatch(1, (UnitBatch(0, requests),)))
+            async with asyncio.timeout(20):
+                rows = [await sink[0].tokens.get() for _ in range(4 + 5 + 6)]
+            outputs.append(sorted((stream_id % 10, *row) for stream_id, *row in rows))
+    assert outputs[0] == outputs[1]
+
+
 async def test_an_older_leader_is_refused_and_a_newer_one_replaces(
     worker: worker_pb2_grpc.WorkerStub,
 ) -> None:
