@@ -70,11 +70,15 @@ class AutoscalerCore:
         match event:
             case FleetReport():
                 self._fleet = (now, event.fleet)
+                ready = {role: getattr(event.fleet, role).num_ready for role in ROLES}
+                self._start_ups.ready(ready, now=now)
                 self._samples += event.fleet.samples
                 del self._samples[:-MAX_SAMPLES]
             case OrderedReport():
                 self._begin_with(event)
                 self._ordered = (now, event)
+                wanted = {role: n for role in ROLES if (n := event.of(role)) is not None}
+                self._start_ups.ordered(wanted, now=now)
             case StartsReport():
                 self._start_ups.take(event)
             case RateReport():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -41,10 +41,43 @@ class StartsReport:
         require_between("num_standby", self.num_standby, 0, 1 << 20)
 
 
-class StartUps:
-    """Medians of the last starts, cold and warm ones apart."""
+class SeenStarts:
+    """Starts as the fleet shows them: who was ordered first is ready first.
+
+    For those who start instances and cannot tell of it: as fine as orders and fleets are reported.
+    """
 
     def __init__(self) -> None:
+        self._num_ordered: dict[str, int] = {}
+        self._num_ready: dict[str, int] = {}
+        self._ordered_at: dict[str, deque[float]] = {}
+
+    def ordered(self, role: str, number: int, *, now: float) -> None:
+        """So many of a role are wanted; an order that is taken back was the youngest."""
+        more = number - self._num_ordered.get(role, number)
+        self._num_ordered[role] = number
+        waiting = self._ordered_at.setdefault(role, deque(maxlen=MAX_STARTS))
+        waiting.extend([now] * min(more, MAX_STARTS))
+        for _ in range(min(-more, len(waiting))):
+            waiting.pop()
+
+    def ready(self, role: str, number: int, *, now: float) -> list[InstanceStart]:
+        """So many of a role serve; those that have come."""
+        more = number - self._num_ready.get(role, number)
+        self._num_ready[role] = number
+        waiting = self._ordered_at.setdefault(role, deque(maxlen=MAX_STARTS))
+        taken = [waiting.popleft() for _ in range(min(more, len(waiting)))]
+        return [InstanceStart("", role, min(now - at, MOST_SECONDS)) for at in taken]
+
+
+class StartUps:
+    """Medians of the last starts, cold and warm ones apart.
+
+    Measured by who starts instances; where nobody tells of any, as the fleet shows them.
+    """
+
+    def __init__(self) -> None:
+        self._seen: SeenStarts | None = SeenStarts()
         self._num_standby = 0
         self._seconds: dict[bool, deque[float]] = {
             warm: deque(maxlen=NUM_COUNTED) for warm in (False, True)
@@ -52,8 +85,24 @@ class StartUps:
 
     def take(self, report: StartsReport) -> None:
         """What has come, and what stands by now."""
+        self._seen = None
         self._num_standby = report.num_standby
-        for start in report.starts:
+        self._add(report.starts)
+
+    def ordered(self, num_by_role: Mapping[str, int], *, now: float) -> None:
+        """Instances that are wanted."""
+        for role, number in num_by_role.items():
+            if self._seen is not None:
+                self._seen.ordered(role, number, now=now)
+
+    def ready(self, num_by_role: Mapping[str, int], *, now: float) -> None:
+        """Instances that serve."""
+        for role, number in num_by_role.items():
+            if self._seen is not None:
+                self._add(self._seen.ready(role, number, now=now))
+
+    def _add(self, starts: Iterable[InstanceStart]) -> None:
+        for start in starts:
             self._seconds[start.warm].append(start.seconds)
 
     def next(self) -> StartUp | None:
