@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: up test lint unit install protos model-eval model-train fmt clean
+.PHONY: up test lint unit install compiled protos model-eval model-train fmt clean
 
 up: install
 	@exec $(BIN)/headway up $(ARGS)
@@ -31,6 +31,13 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt grpcio-tools
 	@touch $(STAMP)
+
+# A wheel with compiled cores (docs/simulator.md); the build leaves files beside its sources.
+compiled: install
+	rm -rf build/compiled && mkdir -p build/compiled
+	cp -r headway services protos models pyproject.toml README.md build/compiled
+	HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/pip wheel --quiet --no-deps --no-build-isolation -w dist build/compiled
+	@ls dist/headway-*.whl
 
 protos: install
 	$(BIN)/python -m protos.generate

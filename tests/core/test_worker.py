@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -123,10 +124,7 @@ def test_a_resubmitted_request_goes_on_behind_its_tokens() -> None:
     worker = make_worker()
     first = make_request(1)
     whole = expected_output(first.prompt_token_ids, 5)
-    second = Request(
-        **{f: getattr(first, f) for f in first.__slots__ if f != "output_token_ids"},
-        output_token_ids=tuple(whole[:3]),
-    )
+    second = replace(first, output_token_ids=tuple(whole[:3]))
     worker.post(dispatch(second))
     worker.run_all()
     assert worker.tokens[1] == {3: whole[3], 4: whole[4]}

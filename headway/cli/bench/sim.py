@@ -72,11 +72,20 @@ def run(args: argparse.Namespace) -> int:
         "microseconds_per_request": 1e6 * took / num_ended,
         "most_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
+    print(f"{'cores':<26} {_kind_of_cores()}")
     for name, value in rows.items():
         print(f"{name:<26} {value:,.1f}")
     if args.json is not None:
-        args.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+        found_rows = {"cores": _kind_of_cores(), **rows}
+        args.json.write_text(json.dumps(found_rows, indent=2) + "\n", encoding="utf-8")
     return 0
+
+
+def _kind_of_cores() -> str:
+    """Of which wheel they are (docs/simulator.md, Compiled)."""
+    from headway.core import worker
+
+    return "plain" if worker.__file__.endswith(".py") else "compiled"
 
 
 def _requests(args: argparse.Namespace) -> Iterator[SimRequest]:

@@ -1,0 +1,69 @@
+"""The wheel with compiled cores decides as the plain one does, to the last byte."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCENARIO, PRESETS = "chat-and-reasoning", "vllm-like,headway,star"
+WHERE = "import headway.core.worker as worker; print(worker.__file__)"
+
+
+def build_wheel(source: Path, into: Path) -> Path:
+    """A compiled wheel of what is checked out, unpacked."""
+    for name in ("headway", "services", "protos", "models"):
+        shutil.copytree(ROOT / name, source / name)
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, source / name)
+    pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation")
+    environ = {**os.environ, "HATCH_BUILD_HOOKS_ENABLE": "1"}
+    run = subprocess.run(
+        [*pip, "-w", str(source / "dist"), str(source)],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    (wheel,) = (source / "dist").glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(into)
+    return into
+
+
+def python(code: Path, *arguments: str) -> str:
+    """What a Python says that finds Headway there."""
+    run = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=code,
+        env={**os.environ, "PYTHONPATH": str(code)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    return run.stdout
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_compiled_cores_simulate_as_plain_ones_do(tmp_path: Path) -> None:
+    compiled = build_wheel(tmp_path / "source", tmp_path / "compiled")
+    assert python(compiled, "-c", WHERE).strip().endswith(".so")
+    assert python(ROOT, "-c", WHERE).strip().endswith(".py")
+    plain, fast = (simulated(code, tmp_path / f"of-{code.name}") for code in (ROOT, compiled))
+    assert plain
+    assert fast == plain
+
+
+def simulated(code: Path, out: Path) -> dict[str, bytes]:
+    """Every request's times and every decision, by file."""
+    arguments = ("simulate", SCENARIO, "--preset", PRESETS, "--out", str(out))
+    python(code, "-m", "headway.cli", *arguments)
+    return {str(f.relative_to(out)): f.read_bytes() for f in out.rglob("*") if f.is_file()}
