@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.gpu.__main__ import main
-from bench.gpu.cases import SHAPES, Case, Shape, least_seconds, num_bytes, num_flops, row
-from bench.gpu.peer import decode_seconds
+from bench.card.cases import SHAPES, Case, Shape, least_seconds, num_bytes, num_flops, row
+from bench.card.peer import decode_seconds
+from bench.gpu import main
 
 LLAMA = SHAPES["llama-8b"]
 
@@ -59,7 +59,7 @@ def test_a_decode_interval_counts_only_while_all_requests_decode() -> None:
 def test_the_kernels_checks_agree_with_the_kernels() -> None:
     if not pytest.importorskip("triton").knobs.runtime.interpret:
         pytest.skip("the benchmark itself runs them on a GPU")
-    from bench.gpu.kernels import check
+    from bench.card.kernels import check
 
     cases = (Case(3, 70), Case(num_rows=19, start=40))
     found = check(SHAPES["tiny"], torch.device("cpu"), ("float32",), cases)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from bench.gpu.cases import BLOCK_SIZE, Case, Shape
-from bench.gpu.device import seconds, wait
+from bench.card.cases import BLOCK_SIZE, Case, Shape
+from bench.card.device import seconds, wait
 from headway.messages import ForwardPass, PassItem
 from headway.request import SamplingParams, StreamKey
 from services.worker.engine.backend import TorchBackend

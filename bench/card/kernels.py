@@ -9,8 +9,8 @@ from functools import partial
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from bench.gpu.cases import BLOCK_SIZE, Case, Shape
-from bench.gpu.device import device_seconds
+from bench.card.cases import BLOCK_SIZE, Case, Shape
+from bench.card.device import device_seconds
 from services.worker.engine.kernels.attend import Tile, padded_size
 from services.worker.engine.kernels.decode import decode_attention, decode_tile
 from services.worker.engine.kernels.plan import plan_decode

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from bench.gpu.cases import Case, Shape
-from bench.gpu.engine import network
+from bench.card.cases import Case, Shape
+from bench.card.engine import network
 
 MAX_BATCH_TOKENS = 8192
 MEASURED_TOKENS = 24

@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from bench.gpu import device as card
-from bench.gpu.cases import CASES, SHAPES, Case, least_seconds, row
+from bench.card import device as card
+from bench.card.cases import CASES, SHAPES, Case, least_seconds, row
 
 MAX_ERRORS = {"float32": 1e-5, "float16": 3e-3, "bfloat16": 2e-2}
 
@@ -106,7 +106,7 @@ def _kernels(args: argparse.Namespace, device: torch.device, dtype: str, report:
         report.add("kernel_checks", None)
         report.add("kernel_sweep", None)
         return
-    from bench.gpu import kernels  # needs Triton
+    from bench.card import kernels  # needs Triton
 
     shape = SHAPES[args.shape]
     checks = list(kernels.check(shape, device, tuple(MAX_ERRORS)))
@@ -125,7 +125,7 @@ def _engine(
     args: argparse.Namespace, device: torch.device, dtype: str, deadline: float, report: Report
 ) -> tuple[dict[Case, float], dict[Case, str]]:
     """Seconds by case, and why there are none."""
-    from bench.gpu.engine import Engine
+    from bench.card.engine import Engine
 
     cases = CASES[args.shape]
     engine = Engine(SHAPES[args.shape], cases, device, dtype, device.type == "cuda")
@@ -148,7 +148,7 @@ def _peer(
     args: argparse.Namespace, device: torch.device, dtype: str, deadline: float, report: Report
 ) -> tuple[dict[Case, float], dict[Case, str]]:
     """Seconds by case, and why there are none; a peer that fails once is not asked again."""
-    from bench.gpu.peer import Peer
+    from bench.card.peer import Peer
 
     found: dict[Case, float] = {}
     reasons: dict[Case, str] = {}
