@@ -51,6 +51,8 @@ from headway.sim.worker import MODEL, InstanceSpec, Policies, SimWorker, ToSched
 
 GATEWAY = "gateway"
 MOST_STEPS = 1 << 20
+MOVE_ROUNDS = 4
+"""As a live worker's."""
 _LONGEST_STREAM = 60.0  # seconds that a copy may outlive its request
 
 
@@ -91,6 +93,7 @@ class ClusterSpec:
     linger: float = 0.0
     max_running: int = 0
     max_steps: int = MOST_STEPS
+    move_rounds: int = MOVE_ROUNDS
     network: NetworkParams = field(default_factory=NetworkParams)
     max_waiting: int = 1 << 30
     request_timeout: float = 1e9
@@ -160,6 +163,7 @@ class SimCluster:
             watermark=self.spec.watermark,
             report_interval=self.spec.report_interval,
             max_steps=self.spec.max_steps,
+            move_rounds=self.spec.move_rounds,
             linger=self.spec.linger,
             max_running=self.spec.max_running,
             end_of_reasoning=(REASONING_END,),

@@ -6,20 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
-from headway.blocks import BlockHash, blocks_for
+from headway.blocks import BlockHash
 from headway.cluster import Role, WorkerInfo
 from headway.core.worker import WorkerCore, WorkerSettings
 from headway.core.worker_events import (
     AcceptKv,
     AcknowledgeKv,
-    KvAborted,
-    KvArrived,
+    KvContinued,
     KvOffered,
+    KvSent,
     PassCut,
     RefuseKv,
     SendTokens,
     StartTransfer,
-    TransferEnded,
+    StopTransfer,
     WorkerAction,
     WorkerEvent,
 )
@@ -27,8 +27,8 @@ from headway.messages import (
     Accepted,
     EndForward,
     ForwardPass,
+    Handoff,
     HandoffResult,
-    KvHeader,
     LoadReport,
     PassResult,
     Snapshot,
@@ -41,6 +41,7 @@ from headway.sim.device import EOS, Device, Lengths, Steps
 from headway.sim.kernel import Kernel
 from headway.sim.network import Network
 from headway.sim.node import Node
+from headway.sim.transfers import Transfers
 
 MODEL = "model"
 HASHED_TOKENS = 512
@@ -140,7 +141,10 @@ class SimWorker:
             lengths,
             self._pass_ended,
         )
+        self._transfers = Transfers(self, spec.profile, around)
         self._answers: dict[StreamKey, WorkerAction] = {}
+        self._flying: ForwardPass | None = None
+        self._unheard: list[Handoff | KvSent] = []
         self._steps = Steps(0.0, 0.0, 0.0)
         self._num_steps = 1
 
@@ -154,95 +158,62 @@ class SimWorker:
     def post(self, event: WorkerEvent) -> None:
         """News from outside: a pass of several steps ends with the one under way.
 
-        An offer of KV reserves blocks and changes no pass, so it need not end one.
+        An offer of KV reserves blocks and changes no pass, so it need not end one. What has a
+        request in the pass leave is heard when the step has ended: only then does the core know
+        of all its tokens.
         """
-        self._node.post(event)
-        if not isinstance(event, KvOffered):
+        if isinstance(event, Handoff | KvSent) and self._is_flying(event.key):
+            self._unheard.append(event)
+        else:
+            self._node.post(event)
+        if not isinstance(event, KvOffered | KvContinued):
             self.device.cut()
+
+    def _is_flying(self, key: StreamKey) -> bool:
+        return self._flying is not None and any(item.key == key for item in self._flying.items)
 
     def stop(self) -> None:
         """The machine is gone."""
         self._node.stop()
         self.device.stop()
+        self._transfers.abandon()
 
     def _pass_ended(self, result: PassResult, steps: Steps, num_steps: int) -> None:
         self._steps, self._num_steps = steps, num_steps
+        self._flying = None
         self._node.post(result)
+        unheard, self._unheard = self._unheard, []
+        for event in unheard:
+            self._node.post(event)
+        if unheard:
+            self.device.cut()
 
     def _perform(self, action: WorkerAction) -> None:
         match action:
             case ForwardPass():
+                self._flying = action
                 self.device.start(action)
             case SendTokens():
                 self._around.to_gateway(action, self._steps, self._num_steps)
             case StartTransfer():
-                self._offer(action)
+                self._transfers.start(action)
+            case StopTransfer(key):
+                self._transfers.stop(key)
             case AcceptKv(key) | AcknowledgeKv(key) | RefuseKv(key):
                 self._answers[key] = action
             case Snapshot() | Accepted() | EndForward() | HandoffResult() | LoadReport():
                 self._around.to_scheduler(self.worker_id, action)
 
-    # --- KV to another instance -------------------------------------------------------
+    # --- KV from another instance -----------------------------------------------------
 
-    def _offer(self, start: StartTransfer) -> None:
-        handoff, num_tokens = start.handoff, start.num_computed_tokens
-        profile = self.spec.profile
-        num_blocks = blocks_for(num_tokens, profile.block_size)
-        num_bytes = num_blocks * profile.block_size * profile.kv_bytes_per_token
-        header = KvHeader(
-            request=start.request,
-            unit=handoff.target_unit,
-            num_computed_tokens=num_tokens,
-            num_bytes=num_bytes,
-            block_size=profile.block_size,
-            dtype="simulated",
-            shape=(1, 2, num_blocks * profile.block_size, 1, 1),
-        )
-        latency = self._around.network.params.latency
-        self._around.kernel.after(latency, lambda: self._send(header, start))
-
-    def _send(self, header: KvHeader, start: StartTransfer) -> None:
-        """At the target: reserve, then the bytes travel."""
-        key, target_id = header.request.key, start.handoff.target_worker_id
-        target = self._around.worker(target_id)
-        if target is None:
-            self._transfer_ended(start, ok=False, message="the target is gone")
-            return
-        answer = target.answer(header)
-        if isinstance(answer, RefuseKv):
-            self._transfer_ended(start, ok=False, message=answer.error.message)
-            return
-        if isinstance(answer, AcknowledgeKv):
-            self._transfer_ended(start, ok=True)
-            return
-
-        def arrived() -> None:
-            if self._around.worker(target_id) is not target:
-                self._transfer_ended(start, ok=False, message="the target is gone")
-            elif self._around.worker(self.worker_id) is not self:
-                target.post(KvAborted(key))
-            else:
-                target.post(KvArrived(key))
-                self._transfer_ended(start, ok=True)
-
-        self._around.network.transfer(self.worker_id, target_id, header.num_bytes, arrived)
-
-    def answer(self, header: KvHeader) -> WorkerAction:
-        """What the core says to an offer."""
-        self.post(KvOffered(header))
-        answer = self._answers.pop(header.request.key)
+    def answer(self, question: KvOffered | KvContinued) -> WorkerAction:
+        """What the core says to an offer, or to more of it."""
+        key = question.header.request.key if isinstance(question, KvOffered) else question.key
+        self.post(question)
+        answer = self._answers.pop(key)
         if isinstance(answer, RefuseKv) and (num_steps := self.device.cut()):
             # The pass has reserved blocks for steps to come.
             self._node.post(PassCut(num_steps))
-            self.post(KvOffered(header))
-            answer = self._answers.pop(header.request.key)
+            self.post(question)
+            answer = self._answers.pop(key)
         return answer
-
-    def _transfer_ended(self, start: StartTransfer, *, ok: bool, message: str = "") -> None:
-        if self._around.worker(self.worker_id) is not self:
-            return
-        handoff = start.handoff
-        event = TransferEnded(
-            handoff.key, handoff.target_worker_id, handoff.target_unit, ok, message
-        )
-        self.post(event)
