@@ -87,7 +87,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             chunk_tokens=config.chunk_tokens,
             block_size=config.block_size,
             num_blocks=backend.num_blocks // config.dp,
-            max_model_len=self._max_model_len(backend),
+            max_model_len=config.max_model_len or backend.model_max_len,
             kv_bytes_per_token=backend.kv_bytes_per_token,
         )
         _refuse_a_pool_too_small(info)
@@ -142,15 +142,6 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         backend = load_backend(self._config)
         backend.warm_up()
         return backend
-
-    def _max_model_len(self, backend: TorchBackend) -> int:
-        asked, own = self._config.max_model_len, backend.model_max_len
-        if asked > own:
-            raise HeadwayError(
-                Code.INVALID_ARGUMENT,
-                f"max_model_len is {asked}; the model's limit is {own}: ask for less",
-            )
-        return asked or own
 
     async def drain(self) -> None:
         """Tell the scheduler, then wait until nothing is held."""

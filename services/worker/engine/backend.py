@@ -94,18 +94,20 @@ class TorchBackend:
         num_host_blocks: int | Callable[[ModelSize], int] = 0,
         kernels: bool | None = None,
         quantization: str = "",
+        max_model_len: int | None = None,
     ) -> TorchBackend:
         """Load a checkpoint and take ``num_blocks`` KV blocks, for all DP units together.
 
         ``num_host_blocks`` more are in host memory, for KV that waits there. ``kernels`` is
         whether Triton's are used: on a GPU, unless told otherwise. ``quantization`` is a scheme's
-        name. Raises HeadwayError where the checkpoint, the device or a pool's size cannot be
-        served. Under torchrun every process loads its share; see ``follow``.
+        name. ``max_model_len`` is what a worker is asked to serve, 0 for the model's own, refused
+        where that cannot be. Raises HeadwayError where the checkpoint, the device or a pool's
+        size cannot be served. Under torchrun every process loads its share; see ``follow``.
         """
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         place = join_group(_device(device))
-        loaded = load_model(model, place, dtype, kernels, quantization)
+        loaded = load_model(model, place, dtype, kernels, quantization, max_model_len)
         free = available_bytes(place) if place.type == "cuda" else None
         size = ModelSize(loaded.kv_shape.bytes_per_token, loaded.max_model_len, free)
         num_blocks = num_blocks(size) if callable(num_blocks) else num_blocks

@@ -19,11 +19,13 @@ from services.worker.engine.kv import DTYPES, KvShape
 from services.worker.engine.linear import Linear
 from services.worker.engine.network_decoder import NetworkDecoder
 from services.worker.engine.quantization import quantization_config
+from services.worker.engine.supported import (
+    longest,
+    refuse_length,
+    refuse_unsupported,
+    unsupported,
+)
 from services.worker.engine.tensor_parallel import group_size, share_of_heads, whole
-
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-# Others change the rotation of cached keys with the length of what follows.
-ROPE_TYPES = ("default", "linear", "yarn", "llama3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +50,19 @@ def load_model(
     dtype: str,
     kernels: bool | None = None,
     quantization: str = "",
+    max_model_len: int | None = None,
 ) -> LoadedModel:
     """Load from a folder or a hub id; ``dtype`` as in the checkpoint with ``auto``.
 
     ``kernels`` is whether Triton's are used: on a GPU, unless told otherwise. ``quantization`` is
-    a scheme's name, or none. Raises HeadwayError: NOT_FOUND for what is no checkpoint,
-    FAILED_PRECONDITION for an unsupported one, with the way out.
+    a scheme's name, or none. ``max_model_len``: what requests may reach, 0 for the model's own;
+    without it nobody asks for more than the model can. Raises HeadwayError: NOT_FOUND for what is
+    no checkpoint, FAILED_PRECONDITION for an unsupported one, with the way out.
     """
     config = _read_config(model)
     refuse_unsupported(config)
+    if max_model_len is not None:
+        refuse_length(config, max_model_len)
     how = _placement(config, device, quantization)
     chosen = _dtype_name(config, dtype)
     cast(Any, transformers_logging).disable_progress_bar()
@@ -69,7 +75,7 @@ def load_model(
         **how,
     )
     if info["missing_keys"]:
-        raise _unsupported(f"it lacks weights: {', '.join(sorted(info['missing_keys'])[:3])}")
+        raise unsupported(f"it lacks weights: {', '.join(sorted(info['missing_keys'])[:3])}")
     eos_token_ids = _eos_token_ids(model, config, network.generation_config)
     if quantization:
         return as_it_is(network.eval(), eos_token_ids)
@@ -101,7 +107,7 @@ def as_it_is(network: Any, eos_token_ids: tuple[int, ...]) -> LoadedModel:
         lm_head=network.get_output_embeddings(),
         kv_shape=_kv_shape(network),
         vocab_size=network.config.vocab_size,
-        max_model_len=_max_model_len(network.config),
+        max_model_len=longest(network.config),
         eos_token_ids=eos_token_ids,
     )
 
@@ -119,10 +125,10 @@ def take_model(network: Any, eos_token_ids: tuple[int, ...], kernels: bool) -> L
     config, kv_shape = network.config, _kv_shape(network)
     return LoadedModel(
         lm_head=Linear(whole(network.get_output_embeddings().weight.data)),
-        decoder=_decoder_class(kernels)(network, config, _max_model_len(config)),
+        decoder=_decoder_class(kernels)(network, config, longest(config)),
         kv_shape=kv_shape,
         vocab_size=config.vocab_size,
-        max_model_len=_max_model_len(config),
+        max_model_len=longest(config),
         eos_token_ids=eos_token_ids,
     )
 
@@ -148,41 +154,12 @@ def _read_config(model: str) -> Any:
         raise HeadwayError(Code.NOT_FOUND, message, param="model") from error
 
 
-def refuse_unsupported(config: Any) -> None:
-    """Raise HeadwayError for a checkpoint that paged attention would compute wrongly."""
-    if config.model_type not in FAMILIES:
-        families = ", ".join(FAMILIES)
-        raise _unsupported(f"its model_type is {config.model_type!r}; served are {families}")
-    if config.hidden_act != "silu":
-        raise _unsupported(f"its hidden_act is {config.hidden_act!r}; served is 'silu'")
-    if getattr(config, "quantization_config", None) is not None:
-        raise _unsupported("its weights are quantised; take the unquantised checkpoint")
-    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope_type not in ROPE_TYPES:
-        served = ", ".join(ROPE_TYPES)
-        raise _unsupported(f"its rope_type is {rope_type!r}; served are {served}")
-
-
-def _unsupported(reason: str) -> HeadwayError:
-    message = f"the checkpoint cannot be served: {reason}"
-    return HeadwayError(Code.FAILED_PRECONDITION, message, param="model")
-
-
 def _dtype_name(config: Any, asked: str) -> str:
     if asked == "auto":
         asked = str(config.dtype or torch.float32).removeprefix("torch.")
     if asked not in DTYPES:
-        raise _unsupported(f"dtype {asked!r} is not one of {', '.join(DTYPES)}: pass one of them")
+        raise unsupported(f"dtype {asked!r} is not one of {', '.join(DTYPES)}: pass one of them")
     return asked
-
-
-def _max_model_len(config: Any) -> int:
-    context = int(config.max_position_embeddings)
-    window = getattr(config, "sliding_window", None)
-    layers = getattr(config, "layer_types", None) or ()
-    # Mistral slides in every layer and lists none; Qwen lists which of its layers do.
-    slides = "sliding_attention" in layers if layers else config.model_type == "mistral"
-    return min(context, int(window)) if window and slides else context
 
 
 def _eos_token_ids(model: str, config: Any, generation_config: Any) -> tuple[int, ...]:

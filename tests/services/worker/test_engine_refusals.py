@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Qwen3Config
 
 from headway.errors import Code, HeadwayError
 from headway.messages import ForwardPass, PassItem
 from headway.request import StreamKey
 from services.worker.engine.backend import ModelSize, PassFailure, TorchBackend
+from services.worker.engine.supported import refuse_unsupported
 from tests.services.worker.engine_rig import (
     GREEDY,
     MAX_MODEL_LEN,
@@ -122,6 +124,36 @@ def write_config(folder: Path, source: str, **changes: Any) -> str:
             "rope_type is 'dynamic'; served are default",
         ),
         ({"num_hidden_layers": 3}, r"lacks weights: model\.layers\.2"),
+        ({"model_type": "gemma2"}, r"'gemma2' \(soft-capped attention\)"),
+        ({"model_type": "gpt_oss"}, r"'gpt_oss' \(attention sinks\)"),
+        ({"model_type": "deepseek_v3"}, r"'deepseek_v3' \(multi-head latent attention\)"),
+        ({"model_type": "bloom"}, r"'bloom' \(ALiBi position biases\)"),
+        ({"alibi": True}, r"its alibi is True \(ALiBi position biases\)"),
+        ({"attn_logit_softcapping": 50.0}, r"attn_logit_softcapping is 50\.0 \(soft-capped"),
+        ({"kv_lora_rank": 512}, r"kv_lora_rank is 512 \(multi-head latent attention\)"),
+        ({"attention_chunk_size": 8192}, r"attention_chunk_size is 8192 \(chunked attention\)"),
+        ({"attention_sinks": 4}, "attention_sinks is 4"),
+        ({"use_bidirectional_attention": True}, "attention in both directions"),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "rope_theta": 1e4,
+                    "short_factor": [1.0] * 8,
+                    "long_factor": [1.0] * 8,
+                    "original_max_position_embeddings": 512,
+                }
+            },
+            "rope_type is 'longrope'",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            r"partial_rotary_factor is 0\.5; served is 1",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}},
+            r"mrope_section is \[2, 3, 3\]",
+        ),
     ],
 )
 def test_an_unsupported_checkpoint_is_refused_by_name(
@@ -180,6 +212,64 @@ def test_a_sliding_window_bounds_the_context_where_layers_use_it(
     run = Run(prompt(30), 10)
     Schedule(engine, chunk=16).complete([run])
     assert run.output == reference_output(folder, run.prompt, 10)
+
+
+WINDOWED = {"sliding_window": 40, "use_sliding_window": True, "max_window_layers": 1}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "asked", "said"),
+    [
+        ("mistral", {"sliding_window": 40}, 0, "its context is 1024, and its layers attend over"),
+        ("mistral", {"sliding_window": 40}, 41, "max_model_len is 41, .* window of 40 tokens"),
+        ("qwen2", WINDOWED, 0, "set max_model_len to 40 or less"),
+        ("llama", {}, MAX_MODEL_LEN + 1, "max_model_len is 1025; the model's limit is 1024"),
+    ],
+)
+def test_a_worker_that_would_outgrow_a_window_is_refused_with_the_way_out(
+    tmp_path: Path, family: str, changes: dict[str, Any], asked: int, said: str
+) -> None:
+    folder = save_checkpoint(tmp_path / family, family, **changes)
+    with pytest.raises(HeadwayError, match=said) as refused:
+        TorchBackend.load(folder, num_blocks=4, max_model_len=asked)
+    assert refused.value.param == "max_model_len"
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "asked"),
+    [
+        ("mistral", {"sliding_window": 40}, 40),
+        ("qwen2", WINDOWED, 12),
+        ("qwen2", {"sliding_window": 40, "use_sliding_window": False}, 0),
+        ("mistral", {"sliding_window": 5000}, 0),
+    ],
+)
+def test_a_window_is_served_up_to_its_size_where_that_was_asked_for(
+    tmp_path: Path, family: str, changes: dict[str, Any], asked: int
+) -> None:
+    folder = save_checkpoint(tmp_path / family, family, **changes)
+    engine = TorchBackend.load(folder, num_blocks=16, max_model_len=asked)
+    assert engine.model_max_len >= asked
+
+
+def test_a_layer_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path / "qwen3", "qwen3")
+    config = Qwen3Config.from_pretrained(folder)
+    config.layer_types = ["full_attention", "chunked_attention"]
+    with pytest.raises(HeadwayError, match="a layer's type is 'chunked_attention'; served are"):
+        refuse_unsupported(config)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_biases_of_projections_are_computed(tmp_path: Path, family: str) -> None:
+    folder = save_checkpoint(tmp_path / family, family, attention_bias=True)
+    weights = load_file(Path(folder) / "model.safetensors")
+    for name in [name for name in weights if name.endswith("_proj.bias")]:
+        weights[name] = torch.randn_like(weights[name])
+    save_file(weights, Path(folder) / "model.safetensors", {"format": "pt"})
+    run = Run(prompt(9), 8)
+    Schedule(TorchBackend.load(folder, num_blocks=16)).complete([run])
+    assert run.output == reference_output(folder, run.prompt, 8)
 
 
 @pytest.mark.parametrize(
