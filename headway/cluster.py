@@ -35,7 +35,7 @@ class UnitId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """What a worker is; constant while it lives. ``num_blocks`` is per DP unit."""
+    """What a worker is; all but ``role`` is constant. ``num_blocks`` is per DP unit."""
 
     worker_id: str
     address: str

@@ -125,8 +125,22 @@ class CancelStream:
 
 
 @dataclass(frozen=True, slots=True)
+class GiveBack:
+    """Hand back those of these requests of which nothing has been computed; others go on."""
+
+    keys: tuple[StreamKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
-    """Take no new request; what runs goes on."""
+    """Take no new request; what runs goes on until it has been moved, or ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeRole:
+    """Serve something else from now on, without a restart; what runs goes on meanwhile."""
+
+    role: Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +158,14 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True)
 class HeldRequest:
-    """A request that a worker holds KV for or has queued."""
+    """A request that a worker holds KV for or has queued; one that is ``decoding`` can move."""
 
     key: StreamKey
     request_id: str
     unit: int
     num_tokens: int
     awaiting_handoff: bool
+    decoding: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +197,18 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedBack:
+    """Requests of which nothing was computed, and that this worker holds no more."""
+
+    keys: tuple[StreamKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EndForward:
-    """One forward pass has ended; ``pass_time`` in seconds, 0 for news without a pass."""
+    """One forward pass has ended; ``pass_time`` in seconds, 0 for news without a pass.
+
+    ``prefilled``: who awaits a handoff, and on a worker that drains who can move from now on.
+    """
 
     pass_id: int
     pass_time: float

@@ -216,8 +216,32 @@ class Request(_message.Message):
 Global___Request: _TypeAlias = Request  # noqa: Y015
 
 @_typing.final
+class StreamRef(_message.Message):
+    """One attempt's name across the cluster."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GATEWAY_ID_FIELD_NUMBER: _builtins.int
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    gateway_id: _builtins.str
+    stream_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        gateway_id: _builtins.str = ...,
+        stream_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "stream_id", b"stream_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamRef: _TypeAlias = StreamRef  # noqa: Y015
+
+@_typing.final
 class WorkerInfo(_message.Message):
-    """What a worker is; constant while it lives."""
+    """What a worker is; constant while it lives, but for its role."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

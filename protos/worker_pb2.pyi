@@ -29,6 +29,7 @@ class SchedulerToWorker(_message.Message):
     CANCEL_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
     TUNED_FIELD_NUMBER: _builtins.int
+    GIVE_BACK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___ControlHello: ...
     @_builtins.property
@@ -41,6 +42,8 @@ class SchedulerToWorker(_message.Message):
     def drain(self) -> Global___Drain: ...
     @_builtins.property
     def tuned(self) -> Global___Tuned: ...
+    @_builtins.property
+    def give_back(self) -> Global___GiveBack: ...
     def __init__(
         self,
         *,
@@ -50,16 +53,51 @@ class SchedulerToWorker(_message.Message):
         cancel: Global___CancelStream | None = ...,
         drain: Global___Drain | None = ...,
         tuned: Global___Tuned | None = ...,
+        give_back: Global___GiveBack | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cancel", b"cancel", "dispatch", b"dispatch", "drain", b"drain", "handoff", b"handoff", "hello", b"hello", "tuned", b"tuned"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cancel", b"cancel", "dispatch", b"dispatch", "drain", b"drain", "give_back", b"give_back", "handoff", b"handoff", "hello", b"hello", "tuned", b"tuned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cancel", b"cancel", "dispatch", b"dispatch", "drain", b"drain", "handoff", b"handoff", "hello", b"hello", "tuned", b"tuned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cancel", b"cancel", "dispatch", b"dispatch", "drain", b"drain", "give_back", b"give_back", "handoff", b"handoff", "hello", b"hello", "tuned", b"tuned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "dispatch", "handoff", "cancel", "drain", "tuned"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "dispatch", "handoff", "cancel", "drain", "tuned", "give_back"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
 Global___SchedulerToWorker: _TypeAlias = SchedulerToWorker  # noqa: Y015
+
+@_typing.final
+class SetRoleRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    role: _common_pb2.Role.ValueType
+    def __init__(
+        self,
+        *,
+        role: _common_pb2.Role.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetRoleRequest: _TypeAlias = SetRoleRequest  # noqa: Y015
+
+@_typing.final
+class SetRoleReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetRoleReply: _TypeAlias = SetRoleReply  # noqa: Y015
 
 @_typing.final
 class ControlHello(_message.Message):
@@ -233,6 +271,28 @@ class CancelStream(_message.Message):
 Global___CancelStream: _TypeAlias = CancelStream  # noqa: Y015
 
 @_typing.final
+class GiveBack(_message.Message):
+    """Hand back those of these requests of which nothing has been computed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StreamRef]: ...
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[_common_pb2.StreamRef] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GiveBack: _TypeAlias = GiveBack  # noqa: Y015
+
+@_typing.final
 class Drain(_message.Message):
     """Take no new request; what runs goes on. The worker leaves when nothing is left."""
 
@@ -280,6 +340,7 @@ class WorkerToScheduler(_message.Message):
     END_FORWARD_FIELD_NUMBER: _builtins.int
     HANDOFF_RESULT_FIELD_NUMBER: _builtins.int
     LOAD_REPORT_FIELD_NUMBER: _builtins.int
+    HANDED_BACK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def snapshot(self) -> Global___Snapshot: ...
     @_builtins.property
@@ -290,6 +351,8 @@ class WorkerToScheduler(_message.Message):
     def handoff_result(self) -> Global___HandoffResult: ...
     @_builtins.property
     def load_report(self) -> Global___LoadReport: ...
+    @_builtins.property
+    def handed_back(self) -> Global___HandedBack: ...
     def __init__(
         self,
         *,
@@ -298,16 +361,39 @@ class WorkerToScheduler(_message.Message):
         end_forward: Global___EndForward | None = ...,
         handoff_result: Global___HandoffResult | None = ...,
         load_report: Global___LoadReport | None = ...,
+        handed_back: Global___HandedBack | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "body", b"body", "end_forward", b"end_forward", "handoff_result", b"handoff_result", "load_report", b"load_report", "snapshot", b"snapshot"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "body", b"body", "end_forward", b"end_forward", "handed_back", b"handed_back", "handoff_result", b"handoff_result", "load_report", b"load_report", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "body", b"body", "end_forward", b"end_forward", "handoff_result", b"handoff_result", "load_report", b"load_report", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "body", b"body", "end_forward", b"end_forward", "handed_back", b"handed_back", "handoff_result", b"handoff_result", "load_report", b"load_report", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["snapshot", "accepted", "end_forward", "handoff_result", "load_report"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["snapshot", "accepted", "end_forward", "handoff_result", "load_report", "handed_back"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
 Global___WorkerToScheduler: _TypeAlias = WorkerToScheduler  # noqa: Y015
+
+@_typing.final
+class HandedBack(_message.Message):
+    """Requests of which nothing was computed, and that this worker holds no more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StreamRef]: ...
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[_common_pb2.StreamRef] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandedBack: _TypeAlias = HandedBack  # noqa: Y015
 
 @_typing.final
 class Snapshot(_message.Message):
@@ -350,6 +436,7 @@ class HeldRequest(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     AWAITING_HANDOFF_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    DECODING_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     stream_id: _builtins.int
     unit: _builtins.int
@@ -357,6 +444,8 @@ class HeldRequest(_message.Message):
     """prompt and output so far"""
     awaiting_handoff: _builtins.bool
     request_id: _builtins.str
+    decoding: _builtins.bool
+    """it can move"""
     def __init__(
         self,
         *,
@@ -366,10 +455,11 @@ class HeldRequest(_message.Message):
         num_tokens: _builtins.int = ...,
         awaiting_handoff: _builtins.bool = ...,
         request_id: _builtins.str = ...,
+        decoding: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaiting_handoff", b"awaiting_handoff", "gateway_id", b"gateway_id", "num_tokens", b"num_tokens", "request_id", b"request_id", "stream_id", b"stream_id", "unit", b"unit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaiting_handoff", b"awaiting_handoff", "decoding", b"decoding", "gateway_id", b"gateway_id", "num_tokens", b"num_tokens", "request_id", b"request_id", "stream_id", b"stream_id", "unit", b"unit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -418,7 +508,7 @@ class EndForward(_message.Message):
     def loads(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.UnitLoad]: ...
     @_builtins.property
     def prefilled(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldRequest]:
-        """now awaiting a handoff"""
+        """now awaiting a handoff, or on a drain able to move"""
 
     @_builtins.property
     def finished(self) -> _containers.RepeatedCompositeFieldContainer[Global___FinishedRequest]: ...

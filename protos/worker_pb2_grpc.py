@@ -39,6 +39,11 @@ class WorkerStub(object):
                 request_serializer=protos_dot_worker__pb2.SchedulerToWorker.SerializeToString,
                 response_deserializer=protos_dot_worker__pb2.WorkerToScheduler.FromString,
                 _registered_method=True)
+        self.SetRole = channel.unary_unary(
+                '/headway.v1.Worker/SetRole',
+                request_serializer=protos_dot_worker__pb2.SetRoleRequest.SerializeToString,
+                response_deserializer=protos_dot_worker__pb2.SetRoleReply.FromString,
+                _registered_method=True)
         self.TransferKv = channel.stream_unary(
                 '/headway.v1.Worker/TransferKv',
                 request_serializer=protos_dot_worker__pb2.KvChunk.SerializeToString,
@@ -54,6 +59,14 @@ class WorkerServicer(object):
         a hello with the leader's fencing token: a worker refuses a token older than the newest
         it has seen (FAILED_PRECONDITION) and closes the older stream when a newer leader comes.
         The worker answers the hello with a snapshot.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetRole(self, request, context):
+        """Serve something else from now on, without a restart; the scheduler is told, and moves away
+        what does not belong to the new role. Returns at once. A role that it has already: no change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -78,6 +91,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Control,
                     request_deserializer=protos_dot_worker__pb2.SchedulerToWorker.FromString,
                     response_serializer=protos_dot_worker__pb2.WorkerToScheduler.SerializeToString,
+            ),
+            'SetRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRole,
+                    request_deserializer=protos_dot_worker__pb2.SetRoleRequest.FromString,
+                    response_serializer=protos_dot_worker__pb2.SetRoleReply.SerializeToString,
             ),
             'TransferKv': grpc.stream_unary_rpc_method_handler(
                     servicer.TransferKv,
@@ -112,6 +130,33 @@ class Worker(object):
             '/headway.v1.Worker/Control',
             protos_dot_worker__pb2.SchedulerToWorker.SerializeToString,
             protos_dot_worker__pb2.WorkerToScheduler.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.v1.Worker/SetRole',
+            protos_dot_worker__pb2.SetRoleRequest.SerializeToString,
+            protos_dot_worker__pb2.SetRoleReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,10 @@ class WorkerStub:
     it has seen (FAILED_PRECONDITION) and closes the older stream when a newer leader comes.
     The worker answers the hello with a snapshot.
     """
+    SetRole: _grpc.UnaryUnaryMultiCallable[_worker_pb2.SetRoleRequest, _worker_pb2.SetRoleReply]
+    """Serve something else from now on, without a restart; the scheduler is told, and moves away
+    what does not belong to the new role. Returns at once. A role that it has already: no change.
+    """
     TransferKv: _grpc.StreamUnaryMultiCallable[_worker_pb2.KvChunk, _worker_pb2.KvReceipt]
     """KV blocks of one request, worker to worker: header first, then data in layer-block order.
     One that runs sends full blocks first, then parts: what it has computed since, the last with
@@ -54,6 +58,10 @@ class WorkerAsyncStub(WorkerStub):
     a hello with the leader's fencing token: a worker refuses a token older than the newest
     it has seen (FAILED_PRECONDITION) and closes the older stream when a newer leader comes.
     The worker answers the hello with a snapshot.
+    """
+    SetRole: _aio.UnaryUnaryMultiCallable[_worker_pb2.SetRoleRequest, _worker_pb2.SetRoleReply]  # type: ignore[assignment]
+    """Serve something else from now on, without a restart; the scheduler is told, and moves away
+    what does not belong to the new role. Returns at once. A role that it has already: no change.
     """
     TransferKv: _aio.StreamUnaryMultiCallable[_worker_pb2.KvChunk, _worker_pb2.KvReceipt]  # type: ignore[assignment]
     """KV blocks of one request, worker to worker: header first, then data in layer-block order.
@@ -75,6 +83,16 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         a hello with the leader's fencing token: a worker refuses a token older than the newest
         it has seen (FAILED_PRECONDITION) and closes the older stream when a newer leader comes.
         The worker answers the hello with a snapshot.
+        """
+
+    @_abc_1.abstractmethod
+    def SetRole(
+        self,
+        request: _worker_pb2.SetRoleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.SetRoleReply, _abc.Awaitable[_worker_pb2.SetRoleReply]]:
+        """Serve something else from now on, without a restart; the scheduler is told, and moves away
+        what does not belong to the new role. Returns at once. A role that it has already: no change.
         """
 
     @_abc_1.abstractmethod

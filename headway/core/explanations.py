@@ -17,6 +17,7 @@ _SCORES = {
     "placement": ("B", "K"),
     "boundary": ("B", "K"),
     "rescheduling": ("B", "K"),
+    "drain": ("B", "K"),
 }
 
 

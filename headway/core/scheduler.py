@@ -37,6 +37,7 @@ from headway.messages import (
     Accepted,
     CancelStream,
     EndForward,
+    HandedBack,
     HandoffResult,
     LoadReport,
     Rejected,
@@ -269,7 +270,7 @@ class SchedulerCore:
     def _on_worker(
         self,
         worker_id: str,
-        message: Snapshot | Accepted | EndForward | HandoffResult | LoadReport,
+        message: Snapshot | Accepted | EndForward | HandoffResult | HandedBack | LoadReport,
         now: float,
     ) -> None:
         if isinstance(message, Snapshot):
@@ -292,6 +293,8 @@ class SchedulerCore:
                     self._mover.answering(instance, held, now=now)
             case LoadReport():
                 self._mover.report(instance, message, now=now)
+            case HandedBack(keys):
+                self._reports.handed_back(instance, keys)
             case HandoffResult():
                 self._decode.handoff_ended(instance, message, now=now)
                 self._decode.retry()
@@ -302,6 +305,7 @@ class SchedulerCore:
         self._unheard.pop(worker_id, None)
         self._pool(model)
         self._reports.snapshot(worker_id, snapshot, now=now)
+        self._mover.drains.update(self._instances[worker_id])
         self._gamma.tell(self._instances[worker_id])
         self._memory.heard(worker_id)
         for pool in self._pools.values():

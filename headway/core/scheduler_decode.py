@@ -53,6 +53,12 @@ class DecodePlacer:
         self._waiting[entry.key] = entry
         self._stale = True
 
+    def stays(self, entry: Tracked) -> None:
+        """Its worker has another role now, and decodes it itself."""
+        self._waiting.pop(entry.key, None)
+        entry.stage = Stage.PLACED
+        self._state.changed(entry.key)
+
     def remove(self, entry: Tracked) -> None:
         """The request ended, was lost or cancelled: nothing is reserved for it any more."""
         self._waiting.pop(entry.key, None)
@@ -223,6 +229,7 @@ class DecodePlacer:
         entry.target, entry.relocating = None, False
         instance.landed(entry.key)
         entry.stage, entry.worker_id, entry.unit = Stage.PLACED, target.worker_id, target.unit
+        entry.is_decoding = True
         self._state.changed(entry.key)
         instance.hold(entry.key)
         placed = Placed(entry.key, target.worker_id, target.unit, instance.info.role)
@@ -244,7 +251,7 @@ class DecodePlacer:
             request_id=entry.request_id,
             detail=f"to unit {target.unit} of {target.worker_id}: {result.message}",
         )
-        if entry.relocating:
+        if entry.relocating or source.info.role.decodes:  # which may be its role of late
             entry.stage, entry.relocating = Stage.PLACED, False
             return
         entry.stage = Stage.PREFILLED

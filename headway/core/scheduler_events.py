@@ -11,6 +11,8 @@ from headway.messages import (
     CancelStream,
     Dispatch,
     EndForward,
+    GiveBack,
+    HandedBack,
     Handoff,
     HandoffResult,
     LoadReport,
@@ -101,7 +103,7 @@ class FromWorker:
     """A worker's message; the first on a new control stream is a snapshot."""
 
     worker_id: str
-    message: Snapshot | Accepted | EndForward | HandoffResult | LoadReport
+    message: Snapshot | Accepted | EndForward | HandoffResult | HandedBack | LoadReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ class SendToWorker:
     """One order for a worker."""
 
     worker_id: str
-    message: Dispatch | Handoff | CancelStream | Tuned
+    message: Dispatch | Handoff | CancelStream | GiveBack | Tuned
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +173,9 @@ class Chosen(NamedTuple):
 class Decision:
     """Why requests went where they went: the core keeps the last of them.
 
-    ``question``: dispatch, placement, boundary (where an answer begins) or rescheduling.
-    ``rule``: the readiness rule of a dispatch, else the policy's name. ``num_left``: requests
-    that were considered and wait on.
+    ``question``: dispatch, placement, boundary (where an answer begins), rescheduling, or drain
+    (where the requests of a worker go that is to be emptied). ``rule``: the readiness rule of a
+    dispatch, else the policy's name. ``num_left``: requests that were considered and wait on.
     """
 
     question: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from headway.blocks import blocks_for
@@ -62,6 +62,7 @@ class Instance:
         self.info = info
         self.max_request_tokens = min(info.max_model_len, info.num_blocks * info.block_size)
         self.draining = False
+        self.has_changed = False  # its role, and it may hold what is not of the new one
         self.reported_at = -inf
         self._keys: dict[StreamKey, None] = {}
         self._load: InstanceLoad | None = None
@@ -105,6 +106,22 @@ class Instance:
     def let_go(self, key: StreamKey) -> None:
         """The request ended or is elsewhere."""
         self._keys.pop(key, None)
+        self._changed()
+
+    def take_back(self, key: StreamKey, unit: int, num_tokens: int) -> None:
+        """A request that it had queued is its own no more, and these tokens are no work here."""
+        flight = next((f for f in self._flights.values() if key in f.keys), None)
+        if flight is not None:
+            flight.tokens[unit] = max(0, flight.tokens[unit] - num_tokens)
+        else:
+            load = self._loads[unit]
+            queued = max(0, load.queued_prefill_tokens - num_tokens)
+            self._loads[unit] = replace(load, queued_prefill_tokens=queued)
+        self.let_go(key)
+
+    def change_role(self, info: WorkerInfo) -> None:
+        """The same worker serves something else."""
+        self.info, self.has_changed = info, True
         self._changed()
 
     def sent(self, dispatch: Dispatch, *, now: float) -> None:

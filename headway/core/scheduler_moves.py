@@ -1,4 +1,6 @@
-"""Running requests that move: to even out load (STAR), and where an answer begins (PASCAL)."""
+"""Running requests that move: to even out load (STAR), where an answer begins (PASCAL), or because
+their worker is to be emptied (``scheduler_drains``).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import numpy as np
 
 from headway.cluster import UnitId
 from headway.core.scheduler_decode import DecodePlacer
+from headway.core.scheduler_drains import Drains
 from headway.core.scheduler_events import Chosen, Considered, Decision
 from headway.core.scheduler_instance import Instance
 from headway.core.scheduler_state import SchedulerState, Stage, Tracked
@@ -37,11 +40,12 @@ class Mover:
         self._policies: dict[str, Rescheduling] = {}
         self._reports: dict[str, LoadReport] = {}
         self._due_at: dict[str, float] = {}
+        self.drains = Drains(state, instances, placer, self._relocate)
 
     @property
     def next_wakeup(self) -> float:
-        """When a model's next decision is due, inf for never."""
-        return min(self._due_at.values(), default=inf)
+        """When the next decision is due, inf for never."""
+        return min((self.drains.next_wakeup, *self._due_at.values()))
 
     # --- at intervals (STAR, Algorithm 1) -----------------------------------------------
 
@@ -56,9 +60,11 @@ class Mover:
     def forget(self, worker_id: str) -> None:
         """The worker is gone."""
         self._reports.pop(worker_id, None)
+        self.drains.forget(worker_id)
 
     def decide(self, *, now: float) -> None:
-        """Move what the policy says, of every model whose interval has gone by."""
+        """Empty who drains; move what the policy says, of models whose interval has gone by."""
+        self.drains.decide(now=now)
         for model, due_at in sorted(self._due_at.items()):
             if now < due_at:
                 continue
@@ -125,8 +131,8 @@ class Mover:
 
     def _relocate(self, entry: Tracked, target: UnitId, now: float) -> None:
         self._placer.relocate(entry, target, now=now)
-        self.forget(entry.worker_id)
-        self.forget(target.worker_id)
+        self._reports.pop(entry.worker_id, None)
+        self._reports.pop(target.worker_id, None)
 
     def _explain(
         self, model: str, units: Sequence[UnitReport], moves: Sequence[Move], now: float

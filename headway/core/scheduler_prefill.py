@@ -228,7 +228,7 @@ class PrefillPool:
         for a in assigned:
             entry = a.request
             entry.stage, entry.worker_id, entry.unit = Stage.PLACED, worker_id, a.unit.unit
-            entry.adopted = False
+            entry.adopted = entry.is_decoding = False
             self._state.changed(entry.key)
             instance.hold(entry.key)
             if self._prefixes is not None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
-from headway.cluster import UnitId, UnitLoad
+from headway.cluster import UnitId, UnitLoad, WorkerInfo
 from headway.core.scheduler_decode import DecodePlacer
 from headway.core.scheduler_instance import Instance
 from headway.core.scheduler_memory import Memory
@@ -76,6 +77,22 @@ class WorkerReports:
         else:
             entry.distrusted.add(worker_id)
 
+    def handed_back(self, instance: Instance, keys: Iterable[StreamKey]) -> None:
+        """What a worker has not begun takes its place in the window again."""
+        for key in keys:
+            entry = self._state.tracked.get(key)
+            worker_id = instance.info.worker_id
+            if entry is None or entry.worker_id != worker_id or entry.stage is not Stage.PLACED:
+                continue
+            instance.take_back(key, entry.unit, entry.num_tokens)
+            if entry.request is None:  # only its gateway can submit it again
+                self._end(entry)
+                self._state.lose([key], f"worker {worker_id} drains and had not begun it")
+                continue
+            entry.stage, entry.worker_id, entry.adopted = Stage.WAITING, "", False
+            self._state.changed(key)
+            self._pools[entry.model].window.take_back(entry)
+
     def end(self, entry: Tracked, *, but: str = "") -> None:
         """The request is over: workers that have it are to stop, ``but`` this one knows."""
         target = entry.target.worker_id if entry.target is not None else ""
@@ -95,28 +112,23 @@ class WorkerReports:
     # --- snapshots --------------------------------------------------------------------
 
     def snapshot(self, worker_id: str, snapshot: Snapshot, *, now: float) -> None:
-        """A worker is here (again); its books replace ours."""
+        """A worker is here (again), drains, or has another role.
+
+        What it leaves out has not reached it yet, or its end is still to be told.
+        """
         instance = self._instances.get(worker_id)
+        if instance is not None and _has_changed_role(instance.info, snapshot.info):
+            instance.change_role(snapshot.info)
         if instance is None or instance.info != snapshot.info:
             watermark = self._state.settings.kv_watermark
             if instance is not None:
                 self.lose_all(instance, f"worker {worker_id} has changed", now=now)
             instance = self._instances[worker_id] = Instance(snapshot.info, watermark)
         instance.draining = snapshot.draining
-        held_keys = {held.key for held in snapshot.held}
-        for key in instance.keys:
-            if key not in held_keys and not instance.is_unreported(key):
-                self._left_out(instance, key)
         for held in snapshot.held:
             self._take(instance, held, now)
         instance.report(snapshot.loads, now=now)
         self._decode.retry()
-
-    def _left_out(self, instance: Instance, key: StreamKey) -> None:
-        """A later snapshot tells of what has ended by leaving it out."""
-        entry = self._state.tracked[key]
-        if entry.stage is not Stage.MOVING:
-            self._end(entry)
 
     def _take(self, instance: Instance, held: HeldRequest, now: float) -> None:
         """A worker holds this request: believe it, unless it is to stop."""
@@ -129,9 +141,16 @@ class WorkerReports:
             return
         if entry.worker_id != worker_id:
             self._reconcile(instance, entry, held)
-        is_here = entry.worker_id == worker_id
-        if is_here and held.awaiting_handoff and entry.stage is not Stage.MOVING:
+        if entry.worker_id != worker_id or entry.stage is Stage.MOVING:
+            return
+        if held.awaiting_handoff:
             self._decode.add(entry, held, now=now)
+            return
+        entry.is_decoding = held.decoding
+        if held.decoding:
+            entry.num_tokens = held.num_tokens
+        if entry.stage is Stage.PREFILLED:
+            self._decode.stays(entry)
 
     def _stop(self, instance: Instance, held: HeldRequest) -> None:
         self._state.tell_worker(instance.info.worker_id, CancelStream(held.key))
@@ -239,6 +258,10 @@ class WorkerReports:
             self.end(entry, but=instance.info.worker_id)
             lost.append(key)
         self._state.lose(lost, reason)
+
+
+def _has_changed_role(before: WorkerInfo, after: WorkerInfo) -> bool:
+    return before != after and replace(before, role=after.role) == after
 
 
 def _is_idle(load: UnitLoad) -> bool:

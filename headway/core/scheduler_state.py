@@ -22,7 +22,16 @@ from headway.core.scheduler_events import (
     SendToGateway,
     SendToWorker,
 )
-from headway.messages import CancelStream, Dispatch, Handoff, Lost, Placed, Rejected, Tuned
+from headway.messages import (
+    CancelStream,
+    Dispatch,
+    GiveBack,
+    Handoff,
+    Lost,
+    Placed,
+    Rejected,
+    Tuned,
+)
 from headway.policies.batching.uniboost import UniBoostParams
 from headway.policies.packing.flow_control import FlowControl
 from headway.request import Request, StreamKey
@@ -37,12 +46,13 @@ class SchedulerSettings:
     this. ``gateway_grace``: requests of a gateway that stays away longer are cancelled.
     ``kv_watermark``: share of a unit's blocks that a dispatch leaves free unless the unit is
     empty, as the workers' own. ``handoff_rest``: a unit that failed a request's handoff is not
-    tried for it meanwhile. ``finish_grace``: a request's last tokens are at its gateway this long
-    after its worker reported the end, or lost if that worker dies before. ``persists``: whether
-    changes are written down for a successor; ``memory_grace``: what an earlier leader wrote down,
-    and nobody has told of this long after the election, is forgotten. ``prefix_hits``: whether
-    packing is told whose prompts begin like those that a unit was sent (SBS, cache-aware); tokens
-    have to be real for that.
+    tried for it meanwhile. ``moves_per_link``: the most requests that a worker that drains sends,
+    or a worker is sent, at a time. ``finish_grace``: a request's last tokens are at its gateway
+    this long after its worker reported the end, or lost if that worker dies before. ``persists``:
+    whether changes are written down for a successor; ``memory_grace``: what an earlier leader wrote
+    down, and nobody has told of this long after the election, is forgotten. ``prefix_hits``:
+    whether packing is told whose prompts begin like those that a unit was sent (SBS, cache-aware);
+    tokens have to be real for that.
     """
 
     dispatch: str = "sbs"
@@ -65,6 +75,7 @@ class SchedulerSettings:
     persists: bool = False
     prefix_hits: bool = False
     num_handoffs_tried: int = 5
+    moves_per_link: int = 4
     num_decisions_kept: int = 1000
     num_keys_remembered: int = 65_536
 
@@ -103,6 +114,7 @@ class Tracked:
     num_failed_handoffs: int = 0
     relocating: bool = False  # it runs, and moves: where that fails it runs on where it is
     moved_at: float = -inf
+    is_decoding: bool = False  # as far as is known: it can move
     is_answering: bool = False  # its reasoning has ended
     left_over: bool = False
     cycle: int = -1  # of the window, when it entered
@@ -253,7 +265,7 @@ class SchedulerState:
     # --- actions ----------------------------------------------------------------------
 
     def tell_worker(
-        self, worker_id: str, message: Dispatch | Handoff | CancelStream | Tuned
+        self, worker_id: str, message: Dispatch | Handoff | CancelStream | GiveBack | Tuned
     ) -> None:
         """An order for a worker."""
         self._actions.append(SendToWorker(worker_id, message))

@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from math import inf
 
-from headway.cluster import Role, UnitLoad, WorkerInfo
+from headway.cluster import UnitLoad, WorkerInfo
 from headway.core.worker_ahead import Flight, can_run_ahead, taken_for_granted
+from headway.core.worker_drain import change_role, give_back, told_to_move
 from headway.core.worker_events import (
     GatewayGone,
     PassCut,
@@ -41,10 +42,12 @@ from headway.core.worker_unit_plan import Limits
 from headway.messages import (
     Accepted,
     CancelStream,
+    ChangeRole,
     Dispatch,
     Drain,
     EndForward,
     ForwardPass,
+    GiveBack,
     PassItem,
     PassResult,
     Snapshot,
@@ -163,7 +166,15 @@ class WorkerCore:
 
     def _on_order(
         self,
-        event: Dispatch | CancelStream | Drain | SchedulerConnected | GatewayGone | Tuned | PassCut,
+        event: Dispatch
+        | CancelStream
+        | GiveBack
+        | Drain
+        | ChangeRole
+        | SchedulerConnected
+        | GatewayGone
+        | Tuned
+        | PassCut,
         actions: list[WorkerAction],
     ) -> None:
         match event:
@@ -178,6 +189,7 @@ class WorkerCore:
             case SchedulerConnected(wants):
                 self._wants = wants
                 self._predictions.is_reported = wants.lengths
+                self._state.finished.clear()  # the snapshot says it by leaving them out
                 actions.append(self._snapshot())
                 self._report_loads(actions, self._reported_at)
             case PassCut(num_steps):
@@ -185,8 +197,13 @@ class WorkerCore:
                     cut_steps(self._state, self._flights[0].forward_pass, num_steps)
             case Tuned(gamma):
                 self._planner.tune(gamma)
+            case GiveBack(keys):
+                actions.append(give_back(self._state, keys))
             case Drain():
-                self._draining = True
+                self._draining = self._state.lets_go = True
+                actions.append(self._snapshot())
+            case ChangeRole(role):
+                change_role(self._state, role)
                 actions.append(self._snapshot())
 
     def _on_dispatch(self, dispatch: Dispatch, actions: list[WorkerAction]) -> None:
@@ -310,7 +327,7 @@ class WorkerCore:
         if reason is not None:
             self._planner.completed(sequence, now=now)
             self._state.finish(sequence, reason)
-        elif self._state.info.role is Role.PREFILL:
+        elif sequence.hands_off:
             self._state.units[sequence.unit].move(sequence, Stage.HANDOFF)
             self._state.prefilled.append(sequence.held())
 
@@ -360,6 +377,8 @@ class WorkerCore:
 
     def _end_forward(self, pass_time: float, dispatch_ids: Iterable[int], now: float) -> EndForward:
         self._reported_at = now
+        if self._state.lets_go:
+            self._state.prefilled += told_to_move(self._state)
         report = EndForward(
             pass_id=self._pass_id,
             pass_time=pass_time,
@@ -389,7 +408,6 @@ class WorkerCore:
 
     def _snapshot(self) -> Snapshot:
         self._state.prefilled.clear()  # the snapshot says it: awaiting_handoff
-        self._state.finished.clear()  # … and by leaving them out
         held = [
             s.held()
             for unit in self._state.units

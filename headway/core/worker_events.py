@@ -8,10 +8,13 @@ from headway.errors import HeadwayError
 from headway.messages import (
     Accepted,
     CancelStream,
+    ChangeRole,
     Dispatch,
     Drain,
     EndForward,
     ForwardPass,
+    GiveBack,
+    HandedBack,
     Handoff,
     HandoffResult,
     HiddenStates,
@@ -131,7 +134,9 @@ WorkerEvent = (
     Dispatch
     | Handoff
     | CancelStream
+    | GiveBack
     | Drain
+    | ChangeRole
     | PassCut
     | Tuned
     | SchedulerConnected
@@ -222,6 +227,7 @@ WorkerAction = (
     | Accepted
     | EndForward
     | HandoffResult
+    | HandedBack
     | LoadReport
     | SendTokens
     | StartTransfer

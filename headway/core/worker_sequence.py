@@ -54,6 +54,8 @@ class SequenceState:
     cancelled: bool = False
     ended: FinishReason | None = None  # it stays until no pass touches its blocks
     pauses: bool = False  # it is not in the pass that is being planned
+    hands_off: bool = False  # once its prompt is computed it awaits a handoff
+    is_told: bool = False  # the scheduler knows that it can move
     moving: bool = False
     leaving: Handoff | None = None  # where it goes when it is in no pass
     num_rounds: int = 0  # of KV sent there while it runs
@@ -215,4 +217,5 @@ class SequenceState:
             unit=self.unit,
             num_tokens=self.num_tokens,
             awaiting_handoff=self.stage is Stage.HANDOFF and self.leaving is None,
+            decoding=self.decoding,
         )

@@ -69,6 +69,7 @@ class WorkerState:
         self.prefilled: list[HeldRequest] = []
         self.finished: list[FinishedRequest] = []
         self.answering: dict[StreamKey, None] = {}  # since the last report
+        self.lets_go = False  # the scheduler is told who can move
         self.has_freed_blocks = False  # by a transfer: no pass and no end would tell it
 
     @property
@@ -123,6 +124,7 @@ class WorkerState:
             self.fail(request, unit, problem)
             return
         sequence = self.sequence(request, unit, Stage.WAITING)
+        sequence.hands_off = not self.info.role.decodes
         self.units[unit].add(sequence)
         self.units[unit].look_up(sequence)
 

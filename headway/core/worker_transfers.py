@@ -62,7 +62,8 @@ def start_handoff(
     the pass that it is in.
     """
     sequence = state.find(handoff.key)
-    if sequence is None or sequence.is_over or not _can_leave(sequence):
+    is_elsewhere = handoff.target_worker_id != state.info.worker_id
+    if sequence is None or sequence.is_over or not (_can_leave(sequence) and is_elsewhere):
         return _not_held(handoff)
     if sequence.moving or sequence.leaving is not None or sequence.num_rounds:
         return None
@@ -167,7 +168,7 @@ def end_transfer(state: WorkerState, event: TransferEnded) -> HandoffResult:
             state.has_freed_blocks = True
         elif sequence.cancelled and not sequence.num_passes:
             state.end(sequence, FinishReason.CANCELLED)
-        elif sequence.leaving is not None:
+        elif sequence.leaving is not None or not sequence.hands_off:
             sequence.leaving = None
             stage = Stage.RUNNING if sequence.blocks else Stage.WAITING
             state.units[sequence.unit].move(sequence, stage)

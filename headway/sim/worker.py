@@ -27,6 +27,7 @@ from headway.messages import (
     Accepted,
     EndForward,
     ForwardPass,
+    HandedBack,
     Handoff,
     HandoffResult,
     LoadReport,
@@ -46,7 +47,7 @@ from headway.sim.transfers import Transfers
 MODEL = "model"
 HASHED_TOKENS = 512
 """Tokens of a block that a trace names by a hash (Mooncake)."""
-ToScheduler = Snapshot | Accepted | EndForward | HandoffResult | LoadReport
+ToScheduler = Snapshot | Accepted | EndForward | HandoffResult | HandedBack | LoadReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +202,14 @@ class SimWorker:
                 self._transfers.stop(key)
             case AcceptKv(key) | AcknowledgeKv(key) | RefuseKv(key):
                 self._answers[key] = action
-            case Snapshot() | Accepted() | EndForward() | HandoffResult() | LoadReport():
+            case (
+                Snapshot()
+                | Accepted()
+                | EndForward()
+                | HandoffResult()
+                | HandedBack()
+                | LoadReport()
+            ):
                 self._around.to_scheduler(self.worker_id, action)
 
     # --- KV from another instance -----------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from headway.errors import HeadwayError
 from services.runtime.logs import get_logger
@@ -30,6 +31,12 @@ class MembershipLease:
     def start(self) -> None:
         """Join, and renew three times in a lease's life."""
         self._task = asyncio.create_task(self._run())
+
+    async def change(self, role: str) -> None:
+        """Say from now on that it serves as ``role``."""
+        self._member = replace(self._member, role=role)
+        with suppress(HeadwayError):  # the next renewal says it
+            await self._store.join(self._member)
 
     async def stop(self) -> None:
         """Leave at once."""

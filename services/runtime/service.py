@@ -32,7 +32,7 @@ STOP_GRACE = 1.0
 class Runtime(Generic[C]):
     """What a service is built from. ``address`` is known once the server listens.
 
-    ``metrics`` is shown by ``metrics_listen``.
+    ``metrics`` is shown by ``metrics_listen``. ``lease``: its membership, once it serves.
     """
 
     config: C
@@ -42,6 +42,7 @@ class Runtime(Generic[C]):
     log: Any
     address: str = ""
     metrics: CollectorRegistry = field(default_factory=CollectorRegistry)
+    lease: MembershipLease | None = None
 
 
 class Service(Protocol):
@@ -118,7 +119,7 @@ async def _start(
     said = dict(service.member())
     said["detail"] = {**said.get("detail", {}), "pid": str(os.getpid())}
     member = Member(config.service_name(), config.service_id, runtime.address, **said)
-    lease = MembershipLease(store, member)
+    lease = runtime.lease = MembershipLease(store, member)
     lease.start()
     undo.push_async_callback(lease.stop)
     runtime.log.info("serving", address=runtime.address)

@@ -51,8 +51,8 @@ class SchedulerMetrics:
         self._dispatched = counter("dispatched_requests", "Requests dispatched to workers", [])
         self._moves = counter(
             "moves",
-            "Running requests ordered to another unit, to even out load (rescheduling) or where "
-            "their answer begins (boundary)",
+            "Running requests ordered to another unit, to even out load (rescheduling), where "
+            "their answer begins (boundary), or off a worker that goes (drain)",
             ["cause"],
         )
         self._gamma = Gauge(
@@ -103,7 +103,7 @@ class SchedulerMetrics:
                 self._lost.inc(len(action.message.keys))
 
     def _decided(self, decision: Decision) -> None:
-        if decision.question in ("rescheduling", "boundary"):
+        if decision.question in ("rescheduling", "boundary", "drain"):
             self._moves.labels(decision.question).inc(len(decision.chosen))
             return
         waits = self._waits.labels(decision.question)

@@ -9,7 +9,15 @@ import grpc
 
 from headway.core.scheduler_events import FromWorker, WorkerGone
 from headway.errors import Code, HeadwayError
-from headway.messages import CancelStream, ControlHello, Dispatch, Handoff, Snapshot, Tuned
+from headway.messages import (
+    CancelStream,
+    ControlHello,
+    Dispatch,
+    GiveBack,
+    Handoff,
+    Snapshot,
+    Tuned,
+)
 from protos import worker_pb2, worker_pb2_grpc
 from services.runtime import wire
 from services.runtime.channel import open_channel
@@ -17,7 +25,7 @@ from services.runtime.config import ServiceConfig
 from services.runtime.logs import get_logger
 
 _ControlCall = grpc.aio.StreamStreamCall[worker_pb2.SchedulerToWorker, worker_pb2.WorkerToScheduler]
-Order = Dispatch | Handoff | CancelStream | Tuned
+Order = Dispatch | Handoff | CancelStream | GiveBack | Tuned
 
 _CONNECT_TIMEOUT = 2.0
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0

@@ -14,6 +14,8 @@ from headway.messages import (
     Dispatch,
     Drain,
     EndForward,
+    GiveBack,
+    HandedBack,
     Handoff,
     HandoffResult,
     LoadReport,
@@ -24,8 +26,8 @@ from protos import worker_pb2
 from services.runtime import wire
 from services.runtime.logs import get_logger
 
-Report = Snapshot | Accepted | EndForward | HandoffResult | LoadReport
-Order = SchedulerConnected | Dispatch | Handoff | CancelStream | Drain | Tuned
+Report = Snapshot | Accepted | EndForward | HandoffResult | HandedBack | LoadReport
+Order = SchedulerConnected | Dispatch | Handoff | CancelStream | GiveBack | Drain | Tuned
 
 
 class ControlSession:

@@ -24,7 +24,7 @@ from headway.core.worker_events import (
     WorkerEvent,
 )
 from headway.errors import Code, HeadwayError
-from headway.messages import Drain, EndForward, ForwardPass, PassResult, Tuned
+from headway.messages import ChangeRole, Drain, EndForward, ForwardPass, PassResult, Tuned
 from headway.request import FinishReason
 from protos import worker_pb2, worker_pb2_grpc
 from services.runtime import wire
@@ -54,6 +54,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._log = runtime.log
         self._metrics = WorkerMetrics(runtime.metrics)
         self._ready = False
+        self._role = Role(self._config.role)
         self._control = ControlSession(self._post)
         self._tokens = TokenLinks(self._config, self._post)
         self.standby = Standby(runtime) if runtime.config.standby else None
@@ -65,7 +66,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
     def member(self) -> Mapping[str, Any]:
         """What the membership says of this worker."""
-        return {"role": self._config.role, "model": self.model_name}
+        return {"role": self._role.value, "model": self.model_name}
 
     # --- life -------------------------------------------------------------------------
 
@@ -238,6 +239,28 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         except HeadwayError as error:
             await wire.abort(context, error)
             raise
+
+    async def SetRole(  # noqa: N802 (the proto's name)
+        self,
+        request: worker_pb2.SetRoleRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.SetRoleRequest, worker_pb2.SetRoleReply],
+    ) -> worker_pb2.SetRoleReply:
+        """See ``protos/worker.proto``."""
+        try:
+            self._refuse_while_loading()
+            await self._set_role(wire.unpack_role(request.role))
+        except HeadwayError as error:
+            await wire.abort(context, error)
+        return worker_pb2.SetRoleReply()
+
+    async def _set_role(self, role: Role) -> None:
+        if role is self._role:
+            return
+        self._log.info("role_changed", before=self._role.value, after=role.value)
+        self._role = role
+        self._post(ChangeRole(role))
+        if self._runtime.lease is not None:
+            await self._runtime.lease.change(role.value)
 
     def _refuse_while_loading(self) -> None:
         if not self._ready:

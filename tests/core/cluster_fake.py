@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -59,7 +59,7 @@ from headway.core.worker_events import (
     WorkerAction,
     WorkerEvent,
 )
-from headway.messages import CancelStream, ForwardPass, KvHeader
+from headway.messages import CancelStream, ChangeRole, Drain, ForwardPass, KvHeader
 from headway.policies.batching.sarathi import Sarathi
 from headway.request import SamplingParams, StreamKey
 from tests.core.paged_fake import EOS, PagedFake
@@ -95,7 +95,7 @@ class Cluster:
         self.now = 1000.0
         self.settings = settings
         self.shape = {"units": 1, "chunk": 16, "blocks": 24, "block_size": 4, **shape}
-        self.roles = roles
+        self.roles = list(roles)
         self.worker_ids = [""] * len(roles)  # by place; a new life has a new id
         self.num_lives = 0
         self.num_streams = 0
@@ -112,6 +112,7 @@ class Cluster:
         self.token = 0
         self.saved: dict[StreamKey, SavedRequest] = {}
         self.learned: dict[str, Learned] = {}
+        self.draining: list[str] = []
         for place in range(len(roles)):
             self.start_worker(place)
         self.elect()
@@ -203,6 +204,31 @@ class Cluster:
                 self.to_worker(transfer.target, KvAborted(transfer.start.request.key))
         self.to_scheduler(WorkerGone(worker_id, "it died"))
         self.to_gateway(WorkerDetached(worker_id))
+
+    def drain(self, place: int) -> None:
+        """A worker is told to go; it ends when it holds nothing (``end_drains``)."""
+        worker = self.workers.get(self.worker_ids[place])
+        if worker is not None and worker.info.worker_id not in self.draining:
+            self.draining.append(worker.info.worker_id)
+            self.to_worker(worker, Drain())
+
+    def end_drains(self) -> None:
+        """Those that hold nothing go, and take what they had sent with them only if it is read."""
+        for worker_id in list(self.draining):
+            worker = self.workers.get(worker_id)
+            said = self.links.get((worker_id, "s")) or self.links.get((worker_id, "g"))
+            if worker is None or not (worker.core.num_held or said):
+                self.draining.remove(worker_id)
+                if worker is not None:
+                    self.kill(self.worker_ids.index(worker_id))
+
+    def change_role(self, place: int, role: Role) -> None:
+        """A worker serves something else from now on, without a restart."""
+        worker = self.workers.get(self.worker_ids[place])
+        if worker is not None and worker.info.role is not role:
+            self.roles[place] = role
+            worker.info = replace(worker.info, role=role)
+            self.to_worker(worker, ChangeRole(role))
 
     def revive(self, place: int) -> None:
         if self.worker_ids[place] not in self.workers:

@@ -134,21 +134,24 @@ def test_a_worker_that_comes_back_is_told_to_stop_what_was_lost_with_it() -> Non
     assert scheduler.cancelled("u") == [1]
 
 
-def test_a_worker_that_comes_back_with_another_role_loses_what_it_held() -> None:
+def test_a_worker_that_comes_back_with_another_shape_loses_what_it_held() -> None:
     scheduler = make_scheduler(("u", Role.UNIFIED))
     scheduler.submit(1)
-    scheduler.connect(make_info("u", Role.DECODE))
+    scheduler.connect(make_info("u", Role.DECODE, chunk=50))
     assert scheduler.lost() == [1]
     scheduler.submit(2)
     assert scheduler.dispatched("u") == [1]
 
 
-def test_a_later_snapshot_ends_what_it_leaves_out() -> None:
+def test_what_a_later_snapshot_leaves_out_ends_with_the_next_report() -> None:
     scheduler = make_scheduler(("u", Role.UNIFIED))
     scheduler.submit(1)
     scheduler.serve("u", running=1)
     scheduler.connect(scheduler.infos["u"], draining=True)
+    assert scheduler.core.status().num_tracked == 1  # it may have been on its way there
+    scheduler.end_forward("u", finished=(1,))
     assert scheduler.core.status().num_tracked == 0
+    assert scheduler.lost() == []
 
 
 def test_a_later_snapshot_knows_nothing_of_a_dispatch_in_flight() -> None:

@@ -86,7 +86,7 @@ def test_kv_that_finds_no_blocks_waits_in_the_targets_host_memory() -> None:
     target = make_worker(Role.DECODE, blocks=8, watermark=0.0, host_tokens=100)
     target.post(dispatch(make_request(2, 27, max_tokens=4)))
     target.run_pass()
-    source.post(Handoff(StreamKey("g", 1), "w", "w:1", 0))
+    source.post(Handoff(StreamKey("g", 1), "w2", "w2:1", 0))
     assert transfer(source, target)
     assert target.core.loads[0].host_tokens == 12
     target.run_all()

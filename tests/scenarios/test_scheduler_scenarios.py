@@ -33,6 +33,7 @@ from headway.messages import (
     Dispatch,
     EndForward,
     FinishedRequest,
+    GiveBack,
     Handoff,
     HandoffResult,
     HeldRequest,
@@ -171,7 +172,7 @@ class Scenario:
         return ""
 
     @staticmethod
-    def order(order: Dispatch | Handoff | CancelStream | Tuned) -> str:
+    def order(order: Dispatch | Handoff | CancelStream | GiveBack | Tuned) -> str:
         if isinstance(order, Dispatch):
             token, number = order.dispatch_id >> 32, order.dispatch_id & 0xFFFFFFFF
             units = ", ".join(
@@ -184,6 +185,8 @@ class Scenario:
             return f"hand {order.key.stream_id} to {target}"
         if isinstance(order, Tuned):
             return f"tuned to {order.gamma:g}"
+        if isinstance(order, GiveBack):
+            return f"give back {' '.join(str(k.stream_id) for k in order.keys)}"
         return f"cancel {order.key.stream_id}"
 
     @staticmethod

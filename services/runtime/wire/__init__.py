@@ -4,6 +4,7 @@
 HeadwayError INVALID_ARGUMENT, naming the value and the limit.
 """
 
+from services.runtime.wire.checks import unpack_role
 from services.runtime.wire.gateways import (
     pack_all_to_gateway,
     pack_all_to_scheduler,
@@ -65,6 +66,7 @@ __all__ = [
     "unpack_rate_report",
     "unpack_remaining",
     "unpack_request",
+    "unpack_role",
     "unpack_to_gateway",
     "unpack_to_scheduler",
     "unpack_to_worker",

@@ -49,6 +49,11 @@ def known(table: Mapping[int, V], number: int, name: str) -> V:
     return value
 
 
+def unpack_role(number: int) -> Role:
+    """What a worker is to serve, checked."""
+    return known(ROLE_FROM_PB, number, "role")
+
+
 def an_id(value: str, name: str) -> str:
     """A name that is there and not endless."""
     if not 0 < len(value) <= MAX_ID_CHARS:
@@ -78,6 +83,16 @@ def finite(value: float, name: str) -> float:
 def key(gateway_id: str, stream_id: int) -> StreamKey:
     """A stream's name, checked."""
     return StreamKey(an_id(gateway_id, "gateway_id"), stream_id)
+
+
+def pack_refs(keys: Iterable[StreamKey]) -> list[pb.StreamRef]:
+    """Streams' names."""
+    return [pb.StreamRef(gateway_id=each.gateway_id, stream_id=each.stream_id) for each in keys]
+
+
+def unpack_refs(refs: Iterable[pb.StreamRef]) -> tuple[StreamKey, ...]:
+    """Streams' names, checked."""
+    return tuple(key(ref.gateway_id, ref.stream_id) for ref in refs)
 
 
 def pack_loads(loads: Iterable[UnitLoad]) -> list[pb.UnitLoad]:

@@ -8,16 +8,17 @@ from headway.messages import (
     ControlHello,
     Dispatch,
     Drain,
+    GiveBack,
     Handoff,
     Tuned,
     UnitBatch,
     WantedReports,
 )
 from protos import worker_pb2 as pb
-from services.runtime.wire.checks import a_unit, an_id, key
+from services.runtime.wire.checks import a_unit, an_id, key, pack_refs, unpack_refs
 from services.runtime.wire.requests import pack_request, unpack_request
 
-ToWorker = ControlHello | Dispatch | Handoff | CancelStream | Drain | Tuned
+ToWorker = ControlHello | Dispatch | Handoff | CancelStream | GiveBack | Drain | Tuned
 
 
 def pack_to_worker(message: ToWorker) -> pb.SchedulerToWorker:
@@ -49,6 +50,8 @@ def pack_to_worker(message: ToWorker) -> pb.SchedulerToWorker:
         case CancelStream(stream):
             cancel = pb.CancelStream(gateway_id=stream.gateway_id, stream_id=stream.stream_id)
             return pb.SchedulerToWorker(cancel=cancel)
+        case GiveBack(keys):
+            return pb.SchedulerToWorker(give_back=pb.GiveBack(requests=pack_refs(keys)))
         case Drain():
             return pb.SchedulerToWorker(drain=pb.Drain())
         case Tuned(gamma):
@@ -82,12 +85,16 @@ def unpack_to_worker(packed: pb.SchedulerToWorker) -> ToWorker:
             )
         case "cancel":
             return CancelStream(key(packed.cancel.gateway_id, packed.cancel.stream_id))
+        case "give_back":
+            return GiveBack(unpack_refs(packed.give_back.requests))
         case "drain":
             return Drain()
         case "tuned":
             return Tuned(packed.tuned.gamma)
         case body:
-            raise invalid("body", body, "hello, dispatch, handoff, cancel, drain or tuned")
+            raise invalid(
+                "body", body, "hello, dispatch, handoff, cancel, give_back, drain or tuned"
+            )
 
 
 def _pack_wants(wants: WantedReports) -> pb.WantedReports:

@@ -10,6 +10,7 @@ from headway.messages import (
     Accepted,
     EndForward,
     FinishedRequest,
+    HandedBack,
     HandoffResult,
     HeldRequest,
     LoadReport,
@@ -28,12 +29,14 @@ from services.runtime.wire.checks import (
     key,
     known,
     pack_loads,
+    pack_refs,
     text,
     unpack_loads,
+    unpack_refs,
 )
 from services.runtime.wire.load_reports import pack_load_report, unpack_load_report
 
-FromWorker = Snapshot | Accepted | EndForward | HandoffResult | LoadReport
+FromWorker = Snapshot | Accepted | EndForward | HandoffResult | HandedBack | LoadReport
 
 
 def pack_from_worker(message: FromWorker) -> pb.WorkerToScheduler:
@@ -71,6 +74,8 @@ def pack_from_worker(message: FromWorker) -> pb.WorkerToScheduler:
                 message=message.message,
             )
             return pb.WorkerToScheduler(handoff_result=result)
+        case HandedBack(keys):
+            return pb.WorkerToScheduler(handed_back=pb.HandedBack(requests=pack_refs(keys)))
         case LoadReport():
             return pb.WorkerToScheduler(load_report=pack_load_report(message))
 
@@ -109,10 +114,12 @@ def unpack_from_worker(packed: pb.WorkerToScheduler) -> FromWorker:
                 retriable=result.retriable,
                 message=text(result.message),
             )
+        case "handed_back":
+            return HandedBack(unpack_refs(packed.handed_back.requests))
         case "load_report":
             return unpack_load_report(packed.load_report)
         case body:
-            bodies = "snapshot, accepted, end_forward, handoff_result or load_report"
+            bodies = "snapshot, accepted, end_forward, handoff_result, handed_back or load_report"
             raise invalid("body", body, bodies)
 
 
@@ -160,6 +167,7 @@ def _pack_held(held: Iterable[HeldRequest]) -> list[pb.HeldRequest]:
             unit=one.unit,
             num_tokens=one.num_tokens,
             awaiting_handoff=one.awaiting_handoff,
+            decoding=one.decoding,
         )
         for one in held
     ]
@@ -173,6 +181,7 @@ def _unpack_held(held: Iterable[pb.HeldRequest]) -> tuple[HeldRequest, ...]:
             a_unit(one.unit),
             one.num_tokens,
             one.awaiting_handoff,
+            one.decoding,
         )
         for one in held
     )

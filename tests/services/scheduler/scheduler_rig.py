@@ -19,6 +19,8 @@ from headway.messages import (
     EndForward,
     FinishedRequest,
     GatewayHello,
+    GiveBack,
+    HandedBack,
     Handoff,
     HandoffResult,
     HeldRequest,
@@ -47,7 +49,7 @@ from services.scheduler.config import SchedulerConfig
 from services.scheduler.service import SchedulerService
 
 M = TypeVar("M")
-Report = Snapshot | Accepted | EndForward | HandoffResult | LoadReport
+Report = Snapshot | Accepted | EndForward | HandoffResult | HandedBack | LoadReport
 PATIENCE = 20.0
 
 
@@ -69,7 +71,7 @@ class EmulatedWorker(worker_pb2_grpc.WorkerServicer):
         self.held: tuple[HeldRequest, ...] = ()
         self.silent = False
         self.hellos: list[ControlHello] = []
-        self.orders: list[Dispatch | Handoff | CancelStream] = []
+        self.orders: list[Dispatch | Handoff | CancelStream | GiveBack] = []
         self.server: GrpcServer | None = None
         self._reports: asyncio.Queue[Report | None] = asyncio.Queue()
 
@@ -97,6 +99,11 @@ class EmulatedWorker(worker_pb2_grpc.WorkerServicer):
     ) -> worker_pb2.KvReceipt:
         raise AssertionError("no scheduler moves KV")
 
+    async def SetRole(
+        self, request: worker_pb2.SetRoleRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> worker_pb2.SetRoleReply:
+        raise AssertionError("no scheduler changes a role")
+
     async def _read(self, orders: AsyncIterator[worker_pb2.SchedulerToWorker]) -> None:
         async for packed in orders:
             order = wire.unpack_to_worker(packed)
@@ -107,7 +114,7 @@ class EmulatedWorker(worker_pb2_grpc.WorkerServicer):
                 loads = (UnitLoad(0, 0, len(self.held), len(self.held), 90),)
                 self.report(Snapshot(self.info, loads, self.held))
             else:
-                assert isinstance(order, Dispatch | Handoff | CancelStream)
+                assert isinstance(order, Dispatch | Handoff | CancelStream | GiveBack)
                 self.orders.append(order)
                 if isinstance(order, Dispatch):
                     self.report(Accepted(order.dispatch_id))
