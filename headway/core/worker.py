@@ -12,7 +12,7 @@ from math import inf
 
 from headway.cluster import UnitLoad, WorkerInfo
 from headway.core.worker_ahead import Flight, can_run_ahead, taken_for_granted
-from headway.core.worker_drain import change_role, give_back, told_to_move
+from headway.core.worker_drain import give_back, let_go, told_to_move
 from headway.core.worker_events import (
     GatewayGone,
     PassCut,
@@ -199,11 +199,9 @@ class WorkerCore:
                 self._planner.tune(gamma)
             case GiveBack(keys):
                 actions.append(give_back(self._state, keys))
-            case Drain():
-                self._draining = self._state.lets_go = True
-                actions.append(self._snapshot())
-            case ChangeRole(role):
-                change_role(self._state, role)
+            case Drain() | ChangeRole():
+                self._draining = self._draining or isinstance(event, Drain)
+                let_go(self._state, event)
                 actions.append(self._snapshot())
 
     def _on_dispatch(self, dispatch: Dispatch, actions: list[WorkerAction]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from headway.cluster import Role
 from headway.core.worker_sequence import SequenceState, Stage
 from headway.core.worker_state import WorkerState
-from headway.messages import HandedBack, HeldRequest
+from headway.messages import ChangeRole, Drain, HandedBack, HeldRequest
 from headway.request import StreamKey
 
 
@@ -44,13 +44,19 @@ def told_to_move(state: WorkerState) -> list[HeldRequest]:
     return [sequence.held() for sequence in ready]
 
 
-def change_role(state: WorkerState, role: Role) -> None:
+def let_go(state: WorkerState, event: Drain | ChangeRole) -> None:
+    """What runs here, or what is not of the new role, is to run elsewhere."""
+    state.lets_go = True
+    if isinstance(event, ChangeRole):
+        _change_role(state, event.role)
+
+
+def _change_role(state: WorkerState, role: Role) -> None:
     """From now on a prompt that has been computed waits for its handoff, or decodes here.
 
     Who decodes here already goes on, whatever the role: the scheduler moves it where it belongs.
     """
     state.info = replace(state.info, role=role)
-    state.lets_go = not role.decodes
     for unit in state.units:
         for sequence in unit.sequences.values():
             sequence.hands_off = not role.decodes and _is_prompt(sequence)

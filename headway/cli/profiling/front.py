@@ -104,6 +104,14 @@ class Front(gateway_pb2_grpc.TokenSinkServicer, worker_pb2_grpc.WorkerServicer):
         await wire.abort(context, error)
         yield worker_pb2.WorkerToScheduler()
 
+    async def SetRole(  # noqa: N802 (the proto's name)
+        self, request: worker_pb2.SetRoleRequest, context: _Context
+    ) -> worker_pb2.SetRoleReply:
+        """It has no role."""
+        error = HeadwayError(Code.FAILED_PRECONDITION, "this worker takes KV and nothing else")
+        await wire.abort(context, error)
+        return worker_pb2.SetRoleReply()
+
     async def TransferKv(  # noqa: N802 (the proto's name)
         self, request_iterator: AsyncIterator[worker_pb2.KvChunk], context: _Context
     ) -> worker_pb2.KvReceipt:
