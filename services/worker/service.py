@@ -79,6 +79,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         )
         if self.standby is not None:
             config = self._config = await self.standby.role()
+            self._role = Role(config.role)
         info = WorkerInfo(
             worker_id=config.service_id,
             address=self._runtime.address,
