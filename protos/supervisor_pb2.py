@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17protos/supervisor.proto\x12\nheadway.v1\"1\n\x0cScaleRequest\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x13\n\x0bnum_workers\x18\x02 \x01(\r\"\x14\n\x12GetReplicasRequest\"\xa7\x02\n\x08Replicas\x12\x39\n\x0bnum_workers\x18\x01 \x03(\x0b\x32$.headway.v1.Replicas.NumWorkersEntry\x12;\n\x0cnum_draining\x18\x02 \x03(\x0b\x32%.headway.v1.Replicas.NumDrainingEntry\x12\'\n\x06starts\x18\x03 \x03(\x0b\x32\x17.headway.v1.WorkerStart\x12\x13\n\x0bnum_standby\x18\x04 \x01(\r\x1a\x31\n\x0fNumWorkersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a\x32\n\x10NumDrainingEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"]\n\x0bWorkerStart\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x0c\n\x04warm\x18\x05 \x01(\x08\x32\x8a\x01\n\nSupervisor\x12\x37\n\x05Scale\x12\x18.headway.v1.ScaleRequest\x1a\x14.headway.v1.Replicas\x12\x43\n\x0bGetReplicas\x12\x1e.headway.v1.GetReplicasRequest\x1a\x14.headway.v1.Replicasb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17protos/supervisor.proto\x12\nheadway.v1\"1\n\x0cScaleRequest\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x13\n\x0bnum_workers\x18\x02 \x01(\r\"H\n\x11\x43hangeRoleRequest\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\x13\n\x0bnum_workers\x18\x03 \x01(\r\"&\n\x0f\x43hangeRoleReply\x12\x13\n\x0bnum_changed\x18\x01 \x01(\r\"\x14\n\x12GetReplicasRequest\"\xa7\x02\n\x08Replicas\x12\x39\n\x0bnum_workers\x18\x01 \x03(\x0b\x32$.headway.v1.Replicas.NumWorkersEntry\x12;\n\x0cnum_draining\x18\x02 \x03(\x0b\x32%.headway.v1.Replicas.NumDrainingEntry\x12\'\n\x06starts\x18\x03 \x03(\x0b\x32\x17.headway.v1.WorkerStart\x12\x13\n\x0bnum_standby\x18\x04 \x01(\r\x1a\x31\n\x0fNumWorkersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a\x32\n\x10NumDrainingEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"]\n\x0bWorkerStart\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x0c\n\x04warm\x18\x05 \x01(\x08\x32\xd4\x01\n\nSupervisor\x12\x37\n\x05Scale\x12\x18.headway.v1.ScaleRequest\x1a\x14.headway.v1.Replicas\x12H\n\nChangeRole\x12\x1d.headway.v1.ChangeRoleRequest\x1a\x1b.headway.v1.ChangeRoleReply\x12\x43\n\x0bGetReplicas\x12\x1e.headway.v1.GetReplicasRequest\x1a\x14.headway.v1.Replicasb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,16 +37,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REPLICAS_NUMDRAININGENTRY']._serialized_options = b'8\001'
   _globals['_SCALEREQUEST']._serialized_start=39
   _globals['_SCALEREQUEST']._serialized_end=88
-  _globals['_GETREPLICASREQUEST']._serialized_start=90
-  _globals['_GETREPLICASREQUEST']._serialized_end=110
-  _globals['_REPLICAS']._serialized_start=113
-  _globals['_REPLICAS']._serialized_end=408
-  _globals['_REPLICAS_NUMWORKERSENTRY']._serialized_start=307
-  _globals['_REPLICAS_NUMWORKERSENTRY']._serialized_end=356
-  _globals['_REPLICAS_NUMDRAININGENTRY']._serialized_start=358
-  _globals['_REPLICAS_NUMDRAININGENTRY']._serialized_end=408
-  _globals['_WORKERSTART']._serialized_start=410
-  _globals['_WORKERSTART']._serialized_end=503
-  _globals['_SUPERVISOR']._serialized_start=506
-  _globals['_SUPERVISOR']._serialized_end=644
+  _globals['_CHANGEROLEREQUEST']._serialized_start=90
+  _globals['_CHANGEROLEREQUEST']._serialized_end=162
+  _globals['_CHANGEROLEREPLY']._serialized_start=164
+  _globals['_CHANGEROLEREPLY']._serialized_end=202
+  _globals['_GETREPLICASREQUEST']._serialized_start=204
+  _globals['_GETREPLICASREQUEST']._serialized_end=224
+  _globals['_REPLICAS']._serialized_start=227
+  _globals['_REPLICAS']._serialized_end=522
+  _globals['_REPLICAS_NUMWORKERSENTRY']._serialized_start=421
+  _globals['_REPLICAS_NUMWORKERSENTRY']._serialized_end=470
+  _globals['_REPLICAS_NUMDRAININGENTRY']._serialized_start=472
+  _globals['_REPLICAS_NUMDRAININGENTRY']._serialized_end=522
+  _globals['_WORKERSTART']._serialized_start=524
+  _globals['_WORKERSTART']._serialized_end=617
+  _globals['_SUPERVISOR']._serialized_start=620
+  _globals['_SUPERVISOR']._serialized_end=832
 # @@protoc_insertion_point(module_scope)

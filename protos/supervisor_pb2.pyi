@@ -41,6 +41,50 @@ class ScaleRequest(_message.Message):
 Global___ScaleRequest: _TypeAlias = ScaleRequest  # noqa: Y015
 
 @_typing.final
+class ChangeRoleRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    NUM_WORKERS_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    target: _builtins.str
+    num_workers: _builtins.int
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        target: _builtins.str = ...,
+        num_workers: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_workers", b"num_workers", "source", b"source", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeRoleRequest: _TypeAlias = ChangeRoleRequest  # noqa: Y015
+
+@_typing.final
+class ChangeRoleReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_CHANGED_FIELD_NUMBER: _builtins.int
+    num_changed: _builtins.int
+    def __init__(
+        self,
+        *,
+        num_changed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_changed", b"num_changed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeRoleReply: _TypeAlias = ChangeRoleReply  # noqa: Y015
+
+@_typing.final
 class GetReplicasRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

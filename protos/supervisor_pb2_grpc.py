@@ -39,6 +39,11 @@ class SupervisorStub(object):
                 request_serializer=protos_dot_supervisor__pb2.ScaleRequest.SerializeToString,
                 response_deserializer=protos_dot_supervisor__pb2.Replicas.FromString,
                 _registered_method=True)
+        self.ChangeRole = channel.unary_unary(
+                '/headway.v1.Supervisor/ChangeRole',
+                request_serializer=protos_dot_supervisor__pb2.ChangeRoleRequest.SerializeToString,
+                response_deserializer=protos_dot_supervisor__pb2.ChangeRoleReply.FromString,
+                _registered_method=True)
         self.GetReplicas = channel.unary_unary(
                 '/headway.v1.Supervisor/GetReplicas',
                 request_serializer=protos_dot_supervisor__pb2.GetReplicasRequest.SerializeToString,
@@ -51,6 +56,13 @@ class SupervisorServicer(object):
 
     def Scale(self, request, context):
         """Start or drain workers of a role until as many are left; returns at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeRole(self, request, context):
+        """Have workers of one role serve another one without a restart: as many as can now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -69,6 +81,11 @@ def add_SupervisorServicer_to_server(servicer, server):
                     servicer.Scale,
                     request_deserializer=protos_dot_supervisor__pb2.ScaleRequest.FromString,
                     response_serializer=protos_dot_supervisor__pb2.Replicas.SerializeToString,
+            ),
+            'ChangeRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeRole,
+                    request_deserializer=protos_dot_supervisor__pb2.ChangeRoleRequest.FromString,
+                    response_serializer=protos_dot_supervisor__pb2.ChangeRoleReply.SerializeToString,
             ),
             'GetReplicas': grpc.unary_unary_rpc_method_handler(
                     servicer.GetReplicas,
@@ -103,6 +120,33 @@ class Supervisor(object):
             '/headway.v1.Supervisor/Scale',
             protos_dot_supervisor__pb2.ScaleRequest.SerializeToString,
             protos_dot_supervisor__pb2.Replicas.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.v1.Supervisor/ChangeRole',
+            protos_dot_supervisor__pb2.ChangeRoleRequest.SerializeToString,
+            protos_dot_supervisor__pb2.ChangeRoleReply.FromString,
             options,
             channel_credentials,
             insecure,

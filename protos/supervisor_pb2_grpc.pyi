@@ -33,6 +33,8 @@ class SupervisorStub:
     def __new__(cls, channel: _aio.Channel) -> SupervisorAsyncStub: ...
     Scale: _grpc.UnaryUnaryMultiCallable[_supervisor_pb2.ScaleRequest, _supervisor_pb2.Replicas]
     """Start or drain workers of a role until as many are left; returns at once."""
+    ChangeRole: _grpc.UnaryUnaryMultiCallable[_supervisor_pb2.ChangeRoleRequest, _supervisor_pb2.ChangeRoleReply]
+    """Have workers of one role serve another one without a restart: as many as can now."""
     GetReplicas: _grpc.UnaryUnaryMultiCallable[_supervisor_pb2.GetReplicasRequest, _supervisor_pb2.Replicas]
 
 @_typing.type_check_only
@@ -40,6 +42,8 @@ class SupervisorAsyncStub(SupervisorStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Scale: _aio.UnaryUnaryMultiCallable[_supervisor_pb2.ScaleRequest, _supervisor_pb2.Replicas]  # type: ignore[assignment]
     """Start or drain workers of a role until as many are left; returns at once."""
+    ChangeRole: _aio.UnaryUnaryMultiCallable[_supervisor_pb2.ChangeRoleRequest, _supervisor_pb2.ChangeRoleReply]  # type: ignore[assignment]
+    """Have workers of one role serve another one without a restart: as many as can now."""
     GetReplicas: _aio.UnaryUnaryMultiCallable[_supervisor_pb2.GetReplicasRequest, _supervisor_pb2.Replicas]  # type: ignore[assignment]
 
 class SupervisorServicer(metaclass=_abc_1.ABCMeta):
@@ -50,6 +54,14 @@ class SupervisorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_supervisor_pb2.Replicas, _abc.Awaitable[_supervisor_pb2.Replicas]]:
         """Start or drain workers of a role until as many are left; returns at once."""
+
+    @_abc_1.abstractmethod
+    def ChangeRole(
+        self,
+        request: _supervisor_pb2.ChangeRoleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_supervisor_pb2.ChangeRoleReply, _abc.Awaitable[_supervisor_pb2.ChangeRoleReply]]:
+        """Have workers of one role serve another one without a restart: as many as can now."""
 
     @_abc_1.abstractmethod
     def GetReplicas(

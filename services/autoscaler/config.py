@@ -35,6 +35,9 @@ class AutoscalerConfig(PresetConfig):
         10.0, ge=0.0, description="s of lesser need before a pool shrinks (all but fixed)"
     )
     budget: int = Field(0, ge=0, description="most workers of all roles together, 0: no limit")
+    change_roles: bool = Field(
+        True, description="a worker of a pool that shrinks serves the one that grows (process)"
+    )
     interval: float = Field(1.0, gt=0.0, description="s between decisions")
     staleness: float = Field(5.0, gt=0.0, description="s after which a report counts no more")
     num_decisions: int = Field(

@@ -49,6 +49,7 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
             self._post,
             runtime.log,
             interval=config.interval,
+            changes_roles=config.change_roles,
         )
         self._core = AutoscalerCore(
             config.policy().make(),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headway.core.autoscaler_events import ROLES, OrderedReport, PublishTargets
+from headway.core.autoscaler_roles import role_changes
 from headway.core.autoscaler_starts import StartsReport
 from headway.errors import HeadwayError
 from services.autoscaler.actuators import Actuator
@@ -16,7 +17,8 @@ class Steering:
     """Compares what is ordered with what was decided last, once an ``interval`` (s).
 
     It goes by what the actuator says, never by what it has been told: an order that was lost is
-    given again, and somebody else's change is undone.
+    given again, and somebody else's change is undone. With ``changes_roles`` an instance of a pool
+    that shrinks becomes one of the pool that grows, where the actuator can do that.
     """
 
     def __init__(
@@ -27,12 +29,14 @@ class Steering:
         log: Any,
         *,
         interval: float,
+        changes_roles: bool = True,
     ) -> None:
         self._actuator = actuator
         self._newest = newest
         self._post = post
         self._log = log
         self._interval = interval
+        self._changes_roles = changes_roles
         self._reached = True
         self._task: asyncio.Task[None] | None = None
 
@@ -75,13 +79,28 @@ class Steering:
         starts = await self._actuator.starts()
         if starts is not None:
             self._post(starts)
-        for role in found:
-            decided = self._newest()
-            wanted = None if decided is None else getattr(decided.targets, f"num_{role}", None)
-            if wanted is None or wanted == found[role]:
-                continue
-            self._log.info("scaling", role=role, before=found[role], after=wanted)
-            await self._actuator.scale(role, wanted)
+        decided = self._newest()
+        if decided is None:
+            return
+        wanted = {role: getattr(decided.targets, f"num_{role}", found[role]) for role in found}
+        there = await self._change_roles(found, wanted) if self._changes_roles else dict(found)
+        for role, number in wanted.items():
+            if number != there[role]:
+                self._log.info("scaling", role=role, before=there[role], after=number)
+                await self._actuator.scale(role, number)
+
+    async def _change_roles(
+        self, found: Mapping[str, int], wanted: Mapping[str, int]
+    ) -> dict[str, int]:
+        """Sooner than to drain one and start another; what is there then."""
+        there = dict(found)
+        for source, target, number in role_changes(found, wanted):
+            num_changed = await self._actuator.change_role(source, target, number)
+            if num_changed:
+                self._log.info("roles_changed", before=source, after=target, number=num_changed)
+            there[source] -= num_changed
+            there[target] += num_changed
+        return there
 
     def _failed(self, error: HeadwayError) -> None:
         if self._reached:

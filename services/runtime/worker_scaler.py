@@ -15,6 +15,7 @@ from protos import supervisor_pb2, supervisor_pb2_grpc
 from services.runtime import wire
 from services.runtime.config import ServiceConfig
 from services.runtime.membership import MembershipLease
+from services.runtime.role_change import set_role
 from services.runtime.server import GrpcServer
 from services.runtime.standby_workers import StandbyWorkers, free_id
 from services.runtime.store import Member, Store
@@ -97,6 +98,19 @@ class WorkerScaler(supervisor_pb2_grpc.SupervisorServicer):
             process.show("draining")
             self._draining[process] = asyncio.create_task(self._drain(process))
 
+    async def change_role(self, source: str, target: str, num_workers: int) -> int:
+        """Those that serve, the youngest first; how many have taken the new role."""
+        for role in (source, target):
+            if role not in self._roles:
+                raise invalid("role", role, f"one of {', '.join(self._roles)}")
+        serving = [process for process in self._there(source) if process.address]
+        num_changed = 0
+        for process in serving[::-1][:num_workers]:
+            if await set_role(process, target, self._config):
+                num_changed += 1
+                process.show(f"is a {target} worker now")
+        return num_changed
+
     def _order(self, role: str) -> tuple[SupervisedProcess, bool]:
         """One more of a role, and whether it had stood by."""
         warm = None if self._standby is None else self._standby.take(role, self._make_spec)
@@ -155,6 +169,19 @@ class WorkerScaler(supervisor_pb2_grpc.SupervisorServicer):
         except HeadwayError as error:
             await wire.abort(context, error)
         return self._replicas()
+
+    async def ChangeRole(  # noqa: N802 (the proto's name)
+        self, request: supervisor_pb2.ChangeRoleRequest, context: _Context
+    ) -> supervisor_pb2.ChangeRoleReply:
+        """See ``protos/supervisor.proto``."""
+        num_changed = 0
+        try:
+            num_changed = await self.change_role(
+                request.source, request.target, request.num_workers
+            )
+        except HeadwayError as error:
+            await wire.abort(context, error)
+        return supervisor_pb2.ChangeRoleReply(num_changed=num_changed)
 
     async def GetReplicas(  # noqa: N802 (the proto's name)
         self, request: supervisor_pb2.GetReplicasRequest, context: _Context

@@ -66,5 +66,9 @@ class ComposeActuator:
             raise HeadwayError(Code.UNAVAILABLE, message)
         return out.decode(errors="replace")
 
+    async def change_role(self, source: str, target: str, num_instances: int) -> int:
+        """It cannot."""
+        return 0
+
     async def close(self) -> None:
         """Nothing to let go of."""

@@ -99,6 +99,10 @@ class KubernetesActuator:
         context = (active or {}).get("context", {})
         self._namespace = self._namespace or context.get("namespace", "default")
 
+    async def change_role(self, source: str, target: str, num_instances: int) -> int:
+        """It cannot."""
+        return 0
+
     async def close(self) -> None:
         """Hang up."""
         client, self._client = self._client, None

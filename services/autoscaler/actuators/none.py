@@ -20,5 +20,9 @@ class NoActuator:
     async def scale(self, role: str, num_instances: int) -> None:
         """Nothing."""
 
+    async def change_role(self, source: str, target: str, num_instances: int) -> int:
+        """It cannot."""
+        return 0
+
     async def close(self) -> None:
         """Nothing to let go of."""

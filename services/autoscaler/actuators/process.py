@@ -64,6 +64,18 @@ class ProcessActuator:
         except grpc.aio.AioRpcError as error:
             raise wire.error_of(error) from error
 
+    async def change_role(self, source: str, target: str, num_instances: int) -> int:
+        """Workers that serve; those that start are drained and started as before."""
+        stub = await self._stub()
+        request = supervisor_pb2.ChangeRoleRequest(
+            source=source, target=target, num_workers=num_instances
+        )
+        try:
+            reply = await stub.ChangeRole(request, timeout=_CALL_TIMEOUT)
+        except grpc.aio.AioRpcError as error:
+            raise wire.error_of(error) from error
+        return reply.num_changed
+
     async def _stub(self) -> supervisor_pb2_grpc.SupervisorAsyncStub:
         members = await self._store.members("supervisor")
         address = min((member.address for member in members), default="")

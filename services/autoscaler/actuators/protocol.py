@@ -27,5 +27,8 @@ class Actuator(Protocol):
     async def scale(self, role: str, num_instances: int) -> None:
         """Want so many; those over it drain first. Returns before they are there, or gone."""
 
+    async def change_role(self, source: str, target: str, num_instances: int) -> int:
+        """Have instances serve another role without a restart; how many do: 0, where none can."""
+
     async def close(self) -> None:
         """Let go of connections; instances stay."""

@@ -35,6 +35,8 @@ class Books:
         self.is_away = False
         self.num_calls = 0
         self.newest_starts: StartsReport | None = None
+        self.num_changeable = 0
+        self.num_changed = 0
 
     async def ordered(self) -> Mapping[str, int]:
         if self.is_away:
@@ -47,6 +49,13 @@ class Books:
     async def scale(self, role: str, num_instances: int) -> None:
         self.num_calls += 1
         self.replicas[role] = num_instances
+
+    async def change_role(self, source: str, target: str, num_instances: int) -> int:
+        number = min(num_instances, self.num_changeable)
+        self.num_changed += number
+        self.replicas[source] -= number
+        self.replicas[target] += number
+        return number
 
     async def close(self) -> None:
         pass
@@ -108,6 +117,24 @@ async def test_a_load_makes_instances_and_its_end_takes_them_away(
         await stub.ReportFleet(fleet(3, 0))
         await until(lambda: books.replicas["prefill"] == 1)
         assert books.replicas["decode"] == 1
+
+
+@pytest.mark.parametrize(("change_roles", "num_changed"), [(True, 1), (False, 0)])
+async def test_a_worker_of_a_pool_that_shrinks_serves_the_one_that_grows(
+    store_url: str,
+    cluster: str,
+    monkeypatch: pytest.MonkeyPatch,
+    change_roles: bool,
+    num_changed: int,
+) -> None:
+    books = Books(prefill=3, decode=1)
+    books.num_changeable = 1
+    options = {"num_prefill": 1, "num_decode": 3, "change_roles": change_roles}
+    config = AutoscalerConfig(store=store_url, cluster=cluster, interval=0.02, **options)  # type: ignore[arg-type]  # options by name
+    async with steered(config, books, monkeypatch):
+        await until(lambda: books.replicas == {"prefill": 1, "decode": 3})
+    assert books.num_changed == num_changed
+    assert books.num_calls == 2  # what could not change is drained and started
 
 
 async def test_how_long_starts_took_is_told_to_the_policy(

@@ -1,0 +1,62 @@
+"""``headway up --autoscale``: a worker serves another role while clients are being answered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from services.autoscaler.actuators.process import ProcessActuator
+from services.runtime.config import ServiceConfig
+from tests.system.local_cluster import local_cluster, until
+from tests.system.test_autoscale import PATIENCE, Load
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+
+# a policy that wants what there is, so that only the test changes anything
+PARAMS = '{"prefill_requests": 100000, "decode_requests": 100000}'
+
+
+async def test_workers_change_their_role_under_load_without_a_failed_request(
+    store_url: str, cluster: str, tmp_path: Path
+) -> None:
+    flags = ("--autoscale", "--prefill", "1", "--decode", "2", "--scale-down-delay", "600")
+    async with (
+        local_cluster(store_url, cluster, tmp_path, *flags, "--scaling-params", PARAMS) as running,
+        httpx.AsyncClient(base_url=running.base_url, timeout=PATIENCE) as client,
+    ):
+        config = ServiceConfig(store=store_url, cluster=cluster)
+        actuator = ProcessActuator(config, running.store)
+        load = Load(client)
+        load.at_a_time(6)
+
+        async def roles() -> list[str]:
+            load.check()
+            return sorted(member.role for member in await running.workers())
+
+        async def is_answering() -> bool:
+            load.check()
+            return load.num_answered > answered + 5
+
+        for source, target, expected in (
+            ("decode", "prefill", ["decode", "prefill", "prefill"]),
+            ("prefill", "decode", ["decode", "decode", "prefill"]),
+        ):
+            answered = load.num_answered
+            await until(is_answering, PATIENCE)
+            pids = {p.spec.service_id: p.pid for p in running.supervisor.processes}
+            assert await actuator.change_role(source, target, 1) == 1
+
+            async def has_changed(wanted: list[str] = expected) -> bool:
+                return await roles() == wanted
+
+            await until(has_changed, PATIENCE)
+            answered = load.num_answered
+            await until(is_answering, PATIENCE)
+            now = {p.spec.service_id: p.pid for p in running.supervisor.processes}
+            assert now == pids, "no process was started again"
+        await load.end()
+        await actuator.close()
+        assert await running.metric("headway_gateway_open_requests") == 0
+        assert await running.metric("headway_gateway_resubmitted_requests") == 0
