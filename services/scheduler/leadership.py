@@ -11,13 +11,19 @@ from services.runtime.clock import Clock
 from services.runtime.logs import get_logger
 from services.runtime.store import Store
 
+_MARGIN = 0.1  # of a lease
+_NEARLY = 0.005  # seconds: a call that may take less is none
+
 
 class Leadership:
     """Stands for election for as long as it runs.
 
     ``elected`` gets the fencing token, ``deposed`` follows when the lease is lost, or cannot be
-    shown to be held any more. The lease is renewed three times in its lifetime. Each term stands
-    under a name of its own, so that it has a fencing token, and so dispatch ids, of its own.
+    shown to be held any more. The lease is renewed three times in its lifetime; while the store
+    does not answer, it is asked again and again for as long as the lease surely lasts, so a hiccup
+    of less than half a lease ends no term. Nobody else can have been elected by then, and whoever
+    is elected later has a newer token. Each term stands under a name of its own, so that it has a
+    fencing token, and so dispatch ids, of its own.
     """
 
     def __init__(
@@ -71,7 +77,7 @@ class Leadership:
         while True:
             asked_at = self._clock.now()
             try:
-                async with asyncio.timeout(self._ttl / 3):
+                async with asyncio.timeout(self._patience(asked_at)):
                     token = await self._store.acquire_leader(
                         self._candidate_id, self._address, self._ttl
                     )
@@ -79,9 +85,23 @@ class Leadership:
                 await self._answered(token, asked_at)
             except (HeadwayError, TimeoutError) as error:
                 self._log.warning("store_unreachable", error=repr(error))
-                if self._clock.now() >= self._held_until - self._ttl / 3:
+                if self._clock.now() >= self._surely_until - _NEARLY:
                     await self._step_down("the lease could not be renewed")
+                await asyncio.sleep(self._ttl / 20)
+                continue
             await asyncio.sleep(self._ttl / 3 if self._token is not None else self._ttl / 10)
+
+    @property
+    def _surely_until(self) -> float:
+        """Until when nobody else can lead: stepping down, and clocks that differ, take a little."""
+        return self._held_until - self._ttl * _MARGIN
+
+    def _patience(self, now: float) -> float:
+        """How long a call may take: no longer than what it is asked for is of use."""
+        longest = self._ttl / 3
+        if self._token is None:
+            return longest
+        return min(longest, max(_NEARLY, self._surely_until - now))
 
     async def _answered(self, token: int | None, asked_at: float) -> None:
         if token is None:
