@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import common_pb2 as protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/predictor.proto\x12\nheadway.v1\x1a\x13protos/common.proto\"\xbd\x01\n\x0ePredictRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06hidden\x18\x02 \x01(\x0c\x12\r\n\x05width\x18\x03 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x04 \x03(\r\x12\x13\n\x0bgateway_ids\x18\x05 \x03(\t\x12\x10\n\x08gateways\x18\x06 \x03(\r\x12\x12\n\nstream_ids\x18\x07 \x03(\x04\x12\'\n\x05\x65nded\x18\x08 \x03(\x0b\x32\x18.headway.v1.EndedRequest\"\x81\x01\n\x0c\x45ndedRequest\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x11\n\tstream_id\x18\x02 \x01(\x04\x12\x19\n\x11num_output_tokens\x18\x03 \x01(\r\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.headway.v1.FinishReason\"B\n\x0cPredictReply\x12\x11\n\tremaining\x18\x01 \x03(\x01\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06weight\x18\x03 \x01(\x01\"U\n\x0eObserveRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x02 \x03(\r\x12\x19\n\x11num_output_tokens\x18\x03 \x03(\r\"$\n\x0cObserveReply\x12\x14\n\x0cnum_observed\x18\x01 \x01(\x04\" \n\x0fGetTableRequest\x12\r\n\x05model\x18\x01 \x01(\t\"j\n\x0bLengthTable\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1b\n\x13\x62ucket_upper_bounds\x18\x02 \x03(\r\x12\x1a\n\x12mean_output_tokens\x18\x03 \x03(\x01\x12\x13\n\x0bnum_samples\x18\x04 \x03(\x04\x32\xcf\x01\n\tPredictor\x12?\n\x07Observe\x12\x1a.headway.v1.ObserveRequest\x1a\x18.headway.v1.ObserveReply\x12@\n\x08GetTable\x12\x1b.headway.v1.GetTableRequest\x1a\x17.headway.v1.LengthTable\x12?\n\x07Predict\x12\x1a.headway.v1.PredictRequest\x1a\x18.headway.v1.PredictReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/predictor.proto\x12\nheadway.v1\x1a\x13protos/common.proto\"\xd8\x01\n\x0ePredictRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06hidden\x18\x02 \x01(\x0c\x12\r\n\x05width\x18\x03 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x04 \x03(\r\x12\x13\n\x0bgateway_ids\x18\x05 \x03(\t\x12\x10\n\x08gateways\x18\x06 \x03(\r\x12\x12\n\nstream_ids\x18\x07 \x03(\x04\x12\'\n\x05\x65nded\x18\x08 \x03(\x0b\x32\x18.headway.v1.EndedRequest\x12\x19\n\x11num_prompt_tokens\x18\t \x03(\r\"\x81\x01\n\x0c\x45ndedRequest\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x11\n\tstream_id\x18\x02 \x01(\x04\x12\x19\n\x11num_output_tokens\x18\x03 \x01(\r\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.headway.v1.FinishReason\"B\n\x0cPredictReply\x12\x11\n\tremaining\x18\x01 \x03(\x01\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06weight\x18\x03 \x01(\x01\"U\n\x0eObserveRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x02 \x03(\r\x12\x19\n\x11num_output_tokens\x18\x03 \x03(\r\"$\n\x0cObserveReply\x12\x14\n\x0cnum_observed\x18\x01 \x01(\x04\" \n\x0fGetTableRequest\x12\r\n\x05model\x18\x01 \x01(\t\"j\n\x0bLengthTable\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1b\n\x13\x62ucket_upper_bounds\x18\x02 \x03(\r\x12\x1a\n\x12mean_output_tokens\x18\x03 \x03(\x01\x12\x13\n\x0bnum_samples\x18\x04 \x03(\x04\x32\xcf\x01\n\tPredictor\x12?\n\x07Observe\x12\x1a.headway.v1.ObserveRequest\x1a\x18.headway.v1.ObserveReply\x12@\n\x08GetTable\x12\x1b.headway.v1.GetTableRequest\x1a\x17.headway.v1.LengthTable\x12?\n\x07Predict\x12\x1a.headway.v1.PredictRequest\x1a\x18.headway.v1.PredictReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,19 +33,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.predictor_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PREDICTREQUEST']._serialized_start=60
-  _globals['_PREDICTREQUEST']._serialized_end=249
-  _globals['_ENDEDREQUEST']._serialized_start=252
-  _globals['_ENDEDREQUEST']._serialized_end=381
-  _globals['_PREDICTREPLY']._serialized_start=383
-  _globals['_PREDICTREPLY']._serialized_end=449
-  _globals['_OBSERVEREQUEST']._serialized_start=451
-  _globals['_OBSERVEREQUEST']._serialized_end=536
-  _globals['_OBSERVEREPLY']._serialized_start=538
-  _globals['_OBSERVEREPLY']._serialized_end=574
-  _globals['_GETTABLEREQUEST']._serialized_start=576
-  _globals['_GETTABLEREQUEST']._serialized_end=608
-  _globals['_LENGTHTABLE']._serialized_start=610
-  _globals['_LENGTHTABLE']._serialized_end=716
-  _globals['_PREDICTOR']._serialized_start=719
-  _globals['_PREDICTOR']._serialized_end=926
+  _globals['_PREDICTREQUEST']._serialized_end=276
+  _globals['_ENDEDREQUEST']._serialized_start=279
+  _globals['_ENDEDREQUEST']._serialized_end=408
+  _globals['_PREDICTREPLY']._serialized_start=410
+  _globals['_PREDICTREPLY']._serialized_end=476
+  _globals['_OBSERVEREQUEST']._serialized_start=478
+  _globals['_OBSERVEREQUEST']._serialized_end=563
+  _globals['_OBSERVEREPLY']._serialized_start=565
+  _globals['_OBSERVEREPLY']._serialized_end=601
+  _globals['_GETTABLEREQUEST']._serialized_start=603
+  _globals['_GETTABLEREQUEST']._serialized_end=635
+  _globals['_LENGTHTABLE']._serialized_start=637
+  _globals['_LENGTHTABLE']._serialized_end=743
+  _globals['_PREDICTOR']._serialized_start=746
+  _globals['_PREDICTOR']._serialized_end=953
 # @@protoc_insertion_point(module_scope)

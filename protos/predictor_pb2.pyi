@@ -35,6 +35,7 @@ class PredictRequest(_message.Message):
     GATEWAYS_FIELD_NUMBER: _builtins.int
     STREAM_IDS_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     hidden: _builtins.bytes
     """(n, d) float16, little endian"""
@@ -58,6 +59,10 @@ class PredictRequest(_message.Message):
     def ended(self) -> _containers.RepeatedCompositeFieldContainer[Global___EndedRequest]:
         """since the last call: for predictors that learn"""
 
+    @_builtins.property
+    def num_prompt_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """or none: NaN from a predictor that reads them"""
+
     def __init__(
         self,
         *,
@@ -69,10 +74,11 @@ class PredictRequest(_message.Message):
         gateways: _abc.Iterable[_builtins.int] | None = ...,
         stream_ids: _abc.Iterable[_builtins.int] | None = ...,
         ended: _abc.Iterable[Global___EndedRequest] | None = ...,
+        num_prompt_tokens: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "gateway_ids", b"gateway_ids", "gateways", b"gateways", "hidden", b"hidden", "model", b"model", "num_output_tokens", b"num_output_tokens", "stream_ids", b"stream_ids", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "gateway_ids", b"gateway_ids", "gateways", b"gateways", "hidden", b"hidden", "model", b"model", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "stream_ids", b"stream_ids", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

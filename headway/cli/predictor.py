@@ -68,6 +68,11 @@ def _add_train(kinds: Any) -> None:
         default=0.0,
         help="of a prediction against earlier ones; 1: the paper's; default: best on validation",
     )
+    add(
+        "--hidden-only",
+        action="store_true",
+        help="read the state alone, as the paper's does, and not the tokens of prompt and output",
+    )
     add("--search", type=int, default=0, metavar="N", help="trials of the paper's search space")
     add("--num-threads", type=int, default=1, help="torch threads (default 1)")
     add("--seed", type=int, default=0, help="of weights and batches (default 0)")

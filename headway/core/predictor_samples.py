@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import nan
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +15,20 @@ from headway.request import FinishReason, StreamKey
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """States of running requests; ``num_output_tokens``: of each when its state was computed."""
+    """States of running requests; ``num_output_tokens``: of each when its state was computed.
+
+    ``num_prompt_tokens``: of each request, or none where that is unknown.
+    """
 
     hidden: HiddenStates
     num_output_tokens: tuple[int, ...]
+    num_prompt_tokens: tuple[int, ...] = ()
+
+    @property
+    def counts(self) -> NDArray[np.float32]:
+        """Tokens of each one's prompt and of its output so far, (n, 2); NaN where unknown."""
+        prompt = self.num_prompt_tokens or (nan,) * len(self.num_output_tokens)
+        return np.array([prompt, self.num_output_tokens], dtype=np.float32).T
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +42,18 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """Hidden states (n, d), the tokens that followed each (n,), and whose it is (n,)."""
+    """Hidden states (n, d), the tokens that followed each (n,), and whose it is (n,).
+
+    ``counts``: tokens of its prompt and of its output by then, (n, 2), where they are known.
+    """
 
     hidden: NDArray[np.float16]
     remaining: NDArray[np.float32]
     owners: NDArray[np.int64]
+    counts: NDArray[np.float32] | None = None
 
 
-_Row = tuple[int, NDArray[np.float16]]
+_Row = tuple[NDArray[np.float32], NDArray[np.float16]]
 
 
 class SampleBuffer:
@@ -61,11 +76,12 @@ class SampleBuffer:
     def see(self, seen: Seen) -> None:
         """Keep these states; rows that hold what is no number are left out."""
         good = np.atleast_1d(np.isfinite(seen.hidden.values).all(axis=1))
+        counts = seen.counts
         for place, key in enumerate(seen.hidden.keys):
             if good[place]:
                 row = seen.hidden.values[place].copy()  # not all of its batch
                 rows = self._running.setdefault(key, [])
-                rows.append((seen.num_output_tokens[place], row))
+                rows.append((counts[place], row))
         while len(self._running) > self._num_running:
             del self._running[next(iter(self._running))]
 
@@ -82,15 +98,16 @@ class SampleBuffer:
     def samples(self) -> Samples | None:
         """All samples of the ended requests that are kept; None before the first has ended."""
         rows = [
-            (row, total - at, owner)
+            (row, total - counts[1], owner, counts)
             for owner, (total, pairs) in self._ended.items()
-            for at, row in pairs
-            if at <= total
+            for counts, row in pairs
+            if counts[1] <= total
         ]
         if not rows:
             return None
         return Samples(
-            np.stack([row for row, _, _ in rows]),
-            np.array([left for _, left, _ in rows], dtype=np.float32),
-            np.array([owner for _, _, owner in rows], dtype=np.int64),
+            np.stack([row for row, *_ in rows]),
+            np.array([left for _, left, *_ in rows], dtype=np.float32),
+            np.array([owner for _, _, owner, _ in rows], dtype=np.int64),
+            np.stack([counts for *_, counts in rows]),
         )

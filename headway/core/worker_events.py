@@ -215,10 +215,14 @@ class RefuseKv:
 
 @dataclass(frozen=True, slots=True)
 class AskPredictor:
-    """Have these scored; ``num_output_tokens``: of each request, when its state was computed."""
+    """Have these scored; ``num_output_tokens``: of each request, when its state was computed.
+
+    ``num_prompt_tokens``: of each request as its client sent it, or none.
+    """
 
     hidden: HiddenStates
     num_output_tokens: tuple[int, ...]
+    num_prompt_tokens: tuple[int, ...] = ()
 
 
 WorkerAction = (

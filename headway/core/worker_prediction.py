@@ -56,17 +56,19 @@ class Predictions:
         """
         rows: list[int] = []
         num_output_tokens: list[int] = []
+        num_prompt_tokens: list[int] = []
         for row, key in enumerate(hidden.keys):
             sequence = self._state.find(key)
             if sequence is not None and not sequence.is_over:
                 rows.append(row)
                 num_output_tokens.append(len(sequence.output) - 1)
+                num_prompt_tokens.append(sequence.num_prompt_tokens)
         if not rows:
             return []
         if len(rows) < len(hidden.keys):
             keys = tuple(hidden.keys[row] for row in rows)
             hidden = HiddenStates(keys, hidden.values[rows])
-        return [AskPredictor(hidden, tuple(num_output_tokens))]
+        return [AskPredictor(hidden, tuple(num_output_tokens), tuple(num_prompt_tokens))]
 
     def take(self, predicted: Predicted) -> None:
         """Believe what is a length, of requests that are here."""

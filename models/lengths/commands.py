@@ -26,7 +26,7 @@ from transformers import AutoTokenizer
 from headway.errors import Code, HeadwayError, invalid, require_between
 from models.lengths.baselines import fit_all
 from models.lengths.collect import Collector, CollectSettings
-from models.lengths.measure import PREDICTOR, best_weight, card, measure
+from models.lengths.measure import PREDICTOR, as_served, best_weight, card, measure
 from models.lengths.prompts import file_chats, prompts, task_chats
 from models.lengths.samples import Collected, load_samples, save_samples
 from models.lengths.train import Epoch, Trained, TrainSettings, search_space, train
@@ -95,13 +95,15 @@ def train_version(args: argparse.Namespace) -> int:
         patience=args.patience,
         weight_decay=args.weight_decay,
         seed=args.seed,
+        counts=not args.hidden_only,
     )
     trials = _search(samples, base, args.search) if args.search else []
     best = min(trials, key=lambda trial: trial.error).settings if trials else base
     trained = _train(samples, best, args.epochs)
     print(f"best validation error {trained.error:.2f} tokens; fitting the baselines")
-    weight = args.weight or best_weight(trained.network, samples)
-    measured = measure(trained.network, fit_all(samples, args.seed), samples, weight)
+    served = as_served(samples, int(about.get("every", 1)))
+    weight = args.weight or best_weight(trained.network, served)
+    measured = measure(trained.network, fit_all(samples, args.seed), served, weight)
     made = {"weight": weight, "trained_at": int(time.time())}
     path = _save(args.out, trained, trials, measured, {**about, **made})
     print((path / "README.md").read_text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,10 +15,30 @@ from services.predictor.network import LengthNetwork, parameter_count
 
 PREDICTOR = "hidden state"
 SMOOTHED = "with earlier ones"
-WEIGHTS = (1.0, 0.5, 0.3, 0.2, 0.1, 0.05)
+WEIGHTS = (1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02)
 """Of a prediction against a request's earlier ones; 1 is the paper's."""
 EDGES = (0, 2, 40, 80, 160, 320, 640, 1280, 2560, 5120, 10_240, 20_480, 1 << 31)
 """Of the table by tokens generated so far; the first row is the state at the first token."""
+SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+COHORT_TOKENS = (21, 41, 61, 101, 141, 201, 281, 401, 601, 1201)
+LEAST_TOKENS = 120
+"""Of an output in the table by shares: each fifth of it holds a sample, one every 20 tokens."""
+SERVED_EVERY = 20
+COUNTS = ", and the tokens of its prompt and of its output so far"
+
+
+def as_served(samples: Collected, every: int) -> Collected:
+    """The samples that a worker asks about, one every 20 tokens: collected ones may be denser."""
+    if SERVED_EVERY % every:
+        return samples
+    rows = (samples.num_output_tokens - 1) % SERVED_EVERY == 0
+    return replace(
+        samples,
+        hidden=samples.hidden[rows],
+        owners=samples.owners[rows],
+        num_output_tokens=samples.num_output_tokens[rows],
+        remaining=samples.remaining[rows],
+    )
 
 
 def smoothed(remaining: Floats, samples: Collected, weight: float) -> Floats:
@@ -35,7 +56,7 @@ def smoothed(remaining: Floats, samples: Collected, weight: float) -> Floats:
 def best_weight(network: LengthNetwork, samples: Collected) -> float:
     """The one whose smoothed predictions err least on the validation split."""
     validation = samples.split("validation")
-    raw = network.remaining(validation.hidden)
+    raw = network.remaining(validation.hidden, validation.counts)
 
     def error(weight: float) -> float:
         return float(np.abs(smoothed(raw, validation, weight) - validation.remaining).mean())
@@ -49,7 +70,11 @@ def measure(
     samples: Collected,
     weight: float = 1.0,
 ) -> dict[str, Any]:
-    """Mean absolute errors in tokens: of every split, and of validation by generated tokens."""
+    """Mean absolute errors in tokens: of every split, and of validation in the course of outputs.
+
+    By generated tokens, whoever is left; by shares of the output and by tokens, of the same
+    requests all the way.
+    """
     errors = {name: _errors(network, baselines, samples.split(name), weight) for name in SPLITS}
     validation = samples.split("validation")
     return {
@@ -58,6 +83,7 @@ def measure(
             for split, found in errors.items()
         },
         "by_generated": _by_generated(errors["validation"], validation),
+        "by_share": _by_share(errors["validation"], validation),
         "by_length": _by_length(errors["validation"], validation),
         "num_samples": {name: len(samples.split(name).remaining) for name in SPLITS},
         "num_requests": {
@@ -71,7 +97,7 @@ def _errors(
 ) -> dict[str, Floats]:
     if not len(samples.remaining):
         return {}
-    found = {PREDICTOR: network.remaining(samples.hidden)}
+    found = {PREDICTOR: network.remaining(samples.hidden, samples.counts)}
     if weight < 1:
         found[SMOOTHED] = smoothed(found[PREDICTOR], samples, weight)
     found |= {name: remaining_by(baseline, samples) for name, baseline in baselines.items()}
@@ -95,30 +121,57 @@ def _by_generated(errors: Mapping[str, Floats], samples: Collected) -> list[dict
     return rows
 
 
-def _by_length(errors: Mapping[str, Floats], samples: Collected) -> list[dict[str, Any]]:
-    """The same requests followed from their first token: errors by generated tokens, by length.
+def _by_share(errors: Mapping[str, Floats], samples: Collected) -> list[dict[str, Any]]:
+    """Every request in every row: at its first token, then in each share of its output.
 
-    Over all requests an error may rise with the tokens generated only because the long ones remain.
+    A request counts once in a row, by its mean error there.
     """
     totals = samples.remaining + samples.num_output_tokens
-    best = SMOOTHED if SMOOTHED in errors else PREDICTOR
-    bands = []
-    for low, high in pairwise((0, *EDGES[4:])):
-        inside = (totals >= low) & (totals < high)
+    long = totals >= LEAST_TOKENS
+    shares = samples.num_output_tokens / totals
+    rows = []
+    for low, high in ((-1.0, SHARES[0]), *pairwise(SHARES)):
+        inside = (shares > low) & (shares <= high) & (samples.num_output_tokens > 1)
+        if high == 0:
+            inside = samples.num_output_tokens <= 1
+        inside &= long
         if inside.any():
-            chosen = {best: np.where(inside, errors[best], np.float32(np.nan))}
-            bands.append(
+            rows.append(
                 {
-                    "from": low,
-                    "below": high,
+                    "from": max(0.0, low),
+                    "to": high,
                     "num_requests": len(np.unique(samples.owners[inside])),
                     "mae": {
-                        row["from"]: row["mae"][best]
-                        for row in _by_generated(chosen, samples)
-                        if np.isfinite(row["mae"][best])
+                        name: _mean_by_owner(each[inside], samples.owners[inside])
+                        for name, each in errors.items()
                     },
                 }
             )
+    return rows
+
+
+def _mean_by_owner(errors: Floats, owners: np.ndarray) -> float:
+    _, places = np.unique(owners, return_inverse=True)
+    means = np.bincount(places, weights=errors) / np.bincount(places)
+    return round(float(means.mean()), 2)
+
+
+def _by_length(errors: Mapping[str, Floats], samples: Collected) -> list[dict[str, Any]]:
+    """The same requests at the same tokens: outputs of a length, up to where all of them come."""
+    totals = samples.remaining + samples.num_output_tokens
+    best = SMOOTHED if SMOOTHED in errors else PREDICTOR
+    bands = []
+    for low, high in pairwise((80, 160, 240, 320, 480, *EDGES[6:])):
+        inside = (totals >= low) & (totals < high)
+        if inside.any():
+            at = samples.num_output_tokens
+            mae = {
+                first: _mean(errors[best][inside & (at >= first) & (at < first + SERVED_EVERY)])
+                for first in (1, *COHORT_TOKENS)
+                if first + SERVED_EVERY <= low
+            }
+            num_requests = len(np.unique(samples.owners[inside]))
+            bands.append({"from": low, "below": high, "num_requests": num_requests, "mae": mae})
     return bands
 
 
@@ -130,19 +183,19 @@ def _mean(values: Floats) -> float:
 def card(about: Mapping[str, Any], network: LengthNetwork, measured: Mapping[str, Any]) -> str:
     """The model card, Markdown."""
     shape = network.shape
-    layers = " → ".join(str(each) for each in (shape.width, *shape.layers, 1))
-    count = parameter_count(shape.layers, shape.width)
+    layers = " → ".join(str(each) for each in (shape.num_inputs, *shape.layers, 1))
+    count = parameter_count(shape.layers, shape.num_inputs)
     names = list(measured["mae"]["validation"])
     lines = [
         f"# Remaining lengths of {about['model']}",
         "",
-        f"Tokens that a running request still generates, from the last layer's hidden state of its "
-        f"newest token: {layers} ({count:,} parameters), L1 loss.",
+        "Tokens that a running request still generates, from the last layer's hidden state of its "
+        f"newest token{COUNTS if shape.counts else ''}: {layers} ({count:,} parameters), L1 loss.",
         "",
         f"Made by `headway predictor train` from {sum(measured['num_requests'].values()):,} "
         f"requests ({about.get('prompts', 'unknown prompts')}), a state every "
-        f"{about.get('every', '?')} tokens, temperatures {about.get('temperatures', '?')}; "
-        "split by request 70/15/15.",
+        f"{about.get('every', '?')} tokens (measured: as served, every {SERVED_EVERY}), "
+        f"temperatures {about.get('temperatures', '?')}; split by request 70/15/15.",
         "",
         "## Mean absolute error, tokens",
         "",
@@ -174,10 +227,29 @@ def card(about: Mapping[str, Any], network: LengthNetwork, measured: Mapping[str
             ],
         ),
         "",
-        "## The same requests, followed",
+        "Whoever is left: further down there are longer and longer outputs only. The next two "
+        "tables are of the same requests all the way.",
         "",
-        f"Errors of the column “{SMOOTHED if SMOOTHED in names else PREDICTOR}”, by the output's "
-        "length in the end: further down in the table above only the long ones are left.",
+        "## Validation, by shares of the output",
+        "",
+        _table(
+            ["of the output", "requests", *names],
+            [
+                [
+                    _share(row["from"], row["to"]),
+                    f"{row['num_requests']:,}",
+                    *(f"{row['mae'][name]:.1f}" for name in names),
+                ]
+                for row in measured["by_share"]
+            ],
+        ),
+        "",
+        f"Outputs of at least {LEAST_TOKENS} tokens; each counts once in every row.",
+        "",
+        "## Validation, the same requests at the same tokens",
+        "",
+        f"Of the column “{SMOOTHED if SMOOTHED in names else PREDICTOR}”, by the output's length "
+        "in the end: a row's requests are in all of its cells.",
         "",
         _followed(measured["by_length"]),
         "",
@@ -188,7 +260,7 @@ def card(about: Mapping[str, Any], network: LengthNetwork, measured: Mapping[str
 def _followed(bands: Sequence[Mapping[str, Any]]) -> str:
     edges = sorted({int(edge) for band in bands for edge in band["mae"]})
     return _table(
-        ["output tokens", "requests", *(f"from {edge}" for edge in edges)],
+        ["output tokens", "requests", *(f"at {edge}" for edge in edges)],
         [
             [
                 _range(band["from"], band["below"]),
@@ -202,6 +274,10 @@ def _followed(bands: Sequence[Mapping[str, Any]]) -> str:
 
 def _shown(error: float | None) -> str:
     return "" if error is None else f"{error:.1f}"
+
+
+def _share(low: float, high: float) -> str:
+    return "first token" if high == 0 else f"{low:.0%} to {high:.0%}"
 
 
 def _range(low: int, high: int) -> str:

@@ -68,6 +68,12 @@ class Collected:
         lengths = [len(request.prompt_token_ids) for request in self.requests]
         return np.array(lengths, dtype=np.int64)[self.owners]
 
+    @property
+    def counts(self) -> NDArray[np.float32]:
+        """Tokens of each sample's prompt and of its output by then, (n, 2)."""
+        counts = np.stack([self.num_prompt_tokens, self.num_output_tokens], axis=1)
+        return counts.astype(np.float32)
+
 
 def save_samples(collected: Collected, path: Path, about: Mapping[str, Any]) -> None:
     """One file; ``about`` (the model, its tokenizer, k) is kept with it."""

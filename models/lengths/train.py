@@ -30,7 +30,8 @@ class TrainSettings:
     """``layers``: hidden widths, empty for the default of the model's size.
 
     ``patience``: epochs without a better validation error before training ends.
-    ``rate``: the peak learning rate; it falls to a tenth by a cosine.
+    ``rate``: the peak learning rate; it falls to a hundredth by a cosine. ``counts``: whether the
+    network reads the tokens of prompt and output beside the state.
     """
 
     layers: tuple[int, ...] = ()
@@ -40,6 +41,7 @@ class TrainSettings:
     patience: int = 10
     weight_decay: float = 0.01
     seed: int = 0
+    counts: bool = True
 
     def __post_init__(self) -> None:
         require_over("rate", self.rate, 0)
@@ -94,8 +96,9 @@ def train(
     torch.manual_seed(settings.seed)
     width = fitting.hidden.shape[1]
     if start is None:
-        network = LengthNetwork(NetworkShape(width, settings.layers or default_layers(width)))
-        network.normalise_by(fitting.hidden, fitting.remaining)
+        layers = settings.layers or default_layers(width)
+        network = LengthNetwork(NetworkShape(width, layers, settings.counts))
+        network.normalise_by(network.inputs(fitting.hidden, fitting.counts), fitting.remaining)
     else:
         network = copy.deepcopy(start)
     return _fit(network, fitting, judging, settings, on_epoch)
@@ -112,13 +115,15 @@ def _fit(
         network.parameters(), lr=settings.rate, weight_decay=settings.weight_decay
     )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
-        optimizer, settings.num_epochs, eta_min=settings.rate / 10
+        optimizer, settings.num_epochs, eta_min=settings.rate / 100
     )
     epochs: list[Epoch] = []
+    inputs, remaining = _tensors(network, fitting)
     best, best_error, num_worse = copy.deepcopy(network.state_dict()), float("inf"), 0
     rng, began = np.random.default_rng(settings.seed), time.monotonic()
     for number in range(1, settings.num_epochs + 1):
-        error = _one_epoch(network, optimizer, _batches(fitting, settings.batch_size, rng))
+        batches = _batches(inputs, remaining, settings.batch_size, rng)
+        error = _one_epoch(network, optimizer, batches)
         schedule.step()
         judged = mean_absolute_error(network, judging)
         epochs.append(Epoch(number, error, judged, time.monotonic() - began))
@@ -132,14 +137,18 @@ def _fit(
     return Trained(network.eval(), settings, tuple(epochs))
 
 
+def _tensors(network: LengthNetwork, samples: Collected) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs = network.inputs(samples.hidden, samples.counts)
+    return inputs, torch.from_numpy(samples.remaining.astype(np.float32))
+
+
 def _batches(
-    samples: Collected, batch_size: int, rng: np.random.Generator
+    inputs: torch.Tensor, remaining: torch.Tensor, batch_size: int, rng: np.random.Generator
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    order = rng.permutation(len(samples.remaining))
+    order = torch.from_numpy(rng.permutation(len(remaining)))
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
-        states = torch.from_numpy(samples.hidden[rows].astype(np.float32))
-        yield states, torch.from_numpy(samples.remaining[rows])
+        yield inputs[rows], remaining[rows]
 
 
 def _one_epoch(
@@ -150,8 +159,8 @@ def _one_epoch(
     """The mean absolute error on the way, in tokens."""
     network.train()
     total, count = 0.0, 0
-    for states, remaining in batches:
-        loss = (network(states) - remaining / network.target_scale).abs().mean()
+    for inputs, remaining in batches:
+        loss = (network(inputs) - remaining / network.target_scale).abs().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -162,7 +171,7 @@ def _one_epoch(
 
 def mean_absolute_error(network: LengthNetwork, samples: Collected) -> float:
     """In tokens, over all samples."""
-    return float(np.abs(network.remaining(samples.hidden) - samples.remaining).mean())
+    return float(np.abs(predictions(network, samples) - samples.remaining).mean())
 
 
 # --- the paper's search ---------------------------------------------------------------
@@ -186,4 +195,4 @@ def search_space(base: TrainSettings, num_trials: int) -> Sequence[TrainSettings
 
 def predictions(network: LengthNetwork, samples: Collected) -> NDArray[np.float32]:
     """Tokens still to come, (n,)."""
-    return network.remaining(samples.hidden)
+    return network.remaining(samples.hidden, samples.counts)

@@ -80,7 +80,7 @@ class Learner:
         about = {
             name: each
             for name, each in self._scorer.loaded.about.items()
-            if name not in ("width", "layers")
+            if name not in ("width", "layers", "counts")
         }
         about |= {
             "learned_from": self._scorer.loaded.version,
@@ -90,14 +90,19 @@ class Learner:
 
 
 def _error(network: LengthNetwork, samples: Samples, rows: np.ndarray) -> float:
-    return float(np.abs(network.remaining(samples.hidden[rows]) - samples.remaining[rows]).mean())
+    found = network.remaining(samples.hidden[rows], _counts(samples, rows))
+    return float(np.abs(found - samples.remaining[rows]).mean())
+
+
+def _counts(samples: Samples, rows: np.ndarray) -> np.ndarray | None:
+    return None if samples.counts is None else samples.counts[rows]
 
 
 def _fine_tuned(
     network: LengthNetwork, samples: Samples, rows: np.ndarray, settings: LearnSettings
 ) -> LengthNetwork:
     tuned = copy.deepcopy(network).train()
-    states = torch.from_numpy(samples.hidden[rows].astype(np.float32))
+    states = tuned.inputs(samples.hidden[rows], _counts(samples, rows))
     targets = torch.from_numpy(samples.remaining[rows]) / tuned.target_scale
     optimizer = torch.optim.AdamW(tuned.parameters(), lr=settings.rate)
     for _ in range(settings.num_steps):

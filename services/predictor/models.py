@@ -84,7 +84,7 @@ class Models:
             known = ", ".join(self._scorers) or "none"
             message = f"no predictor of model {question.model!r} is here; there are: {known}"
             raise HeadwayError(Code.NOT_FOUND, message, param="model")
-        scores = await scorer.score(question.seen.hidden.values)
+        scores = await scorer.score(question.seen.hidden.values, question.seen.counts)
         learner = self._learners.get(question.model)
         if learner is not None and learner.take(question.seen, question.ended):
             self._learn(scorer, learner)

@@ -1,4 +1,8 @@
-"""The predictor's network: a hidden state in, the tokens still to come out (STAR, section 4)."""
+"""The predictor's network: a hidden state in, the tokens still to come out (STAR, section 4).
+
+Beside the state it may read two counts that the worker knows and a state hardly tells, positions
+being relative in it: the tokens of the prompt, and of the output so far.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from headway.errors import invalid, require_between
 
 PAPER_LAYERS = (2048, 512, 64)
 _LARGE = 1_000_000  # parameters; the time of smaller ones is not in their products
+_COUNT_INPUTS = 4  # both counts, and their logarithms
 MAX_DEPTH, MAX_WIDTH = 8, 16_384
 
 
@@ -22,15 +27,19 @@ def default_layers(width: int) -> tuple[int, ...]:
     """The paper's for a model of its size, narrower for small ones."""
     if width >= 1024:
         return PAPER_LAYERS
-    return (max(64, 2 * width), max(64, width), 64)
+    return (max(64, 4 * width), max(64, 2 * width), 64)
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkShape:
-    """``width``: d, of a hidden state. ``layers``: widths of the hidden layers, at least one."""
+    """``width``: d, of a hidden state. ``layers``: widths of the hidden layers, at least one.
+
+    ``counts``: whether it reads the tokens of prompt and output, too (the paper's does not).
+    """
 
     width: int
     layers: tuple[int, ...]
+    counts: bool = False
 
     def __post_init__(self) -> None:
         require_between("width", self.width, 1, 65_536)
@@ -38,9 +47,14 @@ class NetworkShape:
         for layer in self.layers:
             require_between("a layer's width", layer, 1, MAX_WIDTH)
 
+    @property
+    def num_inputs(self) -> int:
+        """What the first layer reads."""
+        return self.width + _COUNT_INPUTS * self.counts
+
 
 class LengthNetwork(torch.nn.Module):
-    """Linear layers with ReLU: d → … → 1, on normalised states; the constants are its own."""
+    """Linear layers with ReLU: d → … → 1, on normalised inputs; the constants are its own."""
 
     input_mean: torch.Tensor
     input_scale: torch.Tensor
@@ -49,7 +63,7 @@ class LengthNetwork(torch.nn.Module):
     def __init__(self, shape: NetworkShape) -> None:
         super().__init__()
         self.shape = shape
-        widths = (shape.width, *shape.layers, 1)
+        widths = (shape.num_inputs, *shape.layers, 1)
         layers: list[torch.nn.Module] = []
         for number, (before, after) in enumerate(itertools.pairwise(widths)):
             if number:
@@ -57,22 +71,38 @@ class LengthNetwork(torch.nn.Module):
             layers.append(torch.nn.Linear(before, after))
         self.layers = torch.nn.Sequential(*layers)
         self._computes_in = torch.float32  # all layers but the last
-        self.register_buffer("input_mean", torch.zeros(shape.width))
-        self.register_buffer("input_scale", torch.ones(shape.width))
+        self.register_buffer("input_mean", torch.zeros(shape.num_inputs))
+        self.register_buffer("input_scale", torch.ones(shape.num_inputs))
         self.register_buffer("target_scale", torch.ones(()))
 
     @torch.no_grad()
-    def normalise_by(self, hidden: NDArray[np.float16], remaining: NDArray[np.float32]) -> None:
-        """Take the constants from training data: states (n, d), tokens (n,)."""
-        states = hidden.astype(np.float32)
-        spread = np.maximum(states.std(axis=0), 1e-3)
-        self.input_mean.copy_(torch.from_numpy(states.mean(axis=0)))
-        self.input_scale.copy_(torch.from_numpy(1.0 / spread))
+    def normalise_by(self, inputs: torch.Tensor, remaining: NDArray[np.float32]) -> None:
+        """Take the constants from training data: inputs (n, d or more), tokens (n,)."""
+        self.input_mean.copy_(inputs.mean(dim=0))
+        self.input_scale.copy_(1.0 / inputs.std(dim=0, correction=0).clamp_min(1e-3))
         self.target_scale.fill_(max(1.0, float(remaining.mean())))
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """States (n, d) to tokens over ``target_scale``, (n,); may be below 0."""
-        normalised = (hidden - self.input_mean) * self.input_scale
+    def inputs(
+        self, hidden: NDArray[np.float16], counts: NDArray[np.float32] | None = None
+    ) -> torch.Tensor:
+        """What it reads of states (n, d) and token counts (n, 2): float32, (n, num_inputs).
+
+        Counts that are not given are NaN. INVALID_ARGUMENT for another width.
+        """
+        if hidden.ndim != 2 or hidden.shape[1] != self.shape.width:
+            limit = f"{self.shape.width}, as the model's hidden states"
+            raise invalid("width", hidden.shape[-1], limit)
+        states = torch.from_numpy(hidden.astype(np.float32))
+        if not self.shape.counts:
+            return states
+        if counts is None:
+            counts = np.full((len(hidden), 2), np.nan, dtype=np.float32)
+        read = torch.from_numpy(np.ascontiguousarray(counts, dtype=np.float32))
+        return torch.cat([states, read, torch.log1p(read)], dim=1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Inputs (n, num_inputs) to tokens over ``target_scale``, (n,); may be below 0."""
+        normalised = (inputs - self.input_mean) * self.input_scale
         inner = self.layers[:-1](normalised.to(self._computes_in))
         tokens: torch.Tensor = self.layers[-1](inner.float()).squeeze(-1)
         return tokens
@@ -82,7 +112,7 @@ class LengthNetwork(torch.nn.Module):
 
         What it says then differs by well under 1 %, far less than it errs.
         """
-        is_large = parameter_count(self.shape.layers, self.shape.width) >= _LARGE
+        is_large = parameter_count(self.shape.layers, self.shape.num_inputs) >= _LARGE
         if not (is_large and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
             return self
         fast = copy.deepcopy(self).eval()
@@ -91,19 +121,17 @@ class LengthNetwork(torch.nn.Module):
         return fast
 
     @torch.inference_mode()
-    def remaining(self, hidden: NDArray[np.float16]) -> NDArray[np.float32]:
-        """Tokens still to come, at least 0, (n,); NaN for a state that is not all numbers."""
-        if hidden.ndim != 2 or hidden.shape[1] != self.shape.width:
-            limit = f"{self.shape.width}, as the model's hidden states"
-            raise invalid("width", hidden.shape[-1], limit)
-        states = torch.from_numpy(hidden.astype(np.float32))
-        scaled = self(states) * self.target_scale
-        tokens: NDArray[np.float32] = scaled.clamp_min(0.0).numpy()
-        good = np.isfinite(hidden).all(axis=1)
+    def remaining(
+        self, hidden: NDArray[np.float16], counts: NDArray[np.float32] | None = None
+    ) -> NDArray[np.float32]:
+        """Tokens still to come, at least 0, (n,); NaN where an input is no number."""
+        inputs = self.inputs(hidden, counts)
+        tokens: NDArray[np.float32] = (self(inputs) * self.target_scale).clamp_min(0.0).numpy()
+        good = torch.isfinite(inputs).all(dim=1).numpy()
         return np.where(good & np.isfinite(tokens), tokens, np.float32(np.nan))
 
 
 def parameter_count(layers: Sequence[int], width: int) -> int:
-    """Weights and biases."""
+    """Weights and biases; ``width``: of the inputs."""
     widths = (width, *layers, 1)
     return sum((a + 1) * b for a, b in itertools.pairwise(widths))

@@ -22,6 +22,7 @@ MOST_ROWS = 1024
 """Of one batch; the next calls are the next batch."""
 
 _States = NDArray[np.float16]
+_Counts = NDArray[np.float32]
 
 
 class Scores(NamedTuple):
@@ -34,6 +35,7 @@ class Scores(NamedTuple):
 
 class _Call(NamedTuple):
     hidden: _States
+    counts: _Counts
     answer: asyncio.Future[Scores]
 
 
@@ -62,15 +64,20 @@ class Scorer:
         """The version that answers."""
         return self._loaded
 
-    async def score(self, hidden: _States) -> Scores:
-        """Of states (n, d). INVALID_ARGUMENT for another width, or where none is all numbers."""
+    async def score(self, hidden: _States, counts: _Counts | None = None) -> Scores:
+        """Of states (n, d); ``counts`` (n, 2): tokens of prompt and output, NaN where unknown.
+
+        INVALID_ARGUMENT for another width, or where none is all numbers.
+        """
         width = self._loaded.network.shape.width
         if hidden.shape[1] != width:
             limit = f"{width}, as the hidden states of {self.model}"
             raise invalid("width", hidden.shape[1], limit)
         if not np.isfinite(hidden).all(axis=1).any():
             raise invalid("hidden", "NaN or infinite", "finite in at least one vector")
-        call = _Call(hidden, asyncio.get_running_loop().create_future())
+        if counts is None:
+            counts = np.full((len(hidden), 2), np.nan, dtype=np.float32)
+        call = _Call(hidden, counts, asyncio.get_running_loop().create_future())
         self._waiting.append(call)
         if self._task is None:
             self._task = asyncio.create_task(self._run())
@@ -83,8 +90,11 @@ class Scorer:
             calls, network, loaded = self._take(), self._network, self._loaded
             began = time.perf_counter()
             states = np.concatenate([call.hidden for call in calls])
+            counts = np.concatenate([call.counts for call in calls])
             try:
-                remaining = await loop.run_in_executor(self._thread, self._compute, network, states)
+                remaining = await loop.run_in_executor(
+                    self._thread, self._compute, network, states, counts
+                )
             except Exception as error:  # whoever waits must hear of it
                 self._log.error("scoring_failed", exc_info=error)
                 _fail(calls, HeadwayError(Code.INTERNAL, f"the predictor failed: {error}"))
@@ -108,10 +118,12 @@ class Scorer:
             num_rows += len(calls[-1].hidden)
         return calls
 
-    def _compute(self, network: LengthNetwork, states: _States) -> NDArray[np.float32]:
+    def _compute(
+        self, network: LengthNetwork, states: _States, counts: _Counts
+    ) -> NDArray[np.float32]:
         if torch.get_num_threads() != self._num_threads:
             torch.set_num_threads(self._num_threads)
-        return network.remaining(states)
+        return network.remaining(states, counts)
 
     # --- versions ---------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ def save_version(folder: Path, network: LengthNetwork, about: Mapping[str, Any])
     save_file(weights, path / WEIGHTS)
     (path / WEIGHTS).chmod(0o644)  # a service of another user may be the reader
     shape = network.shape
-    config = {"width": shape.width, "layers": list(shape.layers), **about}
+    config = {"width": shape.width, "layers": list(shape.layers), "counts": shape.counts, **about}
     partial = path / f"{CONFIG}.partial"
     partial.write_text(json.dumps(config, indent=2) + "\n")
     partial.replace(path / CONFIG)
@@ -75,7 +75,8 @@ def load_version(folder: Path, version: str = "") -> LoadedPredictor:
         if not version:
             raise FileNotFoundError("it has no version yet")
         about = json.loads((path / CONFIG).read_text())
-        network = LengthNetwork(NetworkShape(about["width"], tuple(about["layers"])))
+        layers, counts = tuple(about["layers"]), bool(about.get("counts", False))
+        network = LengthNetwork(NetworkShape(about["width"], layers, counts))
         network.load_state_dict(load_file(path / WEIGHTS))
         weight = float(about.get("weight", 1.0))
         if not 0 < weight <= 1:

@@ -134,7 +134,13 @@ class PredictorLink:
         self, stub: predictor_pb2_grpc.PredictorAsyncStub, question: AskPredictor
     ) -> None:
         ended = [self._ended.popleft() for _ in range(len(self._ended))]
-        packed = wire.pack_question(self._model, question.hidden, question.num_output_tokens, ended)
+        packed = wire.pack_question(
+            self._model,
+            question.hidden,
+            question.num_output_tokens,
+            ended,
+            question.num_prompt_tokens,
+        )
         try:
             with self._metrics.latency.time():
                 reply = await stub.Predict(packed, timeout=_CALL_TIMEOUT)
@@ -154,4 +160,4 @@ def _parts(question: AskPredictor) -> Iterator[AskPredictor]:
     for start in range(0, len(hidden.keys), num_rows):
         rows = slice(start, start + num_rows)
         part = HiddenStates(hidden.keys[rows], hidden.values[rows])
-        yield AskPredictor(part, question.num_output_tokens[rows])
+        yield AskPredictor(part, question.num_output_tokens[rows], question.num_prompt_tokens[rows])

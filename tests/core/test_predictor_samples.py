@@ -58,6 +58,18 @@ def test_a_state_that_is_no_number_is_left_out() -> None:
     assert samples.remaining.tolist() == [9.0]
 
 
+def test_samples_bear_the_tokens_of_prompt_and_output() -> None:
+    buffer = SampleBuffer()
+    asked = seen((1, 1, 0.5), (2, 21, 0.25))
+    buffer.see(Seen(asked.hidden, asked.num_output_tokens, (7, 8)))
+    buffer.end(ended(2, 30))
+    samples = buffer.samples()
+    assert samples is not None
+    assert samples.counts is not None
+    assert samples.counts.tolist() == [[8, 21]]
+    assert samples.remaining.tolist() == [9]
+
+
 def test_an_end_of_an_unknown_request_is_ignored() -> None:
     buffer = SampleBuffer()
     buffer.end(ended(7, 30))

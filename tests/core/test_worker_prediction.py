@@ -74,6 +74,7 @@ def test_a_state_is_of_the_token_before_the_one_drawn_from_it() -> None:
     assert ask.hidden.keys == (KEY,)
     assert ask.hidden.values.tolist() == [[6.0]]  # six prompt tokens, then the first drawn
     assert ask.num_output_tokens == (1,)
+    assert ask.num_prompt_tokens == (6,)
 
 
 def test_requests_have_turns_of_their_own() -> None:

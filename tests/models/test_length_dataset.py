@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from headway.cli import main
 from headway.errors import HeadwayError
 from headway.request import SamplingParams
 from models.lengths.baselines import fit_all, remaining_by
-from models.lengths.measure import PREDICTOR, SMOOTHED, card, measure, smoothed
+from models.lengths.measure import PREDICTOR, SMOOTHED, as_served, card, measure, smoothed
 from models.lengths.prompts import file_chats, task_chats
 from models.lengths.samples import (
     SPLITS,
@@ -111,6 +112,33 @@ def test_training_learns_what_the_states_tell_and_keeps_the_best_epoch() -> None
     assert found[PREDICTOR] == pytest.approx(trained.error, abs=0.01)
     assert found[PREDICTOR] < found["prompt length"] < found["mean"]
     assert "| validation |" in card({"model": "m"}, trained.network, measured)
+
+
+def test_a_network_of_states_alone_reads_no_counts() -> None:
+    samples = synthetic(60)
+    alone = train(samples, TrainSettings(num_epochs=2, counts=False)).network
+    assert alone.shape.num_inputs == 4
+    assert np.isfinite(alone.remaining(samples.hidden)).all()
+
+
+def test_samples_are_measured_as_they_are_served() -> None:
+    samples = synthetic(20)
+    denser = replace(samples, num_output_tokens=1 + samples.num_output_tokens // 2)
+    kept = as_served(denser, 10)
+    assert 0 < len(kept.remaining) < len(denser.remaining)
+    assert set((kept.num_output_tokens - 1) % 20) == {0}
+    assert as_served(samples, 7) is samples
+
+
+def test_the_tables_in_the_course_of_outputs_follow_the_same_requests() -> None:
+    samples = synthetic(200)
+    trained = train(samples, TrainSettings(num_epochs=2))
+    measured = measure(trained.network, {}, samples)
+    assert len({row["num_requests"] for row in measured["by_share"]}) == 1
+    assert [row["to"] for row in measured["by_share"]] == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    for band in measured["by_length"]:
+        assert all(at + 20 <= band["from"] for at in band["mae"])
+        assert all(np.isfinite(error) for error in band["mae"].values())
 
 
 def test_training_stops_when_it_gets_no_better() -> None:

@@ -33,6 +33,7 @@ def pack_question(
     hidden: HiddenStates,
     num_output_tokens: Sequence[int],
     ended: Sequence[FinishedRequest] = (),
+    num_prompt_tokens: Sequence[int] = (),
 ) -> pb.PredictRequest:
     """States of one pass."""
     places: dict[str, int] = {}
@@ -42,6 +43,7 @@ def pack_question(
         hidden=np.ascontiguousarray(hidden.values, dtype=_FLOAT16).tobytes(),
         width=hidden.values.shape[1],
         num_output_tokens=num_output_tokens,
+        num_prompt_tokens=num_prompt_tokens,
         gateway_ids=places,
         gateways=gateways,
         stream_ids=[each.stream_id for each in hidden.keys],
@@ -65,6 +67,8 @@ def unpack_question(packed: pb.PredictRequest) -> Question:
     lengths = (len(packed.gateways), len(packed.num_output_tokens))
     if lengths != (num_rows, num_rows):
         raise invalid("the requests' arrays' lengths", (num_rows, *lengths), "equal")
+    if len(packed.num_prompt_tokens) not in (0, num_rows):
+        raise invalid("num_prompt_tokens' length", len(packed.num_prompt_tokens), f"{num_rows}")
     if not 0 < packed.width <= MAX_WIDTH:
         raise invalid("width", packed.width, f"from 1 to {MAX_WIDTH}")
     num_bytes = num_rows * packed.width * _FLOAT16.itemsize
@@ -80,9 +84,8 @@ def unpack_question(packed: pb.PredictRequest) -> Question:
         )
         for one in packed.ended
     )
-    return Question(
-        an_id(packed.model, "model"), Seen(hidden, tuple(packed.num_output_tokens)), ended
-    )
+    seen = Seen(hidden, tuple(packed.num_output_tokens), tuple(packed.num_prompt_tokens))
+    return Question(an_id(packed.model, "model"), seen, ended)
 
 
 def unpack_remaining(packed: pb.PredictReply, num_rows: int) -> tuple[tuple[float, ...], float]:

@@ -32,6 +32,14 @@ def test_a_question_round_trips() -> None:
     assert question.ended == (Ended(StreamKey("g", 9), 40, FinishReason.STOP),)
 
 
+def test_the_prompts_tokens_go_along_or_are_unknown() -> None:
+    packed = wire.pack_question("m", HIDDEN, (1, 21, 41), (), (7, 8, 9))
+    assert wire.unpack_question(packed).seen.counts.tolist() == [[7, 1], [8, 21], [9, 41]]
+    unknown = wire.unpack_question(wire.pack_question("m", HIDDEN, (1, 21, 41))).seen.counts
+    assert np.isnan(unknown[:, 0]).all()
+    assert unknown[:, 1].tolist() == [1, 21, 41]
+
+
 def test_a_state_that_is_no_number_arrives_as_it_is() -> None:
     hidden = HiddenStates(KEYS[:1], np.array([[math.nan, 1.0]], dtype=np.float16))
     question = wire.unpack_question(wire.pack_question("m", hidden, (1,)))
@@ -46,6 +54,7 @@ def test_a_state_that_is_no_number_arrives_as_it_is() -> None:
         ({"width": 70_000}, "width is 70000"),
         ({"hidden": b"123"}, "3 bytes"),
         ({"num_output_tokens": [1]}, "equal"),
+        ({"num_prompt_tokens": [1]}, "num_prompt_tokens' length is 1"),
         ({"gateways": [0, 0, 9]}, "gateways is 9"),
         ({"gateway_ids": []}, "gateways"),
         ({"gateway_ids": ["g", ""]}, "gateway_id"),
