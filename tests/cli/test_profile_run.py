@@ -13,11 +13,13 @@ from headway.buckets import Buckets
 from headway.cli import main
 from headway.cli.profiling.kept import Kept
 from headway.cli.profiling.plan import (
+    NUM_HALVINGS,
     ChunkSearch,
     Kind,
     buckets_within,
     decode_batch,
     kinds,
+    knee,
     most_at_a_time,
 )
 from headway.cli.profiling.prefill import tokens_per_s
@@ -98,11 +100,11 @@ def test_the_chunk_that_is_found_meets_the_slo_and_is_near_the_largest(
     search = ChunkSearch(most, slo)
     while (offered := search.offered) is not None:
         search.add(offered * per_token)
-    best = min(most, int(slo / per_token))
+    best = max(n for n in range(most + 1) if n * per_token <= slo)
     if search.chunk is None:
-        assert best < 16 + (most - 16) / 64 + 1
+        assert best < 16
     else:
-        assert best - (most / 64 + 1) <= search.chunk <= best
+        assert best - (most / 2**NUM_HALVINGS + 1) <= search.chunk <= best
 
 
 @given(st.floats(1.0, 1e6), st.floats(1.0, 1e5))
@@ -126,6 +128,10 @@ def test_a_rate_is_what_ends_behind_the_first_end() -> None:
     assert tokens_per_s([(1.0, 500)]) == 0.0
 
 
+def test_a_decoder_is_saturated_with_the_fewest_that_release_the_most() -> None:
+    assert knee({8: 100.0, 16: 190.0, 32: 240.0, 64: 250.0, 128: 245.0}, 0.05) == 32
+
+
 # --- what is kept -----------------------------------------------------------------------
 
 
@@ -142,6 +148,7 @@ def test_a_second_call_goes_on_where_the_first_ended(tmp_path: Path) -> None:
     assert second.read() == 2
     assert asyncio.run(second.value("V_P 100", never)) == 99.5
     assert second.starting_with("start-up ") == [3.0]
+    assert second.by_number("V_P ") == {100: 99.5}
     second.forget()
     assert Kept(out, settings).read() == 0
 

@@ -53,6 +53,11 @@ class Kept:
         """All measurements of a kind, in the order in which they were made."""
         return [value for key, value in self._measured.items() if key.startswith(prefix)]
 
+    def by_number(self, prefix: str) -> dict[int, float]:
+        """Measurements of a kind by what was offered, the number behind the prefix."""
+        found = self._measured.items()
+        return {int(key[len(prefix) :]): v for key, v in found if key.startswith(prefix)}
+
     async def value(self, key: str, measure: Callable[[], Awaitable[float]]) -> float:
         """What was measured before, or is now."""
         if key not in self._measured:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf, isqrt
 
@@ -91,32 +92,41 @@ def decode_batch(info: WorkerInfo, kind: Kind, longest_prompt: int) -> int:
     return max(1, room // blocks_for(kind.size, info.block_size))
 
 
+def knee(outputs: Mapping[int, float], tolerance: float) -> int:
+    """The fewest at a time whose output is the greatest, but for a share of it."""
+    enough = (1 - tolerance) * max(outputs.values())
+    return min(number for number, output in outputs.items() if output >= enough)
+
+
 class ChunkSearch:
     """The longest prompt whose pass meets an SLO (s), by halving; ``chunk`` None: none does.
 
-    ``offered`` is to be measured next, None once it is found; a pass is taken to be the longer
-    the more there is in it.
+    ``offered`` is to be measured next, None once it is found: first the longest, then the
+    shortest. A pass is taken to be the longer the more there is in it.
     """
 
     def __init__(self, most: int, tpot_slo: float) -> None:
         self.chunk: int | None = None
         self.offered: int | None = most
         self._slo = tpot_slo
-        self._low, self._high = LEAST_CHUNK, most
+        self._too_long = most + 1
         self._num_left = NUM_HALVINGS
 
     def add(self, seconds: float) -> None:
         """How long the pass with ``offered`` tokens took."""
         assert self.offered is not None, "nothing more is to be measured"
         if seconds <= self._slo:
-            self.chunk = max(self.chunk or 0, self.offered)
-            self._low = self.offered
+            self.chunk = self.offered
         else:
-            self._high = self.offered
-        middle = (self._low + self._high) // 2
-        is_done = self._low == self._high or not self._num_left
-        self.offered = None if is_done or middle in (self.chunk, self._high) else middle
+            self._too_long = self.offered
+        self.offered = self._next()
+
+    def _next(self) -> int | None:
+        if self.chunk is None:
+            return LEAST_CHUNK if self._too_long > LEAST_CHUNK else None
+        middle = (self.chunk + self._too_long) // 2
         self._num_left -= 1
+        return middle if middle > self.chunk and self._num_left >= 0 else None
 
 
 def of_middle(values: list[float]) -> float:

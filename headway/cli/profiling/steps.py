@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from headway.buckets import BUCKET_NAMES, Buckets
+from headway.buckets import BUCKET_NAMES, NUM_BUCKETS, Buckets
 from headway.cli.profiling.chunk import seconds_with_prompt
 from headway.cli.profiling.decode import Population, generated_per_s, population
 from headway.cli.profiling.kept import Kept
@@ -16,6 +16,7 @@ from headway.cli.profiling.plan import (
     Kind,
     decode_batch,
     kinds,
+    knee,
     most_at_a_time,
 )
 from headway.cli.profiling.prefill import lone_velocity, prefilled_per_s
@@ -98,19 +99,28 @@ class Steps:
         return await generated_per_s(self.bench, people, self.seconds)
 
     async def _chunk(self, like: KvHeader) -> tuple[int, int | None]:
-        """Requests that decode meanwhile, and the longest prompt that may join them."""
-        info, kind = self.bench.decoder.info, kinds(self.buckets)[4]
-        longest = info.max_model_len - 2
-        number = decode_batch(info, kind, longest)
-        search = ChunkSearch(longest, self.tpot_slo)
+        """Requests that decode meanwhile, and the longest prompt that may join them.
+
+        As many as a decoder is saturated with, of the middle bucket; half of them while decoding
+        alone is over the SLO.
+        """
+        info, middle = self.bench.decoder.info, NUM_BUCKETS // 2
+        kind = kinds(self.buckets)[middle]
+        outputs = self.kept.by_number(f"V_D {BUCKET_NAMES[middle]} ")
+        number = min(knee(outputs, TOLERANCE), decode_batch(info, kind, info.max_model_len))
+        while (chunk := await self._chunk_beside(kind, number, like)) is None and number > 1:
+            number //= 2
+        return number, chunk
+
+    async def _chunk_beside(self, kind: Kind, number: int, like: KvHeader) -> int | None:
+        search = ChunkSearch(self.bench.decoder.info.max_model_len - 2, self.tpot_slo)
         async with population(self.bench, kind, like) as people:
             while (length := search.offered) is not None:
-                found = await self.kept.value(
-                    f"chunk {length}", partial(self._with_prompt, people, number, length)
-                )
+                measure = partial(self._with_prompt, people, number, length)
+                found = await self.kept.value(f"chunk {number} {length}", measure)
                 self.say(f"chunk: {length} + {number} tokens, {1e3 * found:.1f} ms a pass")
                 search.add(found)
-        return number, search.chunk
+        return search.chunk
 
     async def _with_prompt(self, people: Population, number: int, length: int) -> float:
         await people.grow(number)
