@@ -66,8 +66,8 @@ class WantedReports:
 
     ``phases``: whether loads tell of phases (PASCAL). ``load_interval``: seconds between reports of
     what runs (STAR), inf for none; its load is simulated over ``num_steps`` of ``step_tokens``
-    tokens. ``lengths``: whether what those reports say of remaining lengths is read. Refuses what
-    is out of range (HeadwayError).
+    tokens. ``lengths``: whether what those reports say of remaining lengths is read. ``work``:
+    whether passes are added up for velocities. Refuses what is out of range (HeadwayError).
     """
 
     phases: bool = False
@@ -75,6 +75,7 @@ class WantedReports:
     num_steps: int = 16
     step_tokens: int = 128
     lengths: bool = False
+    work: bool = False
 
     def __post_init__(self) -> None:
         require_between("load_interval", self.load_interval, 0, inf)
@@ -204,6 +205,29 @@ class HandedBack:
 
 
 @dataclass(frozen=True, slots=True)
+class PassWork:
+    """Passes added up: seconds, tokens, tokens × tokens, requests, tokens (``pass_time.Share``)."""
+
+    num_passes: int = 0
+    seconds: float = 0.0
+    prefill_tokens: int = 0
+    prefill_context: int = 0
+    batch: int = 0
+    kv_tokens: int = 0
+
+    def plus(self, other: PassWork) -> PassWork:
+        """Both together."""
+        return PassWork(
+            self.num_passes + other.num_passes,
+            self.seconds + other.seconds,
+            self.prefill_tokens + other.prefill_tokens,
+            self.prefill_context + other.prefill_context,
+            self.batch + other.batch,
+            self.kv_tokens + other.kv_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class EndForward:
     """One forward pass has ended; ``pass_time`` in seconds, 0 for news without a pass.
 
@@ -218,6 +242,8 @@ class EndForward:
     finished: tuple[FinishedRequest, ...] = ()
     answering: tuple[HeldRequest, ...] = ()
     """Requests that run and whose reasoning has just ended."""
+    work: tuple[PassWork, ...] = ()
+    """Passes since the last report, where that is asked for: with prompt tokens, and without."""
 
 
 @dataclass(frozen=True, slots=True)

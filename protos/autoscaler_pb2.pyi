@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from protos import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -29,6 +30,7 @@ class RateReport(_message.Message):
     INPUT_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     BUCKET_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     observed_at: _builtins.float
     window: _builtins.float
@@ -36,6 +38,8 @@ class RateReport(_message.Message):
     requests_per_s: _builtins.float
     input_tokens_per_s: _builtins.float
     output_tokens_per_s: _builtins.float
+    model: _builtins.str
+    """that the gateway serves; empty: the only one there is"""
     @_builtins.property
     def bucket_tokens_per_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Input and predicted output tokens by bucket: nine, or none where they are not told."""
@@ -50,10 +54,11 @@ class RateReport(_message.Message):
         input_tokens_per_s: _builtins.float = ...,
         output_tokens_per_s: _builtins.float = ...,
         bucket_tokens_per_s: _abc.Iterable[_builtins.float] | None = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_tokens_per_s", b"bucket_tokens_per_s", "gateway_id", b"gateway_id", "input_tokens_per_s", b"input_tokens_per_s", "observed_at", b"observed_at", "output_tokens_per_s", b"output_tokens_per_s", "requests_per_s", b"requests_per_s", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_tokens_per_s", b"bucket_tokens_per_s", "gateway_id", b"gateway_id", "input_tokens_per_s", b"input_tokens_per_s", "model", b"model", "observed_at", b"observed_at", "output_tokens_per_s", b"output_tokens_per_s", "requests_per_s", b"requests_per_s", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -124,6 +129,10 @@ class FleetReport(_message.Message):
     CONVERTIBLE_FIELD_NUMBER: _builtins.int
     UNIFIED_FIELD_NUMBER: _builtins.int
     START_UP_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """of these instances; empty: the only one there is"""
     @_builtins.property
     def prefill(self) -> Global___PoolLoad: ...
     @_builtins.property
@@ -136,6 +145,10 @@ class FleetReport(_message.Message):
     def start_up(self) -> Global___StartUp:
         """absent: none was measured"""
 
+    @_builtins.property
+    def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkSample]:
+        """since the last report"""
+
     def __init__(
         self,
         *,
@@ -144,14 +157,45 @@ class FleetReport(_message.Message):
         convertible: Global___PoolLoad | None = ...,
         unified: Global___PoolLoad | None = ...,
         start_up: Global___StartUp | None = ...,
+        samples: _abc.Iterable[Global___WorkSample] | None = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["convertible", b"convertible", "decode", b"decode", "prefill", b"prefill", "start_up", b"start_up", "unified", b"unified"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["convertible", b"convertible", "decode", b"decode", "prefill", b"prefill", "start_up", b"start_up", "unified", b"unified"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["convertible", b"convertible", "decode", b"decode", "model", b"model", "prefill", b"prefill", "samples", b"samples", "start_up", b"start_up", "unified", b"unified"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FleetReport: _TypeAlias = FleetReport  # noqa: Y015
+
+@_typing.final
+class WorkSample(_message.Message):
+    """Passes of one worker that were all of one stage."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    WORK_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    stage: _builtins.str
+    """prefill or decode"""
+    @_builtins.property
+    def work(self) -> _common_pb2.PassWork: ...
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        stage: _builtins.str = ...,
+        work: _common_pb2.PassWork | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["stage", b"stage", "work", b"work", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkSample: _TypeAlias = WorkSample  # noqa: Y015
 
 @_typing.final
 class StartUp(_message.Message):

@@ -293,6 +293,45 @@ class WorkerInfo(_message.Message):
 Global___WorkerInfo: _TypeAlias = WorkerInfo  # noqa: Y015
 
 @_typing.final
+class PassWork(_message.Message):
+    """Passes of one worker, added up; of DP units in lock-step the greatest of each."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_PASSES_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    PREFILL_CONTEXT_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
+    KV_TOKENS_FIELD_NUMBER: _builtins.int
+    num_passes: _builtins.int
+    seconds: _builtins.float
+    prefill_tokens: _builtins.int
+    prefill_context: _builtins.int
+    """each prefill's tokens × the tokens before them"""
+    batch: _builtins.int
+    """requests that decoded"""
+    kv_tokens: _builtins.int
+    """tokens that they decoded over"""
+    def __init__(
+        self,
+        *,
+        num_passes: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+        prefill_tokens: _builtins.int = ...,
+        prefill_context: _builtins.int = ...,
+        batch: _builtins.int = ...,
+        kv_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "kv_tokens", b"kv_tokens", "num_passes", b"num_passes", "prefill_context", b"prefill_context", "prefill_tokens", b"prefill_tokens", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PassWork: _TypeAlias = PassWork  # noqa: Y015
+
+@_typing.final
 class UnitLoad(_message.Message):
     """Load of one DP unit at one instant."""
 

@@ -138,6 +138,7 @@ class WantedReports(_message.Message):
     NUM_STEPS_FIELD_NUMBER: _builtins.int
     STEP_TOKENS_FIELD_NUMBER: _builtins.int
     LENGTHS_FIELD_NUMBER: _builtins.int
+    WORK_FIELD_NUMBER: _builtins.int
     phases: _builtins.bool
     """in the loads"""
     load_interval: _builtins.float
@@ -148,6 +149,8 @@ class WantedReports(_message.Message):
     """tokens that every request generates in a step"""
     lengths: _builtins.bool
     """whether remaining lengths are read: else no predictor is asked"""
+    work: _builtins.bool
+    """whether passes are added up"""
     def __init__(
         self,
         *,
@@ -156,10 +159,11 @@ class WantedReports(_message.Message):
         num_steps: _builtins.int = ...,
         step_tokens: _builtins.int = ...,
         lengths: _builtins.bool = ...,
+        work: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lengths", b"lengths", "load_interval", b"load_interval", "num_steps", b"num_steps", "phases", b"phases", "step_tokens", b"step_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lengths", b"lengths", "load_interval", b"load_interval", "num_steps", b"num_steps", "phases", b"phases", "step_tokens", b"step_tokens", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -497,6 +501,7 @@ class EndForward(_message.Message):
     PREFILLED_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     ANSWERING_FIELD_NUMBER: _builtins.int
+    WORK_FIELD_NUMBER: _builtins.int
     pass_id: _builtins.int
     pass_time: _builtins.float
     """seconds; 0: no pass ran (news between passes)"""
@@ -516,6 +521,10 @@ class EndForward(_message.Message):
     def answering(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldRequest]:
         """running, their reasoning has just ended"""
 
+    @_builtins.property
+    def work(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PassWork]:
+        """since the last report: with prompt tokens, and without"""
+
     def __init__(
         self,
         *,
@@ -526,10 +535,11 @@ class EndForward(_message.Message):
         prefilled: _abc.Iterable[Global___HeldRequest] | None = ...,
         finished: _abc.Iterable[Global___FinishedRequest] | None = ...,
         answering: _abc.Iterable[Global___HeldRequest] | None = ...,
+        work: _abc.Iterable[_common_pb2.PassWork] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answering", b"answering", "dispatch_ids", b"dispatch_ids", "finished", b"finished", "loads", b"loads", "pass_id", b"pass_id", "pass_time", b"pass_time", "prefilled", b"prefilled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answering", b"answering", "dispatch_ids", b"dispatch_ids", "finished", b"finished", "loads", b"loads", "pass_id", b"pass_id", "pass_time", b"pass_time", "prefilled", b"prefilled", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,9 +14,10 @@ from headway.core.autoscaler_events import (
     PublishTargets,
     RateReport,
 )
+from headway.core.autoscaler_models import all_fleets, is_meant
 from headway.core.autoscaler_starts import StartsReport, StartUps
 from headway.errors import invalid
-from headway.policies.scaling.protocol import Fleet, Rates, Scaling, VelocitySample
+from headway.policies.scaling.protocol import Fleet, Rates, Scaling, WorkSample
 
 __all__ = [
     "AutoscalerCore",
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 MAX_GATEWAYS = 4096
+MAX_MODELS = 1024
 MAX_SAMPLES = 10_000
 
 
@@ -35,7 +37,7 @@ class AutoscalerCore:
     """``Core[AutoscalerEvent, PublishTargets]``. Times in seconds.
 
     A report counts from its arrival for ``staleness`` seconds: a missing or stale figure is not
-    zero traffic.
+    zero traffic. ``model``: whose reports count, "" for all of them together.
     """
 
     def __init__(
@@ -46,15 +48,17 @@ class AutoscalerCore:
         interval: float = 1.0,
         staleness: float = 5.0,
         budget: Budget | None = None,
+        model: str = "",
     ) -> None:
         self._policy = policy
         self._budget = budget or Budget()
         self._interval = interval
         self._staleness = staleness
         self._reports: dict[str, tuple[float, RateReport]] = {}
-        self._fleet: tuple[float, Fleet] | None = None
+        self._model = model
+        self._fleets: dict[str, tuple[float, Fleet]] = {}
         self._ordered: tuple[float, OrderedReport] | None = None
-        self._samples: list[VelocitySample] = []
+        self._samples: list[WorkSample] = []
         self._start_ups = StartUps()
         self._has_begun = False
         self._wake_at = now
@@ -68,12 +72,10 @@ class AutoscalerCore:
         """Keep the newest report of each sender; one that was overtaken changes nothing."""
         self._forget_stale(now)
         match event:
+            case FleetReport() | RateReport() if not is_meant(event.model, self._model):
+                pass  # another autoscaler's
             case FleetReport():
-                self._fleet = (now, event.fleet)
-                ready = {role: getattr(event.fleet, role).num_ready for role in ROLES}
-                self._start_ups.ready(ready, now=now)
-                self._samples += event.fleet.samples
-                del self._samples[:-MAX_SAMPLES]
+                self._take_fleet(event, now)
             case OrderedReport():
                 self._begin_with(event)
                 self._ordered = (now, event)
@@ -91,6 +93,16 @@ class AutoscalerCore:
             self._has_begun = True
             self._policy.begin(ordered.fleet)
 
+    def _take_fleet(self, report: FleetReport, now: float) -> None:
+        if report.model not in self._fleets and len(self._fleets) >= MAX_MODELS:
+            raise invalid("the number of models", len(self._fleets) + 1, f"at most {MAX_MODELS}")
+        self._fleets[report.model] = (now, report.fleet)
+        fleet = all_fleets([fleet for _, fleet in self._fleets.values()])
+        ready = {role: getattr(fleet, role).num_ready for role in ROLES}
+        self._start_ups.ready(ready, now=now)
+        self._samples += report.fleet.samples
+        del self._samples[:-MAX_SAMPLES]
+
     def _take_rates(self, report: RateReport, now: float) -> None:
         known = self._reports.get(report.gateway_id)
         if known is not None and report.observed_at < known[1].observed_at:
@@ -106,7 +118,7 @@ class AutoscalerCore:
         self._wake_at = now + self._interval
         self._has_begun = True
         self._forget_stale(now)
-        rates, fleet = self._rates(), self._take_fleet()
+        rates, fleet = self._rates(), self._fleet()
         targets = self._budget.fit(self._policy.targets(rates, fleet, now=now))
         return (PublishTargets(targets, now, self._policy.name, rates, fleet),)
 
@@ -114,17 +126,19 @@ class AutoscalerCore:
         for gateway_id, (arrived_at, _) in list(self._reports.items()):
             if now - arrived_at > self._staleness:
                 del self._reports[gateway_id]
-        if self._fleet is not None and now - self._fleet[0] > self._staleness:
-            self._fleet = None
+        for model, (arrived_at, _) in list(self._fleets.items()):
+            if now - arrived_at > self._staleness:
+                del self._fleets[model]
         if self._ordered is not None and now - self._ordered[0] > self._staleness:
             self._ordered = None
 
-    def _take_fleet(self) -> Fleet | None:
+    def _fleet(self) -> Fleet | None:
         """The fleet, if it is fresh; what is ordered and not ready starts; samples told once."""
-        if self._fleet is None:
+        if not self._fleets:
             return None
         start_up = self._start_ups.next()
-        fleet = replace(self._fleet[1], samples=tuple(self._samples), start_up=start_up)
+        known = all_fleets([fleet for _, fleet in self._fleets.values()])
+        fleet = replace(known, samples=tuple(self._samples), start_up=start_up)
         self._samples.clear()
         if self._ordered is None:
             return fleet

@@ -13,6 +13,7 @@ from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Targets
 
 MOST = 1 << 53
 ROLES = ("prefill", "decode", "convertible", "unified")
+STAGES = ("prefill", "decode")
 _FIGURES = (
     "observed_at",
     "window",
@@ -28,6 +29,7 @@ class RateReport:
 
     ``observed_at`` is by the gateway's clock: it orders that gateway's reports, nothing else.
     ``bucket_tokens_per_s``: input and predicted output tokens by bucket, or empty: not told.
+    ``model``: that it serves, "" for the only one there is.
     """
 
     gateway_id: str
@@ -37,6 +39,7 @@ class RateReport:
     observed_at: float = 0.0
     window: float = 0.0
     bucket_tokens_per_s: Sequence[float] = ()
+    model: str = ""
 
     def __post_init__(self) -> None:
         if not 0 < len(self.gateway_id) <= 256:
@@ -53,9 +56,13 @@ class RateReport:
 
 @dataclass(frozen=True, slots=True)
 class FleetReport:
-    """All instances of the model, from who sees them all; it replaces the one before."""
+    """All instances of a model ("" for the only one), from who sees them all.
+
+    It replaces the model's one before.
+    """
 
     fleet: Fleet
+    model: str = ""
 
     def __post_init__(self) -> None:
         for role in ROLES:
@@ -64,6 +71,10 @@ class FleetReport:
                 require_between(f"{role} {name}", getattr(pool, name), 0, MOST)
             for name in ("busy", "memory"):
                 require_between(f"{role} {name}", getattr(pool, name), 0, 1)
+        for sample in self.fleet.samples:
+            require_between("num_passes of a sample", sample.work.num_passes, 1, MOST)
+            if sample.stage not in STAGES:
+                raise invalid("stage", sample.stage, f"one of {', '.join(STAGES)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ to a decode unit (``scheduler_decode``). Whatever is lost with a worker goes bac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -286,6 +286,7 @@ class SchedulerCore:
                     self._pool(instance.info.model).accepted(round_trip)
             case EndForward():
                 self._fleet.passed(worker_id, message.pass_time)
+                self._fleet.worked(instance, message.work)
                 if self._gamma.completed(instance, message.finished, now=now):
                     self._pool(instance.info.model).save()
                 self._reports.end_forward(instance, message, now=now)
@@ -358,16 +359,17 @@ class SchedulerCore:
         """The state matrix: every unit's ⟨C_avail, B, K⟩ as decisions see it now."""
         return [state for _, i in sorted(self._instances.items()) for state in i.matrix()]
 
-    def fleet(self, *, now: float) -> Fleet | None:
-        """All workers, for the autoscaler; None while this leader has not heard of them all."""
+    def fleets(self, *, now: float) -> Mapping[str, Fleet] | None:
+        """All workers by model, for autoscalers; None while some have not been heard of."""
         if not self._leads:
             return None
-        windows = [pool.window for pool in self._pools.values()]
-        waiting = Waiting(
-            sum(window.num_waiting for window in windows),
-            sum(window.backlog_tokens for window in windows),
-            self._decode.num_waiting,
-        )
+        for_decode = self._decode.num_waiting_by_model()
+        waiting = {
+            model: Waiting(
+                pool.window.num_waiting, pool.window.backlog_tokens, for_decode.get(model, 0)
+            )
+            for model, pool in self._pools.items()
+        }
         return self._fleet.read(waiting, now=now)
 
     def status(self) -> SchedulerStatus:

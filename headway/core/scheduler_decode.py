@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import inf
 
@@ -32,6 +33,10 @@ class DecodePlacer:
     def num_waiting(self) -> int:
         """Prefilled requests without a decode unit."""
         return len(self._waiting)
+
+    def num_waiting_by_model(self) -> Mapping[str, int]:
+        """The same, of each model."""
+        return Counter(entry.model for entry in self._waiting.values())
 
     @property
     def next_wakeup(self) -> float:

@@ -52,7 +52,8 @@ class SchedulerSettings:
     whether changes are written down for a successor; ``memory_grace``: what an earlier leader wrote
     down, and nobody has told of this long after the election, is forgotten. ``prefix_hits``:
     whether packing is told whose prompts begin like those that a unit was sent (SBS, cache-aware);
-    tokens have to be real for that.
+    tokens have to be real for that. ``measures_work``: whether workers tell what their passes were
+    made of, for the autoscaler's velocities.
     """
 
     dispatch: str = "sbs"
@@ -74,6 +75,7 @@ class SchedulerSettings:
     memory_grace: float = 5.0
     persists: bool = False
     prefix_hits: bool = False
+    measures_work: bool = False
     num_handoffs_tried: int = 5
     moves_per_link: int = 4
     num_decisions_kept: int = 1000

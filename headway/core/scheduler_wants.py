@@ -12,7 +12,7 @@ _LOADS_EVERY = 1.0  # seconds
 
 
 def wanted_reports(settings: SchedulerSettings) -> WantedReports:
-    """Phases where PASCAL decides, running requests where a policy moves them."""
+    """Phases where PASCAL decides, running requests where a policy moves them, and the passes."""
     policy = registry.make("rescheduling", settings.rescheduling, **settings.rescheduling_params)
     moves = policy.interval < inf
     return WantedReports(
@@ -21,4 +21,5 @@ def wanted_reports(settings: SchedulerSettings) -> WantedReports:
         num_steps=policy.horizon.num_steps,
         step_tokens=policy.horizon.step_tokens,
         lengths=policy.reads_lengths,
+        work=settings.measures_work,
     )

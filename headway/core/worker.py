@@ -39,6 +39,7 @@ from headway.core.worker_transfers import (
 )
 from headway.core.worker_unit import PrefixCounts
 from headway.core.worker_unit_plan import Limits
+from headway.core.worker_work import WorkMeter
 from headway.messages import (
     Accepted,
     CancelStream,
@@ -99,6 +100,7 @@ class WorkerCore:
         self._lingers_until: float | None = None
         self._reported_at = self._load_reported_at = 0.0
         self._wants = WantedReports()
+        self._work = WorkMeter()
         self._seen_dispatches: dict[int, None] = {}
         self._waiting_dispatches: list[int] = []  # acknowledged, no pass planned since
 
@@ -266,6 +268,8 @@ class WorkerCore:
         drawn = {sampled.key: sampled for sampled in result.sampled}
         flight = self._landed(result.pass_id)
         self._state.rates.ran(flight.forward_pass, result)
+        if self._wants.work:
+            self._work.ran(flight.in_pass(self._state), result)
         running: list[SequenceState] = []
         num_tokens, num_steps = 0, 1
         in_pass = flight.land(self._state)
@@ -385,6 +389,7 @@ class WorkerCore:
             prefilled=tuple(self._state.prefilled),
             finished=tuple(self._state.finished),
             answering=self._state.take_answering(),
+            work=self._work.take(),
         )
         self._state.prefilled.clear()
         self._state.finished.clear()

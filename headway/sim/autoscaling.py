@@ -121,7 +121,9 @@ class SimAutoscaler:
             num_requests=prefill.num_requests + waiting,
             backlog_tokens=prefill.backlog_tokens + backlog,
         )
-        return Fleet(first, decode, convertible, unified)
+        measured = self._cluster.scheduler_core.fleets(now=self._kernel.now) or {}
+        samples = [sample for fleet in measured.values() for sample in fleet.samples]
+        return Fleet(first, decode, convertible, unified, samples)
 
     def _pool(self, role: Role) -> PoolLoad:
         workers = [

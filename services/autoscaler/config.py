@@ -43,7 +43,7 @@ class AutoscalerConfig(PresetConfig):
     num_decisions: int = Field(
         512, ge=1, le=100_000, description="decisions that are remembered for `headway explain`"
     )
-    model_name: str = Field("", description="model of these workers, for KEDA to ask for")
+    model_name: str = Field("", description="model of these workers; default: all together")
     actuator: Literal["none", "process", "compose", "kubernetes"] = Field(
         "none", description="who starts and stops workers; none: targets are published, no more"
     )

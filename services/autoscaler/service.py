@@ -57,11 +57,12 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
             interval=config.interval,
             staleness=config.staleness,
             budget=config.limit(),
+            model=config.model_name,
         )
 
     def member(self) -> Mapping[str, Any]:
-        """What the membership says: nothing special."""
-        return {}
+        """What the membership says: whose workers it scales, where it is not all there are."""
+        return {"model": self._runtime.config.model_name}
 
     async def start(self) -> None:
         """Decide from now on, beginning with what there is."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from headway.core.autoscaler_models import is_meant
 from headway.errors import HeadwayError
 from headway.policies.scaling import RateMeter
 from protos import autoscaler_pb2, autoscaler_pb2_grpc, predictor_pb2, predictor_pb2_grpc
@@ -110,7 +111,8 @@ class Feedback:
     async def _channel(self, service: str) -> grpc.aio.Channel | None:
         """To the service's first member; the same one while it stays."""
         members: list[Member] = await self._store.members(service)
-        address = min((m.address for m in members), default="")
+        meant = [m for m in members if service != "autoscaler" or is_meant(self._model, m.model)]
+        address = min((m.address for m in meant), default="")
         known = self._channels.get(service)
         if known is not None and known[0] == address:
             return known[1]
@@ -148,6 +150,7 @@ class Feedback:
             input_tokens_per_s=rates.input_tokens_per_s,
             output_tokens_per_s=rates.output_tokens_per_s,
             bucket_tokens_per_s=rates.bucket_tokens_per_s,
+            model=self._model,
         )
         stub = autoscaler_pb2_grpc.AutoscalerStub(channel)
         await stub.ReportRates(report, timeout=_CALL_TIMEOUT)

@@ -1,12 +1,13 @@
-"""The leader tells the autoscaler of all workers, once a second; nothing waits for it."""
+"""The leader tells autoscalers of all workers, once a second; nothing waits for it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 import grpc
 
+from headway.core.autoscaler_models import is_meant
 from headway.errors import HeadwayError
 from headway.policies.scaling.protocol import Fleet
 from protos import autoscaler_pb2_grpc
@@ -20,16 +21,21 @@ _CALL_TIMEOUT = 1.0
 
 
 class FleetLink:
-    """Reads the fleet and reports it; where no autoscaler is, or none answers, it is dropped."""
+    """Reads the fleets, by model, and reports each to who scales that model.
+
+    Where no autoscaler is, or none answers, the report is dropped.
+    """
 
     def __init__(
-        self, config: ServiceConfig, store: Store, read: Callable[[], Fleet | None]
+        self,
+        config: ServiceConfig,
+        store: Store,
+        read: Callable[[], Mapping[str, Fleet] | None],
     ) -> None:
         self._config = config
         self._store = store
         self._read = read
-        self._address = ""
-        self._channel: grpc.aio.Channel | None = None
+        self._channels: dict[str, grpc.aio.Channel] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -41,31 +47,35 @@ class FleetLink:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._hang_up()
+        await self._hang_up(keep=())
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(_INTERVAL)
-            fleet = self._read()
-            if fleet is None:
+            fleets = self._read()
+            if fleets is None:
                 continue
             try:
-                await self._tell(fleet)
-            except (grpc.aio.AioRpcError, HeadwayError, OSError):
-                continue  # the autoscaler says itself what it lacks
+                members = await self._store.members("autoscaler")
+            except HeadwayError:
+                continue
+            addresses = {
+                model: min((m.address for m in members if is_meant(model, m.model)), default="")
+                for model in fleets
+            }
+            await self._hang_up(keep=addresses.values())
+            calls = [self._tell(addresses[model], model, fleets[model]) for model in fleets]
+            # the autoscaler says itself what it lacks
+            await asyncio.gather(*calls, return_exceptions=True)
 
-    async def _tell(self, fleet: Fleet) -> None:
-        members = await self._store.members("autoscaler")
-        address = min((member.address for member in members), default="")
-        if address != self._address:
-            await self._hang_up()
-            self._address = address
-            self._channel = open_channel(address, self._config) if address else None
-        if self._channel is not None:
-            stub = autoscaler_pb2_grpc.AutoscalerStub(self._channel)
-            await stub.ReportFleet(wire.pack_fleet(fleet), timeout=_CALL_TIMEOUT)
+    async def _tell(self, address: str, model: str, fleet: Fleet) -> None:
+        if not address:
+            return
+        if address not in self._channels:
+            self._channels[address] = open_channel(address, self._config)
+        stub = autoscaler_pb2_grpc.AutoscalerStub(self._channels[address])
+        await stub.ReportFleet(wire.pack_fleet(fleet, model), timeout=_CALL_TIMEOUT)
 
-    async def _hang_up(self) -> None:
-        channel, self._channel, self._address = self._channel, None, ""
-        if channel is not None:
-            await channel.close()
+    async def _hang_up(self, *, keep: Collection[str]) -> None:
+        for address in [each for each in self._channels if each not in keep]:
+            await self._channels.pop(address).close()

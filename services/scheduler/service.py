@@ -22,7 +22,7 @@ class SchedulerService:
 
     def __init__(self, runtime: Runtime[SchedulerConfig], registry: CollectorRegistry) -> None:
         self._runtime = runtime
-        self._settings = replace(runtime.config.settings(), persists=True)
+        self._settings = replace(runtime.config.settings(), persists=True, measures_work=True)
         self._term: Term | None = None
         self._metrics = SchedulerMetrics(self._status, registry)
         self._leadership: Leadership | None = None

@@ -72,7 +72,7 @@ class Term:
         self._picture: asyncio.TimerHandle | None = None
         self._watch = MembershipWatch(runtime.store, "worker", self._joined, self._left)
         self._fleet = FleetLink(
-            runtime.config, runtime.store, lambda: self._core.fleet(now=runtime.clock.now())
+            runtime.config, runtime.store, lambda: self._core.fleets(now=runtime.clock.now())
         )
         self._log = get_logger()
 

@@ -8,9 +8,11 @@ import pytest
 
 from headway.core.autoscaler import AutoscalerCore, FleetReport, RateReport
 from headway.errors import HeadwayError
+from headway.messages import PassWork
 from headway.policies import registry
 from headway.policies.scaling.fixed import Fixed, FixedParams
-from headway.policies.scaling.protocol import Fleet, PoolLoad, VelocitySample
+from headway.policies.scaling.protocol import Fleet, PoolLoad, Scaling, WorkSample
+from headway.profile import as_profile
 
 
 def make_core() -> AutoscalerCore:
@@ -108,13 +110,16 @@ def test_the_fleet_is_told_to_the_policy_while_it_is_fresh() -> None:
 
 def test_each_velocity_sample_is_told_once() -> None:
     core = scaled(velocity_weight=1.0)
-    samples = tuple(VelocitySample("w", "prefill", 7000.0, 14_000.0) for _ in range(33))
+    slow = as_profile("llama-8b-a100").pass_time
+    work = PassWork(1, 2 * slow.seconds(1000, 0, 0, 0), 1000)  # half of what the profile says
+    samples = (WorkSample("w", "prefill", work),) * 33
     core.handle(FleetReport(Fleet(PoolLoad(1), PoolLoad(1), samples=samples)), now=0.0)
     core.handle(RateReport("a", 1.0, 10.0, 20.0), now=0.0)
     core.wake(now=1.0)
     core.handle(FleetReport(Fleet(PoolLoad(1), PoolLoad(1))), now=1.0)
     (decided,) = core.wake(now=2.0)
-    assert "0.7 × 7000" in decided.targets.reason
+    velocity = as_profile("llama-8b-a100").prefill_velocity() / 2
+    assert f"0.7 × {velocity:.0f}" in decided.targets.reason
 
 
 @pytest.mark.parametrize(
@@ -135,3 +140,30 @@ def test_buckets_are_nine_or_none() -> None:
         RateReport("a", 1.0, 1.0, 1.0, 0.0, 1.0, (1.0, 2.0, 3.0))
     with pytest.raises(HeadwayError, match="bucket_tokens_per_s S-M"):
         RateReport("a", 1.0, 1.0, 1.0, 0.0, 1.0, (1.0, math.nan, *([0.0] * 7)))
+
+
+def test_an_autoscaler_of_a_model_hears_of_it_alone() -> None:
+    policy: Scaling = registry.make("scaling", "blitzscale", window=1.0)
+    core = AutoscalerCore(policy, now=1.0, model="m")
+    core.handle(FleetReport(Fleet(PoolLoad(1, num_requests=20), PoolLoad(1)), "m"), now=0.0)
+    core.handle(FleetReport(Fleet(PoolLoad(9, num_requests=900), PoolLoad(9)), "other"), now=0.0)
+    core.handle(RateReport("g", 1e6, 0.0, 0.0, model="other"), now=0.0)
+    (decided,) = core.wake(now=1.0)
+    assert decided.targets.num_prefill == 3
+    assert decided.rates is None
+
+
+def test_one_of_no_model_adds_all_of_them_up() -> None:
+    policy: Scaling = registry.make("scaling", "blitzscale", window=1.0)
+    core = AutoscalerCore(policy, now=1.0)
+    core.handle(FleetReport(Fleet(PoolLoad(1, num_requests=13), PoolLoad(1)), "m"), now=0.0)
+    other = Fleet(PoolLoad(3, num_requests=7, busy=0.4), PoolLoad(1, memory=0.5))
+    core.handle(FleetReport(other, "other"), now=0.5)
+    (decided,) = core.wake(now=1.0)
+    assert decided.fleet is not None
+    assert decided.fleet.prefill == PoolLoad(4, 0, 20, 0, pytest.approx(0.3))  # type: ignore[arg-type]  # approx is no float
+    assert decided.fleet.decode.memory == 0.25
+    core.handle(FleetReport(other, "other"), now=5.5)
+    (decided,) = core.wake(now=6.0)  # the first one is stale
+    assert decided.fleet is not None
+    assert decided.fleet.prefill.num_ready == 3

@@ -8,6 +8,7 @@ import pytest
 
 from headway.buckets import BUCKET_NAMES
 from headway.errors import HeadwayError
+from headway.messages import PassWork
 from headway.policies.scaling.meter import RateMeter
 from headway.policies.scaling.protocol import (
     Fleet,
@@ -15,10 +16,10 @@ from headway.policies.scaling.protocol import (
     Rates,
     StartUp,
     Targets,
-    VelocitySample,
+    WorkSample,
 )
 from headway.policies.scaling.tokenscale import TokenScale, TokenScaleParams, num_convertibles
-from headway.profile import load_profile
+from headway.profile import as_profile, load_profile
 
 A100 = load_profile("llama-8b-a100")
 FLEET = Fleet(PoolLoad(1), PoolLoad(1))
@@ -272,7 +273,9 @@ def test_the_reason_gives_the_inputs() -> None:
 
 
 def test_a_velocity_that_drifts_changes_the_fleet_and_is_told() -> None:
-    samples = tuple(VelocitySample("w", "prefill", 7_000, 14_000) for _ in range(3000))
+    pass_time = as_profile("llama-8b-a100").pass_time
+    slow = PassWork(1, 2 * pass_time.seconds(1000, 0, 0, 0), prefill_tokens=1000)
+    samples = (WorkSample("w", "prefill", slow),) * 3000
     policy = TokenScale(PLAIN)
     policy.targets(rates(14_000), Fleet(PoolLoad(1), PoolLoad(1), samples=samples), now=0.0)
     targets = policy.targets(rates(14_000), FLEET, now=1.0)

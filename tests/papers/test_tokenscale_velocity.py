@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headway.buckets import BUCKET_NAMES, NUM_BUCKETS, Buckets
 from headway.errors import HeadwayError
-from headway.policies.scaling.learned import LearnedParams, LearnedVelocity
-from headway.policies.scaling.protocol import VelocitySample
+from headway.messages import PassWork
+from headway.pass_time import PassTime
+from headway.policies.scaling.learned import (
+    LearnedParams,
+    LearnedVelocity,
+    VelocitySample,
+    velocity_sample,
+)
+from headway.policies.scaling.protocol import WorkSample
 from headway.profile import load_profile
 from headway.velocity import (
     Memory,
@@ -178,6 +189,39 @@ def test_the_first_passes_of_a_fresh_worker_are_left_out() -> None:
     assert learned.factor("prefill") == 1.0
     learned.observe(sample("a", 0.8))
     assert learned.factor("prefill") == pytest.approx(0.8)
+
+
+def test_passes_told_together_count_as_if_they_were_told_one_by_one() -> None:
+    one, together = (LearnedVelocity(LearnedParams(weight=0.01, num_warm_up=0)) for _ in "ab")
+    for _ in range(50):
+        one.observe(sample("w", 0.5))
+    together.observe(replace(sample("w", 0.5), num_passes=50))
+    assert together.factor("prefill") == pytest.approx(one.factor("prefill"))
+
+
+@given(
+    work=st.builds(
+        PassWork,
+        num_passes=st.integers(1, 1000),
+        seconds=st.just(0.0),
+        prefill_tokens=st.integers(0, 10**6),
+        prefill_context=st.integers(0, 10**9),
+        batch=st.integers(1, 10**5),
+        kv_tokens=st.integers(0, 10**8),
+    ),
+    slower=st.floats(0.1, 10),
+)
+def test_a_device_that_is_so_much_slower_than_its_profile_is_seen_so(
+    work: PassWork, slower: float
+) -> None:
+    pass_time = PassTime(0.01, 1e-5, 1e-4, 1e-8, 1e-9)
+    linear = (work.prefill_tokens, work.prefill_context, work.batch, work.kv_tokens)
+    profiled = (work.num_passes - 1) * pass_time.base + pass_time.seconds(*linear)
+    slow = replace(work, seconds=profiled * slower)
+    found = velocity_sample(WorkSample("w", "decode", slow), pass_time)
+    ratio = found.profiled_tokens_per_s / found.measured_tokens_per_s
+    assert ratio == pytest.approx(slower)
+    assert found.num_passes == work.num_passes
 
 
 def test_a_drift_of_over_20_percent_is_told() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from headway.cluster import Role
+from headway.policies.scaling.learned import velocity_sample
 from headway.policies.scaling.protocol import Fleet, Rates, Targets
 from headway.presets import PRESETS
 from headway.sim.autoscaling import SimAutoscaler
@@ -15,7 +17,7 @@ from headway.sim.experiment import Conditions, cluster_spec
 from headway.sim.kernel import Kernel
 from headway.sim.records import Record
 from headway.sim.studies import tokenscale
-from tests.sim.clusters import instance, poisson
+from tests.sim.clusters import PASS_TIME, instance, poisson
 
 KINDS = {role: instance(role, start_up=2.0) for role in Role}
 
@@ -40,11 +42,12 @@ class Planned:
 
 
 def scaled(
-    policy: Planned, requests: Sequence[SimRequest], until: float
+    policy: Planned, requests: Sequence[SimRequest], until: float, **settings: bool
 ) -> tuple[SimCluster, SimAutoscaler, list[Record]]:
     conditions = Conditions(((KINDS[Role.PREFILL], 1), (KINDS[Role.DECODE], 1)))
     kernel, records = Kernel(), list[Record]()
     spec = cluster_spec(PRESETS["vllm-like"], conditions)
+    spec = replace(spec, scheduler=replace(spec.scheduler, **settings))  # type: ignore[arg-type]  # fields by name
     cluster = SimCluster(kernel, spec, records.append)
     scaler = SimAutoscaler(cluster, policy, KINDS)
     cluster.feed(iter(requests))
@@ -74,6 +77,37 @@ def test_a_pool_shrinks_by_draining_and_no_request_is_lost() -> None:
     assert roles(cluster) == ["decode", "prefill"]
     assert len(records) == 60
     assert all(record.finished for record in records)
+
+
+def test_a_decoder_that_drains_is_gone_long_before_its_requests_end() -> None:
+    requests = [SimRequest(f"r{n}", 5.0 + n / 100, 200, 2000) for n in range(6)]
+    policy = Planned((0.0, 1, 2), (10.0, 1, 1))
+    cluster, _, records = scaled(policy, requests, 12.0)
+    assert roles(cluster) == ["decode", "prefill"]
+    assert records == []  # all of them still run, on one decoder
+    assert cluster.scheduler_core.status().counters.num_relocations == 3
+    cluster.kernel.run(500.0)
+    assert len(records) == 6
+    assert all(record.finished and record.num_tokens == 2000 for record in records)
+
+
+def test_prompts_that_a_prefiller_has_not_begun_go_to_another_one_when_it_drains() -> None:
+    requests = [SimRequest(f"r{n}", 5.0, 4000, 5) for n in range(40)]
+    policy = Planned((0.0, 2, 1), (6.0, 1, 1))
+    cluster, _, records = scaled(policy, requests, 300.0)
+    assert roles(cluster) == ["decode", "prefill"]
+    assert len(records) == 40
+    assert all(record.finished for record in records)
+
+
+def test_the_policy_is_told_what_the_passes_were_made_of() -> None:
+    policy = Planned((0.0, 1, 1))
+    scaled(policy, poisson(60, 10.0, 2), 5.5, measures_work=True)
+    samples = [s for _, fleet in policy.told if fleet is not None for s in fleet.samples]
+    assert {sample.stage for sample in samples} == {"prefill", "decode"}
+    for sample in samples:
+        found = velocity_sample(sample, PASS_TIME)
+        assert found.measured_tokens_per_s == pytest.approx(found.profiled_tokens_per_s, rel=1e-6)
 
 
 def test_gpu_seconds_count_from_the_order() -> None:

@@ -15,7 +15,7 @@ from headway.policies.scaling.protocol import (
     Rates,
     Scaling,
     Targets,
-    VelocitySample,
+    WorkSample,
 )
 from headway.policies.scaling.tokenscale import TokenScale, TokenScaleParams
 from headway.policies.scaling.utilisation import Utilisation, UtilisationParams
@@ -45,5 +45,5 @@ __all__ = [
     "Rates",
     "Scaling",
     "Targets",
-    "VelocitySample",
+    "WorkSample",
 ]

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from math import isfinite
 
 from headway.errors import require_between
-from headway.policies.scaling.protocol import VelocitySample
+from headway.pass_time import PassTime
+from headway.policies.scaling.protocol import WorkSample
 
 _MOST_WORKERS = 4096
 _MOST_FACTOR = 4.0
@@ -30,6 +31,34 @@ class LearnedParams:
         require_between("alarm", self.alarm, 0.01, 10)
 
 
+@dataclass(frozen=True, slots=True)
+class VelocitySample:
+    """A busy instance's passes: what they released, and what the profile says they would have.
+
+    ``stage``: ``prefill`` or ``decode``; both velocities in tokens/s.
+    """
+
+    worker_id: str
+    stage: str
+    measured_tokens_per_s: float
+    profiled_tokens_per_s: float
+    num_passes: int = 1
+
+
+def velocity_sample(sample: WorkSample, pass_time: PassTime) -> VelocitySample:
+    """The tokens of these passes over the time that they took, and that the model gives them.
+
+    What is no work is no velocity: 0.
+    """
+    work = sample.work
+    linear = (work.prefill_tokens, work.prefill_context, work.batch, work.kv_tokens)
+    expected = pass_time.seconds(*linear) + (work.num_passes - 1) * pass_time.base
+    num_tokens = work.prefill_tokens + work.batch
+    measured = num_tokens / work.seconds if work.seconds > 0 else 0.0
+    profiled = num_tokens / expected if expected > 0 else 0.0
+    return VelocitySample(sample.worker_id, sample.stage, measured, profiled, work.num_passes)
+
+
 class LearnedVelocity:
     """One factor a stage, by which its profiled velocities are off; 1 before any pass.
 
@@ -44,20 +73,24 @@ class LearnedVelocity:
         self.num_dropped = 0
 
     def observe(self, sample: VelocitySample) -> None:
-        """One pass of a busy instance."""
+        """Passes of a busy instance."""
         measured, profiled = sample.measured_tokens_per_s, sample.profiled_tokens_per_s
         if not (isfinite(measured) and measured > 0 and isfinite(profiled) and profiled > 0):
             self.num_dropped += 1
             return
-        if self._count(sample.worker_id) <= self._params.num_warm_up:
+        if self._count(sample.worker_id, sample.num_passes) < self._params.num_warm_up:
             return
         ratio = min(max(measured / profiled, 1 / _MOST_FACTOR), _MOST_FACTOR)
         factor = self.factor(sample.stage)
-        self._factors[sample.stage] = factor + self._params.weight * (ratio - factor)
+        weight = 1 - (1 - self._params.weight) ** sample.num_passes
+        self._factors[sample.stage] = factor + weight * (ratio - factor)
 
-    def _count(self, worker_id: str) -> int:
-        count = self._num_passes.pop(worker_id, 0) + 1
-        self._num_passes[worker_id] = count  # at the end: the longest silent is forgotten first
+    def _count(self, worker_id: str, num_passes: int) -> int:
+        """Passes of the worker before these."""
+        count = self._num_passes.pop(worker_id, 0)
+        self._num_passes[worker_id] = (
+            count + num_passes
+        )  # at the end: the longest silent goes first
         if len(self._num_passes) > _MOST_WORKERS:
             del self._num_passes[next(iter(self._num_passes))]
         return count

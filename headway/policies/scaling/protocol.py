@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from headway.messages import PassWork
+
 
 @dataclass(frozen=True, slots=True)
 class Rates:
@@ -47,16 +49,12 @@ EMPTY_POOL = PoolLoad(0)
 
 
 @dataclass(frozen=True, slots=True)
-class VelocitySample:
-    """A busy instance's pass: what it released, and what the profile says it would have.
-
-    ``stage``: ``prefill`` or ``decode``; both velocities in tokens/s.
-    """
+class WorkSample:
+    """Passes of one instance, added up, that were all of one ``stage``: prefill or decode."""
 
     worker_id: str
     stage: str
-    measured_tokens_per_s: float
-    profiled_tokens_per_s: float
+    work: PassWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +72,13 @@ class StartUp:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All instances at one instant; ``samples``: passes since the last time. None: not known."""
+    """All instances of a model at one instant; ``samples``: their passes since the last time."""
 
     prefill: PoolLoad = EMPTY_POOL
     decode: PoolLoad = EMPTY_POOL
     convertible: PoolLoad = EMPTY_POOL
     unified: PoolLoad = EMPTY_POOL
-    samples: Sequence[VelocitySample] = ()
+    samples: Sequence[WorkSample] = ()
     start_up: StartUp | None = None
 
 

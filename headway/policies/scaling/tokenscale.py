@@ -11,7 +11,7 @@ from math import ceil, fsum
 
 from headway.buckets import NUM_BUCKETS
 from headway.errors import require_between, require_over
-from headway.policies.scaling.learned import LearnedParams, LearnedVelocity
+from headway.policies.scaling.learned import LearnedParams, LearnedVelocity, velocity_sample
 from headway.policies.scaling.pools import Need, Pools, PoolsParams
 from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Targets
 from headway.policies.scaling.window import WindowMean, smoothed
@@ -98,7 +98,9 @@ class TokenScale:
         unknown, which is not 0: pools grow and do not shrink.
         """
         for sample in fleet.samples if fleet is not None else ():
-            self._learned.observe(sample)
+            is_decode = sample.stage == "decode"
+            profile = self._decode_profile if is_decode else self._prefill_profile
+            self._learned.observe(velocity_sample(sample, profile.pass_time))
         if fleet is not None and fleet.start_up is not None:
             self._start_up = fleet.start_up.seconds
             self._pools.wait(self._start_up)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from enum import Enum
 from types import MappingProxyType
 from typing import TypeVar
 
 from headway.cluster import Role, UnitLoad
 from headway.errors import invalid
+from headway.messages import PassWork
 from headway.request import FinishReason, StreamKey
 from protos import common_pb2 as pb
 
@@ -93,6 +95,23 @@ def pack_refs(keys: Iterable[StreamKey]) -> list[pb.StreamRef]:
 def unpack_refs(refs: Iterable[pb.StreamRef]) -> tuple[StreamKey, ...]:
     """Streams' names, checked."""
     return tuple(key(ref.gateway_id, ref.stream_id) for ref in refs)
+
+
+def pack_work(work: PassWork) -> pb.PassWork:
+    """Passes, added up."""
+    return pb.PassWork(**asdict(work))
+
+
+def unpack_work(packed: pb.PassWork) -> PassWork:
+    """The same; how long they took is for the policy to judge."""
+    return PassWork(
+        packed.num_passes,
+        packed.seconds,
+        packed.prefill_tokens,
+        packed.prefill_context,
+        packed.batch,
+        packed.kv_tokens,
+    )
 
 
 def pack_loads(loads: Iterable[UnitLoad]) -> list[pb.UnitLoad]:

@@ -104,6 +104,7 @@ def _pack_wants(wants: WantedReports) -> pb.WantedReports:
         num_steps=wants.num_steps,
         step_tokens=wants.step_tokens,
         lengths=wants.lengths,
+        work=wants.work,
     )
 
 
@@ -115,4 +116,5 @@ def _unpack_wants(packed: pb.WantedReports) -> WantedReports:
         num_steps=packed.num_steps,
         step_tokens=packed.step_tokens,
         lengths=packed.lengths,
+        work=packed.work,
     )

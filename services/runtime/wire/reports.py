@@ -30,9 +30,11 @@ from services.runtime.wire.checks import (
     known,
     pack_loads,
     pack_refs,
+    pack_work,
     text,
     unpack_loads,
     unpack_refs,
+    unpack_work,
 )
 from services.runtime.wire.load_reports import pack_load_report, unpack_load_report
 
@@ -61,6 +63,7 @@ def pack_from_worker(message: FromWorker) -> pb.WorkerToScheduler:
                 prefilled=_pack_held(message.prefilled),
                 finished=_pack_finished(message.finished),
                 answering=_pack_held(message.answering),
+                work=[pack_work(each) for each in message.work],
             )
             return pb.WorkerToScheduler(end_forward=report)
         case HandoffResult():
@@ -103,6 +106,7 @@ def unpack_from_worker(packed: pb.WorkerToScheduler) -> FromWorker:
                 prefilled=_unpack_held(report.prefilled),
                 finished=_unpack_finished(report.finished),
                 answering=_unpack_held(report.answering),
+                work=tuple(unpack_work(each) for each in report.work),
             )
         case "handoff_result":
             result = packed.handoff_result

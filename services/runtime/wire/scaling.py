@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from headway.core.autoscaler_events import FleetReport, PublishTargets, RateReport
-from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, StartUp, Targets
+from headway.policies.scaling.protocol import (
+    Fleet,
+    PoolLoad,
+    Rates,
+    StartUp,
+    Targets,
+    WorkSample,
+)
 from protos import autoscaler_pb2 as pb
-from services.runtime.wire.checks import finite, text
+from services.runtime.wire.checks import an_id, finite, pack_work, text, unpack_work
 
 
 def unpack_rate_report(packed: pb.RateReport) -> RateReport:
@@ -20,12 +27,18 @@ def unpack_rate_report(packed: pb.RateReport) -> RateReport:
         packed.observed_at,
         packed.window,
         tuple(packed.bucket_tokens_per_s),
+        text(packed.model),
     )
 
 
-def pack_fleet(fleet: Fleet) -> pb.FleetReport:
-    """All instances; samples of velocities stay here."""
+def pack_fleet(fleet: Fleet, model: str = "") -> pb.FleetReport:
+    """All instances of a model."""
     packed = pb.FleetReport(
+        model=model,
+        samples=[
+            pb.WorkSample(worker_id=s.worker_id, stage=s.stage, work=pack_work(s.work))
+            for s in fleet.samples
+        ],
         prefill=_pack_pool(fleet.prefill),
         decode=_pack_pool(fleet.decode),
         convertible=_pack_pool(fleet.convertible),
@@ -44,8 +57,13 @@ def unpack_fleet(packed: pb.FleetReport) -> FleetReport:
             _unpack_pool(packed.decode),
             _unpack_pool(packed.convertible),
             _unpack_pool(packed.unified),
-            start_up=_unpack_start_up(packed.start_up) if packed.HasField("start_up") else None,
-        )
+            tuple(
+                WorkSample(an_id(s.worker_id, "worker_id"), text(s.stage), unpack_work(s.work))
+                for s in packed.samples
+            ),
+            _unpack_start_up(packed.start_up) if packed.HasField("start_up") else None,
+        ),
+        text(packed.model),
     )
 
 
@@ -63,7 +81,7 @@ def pack_decision(decided: PublishTargets) -> pb.ScalingDecision:
         rates = asdict(decided.rates)
         packed.rates.CopyFrom(pb.ScalingRates(**rates))
     if decided.fleet is not None:
-        packed.fleet.CopyFrom(pack_fleet(decided.fleet))
+        packed.fleet.CopyFrom(pack_fleet(replace(decided.fleet, samples=())))
     return packed
 
 
