@@ -178,6 +178,14 @@ def test_a_measured_start_up_counts_instead_of_the_profiles() -> None:
     assert run(policy, rates(1_000), 23.0, 3, fleet=slow).num_prefill == 1
 
 
+def test_where_the_next_start_up_is_not_known_it_is_the_profiles_again() -> None:
+    waiting = Fleet(PoolLoad(1, backlog_tokens=70_000), PoolLoad(1))
+    policy = TokenScale(PLAIN)
+    warm = policy.targets(rates(0), replace(waiting, start_up=StartUp(0.1, 1, 1)), now=0.0)
+    assert "70000/2)" in warm.reason
+    assert "70000/5)" in policy.targets(rates(0), waiting, now=1.0).reason
+
+
 def test_a_backlog_is_to_be_gone_when_the_instance_ordered_for_it_is_there() -> None:
     waiting = Fleet(PoolLoad(1, backlog_tokens=70_000), PoolLoad(1))
     wanted = {

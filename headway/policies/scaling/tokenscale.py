@@ -80,7 +80,8 @@ class TokenScale:
             self._decode_profile.decode_velocity(bucket) for bucket in range(NUM_BUCKETS)
         ]
         profiled = self._decode_profile.start_up
-        self._start_up = profiled if params.start_up is None else params.start_up
+        self._known_start_up = profiled if params.start_up is None else params.start_up
+        self._start_up = self._known_start_up
         self._pools = Pools(
             params, hold_down=self._start_up, num_convertible=params.num_convertible
         )
@@ -101,8 +102,9 @@ class TokenScale:
             is_decode = sample.stage == "decode"
             profile = self._decode_profile if is_decode else self._prefill_profile
             self._learned.observe(velocity_sample(sample, profile.pass_time))
-        if fleet is not None and fleet.start_up is not None:
-            self._start_up = fleet.start_up.seconds
+        if fleet is not None:
+            measured = fleet.start_up
+            self._start_up = self._known_start_up if measured is None else measured.seconds
             self._pools.wait(self._start_up)
         if rates is None:
             self._window.clear()
