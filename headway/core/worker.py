@@ -191,6 +191,7 @@ class WorkerCore:
             case SchedulerConnected(wants):
                 self._wants = wants
                 self._predictions.is_reported = wants.lengths
+                self._work.is_on = wants.work
                 self._state.finished.clear()  # the snapshot says it by leaving them out
                 actions.append(self._snapshot())
                 self._report_loads(actions, self._reported_at)
@@ -268,11 +269,10 @@ class WorkerCore:
         drawn = {sampled.key: sampled for sampled in result.sampled}
         flight = self._landed(result.pass_id)
         self._state.rates.ran(flight.forward_pass, result)
-        if self._wants.work:
-            self._work.ran(flight.in_pass(self._state), result)
         running: list[SequenceState] = []
         num_tokens, num_steps = 0, 1
         in_pass = flight.land(self._state)
+        self._work.ran(in_pass, result)
         actions += end_swaps(self._state, flight.forward_pass.swapped_out)
         for item, sequence in in_pass:
             num_tokens += len(item.token_ids)

@@ -32,14 +32,10 @@ class Flight:
 
     def land(self, state: WorkerState) -> list[tuple[PassItem, SequenceState]]:
         """It has ended: who was in it, and is in one pass less."""
-        in_pass = self.in_pass(state)
+        in_pass = [(item, _sequence(state, item)) for item in self.forward_pass.items]
         for _, sequence in in_pass:
             sequence.num_passes -= 1
         return in_pass
-
-    def in_pass(self, state: WorkerState) -> list[tuple[PassItem, SequenceState]]:
-        """Who is in it."""
-        return [(item, _sequence(state, item)) for item in self.forward_pass.items]
 
 
 def can_run_ahead(state: WorkerState, flight: Flight) -> bool:

@@ -20,13 +20,15 @@ class WorkMeter:
 
     def __init__(self) -> None:
         self._sums: dict[bool, PassWork] = {}
+        self.is_on = False
+        """Whether the scheduler reads it."""
 
     def ran(self, in_pass: Iterable[tuple[PassItem, SequenceState]], result: PassResult) -> None:
         """A pass has ended; one that took no time, or no one knows how long, does not count."""
         pass_time = result.pass_time
-        num_steps = max((1 + len(drawn.before) for drawn in result.sampled), default=1)
-        if not (isfinite(pass_time) and pass_time > 0):
+        if not (self.is_on and isfinite(pass_time) and pass_time > 0):
             return
+        num_steps = max((1 + len(drawn.before) for drawn in result.sampled), default=1)
         share = _share(in_pass)
         if share == _NOTHING:
             return
