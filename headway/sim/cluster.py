@@ -46,6 +46,7 @@ from headway.sim.device import REASONING_END, Steps
 from headway.sim.kernel import Kernel
 from headway.sim.network import Network, NetworkParams
 from headway.sim.node import Node
+from headway.sim.pace import Pace
 from headway.sim.records import Record, Segment
 from headway.sim.worker import MODEL, InstanceSpec, Policies, SimWorker, ToScheduler
 
@@ -53,6 +54,7 @@ GATEWAY = "gateway"
 MOST_STEPS = 1 << 20
 MOVE_ROUNDS = 4
 """As a live worker's."""
+_APART = 0.6180339887  # of a pace's curve, between two instances: never the same place
 _LONGEST_STREAM = 60.0  # seconds that a copy may outlive its request
 
 
@@ -80,7 +82,11 @@ class SimRequest:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """What runs, and by which policies. ``instances``: a kind and how many of it."""
+    """What runs, and by which policies. ``instances``: a kind and how many of it.
+
+    ``pace``: of a machine that is not always as fast as its profile says; each instance begins
+    somewhere else on it, and every pass has a single step.
+    """
 
     instances: Sequence[tuple[InstanceSpec, int]]
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
@@ -99,6 +105,7 @@ class ClusterSpec:
     request_timeout: float = 1e9
     burst: str = "off"
     burst_params: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    pace: Pace | None = None
 
 
 class SimCluster:
@@ -162,14 +169,15 @@ class SimCluster:
         settings = WorkerSettings(
             watermark=self.spec.watermark,
             report_interval=self.spec.report_interval,
-            max_steps=self.spec.max_steps,
+            max_steps=self.spec.max_steps if self.spec.pace is None else 1,
             move_rounds=self.spec.move_rounds,
             linger=self.spec.linger,
             max_running=self.spec.max_running,
             end_of_reasoning=(REASONING_END,),
         )
         policies = Policies(self._batching, self._estimation)
-        worker = SimWorker(worker_id, kind, policies, settings, self._lengths, self)
+        pace = self.spec.pace.replay(_APART * len(self._workers)) if self.spec.pace else None
+        worker = SimWorker(worker_id, kind, policies, settings, self._lengths, self, pace)
         self._workers[worker_id] = worker
         worker.post(WorkerFoundScheduler(wanted_reports(self.spec.scheduler)))
 

@@ -89,7 +89,8 @@ class Device:
     """Runs one worker's passes: its DP units in lock-step, by the gate of ``pass_time``.
 
     ``blocks_per_unit`` tells an item's unit from its block table. ``swap_per_token``: seconds to
-    move a token's KV to or from host memory.
+    move a token's KV to or from host memory. ``pace``: what a pass of so many seconds takes on a
+    machine that is not always as fast; passes then have one step each.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Device:
         swap_per_token: float,
         lengths: Mapping[StreamKey, Lengths],
         ended: Callable[[PassResult, Steps, int], None],
+        pace: Callable[[float], float] | None = None,
     ) -> None:
         self._kernel = kernel
         self._pass_time = pass_time
@@ -107,6 +109,7 @@ class Device:
         self._swap_per_token = swap_per_token
         self._lengths = lengths
         self._ended = ended
+        self._pace = pace
         self._running: _Running | None = None
         self._next: ForwardPass | None = None
         self.busy = 0.0
@@ -124,6 +127,9 @@ class Device:
             return
         steps = self._steps(forward_pass.items, forward_pass.num_steps > 1)
         most = forward_pass.num_steps
+        if self._pace is not None:
+            assert most == 1, "the next step has a pace of its own"
+            steps = replace(steps, step=self._pace(steps.step))
         if forward_pass.swapped_out or forward_pass.swapped_in:
             steps, most = replace(steps, step=steps.step + self._swap_time(forward_pass)), 1
         if most > 1:

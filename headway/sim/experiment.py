@@ -16,6 +16,7 @@ from headway.presets import Preset
 from headway.sim.cluster import ClusterSpec, SimCluster, SimRequest
 from headway.sim.kernel import Kernel
 from headway.sim.network import NetworkParams
+from headway.sim.pace import Pace
 from headway.sim.records import Record
 from headway.sim.worker import InstanceSpec
 
@@ -31,7 +32,8 @@ class Conditions:
     """What a run happens on. ``linger``: None for a round trip to the scheduler.
 
     ``max_running``: requests of a DP unit in one pass, 0 for any number. ``flow_control``: off
-    unless given, so that overload shows as latency.
+    unless given, so that overload shows as latency. ``pace``: of the machine, for one that is not
+    always as fast as the profile says.
     """
 
     instances: Instances
@@ -42,6 +44,7 @@ class Conditions:
     max_running: int = 0
     flow_control: FlowControl = _ENDLESS
     params: Mapping[str, Mapping[str, object]] = field(default_factory=lambda: MappingProxyType({}))
+    pace: Pace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,7 @@ def cluster_spec(preset: Preset, conditions: Conditions) -> ClusterSpec:
         report_interval=conditions.report_interval,
         linger=linger if found.worker.lingers else 0.0,
         network=network,
+        pace=conditions.pace,
     )
 
 

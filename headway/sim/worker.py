@@ -116,6 +116,7 @@ class SimWorker:
         settings: WorkerSettings,
         lengths: Mapping[StreamKey, Lengths],
         around: Surroundings,
+        pace: Callable[[float], float] | None = None,
     ) -> None:
         self.worker_id = worker_id
         self.spec = spec
@@ -141,6 +142,7 @@ class SimWorker:
             spec.profile.swap_per_token,
             lengths,
             self._pass_ended,
+            pace,
         )
         self._transfers = Transfers(self, spec.profile, around)
         self._answers: dict[StreamKey, WorkerAction] = {}

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from headway.cli.calibration.figures import Seen, compare
 from headway.cli.calibration.load import one_by_one, poisson, simulated, write_trace
-from headway.cli.calibration.model import find_latency, fit_profile, read_records, simulation
+from headway.cli.calibration.model import (
+    NUM_REPLAYS,
+    find_latency,
+    fit_profile,
+    matched,
+    read_records,
+    simulation,
+)
 from headway.errors import HeadwayError
-from headway.pass_time import PassTime
+from headway.metrics import percentile
+from headway.pass_time import PassTime, Share
+from headway.profile_fit import MeasuredPass
 from headway.workload.files import load_trace
 
 TRUTH = PassTime(base=0.002, per_prefill_token=5e-5, per_request=1e-4, per_kv_token=1e-7)
@@ -61,13 +71,42 @@ def test_a_simulation_of_the_same_machine_misses_nothing(tmp_path: Path) -> None
     profile, _ = fit_profile(records, "here")
     lone, rows = one_by_one(0.5, 20, 0), poisson(20, 60, 1)
     alone = simulation(records, profile, "vllm-like", lone, 0.004)
-    ttft = sorted(each.ttft for each in alone)[10]
+    ttft = sorted(each.ttft for each in alone)[len(alone) // 2]
     latency = find_latency(records, profile, "vllm-like", lone, ttft)
     assert latency == pytest.approx(0.004, rel=0.1)
     live = simulation(records, profile, "vllm-like", rows, 0.004)
     figures = compare(live, simulation(records, profile, "vllm-like", rows, latency))
-    assert len(live) == 60
+    assert len(live) == 60 * NUM_REPLAYS
     assert all(figure.error < 0.05 for figure in figures)
+
+
+def test_decode_and_prefill_are_as_slow_together_as_they_were() -> None:
+    decode, prefill = Share(0, 0, 2, 300), Share(100, 0, 1, 50)
+    usual = [MeasuredPass([each], TRUTH.seconds(*each)) for each in (decode, prefill)]
+    slower = [replace(usual[0], seconds=1.2 * usual[0].seconds)] * 9
+    slower += [replace(usual[1], seconds=2 * usual[1].seconds)] * 3
+    found = matched(TRUTH, slower)
+    assert found.seconds(*decode) == pytest.approx(slower[0].seconds)
+    assert found.seconds(*prefill) == pytest.approx(slower[-1].seconds)
+    assert matched(TRUTH, usual[:1] * 9) == TRUTH
+
+
+def test_a_tail_of_the_passes_is_a_tail_of_the_simulation(tmp_path: Path) -> None:
+    write_record(tmp_path)
+    (even,) = read_records(tmp_path)
+    passes = [
+        replace(each, seconds=each.seconds * (8 if number % 60 < 6 else 0.5))
+        for number, each in enumerate(even.passes)
+    ]
+    profile, _ = fit_profile([even], "here")
+    rows = poisson(4, 60, 1)
+    calm = simulation([even], profile, "vllm-like", rows, 0.001)
+    uneven = simulation([replace(even, passes=passes)], profile, "vllm-like", rows, 0.001)
+
+    def p99(seen: list[Seen]) -> float:
+        return percentile(sorted(each.ttft for each in seen), 0.99)
+
+    assert p99(uneven) > 1.5 * p99(calm)
 
 
 def test_errors_are_shares_of_the_live_figure() -> None:

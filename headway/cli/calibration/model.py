@@ -19,10 +19,13 @@ from headway.profile_fit import TERMS, Fit, MeasuredPass, fit_pass_time
 from headway.profile_passes import parse_passes
 from headway.sim.experiment import Conditions, cluster_spec, simulate
 from headway.sim.network import NetworkParams
+from headway.sim.pace import Pace
 from headway.sim.worker import InstanceSpec
 from headway.velocity import decode_velocities, prefill_velocity
 
 _NUM_STEPS = 8  # of the search for the latency
+NUM_REPLAYS = 8
+"""Simulations of a load: percentiles are over the requests of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +55,13 @@ def read_records(folder: Path) -> list[Recorded]:
 def fit_profile(records: Sequence[Recorded], name: str) -> tuple[Profile, Fit]:
     """Pass times by least squares over all workers' passes; capacities from the workers.
 
-    Least squares of shares are met best a little below the mean, where times have a long tail: all
-    terms are then stretched alike, so that the passes take as long together as they did.
+    Least squares of shares are met best a little below the mean, where times have a long tail, and
+    a prefill meets more of what else runs than a decode pass. So decode terms are then stretched
+    alike, and those of prefill, until passes of either kind take as long together as they did.
     """
     passes = [each for record in records for each in record.passes]
     fit = fit_pass_time(_without_outliers(passes))
-    predicted = sum(fit.pass_time.lock_step(each.shares) for each in passes)
-    factor = sum(each.seconds for each in passes) / predicted
-    fit = replace(fit, pass_time=stretched(fit.pass_time, factor))
+    fit = replace(fit, pass_time=matched(fit.pass_time, passes))
     worker = records[0].worker
     profile = Profile(
         name=name,
@@ -84,6 +86,37 @@ def fit_profile(records: Sequence[Recorded], name: str) -> tuple[Profile, Fit]:
     )
 
 
+def matched(pass_time: PassTime, passes: Sequence[MeasuredPass]) -> PassTime:
+    """Decode and prefill terms each times a factor: both kinds of passes sum up to what they took.
+
+    Passes are those of one DP unit. A kind that was not measured keeps its terms.
+    """
+    decoding = [p for p in passes if not p.shares[0].prefill_tokens]
+    prefilling = [p for p in passes if p.shares[0].prefill_tokens]
+    predicted = sum(pass_time.lock_step(p.shares) for p in decoding)
+    if predicted > 0:
+        factor = sum(p.seconds for p in decoding) / predicted
+        pass_time = _times(pass_time, ("base", "per_request", "per_kv_token"), factor)
+    without = [pass_time.seconds(0, 0, *p.shares[0][2:]) for p in prefilling]
+    own = sum(pass_time.lock_step(p.shares) for p in prefilling) - sum(without)
+    left = sum(p.seconds for p in prefilling) - sum(without)
+    if own > 0 and left > 0:
+        terms = ("per_prefill_token", "per_prefill_context")
+        pass_time = _times(pass_time, terms, left / own)
+    return pass_time
+
+
+def _times(pass_time: PassTime, terms: Sequence[str], factor: float) -> PassTime:
+    return replace(pass_time, **{name: factor * getattr(pass_time, name) for name in terms})
+
+
+def measured_pace(records: Sequence[Recorded], profile: Profile) -> Pace:
+    """How the workers' passes went, one worker's behind another's."""
+    passes = [each for record in records for each in record.passes]
+    work = [profile.pass_time.lock_step(each.shares) for each in passes]
+    return Pace(work, [each.seconds for each in passes])
+
+
 def stretched(pass_time: PassTime, factor: float) -> PassTime:
     """All of its terms times ``factor``."""
     terms = {name: factor * getattr(pass_time, name) for name in TERMS}
@@ -99,7 +132,10 @@ def _without_outliers(passes: Sequence[MeasuredPass]) -> list[MeasuredPass]:
 def simulation(
     records: Sequence[Recorded], profile: Profile, preset: str, rows: Sequence[Row], latency: float
 ) -> list[Seen]:
-    """The same requests on as many simulated workers; ``latency`` of a message, s."""
+    """The same requests on as many simulated workers; ``latency`` of a message, s.
+
+    Several times, at the pace of the recorded passes from several places on: what each run sees.
+    """
     instances = tuple(
         (InstanceSpec(Role(each.worker["role"]), profile, each.worker["max_model_len"]), 1)
         for each in records
@@ -107,9 +143,14 @@ def simulation(
     network = NetworkParams(
         bytes_per_s=profile.link_bytes_per_s, latency=latency, dispatch_latency=latency
     )
-    conditions = Conditions(instances, network, report_interval=0.05)
-    run = simulate(cluster_spec(find_preset(preset), conditions), simulated(rows))
-    return list(_seen(run.records))
+    pace = measured_pace(records, profile)
+    seen: list[Seen] = []
+    for number in range(NUM_REPLAYS):
+        from_there = replace(pace, start=number / NUM_REPLAYS)
+        conditions = Conditions(instances, network, report_interval=0.05, pace=from_there)
+        run = simulate(cluster_spec(find_preset(preset), conditions), simulated(rows))
+        seen += _seen(run.records)
+    return seen
 
 
 def _seen(records: Iterable[Any]) -> Iterable[Seen]:
