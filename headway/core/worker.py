@@ -24,6 +24,7 @@ from headway.core.worker_events import (
     WorkerAction,
     WorkerEvent,
 )
+from headway.core.worker_failures import end_failed_pass
 from headway.core.worker_loads import load_report, loads_with_phases
 from headway.core.worker_plan import PassPlanner, Restarts
 from headway.core.worker_prediction import Predictions
@@ -32,6 +33,7 @@ from headway.core.worker_settings import WorkerSettings
 from headway.core.worker_state import HashesOf, Oracle, WorkerState
 from headway.core.worker_steps import cut_steps, reserve_steps, return_steps
 from headway.core.worker_transfers import (
+    end_returns,
     end_swaps,
     leave_all,
     on_transfer,
@@ -86,6 +88,7 @@ class WorkerCore:
             estimation=estimation,
             host_tokens=settings.host_tokens,
             caches_prefixes=settings.prefix_caching,
+            swaps_beside=settings.swaps_beside,
             hashes_of=hashes_of,
         )
         limits = Limits(info.chunk_tokens, settings.watermark, settings.max_running)
@@ -248,7 +251,7 @@ class WorkerCore:
         self, items: list[PassItem], num_steps: int, until: float, actions: list[WorkerAction]
     ) -> None:
         swapped_out, swapped_in = self._state.take_swaps()
-        if not items and not swapped_out:
+        if not (items or swapped_out or swapped_in):
             return
         self._pass_id += 1
         forward_pass = ForwardPass(
@@ -267,13 +270,14 @@ class WorkerCore:
 
     def _on_pass_result(self, result: PassResult, actions: list[WorkerAction], now: float) -> None:
         drawn = {sampled.key: sampled for sampled in result.sampled}
-        flight = self._landed(result.pass_id)
+        flight = self._flights.popleft()
         self._state.rates.ran(flight.forward_pass, result)
         running: list[SequenceState] = []
         num_tokens, num_steps = 0, 1
-        in_pass = flight.land(self._state)
+        in_pass = flight.land(self._state, result.pass_id)
         self._work.ran(in_pass, result)
         actions += end_swaps(self._state, flight.forward_pass.swapped_out)
+        actions += end_returns(self._state, flight.forward_pass.swapped_in)
         for item, sequence in in_pass:
             num_tokens += len(item.token_ids)
             if sequence.is_over:
@@ -334,30 +338,9 @@ class WorkerCore:
             self._state.prefilled.append(sequence.held())
 
     def _on_pass_failed(self, event: PassFailed, actions: list[WorkerAction]) -> None:
-        flight = self._landed(event.pass_id)
-        swapped_out = {swap.key for swap in flight.forward_pass.swapped_out}
-        in_pass = flight.land(self._state)
-        # A failure that blames nobody may have come before the swaps: computing again is sure.
-        failed = event.keys or tuple(swapped_out)
-        actions += end_swaps(self._state, flight.forward_pass.swapped_out, failed)
-        blamed = set(event.keys) & ({item.key for item, _ in in_pass} | swapped_out)
-        for item, sequence in in_pass:
-            if sequence.is_over:
-                self._state.finish(sequence, FinishReason.CANCELLED)
-            elif item.start != sequence.num_computed:
-                continue  # what this pass took for granted has failed: it is not to blame
-            elif not blamed or item.key in blamed:
-                self._state.fail_here(sequence, event.message)
-            if not sequence.is_over:
-                actions += leave_all(self._state, [sequence])
-            elif sequence.leaving is not None:
-                actions.append(stay(sequence))
+        flight = self._flights.popleft()
+        actions += end_failed_pass(self._state, flight, event)
         self._waiting_dispatches = flight.dispatches + self._waiting_dispatches
-
-    def _landed(self, pass_id: int) -> Flight:
-        assert self._flights, "a result comes from a pass in flight"
-        assert self._flights[0].forward_pass.pass_id == pass_id, "passes end as they begin"
-        return self._flights.popleft()
 
     # --- reports ----------------------------------------------------------------------
 

@@ -30,8 +30,9 @@ class Flight:
     dispatches: list[int] = field(default_factory=list)
     is_short: bool = False
 
-    def land(self, state: WorkerState) -> list[tuple[PassItem, SequenceState]]:
+    def land(self, state: WorkerState, pass_id: int) -> list[tuple[PassItem, SequenceState]]:
         """It has ended: who was in it, and is in one pass less."""
+        assert self.forward_pass.pass_id == pass_id, "passes end as they begin"
         in_pass = [(item, _sequence(state, item)) for item in self.forward_pass.items]
         for _, sequence in in_pass:
             sequence.num_passes -= 1

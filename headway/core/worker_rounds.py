@@ -16,7 +16,7 @@ from headway.messages import Handoff
 def begins_round(sequence: SequenceState, block_size: int, most_rounds: int) -> bool:
     """Whether at least a block can be sent while it runs, and it has not been tried too often."""
     num_unsent = sequence.num_computed - sequence.num_sent
-    held = sequence.blocks and not sequence.is_over
+    held = sequence.blocks and not (sequence.is_over or sequence.returning)
     return bool(held) and num_unsent >= block_size and sequence.num_rounds < most_rounds
 
 

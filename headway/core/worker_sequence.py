@@ -51,6 +51,7 @@ class SequenceState:
     num_hit_tokens: int = 0  # found in the cache when it was first admitted, or came to wait
     num_passes: int = 0  # in flight, that it is in
     swapping: bool = False  # its KV is not in its host blocks before the pass has ended
+    returning: bool = False  # its KV is not in its blocks before the pass has ended
     cancelled: bool = False
     ended: FinishReason | None = None  # it stays until no pass touches its blocks
     pauses: bool = False  # it is not in the pass that is being planned

@@ -23,6 +23,8 @@ class WorkerSettings:
     ``move_rounds``: the most rounds in which full blocks of a request that moves are sent while it
     runs; with 0 it stops first. ``runs_ahead``: whether a pass is planned while the one before it
     is in flight, so that the backend finds it at once (one step a pass).
+    ``swaps_beside``: whether KV comes back from host memory beside a pass, and its request joins
+    the next one, instead of before the pass that its request is in.
     """
 
     watermark: float = 0.1
@@ -39,3 +41,4 @@ class WorkerSettings:
     predict_every: int = 0
     move_rounds: int = 0
     runs_ahead: bool = False
+    swaps_beside: bool = False

@@ -43,6 +43,7 @@ class WorkerState:
         estimation: Estimation | None = None,
         host_tokens: int = 0,
         caches_prefixes: bool = False,
+        swaps_beside: bool = False,
         hashes_of: HashesOf | None = None,
     ) -> None:
         self.info = info
@@ -61,6 +62,7 @@ class WorkerState:
                 info.block_size,
                 host_tokens,
                 caches_output=caches_prefixes,
+                swaps_beside=swaps_beside,
                 rates=self.rates,
             )
             for unit in range(info.num_units)

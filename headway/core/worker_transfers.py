@@ -156,6 +156,28 @@ def end_swaps(
     return actions
 
 
+def end_returns(
+    state: WorkerState, swapped_in: Iterable[Swap], failed: Collection[StreamKey] = ()
+) -> list[WorkerAction]:
+    """KV has come back beside a pass, all but that of the ``failed``: who leaves, does."""
+    actions: list[WorkerAction] = []
+    for swap in swapped_in:
+        sequence = state.find(swap.key)
+        if sequence is None or not sequence.returning:
+            continue
+        sequence.returning = False
+        sequence.num_passes -= 1
+        if sequence.is_over:
+            state.finish(sequence, FinishReason.CANCELLED)
+        elif swap.key in failed:
+            state.units[sequence.unit].miss(sequence)
+        if sequence.leaving is not None and (sequence.is_over or not sequence.blocks):
+            actions.append(stay(sequence))
+        else:
+            actions += leave_all(state, [sequence])
+    return actions
+
+
 def end_transfer(state: WorkerState, event: TransferEnded) -> HandoffResult:
     """The target has the request, or the source goes on holding it."""
     sequence = state.find(event.key)

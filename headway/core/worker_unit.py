@@ -28,7 +28,8 @@ class UnitState:
     this is sooner, and is computed again otherwise.
     ``changed``: who has come, gone, or changed what a batching policy reads, since a pass was
     planned last; tokens computed by that pass need no mention. ``caches_output``: whether
-    generated tokens are cached as the prompt's are.
+    generated tokens are cached as the prompt's are. ``swaps_beside``: whether KV comes back beside
+    a pass, and not before the one that its sequence is in.
     """
 
     def __init__(
@@ -39,10 +40,12 @@ class UnitState:
         host_tokens: int = 0,
         *,
         caches_output: bool = False,
+        swaps_beside: bool = False,
         rates: MemoryRates | None = None,
     ) -> None:
         self.unit = unit
         self.caches_output = caches_output
+        self._swaps_beside = swaps_beside
         self.prefix_counts = PrefixCounts()
         self.pool = BlockPool(num_blocks, block_size, first=unit * num_blocks)
         num_host_blocks = host_tokens // block_size
@@ -81,6 +84,9 @@ class UnitState:
         assert granted, "room was made for it"
         if was_swapped:
             self.host.swap_in(sequence)
+            if self._swaps_beside:
+                sequence.returning = True
+                sequence.num_passes += 1
         self.move(sequence, Stage.RUNNING)
 
     def adoptable(self, sequence: SequenceState) -> Sequence[BlockHash]:
@@ -135,6 +141,12 @@ class UnitState:
             return False
         num_kept = len(sequence.blocks) - self.pool.num_own(sequence.blocks)
         return self._rates.swap_is_sooner(sequence.num_computed, num_kept * self.pool.block_size)
+
+    def miss(self, sequence: SequenceState) -> None:
+        """Its KV did not come back from host memory: it is computed again."""
+        self.pool.release(sequence.blocks)
+        sequence.num_computed = 0
+        self.move(sequence, Stage.WAITING)
 
     def lose(self, sequence: SequenceState) -> None:
         """Its KV did not get to host memory: it is computed again."""

@@ -76,6 +76,9 @@ class UnitPlan:
             sequence = entry.candidate
             if sequence.stage is Stage.WAITING and not self._admit(sequence, hopeless):
                 continue
+            if sequence.returning:  # its next token is computed in the pass after
+                budget, places = budget - 1, places - 1
+                continue
             item = self._item(sequence, budget)
             if item is not None:
                 items.append(item)
@@ -90,7 +93,7 @@ class UnitPlan:
         while self._turn < self._end:
             place = running[self._turn]
             candidate = place[2].candidate
-            if candidate.stage is Stage.RUNNING and not candidate.pauses:
+            if candidate.stage is Stage.RUNNING and not (candidate.pauses or candidate.returning):
                 break
             self._turn, place = self._turn + 1, None
         if self._may_admit and self._num_admitted < len(self._waiting):

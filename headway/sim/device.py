@@ -131,7 +131,7 @@ class Device:
             assert most == 1, "the next step has a pace of its own"
             steps = replace(steps, step=self._pace(steps.step))
         if forward_pass.swapped_out or forward_pass.swapped_in:
-            steps, most = replace(steps, step=steps.step + self._swap_time(forward_pass)), 1
+            steps, most = replace(steps, step=self._with_swaps(steps.step, forward_pass)), 1
         if most > 1:
             most = min(most, steps.num_valid, steps.steps_until(forward_pass.until))
             most = min(most, *(self._steps_to_event(item) for item in forward_pass.items))
@@ -181,6 +181,13 @@ class Device:
             if other_growth > growth:
                 num_valid = min(num_valid, 1 + int((value - other) / (other_growth - growth)))
         return Steps(self._kernel.now, step, growth, num_valid)
+
+    def _with_swaps(self, step: float, forward_pass: ForwardPass) -> float:
+        """KV that comes back for nobody in the pass does so beside it."""
+        waiting = {swap.key for swap in forward_pass.swapped_in}
+        if waiting.isdisjoint(item.key for item in forward_pass.items) and waiting:
+            return max(step, self._swap_time(forward_pass))
+        return step + self._swap_time(forward_pass)
 
     def _swap_time(self, forward_pass: ForwardPass) -> float:
         """The unit with the most KV to move holds all; a link carries both directions at once."""

@@ -105,6 +105,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             predict_every=config.predict_every,
             move_rounds=config.move_rounds,
             runs_ahead=config.async_scheduling,
+            swaps_beside=backend.swaps_beside,
             host_tokens=backend.num_host_blocks // config.dp * config.block_size,
         )
         self._core = WorkerCore(

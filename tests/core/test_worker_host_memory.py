@@ -195,3 +195,65 @@ def test_a_pass_that_failed_before_its_swaps_loses_no_token() -> None:
     assert worker.ends == {1: ["error"]}
     worker.run_all()
     assert output_of(worker, 2) == expected_output(range(3, 11), 14)
+
+
+def beside(host_tokens: int = 100) -> WorkerHarness:
+    """The same two, whose KV comes back beside a pass."""
+    worker = make_worker(
+        blocks=8, batching=Fcfs(), watermark=0.0, host_tokens=host_tokens, swaps_beside=True
+    )
+    worker.post(dispatch(make_request(1, 8, max_tokens=14), make_request(2, 8, max_tokens=14)))
+    return worker
+
+
+def until_it_returns(worker: WorkerHarness) -> ForwardPass:
+    while not worker.passes[0].swapped_in:
+        assert worker.run_pass()
+    return worker.passes[0]
+
+
+def test_who_comes_back_beside_a_pass_is_in_the_next_one() -> None:
+    worker = beside()
+    returning = until_it_returns(worker)
+    (swap,) = returning.swapped_in
+    assert swap.key not in [item.key for item in returning.items]
+    worker.run_pass()
+    assert swap.key in [item.key for item in worker.passes[0].items]
+    worker.run_all()
+    for number in (1, 2):
+        assert output_of(worker, number) == expected_output(range(number + 1, number + 9), 14)
+    assert worker.core.loads[0].num_free_blocks == 8
+
+
+def test_who_is_cancelled_on_the_way_back_keeps_its_blocks_until_it_is_there() -> None:
+    worker = beside()
+    (swap,) = until_it_returns(worker).swapped_in
+    num_free = worker.core.loads[0].num_free_blocks
+    worker.post(CancelStream(swap.key))
+    assert worker.core.loads[0].num_free_blocks == num_free
+    worker.run_all()
+    assert worker.core.loads[0].num_free_blocks == 8
+    assert worker.core.num_held == 0
+
+
+def test_who_did_not_come_back_is_computed_again() -> None:
+    worker = beside()
+    returning = until_it_returns(worker)
+    (swap,) = returning.swapped_in
+    worker.passes.clear()
+    worker.post(PassFailed(returning.pass_id, (swap.key,), "no memory"))
+    worker.run_all()
+    assert output_of(worker, 2) == expected_output(range(3, 11), 14)
+    assert worker.core.loads[0].num_free_blocks == 8
+
+
+def test_who_is_to_leave_does_so_when_it_is_back() -> None:
+    source, target = beside(), make_worker(Role.DECODE)
+    (swap,) = until_it_returns(source).swapped_in
+    source.post(Handoff(swap.key, "w2", "w2:1", 0))
+    assert not source.transfers
+    source.run_pass()
+    assert transfer(source, target)
+    target.run_all()
+    source.run_all()
+    assert output_of(source, 2) + output_of(target, 2) == expected_output(range(3, 11), 14)

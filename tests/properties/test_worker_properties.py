@@ -55,6 +55,7 @@ def request_of(stream_id: int, num_prompt: int, max_tokens: int) -> Request:
     max_running=st.sampled_from([0, 2]),
     caches=st.sampled_from(["nothing", "prompts", "all"]),
     runs_ahead=st.booleans(),
+    swaps_beside=st.booleans(),
 )
 def test_every_request_ends_once_with_the_tokens_of_an_endless_memory(
     steps: list[tuple[str, int, int]],
@@ -67,6 +68,7 @@ def test_every_request_ends_once_with_the_tokens_of_an_endless_memory(
     max_running: int,
     caches: str,
     runs_ahead: bool,
+    swaps_beside: bool,
 ) -> None:
     num_blocks = num_tokens_of_memory // block_size
 
@@ -82,6 +84,7 @@ def test_every_request_ends_once_with_the_tokens_of_an_endless_memory(
         max_running=max_running,
         prefix_caching=caches == "all",
         runs_ahead=runs_ahead,
+        swaps_beside=swaps_beside,
     )
     hook = hashes_of if caches == "prompts" else None
     core = WorkerCore(info, [EOS], policy, limits, hashes_of=hook)

@@ -68,6 +68,7 @@ class TorchBackend:
         self._device = pool.keys[0].device
         self._drawn: dict[StreamKey, int] = {}  # by the last pass
         self.holds_whole_kv = group_size() == 1
+        self.swaps_beside = self._device.type == "cuda"  # on a CPU a pass would share its cores
         self._leads = group_size() > 1 and not is_follower()
         self.model_max_len = model.max_model_len
         self.vocab_size = model.vocab_size

@@ -1,13 +1,15 @@
 """KV in host memory, and its way there and back.
 
-What leaves its blocks is copied aside before the pass may write there, and travels on beside it;
-what comes back is there before the pass begins. A GPU does so on streams of its own, a CPU at once.
+What leaves its blocks is copied aside before the pass may write there, and travels on beside it.
+What comes back does so beside the pass, too, or before it where a request in the pass needs it. A
+GPU does this on streams of its own, a CPU in a thread.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -52,6 +54,10 @@ class HostKv(KvStore):
         self.blocks[slots // size, plane, slots % size] = self._plane_of(data, len(slots))
 
 
+_Piece = tuple[torch.Tensor, Sequence[int]]
+"""KV of so many blocks, and the host blocks that it goes to."""
+
+
 @dataclass(slots=True)
 class SwapTime:
     """Seconds that a pass's swaps took, known when it has ended."""
@@ -67,6 +73,7 @@ class KvSwapper:
         self._host = host
         self._device = pool.blocks.device
         self._streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
+        self._copier = ThreadPoolExecutor(1, "kv-copy")
         if host is not None and pool.blocks.is_cuda:
             self._streams = _stream(self._device), _stream(self._device)
 
@@ -82,16 +89,14 @@ class KvSwapper:
             if not swaps:
                 yield spent
                 return
-            try:
+            with _blaming(swaps):
                 finish = self._begin(forward_pass)
-            except RuntimeError as error:
-                message = f"KV could not be swapped: {error}"
-                raise PassFailure([swap.key for swap in swaps], message) from error
             self._pool.writable.set()
             try:
                 yield spent
             finally:
-                spent.seconds = finish()
+                with _blaming(swaps):
+                    spent.seconds = finish()
         finally:
             self._pool.writable.set()
 
@@ -100,10 +105,20 @@ class KvSwapper:
         if self._streams is not None:
             return self._begin_on_streams(forward_pass, *self._streams)
         began_at = time.perf_counter()
-        self._save(forward_pass.swapped_out, lambda: None)
-        self._restore(forward_pass.swapped_in)
-        seconds = time.perf_counter() - began_at
-        return lambda: seconds
+        pieces = list(self._staged(forward_pass.swapped_out))
+        aside = time.perf_counter() - began_at
+        copying = self._copier.submit(self._copy, pieces, forward_pass.swapped_in)
+        if _waits(forward_pass):
+            copying.result()
+        return lambda: aside + copying.result()
+
+    def _copy(self, pieces: Sequence[_Piece], swapped_in: Sequence[Swap]) -> float:
+        """What is left to do beside a pass; seconds."""
+        began_at = time.perf_counter()
+        for staged, host_blocks in pieces:
+            self._put(staged, host_blocks)
+        self._restore(swapped_in)
+        return time.perf_counter() - began_at
 
     def _begin_on_streams(
         self, forward_pass: ForwardPass, out: torch.cuda.Stream, back: torch.cuda.Stream
@@ -124,7 +139,8 @@ class KvSwapper:
             marks[2].record(back)
             self._restore(forward_pass.swapped_in)
             marks[3].record(back)
-        compute.wait_stream(back)
+        if _waits(forward_pass):
+            compute.wait_stream(back)
 
         def finish() -> float:
             out.synchronize()
@@ -136,14 +152,26 @@ class KvSwapper:
     @torch.inference_mode()
     def _save(self, swaps: Iterable[Swap], aside: Callable[[], None]) -> None:
         """To host memory; ``aside`` is called once the blocks may be written to."""
+        for staged, host_blocks in self._staged(swaps):
+            aside()
+            self._put(staged, host_blocks)
+
+    @torch.inference_mode()
+    def _staged(self, swaps: Iterable[Swap]) -> Iterator[_Piece]:
+        """The KV copied aside, the last piece of it; pieces before that are in host memory."""
         pieces = list(self._pieces(swaps))
         for n, (blocks, host_blocks) in enumerate(pieces):
             staged = self._pool.blocks.transpose(0, 1).index_select(0, self._ids(blocks))
             if n == len(pieces) - 1:
-                aside()
-            for first, start, stop in _runs(host_blocks):
-                target = self._hosted.blocks[first : first + stop - start]
-                target.copy_(staged[start:stop], non_blocking=True)
+                yield staged, host_blocks
+            else:
+                self._put(staged, host_blocks)
+
+    @torch.inference_mode()
+    def _put(self, staged: torch.Tensor, host_blocks: Sequence[int]) -> None:
+        for first, start, stop in _runs(host_blocks):
+            target = self._hosted.blocks[first : first + stop - start]
+            target.copy_(staged[start:stop], non_blocking=True)
 
     @torch.inference_mode()
     def _restore(self, swaps: Iterable[Swap]) -> None:
@@ -173,6 +201,21 @@ class KvSwapper:
 
     def _ids(self, blocks: Sequence[int]) -> torch.Tensor:
         return torch.tensor(blocks, device=self._device)
+
+
+def _waits(forward_pass: ForwardPass) -> bool:
+    """Whether a request in the pass needs what comes back."""
+    returning = {swap.key for swap in forward_pass.swapped_in}
+    return bool(returning) and any(item.key in returning for item in forward_pass.items)
+
+
+@contextmanager
+def _blaming(swaps: Sequence[Swap]) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        message = f"KV could not be swapped: {error}"
+        raise PassFailure([swap.key for swap in swaps], message) from error
 
 
 def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int, int]]:

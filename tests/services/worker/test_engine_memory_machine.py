@@ -82,6 +82,7 @@ class Memory(RuleBasedStateMachine):
         rounds=st.integers(0, 3),
         watermark=st.sampled_from([0.0, 0.1]),
         ahead=st.booleans(),
+        beside=st.booleans(),
     )
     def start(
         self,
@@ -92,6 +93,7 @@ class Memory(RuleBasedStateMachine):
         rounds: int,
         watermark: float,
         ahead: bool,
+        beside: bool,
     ) -> None:
         self.client = Client()
         self.requests: dict[int, Request] = {}
@@ -110,6 +112,7 @@ class Memory(RuleBasedStateMachine):
                 move_rounds=rounds,
                 watermark=watermark,
                 runs_ahead=ahead,
+                swaps_beside=beside,
             )
             for name, backend in zip("ab", backends(self.folder), strict=False)
         ]
