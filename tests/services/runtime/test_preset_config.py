@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 
+from headway.cli import up
 from headway.core.reasoning import Markers
 from headway.errors import HeadwayError
 from headway.presets import PRESETS
@@ -33,6 +36,17 @@ def test_services_and_simulator_run_the_same_policies(name: str, conditions: Con
         assert getattr(scheduler, question) == getattr(simulated.scheduler, question)
     assert worker.batching.name == simulated.batching
     assert (worker.lingers, scheduler.dispatch == "sbs") == ((simulated.linger > 0),) * 2
+
+
+def test_a_worker_without_options_is_one_of_headway_up() -> None:
+    parser = argparse.ArgumentParser()
+    up.add_parser(parser.add_subparsers())
+    for chosen in ([], ["--preset", "pascal"]):
+        specs = up.process_specs(parser.parse_args(["up", *chosen]), 2)
+        for spec in (each for each in specs if each.service == "worker"):
+            started = load_config(WorkerConfig, list(spec.flags)).policies()
+            assert started == load_config(WorkerConfig, chosen).policies()
+            assert started.batching.name == (PRESETS["pascal"].batching if chosen else "fcfs")
 
 
 def test_an_option_wins_over_the_preset(monkeypatch: pytest.MonkeyPatch) -> None:
