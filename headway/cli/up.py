@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from headway.cli import up_autoscale
+from headway.cli import up_autoscale, up_metrics
 from headway.presets import PRESETS, find_preset
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def process_specs(args: argparse.Namespace, num_cores: int, num_gpus: int = 0) -
     roles = [(role, number) for role in _ROLES for number in range(getattr(args, role))]
     for place, (role, number) in enumerate(roles):
         specs.append(worker_spec(args, role, f"{role}-{number + 1}", place, num_cores, num_gpus))
-    return _with_metrics(specs, args.metrics_port)
+    return up_metrics.in_order(specs, args.metrics_port)
 
 
 def worker_spec(
@@ -125,16 +125,6 @@ def worker_spec(
 
 def _common(args: argparse.Namespace) -> tuple[str, ...]:
     return ("--log-level", args.log_level, "--drain-timeout", str(args.drain_timeout))
-
-
-def _with_metrics(specs: list[ProcessSpec], port: int) -> list[ProcessSpec]:
-    """A port for each, in order; the gateway's first, which shows them to its clients as well."""
-    if not port:
-        return specs
-    return [
-        with_flags(spec, "--metrics-listen", f"127.0.0.1:{port + place}")
-        for place, spec in enumerate(specs)
-    ]
 
 
 def with_flags(spec: ProcessSpec, *flags: str) -> ProcessSpec:
@@ -185,6 +175,7 @@ async def _supervise(
         asyncio.get_running_loop().add_signal_handler(number, stop)
     print(f"starting {len(specs)} processes; their logs are in {args.log_dir}/", flush=True)
     running = asyncio.create_task(_serve(supervisor, scaler, args))
+    listing = asyncio.create_task(_list_metrics(supervisor, args))
     stopped = asyncio.create_task(stopping.wait())
     try:
         await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -194,6 +185,7 @@ async def _supervise(
         print("draining (Ctrl-C again to end at once)", flush=True)
     finally:
         running.cancel()
+        listing.cancel()
         if scaler is not None:
             await scaler.stop()
         await supervisor.stop()
@@ -208,7 +200,9 @@ def make_scaler(
     machine = _machine(args.device)
 
     def make_spec(role: str, service_id: str, place: int) -> ProcessSpec:
-        return worker_spec(args, role, service_id, place, *machine)
+        spec = worker_spec(args, role, service_id, place, *machine)
+        others = (process.spec for process in supervisor.processes)
+        return up_metrics.beside(spec, others, args.metrics_port)
 
     return up_autoscale.make_scaler(args, supervisor, config, make_spec)
 
@@ -221,6 +215,15 @@ async def _serve(
         await scaler.start()
     await supervisor.serving()
     _say_hello(args)
+
+
+async def _list_metrics(supervisor: Supervisor, args: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from services.runtime.metrics_targets import FILE_NAME, keep_targets
+
+    if args.metrics_port:
+        await keep_targets(Path(args.log_dir) / FILE_NAME, supervisor)
 
 
 def _say_hello(args: argparse.Namespace) -> None:

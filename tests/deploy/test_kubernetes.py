@@ -170,6 +170,27 @@ def test_without_keda_the_autoscaler_may_change_what_it_scales_and_nothing_else(
         assert mounted is (name == "headway-autoscaler")
 
 
+@pytest.mark.parametrize("name", RENDERED)
+def test_a_scheduler_stands_by_elsewhere_and_gateways_find_who_leads(name: str) -> None:
+    spec = of_kind(name, "Deployment")["headway-scheduler"]["spec"]
+    assert spec["replicas"] == 2
+    assert spec["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+    pod, labels = spec["template"]["spec"], spec["template"]["metadata"]["labels"]
+    (wanted,) = pod["affinity"]["podAntiAffinity"][
+        "preferredDuringSchedulingIgnoredDuringExecution"
+    ]
+    assert wanted["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+    selected = wanted["podAffinityTerm"]["labelSelector"]["matchLabels"]
+    assert selected.items() <= labels.items()
+    # a Service would reach the one that stands by: the leader's own address is in the store
+    for service in of_kind(name, "Service").values():
+        assert not service["spec"]["selector"].items() <= labels.items()
+    advertised = {each["name"]: each for each in container({"spec": spec})["env"]}
+    field = advertised["HEADWAY_ADVERTISE"]["valueFrom"]["fieldRef"]["fieldPath"]
+    assert field == "status.podIP"
+    assert settings(name)["HEADWAY_STORE"]
+
+
 def test_every_gpu_worker_has_one_gpu_and_only_workers_have() -> None:
     for name, deployment in of_kind("gpu", "Deployment").items():
         ours = container(deployment)
