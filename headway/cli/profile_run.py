@@ -70,7 +70,7 @@ def _add_measurement(group: argparse._ArgumentGroup) -> None:
     add("--input-tokens", default="256,1024,8192", metavar="S,M,L", help="of the buckets; too long "
         "ones are cut to what the model takes (256,1024,8192)")  # fmt: skip
     add("--output-tokens", default="100,350,610", metavar="S,M,L", help="(100,350,610)")
-    add("--seconds", type=float, default=2.0, metavar="S", help="for each figure, at least (2)")
+    add("--seconds", type=float, default=4.0, metavar="S", help="for each figure, at least (4)")
     add("--name", default="", help="of the profile (default: the file's)")
     add("--restart", action="store_true", help="forget what an interrupted run has measured")
 
@@ -78,6 +78,7 @@ def _add_measurement(group: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, fit, write; HeadwayError for what cannot be measured."""
     import asyncio
+    import sys
 
     from headway.buckets import Buckets
     from headway.cli.profiling.kept import Kept
@@ -95,7 +96,11 @@ def run(args: argparse.Namespace) -> int:
     num_known = kept.read()
     if num_known:
         print(f"going on after {num_known} measurements of {kept.path}", flush=True)
-    profile = asyncio.run(_measure(args, kept, Buckets(*sizes), flags, out))
+    try:
+        profile = asyncio.run(_measure(args, kept, Buckets(*sizes), flags, out))
+    except KeyboardInterrupt:
+        print(f"interrupted: call it again to go on from {kept.path}", file=sys.stderr)
+        raise
     _print(profile, out)
     kept.forget()
     return 0

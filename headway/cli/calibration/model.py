@@ -117,12 +117,6 @@ def measured_pace(records: Sequence[Recorded], profile: Profile) -> Pace:
     return Pace(work, [each.seconds for each in passes])
 
 
-def stretched(pass_time: PassTime, factor: float) -> PassTime:
-    """All of its terms times ``factor``."""
-    terms = {name: factor * getattr(pass_time, name) for name in TERMS}
-    return replace(pass_time, **terms)
-
-
 def _without_outliers(passes: Sequence[MeasuredPass]) -> list[MeasuredPass]:
     """A pass that the machine interrupted says nothing of passes; the slowest 1 % go."""
     by_time = sorted(passes, key=lambda p: p.seconds)

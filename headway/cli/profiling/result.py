@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from headway.blocks import blocks_for
 from headway.buckets import BUCKET_NAMES, Buckets
-from headway.cli.calibration.model import stretched
+from headway.cli.calibration.model import matched
 from headway.cluster import WorkerInfo
 from headway.profile import Profile
 from headway.profile_fit import Fit, MeasuredPass, fit_pass_time
@@ -48,16 +48,14 @@ class Measured:
 def fit_passes(passes: Sequence[MeasuredPass]) -> Fit:
     """Pass times without the passes that took the machine by surprise.
 
-    Least squares of shares are met best a little below the mean: all terms are stretched alike, so
-    that the passes take as long together as they did.
+    Least squares of shares are met best a little below the mean: terms are then matched, so that
+    passes take as long together as they did.
     """
     first = fit_pass_time(passes)
     late = sorted(passes, key=lambda p: p.seconds / first.pass_time.lock_step(p.shares))
     kept = late[: max(8, round((1 - OUTLIERS) * len(late)))]
     fit = fit_pass_time(kept)
-    predicted = sum(fit.pass_time.lock_step(each.shares) for each in kept)
-    factor = sum(each.seconds for each in kept) / predicted
-    return replace(fit, pass_time=stretched(fit.pass_time, factor))
+    return replace(fit, pass_time=matched(fit.pass_time, kept))
 
 
 def make_profile(info: WorkerInfo, deployment: Deployment, measured: Measured, fit: Fit) -> Profile:
