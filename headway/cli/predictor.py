@@ -48,7 +48,7 @@ def _add_collect(kinds: Any) -> None:
 
 def _add_train(kinds: Any) -> None:
     add = kinds.add_parser("train", help="train on samples, write a version").add_argument
-    add("samples", type=Path, help="what `headway predictor collect` wrote")
+    add("samples", type=Path, nargs="+", help="what `headway predictor collect` wrote")
     add("--out", type=Path, required=True, metavar="DIR", help="folder of the model's versions")
     add(
         "--layers",

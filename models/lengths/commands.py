@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -28,7 +28,7 @@ from models.lengths.baselines import fit_all
 from models.lengths.collect import Collector, CollectSettings
 from models.lengths.measure import PREDICTOR, as_served, best_weight, card, measure
 from models.lengths.prompts import file_chats, prompts, task_chats
-from models.lengths.samples import Collected, load_samples, save_samples
+from models.lengths.samples import Collected, joined, load_samples, save_samples
 from models.lengths.train import Epoch, Trained, TrainSettings, search_space, train
 from services.predictor.versions import newest_version, save_version
 from services.worker.engine.backend import ModelSize, TorchBackend
@@ -86,7 +86,7 @@ def train_version(args: argparse.Namespace) -> int:
     """Train on samples, measure against the baselines, write a version."""
     torch.set_num_threads(args.num_threads)
     require_between("--weight", args.weight, 0, 1)
-    samples, about = load_samples(args.samples)
+    samples, about = _load(args.samples)
     base = TrainSettings(
         layers=tuple(args.layers or ()),
         rate=args.rate,
@@ -109,6 +109,18 @@ def train_version(args: argparse.Namespace) -> int:
     print((path / "README.md").read_text())
     print(f"written: {path}")
     return 0
+
+
+def _load(paths: Sequence[Path]) -> tuple[Collected, dict[str, Any]]:
+    """All files' samples, and what is said of them: of the first, and every seed."""
+    parts, abouts = zip(*map(load_samples, paths), strict=True)
+    every = {about.get("every") for about in abouts}
+    if len(every) > 1:
+        raise invalid("the samples' k", sorted(every, key=str), "the same in every file")
+    about = dict(abouts[0])
+    if len(abouts) > 1:
+        about["seed"] = [each.get("seed") for each in abouts]
+    return joined(parts), about
 
 
 def _search(samples: Collected, base: TrainSettings, num_trials: int) -> list[Trained]:

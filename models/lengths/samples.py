@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from headway.errors import Code, HeadwayError
+from headway.errors import Code, HeadwayError, invalid
 from headway.request import SamplingParams
 
 SPLITS = ("train", "validation", "test")
@@ -73,6 +73,22 @@ class Collected:
         """Tokens of each sample's prompt and of its output by then, (n, 2)."""
         counts = np.stack([self.num_prompt_tokens, self.num_output_tokens], axis=1)
         return counts.astype(np.float32)
+
+
+def joined(parts: Sequence[Collected]) -> Collected:
+    """All of them, one behind the other. INVALID_ARGUMENT for states of another width."""
+    widths = sorted({part.hidden.shape[1] for part in parts})
+    if len(widths) > 1:
+        raise invalid("the samples' widths", widths, "one: of one model")
+    firsts = np.cumsum([0, *(len(part.requests) for part in parts[:-1])])
+    owners = [part.owners + first for part, first in zip(parts, firsts, strict=True)]
+    return Collected(
+        tuple(request for part in parts for request in part.requests),
+        np.concatenate([part.hidden for part in parts]),
+        np.concatenate(owners),
+        np.concatenate([part.num_output_tokens for part in parts]),
+        np.concatenate([part.remaining for part in parts]),
+    )
 
 
 def save_samples(collected: Collected, path: Path, about: Mapping[str, Any]) -> None:

@@ -22,6 +22,7 @@ from models.lengths.samples import (
     SPLITS,
     Collected,
     SampledRequest,
+    joined,
     load_samples,
     save_samples,
 )
@@ -94,6 +95,17 @@ def test_samples_come_back_from_their_file(tmp_path: Path) -> None:
     assert again.requests == samples.requests
     assert np.array_equal(again.hidden, samples.hidden)
     assert np.array_equal(again.remaining, samples.remaining)
+
+
+def test_samples_of_several_files_are_one_set() -> None:
+    parts = [synthetic(10, seed=1), synthetic(20, seed=2)]
+    both = joined(parts)
+    assert both.requests == (*parts[0].requests, *parts[1].requests)
+    totals = np.array([request.num_output_tokens for request in both.requests])
+    assert np.array_equal(totals[both.owners] - both.num_output_tokens, both.remaining)
+    other = replace(parts[1], hidden=parts[1].hidden[:, :2])
+    with pytest.raises(HeadwayError, match="widths"):
+        joined([parts[0], other])
 
 
 def test_a_file_that_holds_no_samples_is_refused(tmp_path: Path) -> None:
@@ -213,7 +225,7 @@ def test_the_command_collects_trains_and_shows(
     totals = np.array([r.num_output_tokens for r in found.requests])[found.owners]
     assert np.array_equal(found.remaining, totals - found.num_output_tokens)
     save_samples(synthetic(60), Path(samples), {"model": "m"})
-    assert main(["predictor", "train", samples, "--out", folder, "--epochs", "3"]) == 0
+    assert main(["predictor", "train", samples, samples, "--out", folder, "--epochs", "3"]) == 0
     assert main(["predictor", "show", folder]) == 0
     assert "Remaining lengths of m" in capsys.readouterr().out
     version = load_version(Path(folder))
