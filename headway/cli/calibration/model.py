@@ -15,7 +15,7 @@ from headway.errors import Code, HeadwayError
 from headway.pass_time import PassTime
 from headway.presets import find_preset
 from headway.profile import Profile
-from headway.profile_fit import TERMS, Fit, MeasuredPass, fit_pass_time
+from headway.profile_fit import Fit, MeasuredPass, fit_pass_time
 from headway.profile_passes import parse_passes
 from headway.sim.experiment import Conditions, cluster_spec, simulate
 from headway.sim.network import NetworkParams

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from headway.blocks import blocks_for
 from headway.buckets import BUCKET_NAMES, Buckets
 from headway.cli.calibration.model import matched
 from headway.cluster import WorkerInfo
 from headway.profile import Profile
-from headway.profile_fit import Fit, MeasuredPass, fit_pass_time
+from headway.profile_fit import Fit, MeasuredPass, fit_pass_time, judge
 from headway.velocity import convertible_velocity
 
 OUTLIERS = 0.01
@@ -54,8 +54,7 @@ def fit_passes(passes: Sequence[MeasuredPass]) -> Fit:
     first = fit_pass_time(passes)
     late = sorted(passes, key=lambda p: p.seconds / first.pass_time.lock_step(p.shares))
     kept = late[: max(8, round((1 - OUTLIERS) * len(late)))]
-    fit = fit_pass_time(kept)
-    return replace(fit, pass_time=matched(fit.pass_time, kept))
+    return judge(matched(fit_pass_time(kept).pass_time, kept), kept)
 
 
 def make_profile(info: WorkerInfo, deployment: Deployment, measured: Measured, fit: Fit) -> Profile:
