@@ -29,7 +29,7 @@ def remaining_by(baseline: Baseline, samples: Collected) -> Floats:
     return np.asarray(left, dtype=np.float32)
 
 
-def fit_all(samples: Collected, seed: int = 0, num_epochs: int = 40) -> Mapping[str, Baseline]:
+def fit_all(samples: Collected, seed: int = 0, num_epochs: int = 20) -> Mapping[str, Baseline]:
     """Every baseline by name, fitted to the training split's requests.
 
     ``num_epochs``: the encoder's, at most.
@@ -114,7 +114,7 @@ def _encoder(
     best, best_error, num_worse = copy.deepcopy(network.state_dict()), float("inf"), 0
     for _ in range(num_epochs):
         network.train()
-        for rows in _batches(len(fitting), 32, rng):
+        for rows in _batches(len(fitting), 64, rng):
             ids = _padded([fitting[row] for row in rows], vocab_size)
             loss = (network(ids) - torch.from_numpy(totals[rows] / scale)).abs().mean()
             optimizer.zero_grad()
