@@ -58,7 +58,13 @@ def _add_deployment(group: argparse._ArgumentGroup) -> None:
     add("--num-threads", type=int, default=0, metavar="N", help="a worker's; default: half of all")
     add("--chunk-tokens", type=int, default=512, metavar="N", help="prefiller's, a pass (512)")
     add("--block-size", type=int, default=16, metavar="N", help="tokens per KV block (16)")
-    add("--kv-cache-gib", type=float, default=0.0, metavar="GIB", help="default: the worker's own")
+    add(
+        "--kv-cache-gib",
+        type=float,
+        default=0.0,
+        metavar="GIB",
+        help="of each of the two workers; give it where they share a GPU (default: the worker's)",
+    )
     add("--max-model-len", type=int, default=0, metavar="N", help="default: the model's own")
 
 
@@ -138,6 +144,7 @@ async def _measure(
     args: argparse.Namespace, kept: Kept, buckets: Buckets, flags: Sequence[str], out: Path
 ) -> Profile:
     import asyncio
+    from dataclasses import replace
 
     from headway.cli.calibration.model import read_records
     from headway.cli.profiling.plan import STAGES, buckets_within
@@ -153,7 +160,7 @@ async def _measure(
                 kept.put(f"start-up {role} {number}", seconds)
             say(f"both workers are up; {max(found.start_ups):.1f} s at most")
             done()
-            info = found.prefiller.info
+            info = replace(found.prefiller.info, num_blocks=found.decoder.info.num_blocks)
             sizes = buckets_within(buckets, info.max_model_len)
             like = await found.kv_header(sizes.input_tokens[0])
             steps = Steps(found, kept, sizes, args.seconds, args.tpot_slo, say, done)

@@ -28,9 +28,9 @@ class TokenScaleParams(PoolsParams):
     to 1; they count against ``max_decode``). ``target_utilisation``: planned share of every
     velocity. ``rate_window``: seconds of rates that count as now (0.1 to 3600). ``start_up``:
     seconds an instance needs to start while none was measured (None: the profile's); no pool
-    shrinks sooner after it grew. ``drain_target``: seconds in which a backlog is to be gone (None: the
-    start-up, but no sooner than rates show it). ``memory_ceiling``: share of KV memory that the
-    smaller pool may have in use (0.1 to 1). ``velocity_weight``: of one live pass (0 to 1).
+    shrinks sooner after it grew. ``drain_target``: seconds in which a backlog is to be gone (None:
+    the start-up, but no sooner than rates show it). ``memory_ceiling``: share of KV memory that
+    the smaller pool may have in use (0.1 to 1). ``velocity_weight``: of one live pass (0 to 1).
     """
 
     profile: Profile | str = "llama-8b-a100"
