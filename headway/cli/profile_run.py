@@ -144,11 +144,12 @@ async def _measure(
     args: argparse.Namespace, kept: Kept, buckets: Buckets, flags: Sequence[str], out: Path
 ) -> Profile:
     import asyncio
+    import sys
     from dataclasses import replace
 
     from headway.cli.calibration.model import read_records
     from headway.cli.profiling.plan import STAGES, buckets_within
-    from headway.cli.profiling.result import fit_passes, make_profile
+    from headway.cli.profiling.result import doubt, fit_passes, make_profile
     from headway.cli.profiling.steps import Steps
     from headway.cli.profiling.workers import bench
     from headway.profile import save_profile
@@ -172,6 +173,8 @@ async def _measure(
         profile = make_profile(info, deployment, measured, fit)
         save_profile(profile, out)
         done()
+    if doubt(fit):
+        print(f"note: {doubt(fit)}", file=sys.stderr)
     return profile
 
 

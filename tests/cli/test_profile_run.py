@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,14 @@ from headway.cli.profiling.plan import (
     most_at_a_time,
 )
 from headway.cli.profiling.prefill import tokens_per_s
-from headway.cli.profiling.result import Deployment, Measured, fit_passes, make_profile, table
+from headway.cli.profiling.result import (
+    Deployment,
+    Measured,
+    doubt,
+    fit_passes,
+    make_profile,
+    table,
+)
 from headway.cluster import Role, WorkerInfo
 from headway.errors import HeadwayError
 from headway.pass_time import PassTime, Share
@@ -176,6 +184,13 @@ def test_passes_that_took_the_machine_by_surprise_do_not_count() -> None:
     fit = fit_passes([*passes(), *late])
     assert fit.pass_time.base == pytest.approx(TRUTH.base, rel=1e-3)
     assert fit.pass_time.per_request == pytest.approx(TRUTH.per_request, rel=1e-3)
+
+
+def test_a_machine_that_does_something_else_is_told_of() -> None:
+    assert not doubt(fit_passes(passes()))
+    rng = random.Random(0)
+    wild = [MeasuredPass(p.shares, p.seconds * rng.choice([1, 2, 4])) for p in passes()]
+    assert "something else runs on this machine" in doubt(fit_passes(wild))
 
 
 def test_a_profile_says_what_was_measured_and_what_the_worker_is() -> None:

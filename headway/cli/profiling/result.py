@@ -16,6 +16,9 @@ from headway.velocity import convertible_velocity
 OUTLIERS = 0.01
 """Share of passes, the latest beside the model, that the machine interrupted."""
 
+BUSY_ERROR = 0.25
+"""Passes of a machine of one's own are nearer to their model."""
+
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
@@ -90,6 +93,16 @@ def make_profile(info: WorkerInfo, deployment: Deployment, measured: Measured, f
         decode_tokens_per_s=tuple(measured.decode),
         buckets=measured.buckets,
         **convertible,  # type: ignore[arg-type]  # whole where it has to be
+    )
+
+
+def doubt(fit: Fit) -> str:
+    """What speaks against a profile with such a fit; "" where nothing does."""
+    if fit.median_error <= BUSY_ERROR:
+        return ""
+    return (
+        f"passes are {fit.median_error:.0%} off their model (median; up to {BUSY_ERROR:.0%} is "
+        "usual): something else runs on this machine; stop it and measure again"
     )
 
 
