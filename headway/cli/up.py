@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -194,13 +195,19 @@ async def _supervise(
 
 
 def make_scaler(
-    args: argparse.Namespace, supervisor: Supervisor, config: ServiceConfig
+    args: argparse.Namespace,
+    supervisor: Supervisor,
+    config: ServiceConfig,
+    told: Callable[[ProcessSpec], ProcessSpec] = lambda spec: spec,
 ) -> WorkerScaler | None:
-    """Who starts and drains workers for the autoscaler; None without ``--autoscale``."""
+    """Who starts and drains workers for the autoscaler; None without ``--autoscale``.
+
+    ``told``: what a worker is told beyond that.
+    """
     machine = _machine(args.device)
 
     def make_spec(role: str, service_id: str, place: int) -> ProcessSpec:
-        spec = worker_spec(args, role, service_id, place, *machine)
+        spec = told(worker_spec(args, role, service_id, place, *machine))
         others = (process.spec for process in supervisor.processes)
         return up_metrics.beside(spec, others, args.metrics_port)
 

@@ -123,6 +123,25 @@ def provisioned(
         axis.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
 
 
+def burst(
+    folder: Path,
+    ttft: Mapping[str, Sequence[tuple[float, float]]],
+    workers: Mapping[str, Sequence[tuple[float, int]]],
+    between: tuple[float, float],
+) -> None:
+    """TTFT and workers over time, s, a line a policy; the burst is ``between`` two instants."""
+    with _figure(folder, "burst", "A burst, policy by policy", 2) as axes:
+        for name, points in ttft.items():
+            axes[0].plot(*zip(*points, strict=True), linewidth=1, label=name)
+        for name, sizes in workers.items():
+            axes[1].step(*zip(*sizes, strict=True), where="post", linewidth=1, label=name)
+        for axis in axes:
+            axis.axvspan(*between, color="tab:gray", alpha=0.2)
+        axes[0].set(xlabel="time (s)", ylabel="median TTFT of a second (s)", yscale="log")
+        axes[1].set(xlabel="time (s)", ylabel="workers")
+        axes[1].legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
+
+
 def claims(folder: Path, paper: str, rows: Sequence[Claim]) -> None:
     """A paper's claims: ours over the baseline, with the spread over the seeds."""
     shown = [row for row in rows if row.baseline]

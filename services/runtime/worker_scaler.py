@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -72,6 +72,11 @@ class WorkerScaler(supervisor_pb2_grpc.SupervisorServicer):
         if self._standby is not None:
             self._standby.start()
             self._undo.push_async_callback(self._standby.stop)
+
+    @property
+    def draining(self) -> Collection[SupervisedProcess]:
+        """Those that were told to go and are not gone."""
+        return self._draining.keys()
 
     async def stop(self) -> None:
         """Take no more orders; processes stay, and those that drain are waited for."""

@@ -12,5 +12,5 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "bench", help="measure servers, the gateway, the engine, the simulator, decisions"
     )
     kinds = parser.add_subparsers(dest="bench", required=True, metavar="KIND")
-    for name in ("serve", "gateway", "engine", "sim", "policies", "takeover", "predictor"):
+    for name in ("serve", "gateway", "engine", "sim", "policies", "takeover", "predictor", "burst"):
         importlib.import_module(f"headway.cli.bench.{name}").add_parser(kinds)
