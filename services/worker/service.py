@@ -44,6 +44,9 @@ from services.worker.predictor_link import PredictorLink
 from services.worker.standby import Standby
 from services.worker.token_link import TokenLinks
 
+_FAREWELL = 0.1
+"""Seconds until a gateway has heard where a request has moved, which would else look lost here."""
+
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
     """The shell around :class:`WorkerCore`."""
@@ -153,6 +156,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._post(Drain())
         while self._core.num_held:  # noqa: ASYNC110 (the core knows no asyncio events)
             await asyncio.sleep(0.02)
+        await asyncio.sleep(_FAREWELL)
 
     async def stop(self) -> None:
         """End streams, transfers and the engine's thread."""

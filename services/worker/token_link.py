@@ -17,6 +17,7 @@ from services.runtime.logs import get_logger
 from services.worker.config import WorkerConfig
 
 _AttachCall = grpc.aio.StreamStreamCall[gateway_pb2.TokenBatch, gateway_pb2.TokenControl]
+_LAST_WORDS = 0.5  # seconds
 Post = Callable[[CancelStream | GatewayGone], None]
 
 
@@ -91,6 +92,9 @@ class _TokenLink:
             while (batch := await self._next(reader)) is not None:
                 await call.write(wire.pack_token_batch(batch))
             await call.done_writing()
+            await asyncio.wait(
+                [reader], timeout=_LAST_WORDS
+            )  # the gateway hangs up once it has all
         finally:
             reader.cancel()
             call.cancel()
