@@ -106,7 +106,7 @@ def test_any_text_survives_the_file(text: str) -> None:
 
 
 def test_a_missing_profile_names_the_command_that_makes_it() -> None:
-    with pytest.raises(HeadwayError, match=r"qwen-7b-h800; `headway profile run --model MODEL --out"):
+    with pytest.raises(HeadwayError, match=r"qwen-7b-h800; `headway profile run --model"):
         load_profile("nowhere.toml")
 
 
