@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from headway.cli.bench import burst
-from headway.cli.bench.burst_plan import CONTENDERS, BurstLoad, saturating_batch, scaling_params
+from headway.cli.bench.burst_plan import (
+    CONTENDERS,
+    BurstLoad,
+    filling,
+    saturating_batch,
+    scaling_params,
+)
 from headway.cli.bench.burst_report import Run, print_runs, write_runs
 from headway.cli.bench.plan import Planned
 from headway.cli.bench.replay import Outcome
@@ -78,6 +84,21 @@ def test_thresholds_are_what_the_profile_says_that_an_instance_carries() -> None
     assert params["prefill_per_s"] == pytest.approx(PROFILE.prefill_velocity() / 64)
     assert params["decode_per_s"] == pytest.approx(PROFILE.decode_velocity(0) / 84)
     assert scaling_params("no-convertibles", PROFILE, LOAD, 0.25, 0.7)["convertibles"] is False
+
+
+@given(rate=st.floats(0.5, 500), utilisation=st.floats(0.1, 1))
+def test_what_fills_an_instance_is_a_little_more_than_it_is_planned_to_carry(
+    rate: float, utilisation: float
+) -> None:
+    num_prompt, num_output = filling(PROFILE, rate, utilisation)
+    largest = PROFILE.buckets.lengths(8)
+    assert 1 <= num_prompt <= largest[0]
+    assert 16 <= num_output <= largest[1]
+    if num_prompt < largest[0]:
+        assert rate * num_prompt > utilisation * PROFILE.prefill_velocity()
+    if num_output < largest[1]:
+        velocity = PROFILE.decode_velocity(PROFILE.buckets.of(num_prompt, num_output))
+        assert rate * (num_prompt + num_output) > utilisation * velocity
 
 
 @given(rate=st.floats(0.01, 1e4))

@@ -33,7 +33,7 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
     add("--device", default="cpu", help="cpu or cuda")
     add("--max-prefill", type=int, default=2, metavar="N", help="most prefill workers (2)")
     add("--max-decode", type=int, default=3, metavar="N", help="most decoders, convertible too (3)")
-    add("--kv-tokens", type=int, default=16_384, metavar="N", help="a worker's KV memory (16384)")
+    add("--kv-tokens", type=int, default=65_536, metavar="N", help="a worker's KV memory (65536)")
     add("--standby", type=int, default=0, metavar="N", help="warm workers without a role (0)")
     add("--scale-down-delay", type=float, default=8.0, metavar="S", help="s of quiet before (8)")
     add("--utilisation", type=float, default=0.7, metavar="U", help="planned, of all (0.7)")
@@ -47,8 +47,11 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     add("--before", type=float, default=10.0, metavar="S", help="seconds before it (10)")
     add("--burst", type=float, default=20.0, metavar="S", help="seconds that it lasts (20)")
     add("--after", type=float, default=40.0, metavar="S", help="seconds after it (40)")
-    add("--prompt-tokens", type=int, default=512, metavar="N", help="of a request (512)")
-    add("--output-tokens", type=int, default=180, metavar="N", help="of its answer (180)")
+    filling = "default: so many that the burst is a little more than one carries"
+    add("--prompt-tokens", type=int, default=0, metavar="N", help=f"of a request; {filling}")
+    add(
+        "--output-tokens", type=int, default=0, metavar="N", help="of its answer; default: the same"
+    )
     add("--seed", type=int, default=0, help="of arrivals and prompts (0)")
 
 
@@ -76,8 +79,9 @@ def run(args: argparse.Namespace) -> int:
         require_over(f"--{name.replace('_', '-')}", getattr(args, name), 0)
     for name in ("before", "after"):
         require_between(f"--{name}", getattr(args, name), 0, 3600)
-    require_between("--prompt-tokens", args.prompt_tokens, 1, 1_000_000)
-    require_between("--output-tokens", args.output_tokens, 2, 1_000_000)
+    require_between("--prompt-tokens", args.prompt_tokens, 0, 1_000_000)
+    require_between("--output-tokens", args.output_tokens, 0, 1_000_000)
+    require_between("--kv-tokens", args.kv_tokens, 2048, 1 << 40)
     require_between("--utilisation", args.utilisation, 0.05, 1)
     require_between("--max-prefill", args.max_prefill, 1, 64)
     require_between("--max-decode", args.max_decode, 1, 64)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import ceil
 from types import MappingProxyType
 from typing import Any
 
+from headway.buckets import NUM_BUCKETS
 from headway.cli.bench.plan import Options, Plan, make_plan
 from headway.profile import Profile
 from headway.workload.arrivals import arrivals
+
+_OVER = 1.05
+_LEAST_OUTPUT = 16
 
 CONTENDERS = MappingProxyType(
     {
@@ -82,6 +87,25 @@ class BurstLoad:
             replace(one, arrival_at=at) for one, at in zip(plan.requests, instants, strict=True)
         ]
         return replace(plan, requests=timed)
+
+
+def filling(profile: Profile, rate: float, utilisation: float) -> tuple[int, int]:
+    """Prompt and output tokens of a request, so many of which (1/s) are a little too much for one.
+
+    That is for one prefiller and one decoder at their planned ``utilisation``: the least load that
+    a policy by velocities answers with a second one of both.
+    """
+    most_input, most_output = profile.buckets.lengths(NUM_BUCKETS - 1)
+    num_prompt = ceil(_OVER * utilisation * profile.prefill_velocity() / rate)
+    num_prompt = max(1, min(num_prompt, int(most_input)))
+
+    def decoders(num_output: int) -> float:
+        bucket = profile.buckets.of(num_prompt, num_output)
+        return rate * (num_prompt + num_output) / profile.decode_velocity(bucket)
+
+    outputs = range(_LEAST_OUTPUT, int(most_output))
+    fitting = (n for n in outputs if decoders(n) >= _OVER * utilisation)
+    return num_prompt, next(fitting, int(most_output))
 
 
 def scaling_params(

@@ -17,7 +17,7 @@ import grpc
 from rich.console import Console
 
 from headway.cli import up
-from headway.cli.bench.burst_plan import CONTENDERS, BurstLoad, scaling_params
+from headway.cli.bench.burst_plan import CONTENDERS, BurstLoad, filling, scaling_params
 from headway.cli.bench.burst_report import Run, print_runs, write_runs
 from headway.cli.bench.client import Client, Endpoint
 from headway.cli.bench.replay import Replay
@@ -62,16 +62,7 @@ class _Cluster:
 async def compare(args: Namespace, names: Sequence[str], profile: Profile) -> int:
     """Every policy's run, then the table; 1 where a request failed."""
     console = Console()
-    load = BurstLoad(
-        args.rate,
-        args.burst_rate,
-        args.before,
-        args.burst,
-        args.after,
-        args.prompt_tokens,
-        args.output_tokens,
-        args.seed,
-    )
+    load = _load(args, profile)
     runs: dict[str, Run] = {}
     for name in names:
         console.print(f"{name}: starting a cluster, logs in {args.log_dir}/{name}/")
@@ -82,12 +73,27 @@ async def compare(args: Namespace, names: Sequence[str], profile: Profile) -> in
         if failed:
             said = f"{name}: {len(failed)} requests failed, the first: {failed[0].error}"
             console.print(said, markup=False)
+        if args.json is not None:  # after each: what is measured is kept
+            write_runs(args.json, args, load, runs)
     print_runs(console, load, runs, args.ttft_slo)
-    if args.json is not None:
-        write_runs(args.json, args, load, runs)
     if args.plots is not None:
         _plot(args.plots, load, runs)
     return 1 if any(each.error_kind for run in runs.values() for each in run.outcomes) else 0
+
+
+def _load(args: Namespace, profile: Profile) -> BurstLoad:
+    """As asked for; a length that was not is one that fills an instance."""
+    prompt_tokens, output_tokens = filling(profile, args.burst_rate, args.utilisation)
+    return BurstLoad(
+        args.rate,
+        args.burst_rate,
+        args.before,
+        args.burst,
+        args.after,
+        args.prompt_tokens or prompt_tokens,
+        args.output_tokens or output_tokens,
+        args.seed,
+    )
 
 
 def _plot(folder: Path, load: BurstLoad, runs: Mapping[str, Run]) -> None:
