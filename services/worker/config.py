@@ -22,6 +22,10 @@ class WorkerConfig(PresetConfig):
     device: str = Field("cpu", description="cpu, cuda or cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: str = Field("", description="of the weights, for example torchao-int8; none")
+    screened_head: bool = Field(
+        True,
+        description="greedy draws by way of codes in 8 bits of a large bfloat16 head, on a CPU",
+    )
     dp: int = Field(1, ge=1, le=64, description="DP units, in lock-step")
     num_threads: int = Field(0, ge=0, description="torch threads; 0: torch's choice")
     block_size: int = Field(16, ge=1, le=512, description="tokens per KV block")

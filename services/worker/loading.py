@@ -30,6 +30,7 @@ def load_backend(config: WorkerConfig) -> TorchBackend:
         num_host_blocks=lambda size: config.dp * host_blocks_per_unit(config, size),
         quantization=config.quantization,
         max_model_len=config.max_model_len,
+        screens=config.screened_head,
     )
 
 

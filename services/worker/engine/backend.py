@@ -24,7 +24,7 @@ from services.worker.engine.kv import Buffer, KvPool, KvStore, KvWriter
 from services.worker.engine.layout import LayoutBuilder, PassFailure, PassLayout
 from services.worker.engine.loader import LoadedModel, load_model
 from services.worker.engine.memory import available_bytes
-from services.worker.engine.sampler import draw
+from services.worker.engine.sampler import Drawn, draw, is_plain
 from services.worker.engine.tensor_parallel import (
     agree_on_least,
     group_size,
@@ -96,19 +96,21 @@ class TorchBackend:
         kernels: bool | None = None,
         quantization: str = "",
         max_model_len: int | None = None,
+        screens: bool = True,
     ) -> TorchBackend:
         """Load a checkpoint and take ``num_blocks`` KV blocks, for all DP units together.
 
         ``num_host_blocks`` more are in host memory, for KV that waits there. ``kernels`` is
         whether Triton's are used: on a GPU, unless told otherwise. ``quantization`` is a scheme's
         name. ``max_model_len`` is what a worker is asked to serve, 0 for the model's own, refused
-        where that cannot be. Raises HeadwayError where the checkpoint, the device or a pool's
-        size cannot be served. Under torchrun every process loads its share; see ``follow``.
+        where that cannot be. ``screens``: whether greedy draws may go by codes of the head in 8
+        bits. Raises HeadwayError where the checkpoint, the device or a pool's size cannot be
+        served. Under torchrun every process loads its share; see ``follow``.
         """
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         place = join_group(_device(device))
-        loaded = load_model(model, place, dtype, kernels, quantization, max_model_len)
+        loaded = load_model(model, place, dtype, kernels, quantization, max_model_len, screens)
         free = available_bytes(place) if place.type == "cuda" else None
         size = ModelSize(loaded.kv_shape.bytes_per_token, loaded.max_model_len, free)
         num_blocks = num_blocks(size) if callable(num_blocks) else num_blocks
@@ -159,13 +161,21 @@ class TorchBackend:
         rows = layout.sampling_rows
         drawn_from = states if rows is None else states.index_select(0, rows)
         chosen = [items[n] for n in layout.sampling_items]
-        drawn = draw(self._model.lm_head(drawn_from), chosen, self.eos_token_ids)
+        drawn = self._draw_from(drawn_from, chosen)
         bad = [item.key for item, (token, _) in zip(chosen, drawn, strict=True) if token < 0]
         if bad:
             names = ", ".join(f"{key.gateway_id}/{key.stream_id}" for key in bad)
             raise PassFailure(bad, f"the model's logits are not finite for {names}")
         by_item = sorted(zip(layout.sampling_items, drawn, strict=True), key=lambda pair: pair[0])
         return tuple(Sampled(items[n].key, token, logprobs) for n, (token, logprobs) in by_item)
+
+    def _draw_from(self, states: torch.Tensor, items: Sequence[PassItem]) -> Sequence[Drawn]:
+        screen = self._model.screen
+        if screen is not None and all(is_plain(item) for item in items):
+            tokens = screen.greatest(states)
+            if tokens is not None:
+                return [(token, None) for token in tokens.tolist()]
+        return draw(self._model.lm_head(states), items, self.eos_token_ids)
 
     def follow(self) -> None:
         """Run the passes of the process that leads this group, until that one is closed."""

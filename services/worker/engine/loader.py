@@ -19,6 +19,7 @@ from services.worker.engine.kv import DTYPES, KvShape
 from services.worker.engine.linear import Linear
 from services.worker.engine.network_decoder import NetworkDecoder
 from services.worker.engine.quantization import quantization_config
+from services.worker.engine.screened_head import ScreenedHead
 from services.worker.engine.supported import (
     longest,
     refuse_length,
@@ -33,7 +34,8 @@ class LoadedModel:
     """A checkpoint on its device.
 
     ``max_model_len`` is the model's context, or its attention window where that is less:
-    within the window sliding attention is full attention.
+    within the window sliding attention is full attention. ``screen`` finds greatest logits sooner
+    than by ``lm_head``, where it is for this one.
     """
 
     decoder: Decoder | NetworkDecoder
@@ -42,6 +44,7 @@ class LoadedModel:
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
+    screen: ScreenedHead | None = None
 
 
 def load_model(
@@ -51,13 +54,15 @@ def load_model(
     kernels: bool | None = None,
     quantization: str = "",
     max_model_len: int | None = None,
+    screens: bool = True,
 ) -> LoadedModel:
     """Load from a folder or a hub id; ``dtype`` as in the checkpoint with ``auto``.
 
     ``kernels`` is whether Triton's are used: on a GPU, unless told otherwise. ``quantization`` is
     a scheme's name, or none. ``max_model_len``: what requests may reach, 0 for the model's own;
-    without it nobody asks for more than the model can. Raises HeadwayError: NOT_FOUND for what is
-    no checkpoint, FAILED_PRECONDITION for an unsupported one, with the way out.
+    without it nobody asks for more than the model can. ``screens``: see ``ScreenedHead``. Raises
+    HeadwayError: NOT_FOUND for what is no checkpoint, FAILED_PRECONDITION for an unsupported one,
+    with the way out.
     """
     config = _read_config(model)
     refuse_unsupported(config)
@@ -80,7 +85,7 @@ def load_model(
     if quantization:
         return as_it_is(network.eval(), eos_token_ids)
     use_kernels = device.type == "cuda" if kernels is None else kernels
-    return take_model(network.to(device).eval(), eos_token_ids, use_kernels)
+    return take_model(network.to(device).eval(), eos_token_ids, use_kernels, screens)
 
 
 def _placement(config: Any, device: torch.device, quantization: str) -> dict[str, Any]:
@@ -120,9 +125,12 @@ def _kv_shape(network: Any) -> KvShape:
     return KvShape(config.num_hidden_layers, share_of_heads(config)[1], size, dtype)
 
 
-def take_model(network: Any, eos_token_ids: tuple[int, ...], kernels: bool) -> LoadedModel:
+def take_model(
+    network: Any, eos_token_ids: tuple[int, ...], kernels: bool, screens: bool = True
+) -> LoadedModel:
     """Take the weights out of a transformers model, which is of no use afterwards."""
     config, kv_shape = network.config, _kv_shape(network)
+    screen = _screen(network) if screens and group_size() == 1 else None
     return LoadedModel(
         lm_head=Linear(whole(network.get_output_embeddings().weight.data)),
         decoder=_decoder_class(kernels)(network, config, longest(config)),
@@ -130,7 +138,17 @@ def take_model(network: Any, eos_token_ids: tuple[int, ...], kernels: bool) -> L
         vocab_size=config.vocab_size,
         max_model_len=longest(config),
         eos_token_ids=eos_token_ids,
+        screen=screen,
     )
+
+
+def _screen(network: Any) -> ScreenedHead | None:
+    """Of a head whose weights stay as they are, because they are the embedding's, too."""
+    weight: torch.Tensor = network.get_output_embeddings().weight.data
+    is_shared = (
+        weight is not None and weight.data_ptr() == network.model.embed_tokens.weight.data_ptr()
+    )
+    return ScreenedHead(weight) if is_shared and ScreenedHead.serves(weight) else None
 
 
 def _decoder_class(kernels: bool) -> type[Decoder]:

@@ -32,7 +32,7 @@ def draw(
     best, tokens = greatest(logits)
     finite = best.isfinite()
     logprobs: dict[int, TokenLogprobs] = {}
-    if not all(_is_plain(item) for item in items):
+    if not all(is_plain(item) for item in items):
         logits = logits.float()
         adjusted = adjust(logits, items, eos_token_ids)
         if adjusted is not logits:
@@ -69,7 +69,7 @@ def greatest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return best, tokens
 
 
-def _is_plain(item: PassItem) -> bool:
+def is_plain(item: PassItem) -> bool:
     """Whether the greatest logit is its token, and nothing else is asked."""
     sampling = item.sampling
     return (
