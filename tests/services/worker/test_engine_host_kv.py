@@ -47,6 +47,19 @@ def test_two_requests_take_turns_in_the_same_blocks(
     assert second.output == reference_output(llama, second.prompt, 2)
 
 
+def test_kv_comes_back_beside_a_pass_of_others(llama: str) -> None:
+    backend, first, second = engine(llama), Run(prompt(9), 6), Run(prompt(6), 4)
+    second.key = second.key._replace(stream_id=1)
+    first.blocks, second.blocks = [7, 2, 3], [7, 3, 2]
+    step(backend, first)
+    step(backend, second, out=Swap(first.key, (7, 2, 3), 9, (8, 0, 1)))
+    step(backend, second, back=Swap(first.key, (1, 0, 5), 9, (8, 0, 1)))
+    first.blocks = [1, 0, 5]
+    step(backend, first)
+    assert first.output == reference_output(llama, first.prompt, 2)
+    assert second.output == reference_output(llama, second.prompt, 2)
+
+
 def test_bytes_travel_to_and_from_host_memory(llama: str) -> None:
     backend, run = engine(llama), Run(prompt(10), 2)
     run.blocks = [4, 1, 6]

@@ -48,6 +48,20 @@ def test_a_pass_lasts_until_the_next_where_that_follows_at_once(tmp_path: Path) 
     assert passes[0].shares == [Share(5, 0, 0, 0)]
 
 
+def test_a_pass_that_was_planned_ahead_begins_as_the_one_before_it_ends(tmp_path: Path) -> None:
+    record = PassRecord(str(tmp_path), info())
+    record.started(forward_pass((5, 0)), 1.0)
+    record.started(forward_pass((1, 5)), 1.1)
+    record.ended(1.5)
+    record.started(forward_pass((1, 6)), 1.55)
+    record.ended(1.75)
+    record.ended(2.0)
+    record.close()
+    passes = parse_passes((tmp_path / "w-1.jsonl").read_text().splitlines(), "w-1")
+    assert [p.seconds for p in passes] == pytest.approx([0.5, 0.25, 0.25])
+    assert [p.shares for p in passes[1:]] == [[Share(0, 0, 1, 6)], [Share(0, 0, 1, 7)]]
+
+
 def test_several_units_are_refused_and_a_folder_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(HeadwayError, match="passes are recorded of one"):
         PassRecord(str(tmp_path), info(num_units=2))
