@@ -36,6 +36,7 @@ _TIMEOUT = 300.0  # seconds, for one answer
 _MOST_OPEN = 1024
 _LOOK_INTERVAL = 0.25
 _BLOCK_SIZE = 16
+_WIDTH = 160
 
 
 @dataclass
@@ -62,6 +63,8 @@ class _Cluster:
 async def compare(args: Namespace, names: Sequence[str], profile: Profile) -> int:
     """Every policy's run, then the table; 1 where a request failed."""
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH)  # a column a policy
     load = _load(args, profile)
     runs: dict[str, Run] = {}
     for name in names:
