@@ -53,7 +53,7 @@ def test_a_state_of_another_width_is_refused() -> None:
 def test_one_that_reads_counts_says_nothing_without_them() -> None:
     torch.manual_seed(1)
     made = LengthNetwork(NetworkShape(4, (8,), counts=True)).eval()
-    made.layers[-1].bias.data.fill_(5.0)  # type: ignore[union-attr, operator]  # a linear layer
+    made.layers[-1].bias.data.fill_(5.0)  # type: ignore[operator]  # a linear layer
     hidden = np.ones((3, 4), dtype=np.float16)
     counts = np.array([[10, 1], [10, 400], [np.nan, 1]], dtype=np.float32)
     found = made.remaining(hidden, counts)
