@@ -146,7 +146,9 @@ class WorkerCore:
         if isinstance(event, PassResult):
             self._on_pass_result(event, actions, now)
         elif isinstance(event, PassFailed):
-            self._on_pass_failed(event, actions)
+            flight = self._flights.popleft()
+            actions += end_failed_pass(self._state, flight, event)
+            self._waiting_dispatches = flight.dispatches + self._waiting_dispatches
         elif isinstance(event, Predicted):
             self._predictions.take(event)
         elif isinstance(event, PredictorKnown):
@@ -336,11 +338,6 @@ class WorkerCore:
         elif sequence.hands_off:
             self._state.units[sequence.unit].move(sequence, Stage.HANDOFF)
             self._state.prefilled.append(sequence.held())
-
-    def _on_pass_failed(self, event: PassFailed, actions: list[WorkerAction]) -> None:
-        flight = self._flights.popleft()
-        actions += end_failed_pass(self._state, flight, event)
-        self._waiting_dispatches = flight.dispatches + self._waiting_dispatches
 
     # --- reports ----------------------------------------------------------------------
 
