@@ -15,6 +15,7 @@ from services.runtime.config import ServiceConfig
 from services.runtime.store import Store
 
 _CALL_TIMEOUT = 5.0
+"""Seconds, those for a connection that has to be made anew included."""
 
 
 class ProcessActuator:
@@ -50,7 +51,7 @@ class ProcessActuator:
         stub = await self._stub()
         try:
             return await stub.GetReplicas(
-                supervisor_pb2.GetReplicasRequest(), timeout=_CALL_TIMEOUT
+                supervisor_pb2.GetReplicasRequest(), timeout=_CALL_TIMEOUT, wait_for_ready=True
             )
         except grpc.aio.AioRpcError as error:
             raise wire.error_of(error) from error
@@ -60,7 +61,7 @@ class ProcessActuator:
         stub = await self._stub()
         request = supervisor_pb2.ScaleRequest(role=role, num_workers=num_instances)
         try:
-            await stub.Scale(request, timeout=_CALL_TIMEOUT)
+            await stub.Scale(request, timeout=_CALL_TIMEOUT, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
             raise wire.error_of(error) from error
 
@@ -71,7 +72,7 @@ class ProcessActuator:
             source=source, target=target, num_workers=num_instances
         )
         try:
-            reply = await stub.ChangeRole(request, timeout=_CALL_TIMEOUT)
+            reply = await stub.ChangeRole(request, timeout=_CALL_TIMEOUT, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
             raise wire.error_of(error) from error
         return reply.num_changed
