@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 
 from headway.cli import up
+from headway.errors import Code, HeadwayError
 from services.runtime.config import ServiceConfig
 from services.runtime.local_store import free_port
 from services.runtime.store import Member, Store
@@ -98,7 +99,13 @@ async def local_cluster(
 
 
 async def until(holds: Callable[[], Awaitable[bool]], patience: float = 60.0) -> None:
-    """Poll, with a deadline."""
+    """Poll, with a deadline; a store that does not answer at once is asked again."""
     async with asyncio.timeout(patience):
-        while not await holds():
+        while True:
+            try:
+                if await holds():
+                    return
+            except HeadwayError as error:
+                if error.code is not Code.UNAVAILABLE:
+                    raise
             await asyncio.sleep(0.05)

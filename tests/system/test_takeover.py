@@ -71,13 +71,13 @@ def ask_all(
     return [asyncio.create_task(ask(client, *pair, **options)) for pair in pairs], begun
 
 
-async def leader_of(running: LocalCluster) -> Leader:
+async def leader_of(running: LocalCluster, newer_than: int = -1) -> Leader:
     found: Leader | None = None
 
     async def there_is_one() -> bool:
         nonlocal found
         found = await running.store.leader()
-        return found is not None
+        return found is not None and found.fencing_token > newer_than
 
     await until(there_is_one)
     assert found is not None
@@ -98,7 +98,7 @@ async def kill_leader(running: LocalCluster) -> Leader:
 
 async def end_takeover(running: LocalCluster, killed: Leader) -> None:
     """A newer leader has come, and there is a standby again."""
-    assert (await leader_of(running)).fencing_token > killed.fencing_token
+    await leader_of(running, newer_than=killed.fencing_token)
     await running.supervisor.serving()
 
 
