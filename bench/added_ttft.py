@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 
 from headway.cli.bench.client import Client, Endpoint, RequestFailedError
 from headway.cli.bench.processes import Process
-from headway.messages import ForwardPass, PassItem
+from headway.forward_pass import ForwardPass, PassItem
 from headway.request import SamplingParams, StreamKey
 from services.runtime.local_store import free_port
 from services.worker.engine.backend import TorchBackend

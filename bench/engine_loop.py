@@ -11,7 +11,8 @@ import torch
 from headway.cluster import Role, WorkerInfo
 from headway.core.worker import WorkerCore, WorkerSettings
 from headway.core.worker_events import SendTokens, WorkerEvent
-from headway.messages import Dispatch, ForwardPass, UnitBatch
+from headway.forward_pass import ForwardPass
+from headway.messages import Dispatch, UnitBatch
 from headway.policies import registry
 from headway.request import Request, SamplingParams
 from services.worker.engine.backend import TorchBackend

@@ -11,7 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM
 
-from headway.messages import ForwardPass, PassItem
+from headway.forward_pass import ForwardPass, PassItem
 from headway.request import SamplingParams, StreamKey
 from services.worker.engine.attention import ATTENTION_NAME
 from services.worker.engine.backend import TorchBackend

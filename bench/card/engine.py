@@ -9,7 +9,7 @@ import torch
 
 from bench.card.cases import BLOCK_SIZE, Case, Shape
 from bench.card.device import seconds, wait
-from headway.messages import ForwardPass, PassItem
+from headway.forward_pass import ForwardPass, PassItem
 from headway.request import SamplingParams, StreamKey
 from services.worker.engine.backend import TorchBackend
 from services.worker.engine.kv import DTYPES, KvPool

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.errors import require_between
-from headway.messages import HiddenStates
+from headway.forward_pass import HiddenStates
 from headway.request import FinishReason, StreamKey
 
 

@@ -89,9 +89,7 @@ class DecodePlacer:
         for model in sorted({entry.model for entry in self._waiting.values()}):
             entries = [e for e in self._waiting.values() if e.model == model]
             units = self.units(model)
-            considered = tuple(
-                Considered(u.unit, (u.num_requests, u.kv_tokens), u.num_free_blocks) for u in units
-            )
+            considered = considered_units(units)
             choices = self.placement(model).place(entries, units)
             for choice in choices:
                 self.hand_off(choice.request, choice.unit)
@@ -288,3 +286,10 @@ class DecodePlacer:
             entry.rests = {unit: at for unit, at in entry.rests.items() if at > now}
         rests = (at for entry in self._waiting.values() for at in entry.rests.values())
         self._rest_until = min(rests, default=inf)
+
+
+def considered_units(units: Sequence[DecodeUnit]) -> tuple[Considered, ...]:
+    """Decode units, as a decision remembers them."""
+    return tuple(
+        Considered(u.unit, (u.num_requests, u.kv_tokens), u.num_free_blocks) for u in units
+    )

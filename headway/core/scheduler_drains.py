@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 from headway.cluster import UnitId
-from headway.core.scheduler_decode import DecodePlacer
+from headway.core.scheduler_decode import DecodePlacer, considered_units
 from headway.core.scheduler_events import Chosen, Considered, Decision
 from headway.core.scheduler_instance import Instance
 from headway.core.scheduler_state import SchedulerState, Stage, Tracked
@@ -113,9 +113,7 @@ class Drains:
         if room <= 0 or not ready:
             return
         units = self._placer.units(instance.info.model)
-        considered = tuple(
-            Considered(u.unit, (u.num_requests, u.kv_tokens), u.num_free_blocks) for u in units
-        )
+        considered = considered_units(units)
         choices = self._choose(sorted(ready, key=_longest), units, room)
         for choice in choices:
             self._relocate(choice.request, choice.unit, now)

@@ -10,7 +10,7 @@ from math import inf
 import numpy as np
 
 from headway.cluster import UnitId
-from headway.core.scheduler_decode import DecodePlacer
+from headway.core.scheduler_decode import DecodePlacer, considered_units
 from headway.core.scheduler_drains import Drains
 from headway.core.scheduler_events import Chosen, Considered, Decision
 from headway.core.scheduler_instance import Instance
@@ -169,9 +169,7 @@ class Mover:
     def _explain_boundary(
         self, entry: Tracked, choice: Choice[Tracked], units: Sequence[DecodeUnit], now: float
     ) -> None:
-        considered = tuple(
-            Considered(u.unit, (u.num_requests, u.kv_tokens), u.num_free_blocks) for u in units
-        )
+        considered = considered_units(units)
         chosen = (Chosen(entry.key, entry.request_id, choice.unit, choice.score, 0.0),)
         rule = self._state.settings.placement
         decision = Decision("boundary", now, entry.model, rule, considered, chosen, 0)

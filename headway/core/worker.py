@@ -42,6 +42,7 @@ from headway.core.worker_transfers import (
 from headway.core.worker_unit import PrefixCounts
 from headway.core.worker_unit_plan import Limits
 from headway.core.worker_work import WorkMeter
+from headway.forward_pass import ForwardPass, PassItem, PassResult
 from headway.messages import (
     Accepted,
     CancelStream,
@@ -49,10 +50,7 @@ from headway.messages import (
     Dispatch,
     Drain,
     EndForward,
-    ForwardPass,
     GiveBack,
-    PassItem,
-    PassResult,
     Snapshot,
     Tuned,
     WantedReports,
@@ -317,17 +315,16 @@ class WorkerCore:
         if flight.forward_pass.num_steps > 1:
             return_steps(self._state, running)
         actions += leave_all(self._state, running)
+        self._report_pass(result, flight, actions, now)
+
+    def _report_pass(
+        self, result: PassResult, flight: Flight, actions: list[WorkerAction], now: float
+    ) -> None:
         if flight.dispatches or self._has_news or self._is_report_due(now):
             actions.append(self._end_forward(result.pass_time, flight.dispatches, now))
-            if self.settings.linger and not self._flights and self._has_prompts_alone:
+            if self.settings.linger and not self._flights and self._state.has_prompts_alone:
                 self._lingers_until = now + self.settings.linger
         self._report_loads(actions, now)
-
-    @property
-    def _has_prompts_alone(self) -> bool:
-        """Whether prompts are left over, and nothing decodes that would have to wait."""
-        loads = self._state.loads
-        return any(x.queued_prefill_tokens for x in loads) and not any(x.num_running for x in loads)
 
     def _after_token(
         self, sequence: SequenceState, reason: FinishReason | None, now: float

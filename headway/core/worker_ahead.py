@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from headway.cluster import Role
 from headway.core.worker_sequence import SequenceState
 from headway.core.worker_state import WorkerState
-from headway.messages import PENDING, ForwardPass, PassItem
+from headway.forward_pass import PENDING, ForwardPass, PassItem
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headway.errors import HeadwayError
+from headway.forward_pass import ForwardPass, HiddenStates, PassResult
 from headway.messages import (
     Accepted,
     CancelStream,
@@ -12,15 +13,12 @@ from headway.messages import (
     Dispatch,
     Drain,
     EndForward,
-    ForwardPass,
     GiveBack,
     HandedBack,
     Handoff,
     HandoffResult,
-    HiddenStates,
     KvHeader,
     LoadReport,
-    PassResult,
     Snapshot,
     TokenBatch,
     Tuned,

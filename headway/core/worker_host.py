@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.blocks import blocks_for
 from headway.core.worker_sequence import SequenceState
-from headway.messages import Swap
+from headway.forward_pass import Swap
 
 
 class HostMemory:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headway.core.worker_events import SendTokens
-from headway.messages import Sampled, StreamFailure, TokenBatch
+from headway.forward_pass import Sampled
+from headway.messages import StreamFailure, TokenBatch
 from headway.request import FinishReason, Request, TokenLogprobs
 
 

@@ -10,7 +10,7 @@ from math import ceil, inf
 from headway.core.worker_sequence import SequenceState
 from headway.core.worker_unit import UnitState
 from headway.core.worker_unit_plan import Limits, UnitPlan
-from headway.messages import PassItem
+from headway.forward_pass import PassItem
 from headway.policies.batching import Batching
 from headway.policies.batching.queue import Entry, RankedQueue
 

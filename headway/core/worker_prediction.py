@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from headway.cluster import Role
 from headway.core.worker_events import AskPredictor, Predicted
 from headway.core.worker_state import WorkerState
-from headway.messages import HiddenStates, PassItem
+from headway.forward_pass import HiddenStates, PassItem
 
 
 class Predictions:

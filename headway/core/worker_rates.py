@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.messages import ForwardPass, PassResult
+from headway.forward_pass import ForwardPass, PassResult
 
 _KEPT = 0.9
 """Of what was measured before, with every new measurement."""

@@ -8,7 +8,8 @@ from enum import Enum
 from math import inf
 
 from headway.blocks import BlockHash
-from headway.messages import Handoff, HeldRequest, Sampled
+from headway.forward_pass import Sampled
+from headway.messages import Handoff, HeldRequest
 from headway.request import FinishReason, Phase, Request, StreamKey
 
 

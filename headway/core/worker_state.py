@@ -12,7 +12,8 @@ from headway.core.worker_outbox import TokenOutbox
 from headway.core.worker_rates import MemoryRates
 from headway.core.worker_sequence import SequenceState, Stage
 from headway.core.worker_unit import UnitState
-from headway.messages import FinishedRequest, HeldRequest, Sampled, Swap
+from headway.forward_pass import Sampled, Swap
+from headway.messages import FinishedRequest, HeldRequest
 from headway.policies.estimation import Estimation
 from headway.request import FinishReason, Request, StreamKey
 
@@ -78,6 +79,12 @@ class WorkerState:
     def loads(self) -> tuple[UnitLoad, ...]:
         """Every unit's load now."""
         return tuple(unit.load() for unit in self.units)
+
+    @property
+    def has_prompts_alone(self) -> bool:
+        """Whether prompts are left over, and nothing decodes that would have to wait."""
+        loads = self.loads
+        return any(x.queued_prefill_tokens for x in loads) and not any(x.num_running for x in loads)
 
     def take_swaps(self) -> tuple[tuple[Swap, ...], tuple[Swap, ...]]:
         """KV that the next pass takes out of its blocks, and that it brings back."""

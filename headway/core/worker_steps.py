@@ -12,7 +12,7 @@ from headway.blocks import blocks_for
 from headway.cluster import Role
 from headway.core.worker_sequence import SequenceState
 from headway.core.worker_state import WorkerState
-from headway.messages import ForwardPass, PassItem
+from headway.forward_pass import ForwardPass, PassItem
 
 
 def reserve_steps(state: WorkerState, items: Sequence[PassItem], *, most: int) -> int:

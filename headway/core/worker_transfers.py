@@ -25,7 +25,8 @@ from headway.core.worker_rounds import begins_round, end_rounds, send_round, sta
 from headway.core.worker_sequence import SequenceState, Stage
 from headway.core.worker_state import WorkerState
 from headway.errors import Code, HeadwayError
-from headway.messages import Handoff, HandoffResult, KvHeader, Swap
+from headway.forward_pass import Swap
+from headway.messages import Handoff, HandoffResult, KvHeader
 from headway.request import FinishReason, Request, StreamKey
 
 

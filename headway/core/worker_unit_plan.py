@@ -9,7 +9,7 @@ from math import inf
 from headway.blocks import blocks_for
 from headway.core.worker_sequence import SequenceState, Stage
 from headway.core.worker_unit import UnitState
-from headway.messages import PassItem
+from headway.forward_pass import PassItem
 from headway.policies.batching import Batching
 from headway.policies.batching.queue import Entry, Place, RankedQueue
 

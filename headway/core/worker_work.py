@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from math import isfinite
 
 from headway.core.worker_sequence import SequenceState
-from headway.messages import PassItem, PassResult, PassWork
+from headway.forward_pass import PassItem, PassResult
+from headway.messages import PassWork
 from headway.pass_time import Share
 
 _NOTHING = Share()

@@ -23,15 +23,14 @@ from headway.core.worker_events import (
     WorkerAction,
     WorkerEvent,
 )
+from headway.forward_pass import ForwardPass, PassResult
 from headway.messages import (
     Accepted,
     EndForward,
-    ForwardPass,
     HandedBack,
     Handoff,
     HandoffResult,
     LoadReport,
-    PassResult,
     Snapshot,
 )
 from headway.policies.batching import Batching

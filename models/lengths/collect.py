@@ -19,7 +19,8 @@ from headway.core.worker_events import (
     SchedulerConnected,
     WorkerAction,
 )
-from headway.messages import Dispatch, EndForward, ForwardPass, UnitBatch, WantedReports
+from headway.forward_pass import ForwardPass
+from headway.messages import Dispatch, EndForward, UnitBatch, WantedReports
 from headway.policies import registry
 from headway.request import FinishReason, Request, SamplingParams, StreamKey
 from models.lengths.samples import Collected, SampledRequest

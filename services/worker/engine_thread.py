@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from headway.core.worker_events import PassFailed
-from headway.messages import ForwardPass, PassResult
+from headway.forward_pass import ForwardPass, PassResult
 from services.runtime.logs import get_logger
 from services.worker.engine.backend import PassFailure, TorchBackend
 

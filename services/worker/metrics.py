@@ -6,7 +6,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from headway.core.worker_plan import Restarts
 from headway.core.worker_unit import PrefixCounts
-from headway.messages import EndForward, ForwardPass, Tuned
+from headway.forward_pass import ForwardPass
+from headway.messages import EndForward, Tuned
 
 _PASS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 

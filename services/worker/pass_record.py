@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from headway.cluster import WorkerInfo
 from headway.errors import Code, HeadwayError
-from headway.messages import ForwardPass
+from headway.forward_pass import ForwardPass
 from headway.pass_time import Share
 
 _AT_ONCE = 0.002

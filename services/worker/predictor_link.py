@@ -13,7 +13,8 @@ import grpc
 
 from headway.core.worker_events import AskPredictor, Predicted, PredictorKnown
 from headway.errors import HeadwayError
-from headway.messages import FinishedRequest, HiddenStates
+from headway.forward_pass import HiddenStates
+from headway.messages import FinishedRequest
 from protos import predictor_pb2_grpc
 from services.runtime import wire
 from services.runtime.channel import open_channel

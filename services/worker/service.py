@@ -24,7 +24,8 @@ from headway.core.worker_events import (
     WorkerEvent,
 )
 from headway.errors import Code, HeadwayError
-from headway.messages import ChangeRole, Drain, EndForward, ForwardPass, PassResult, Tuned
+from headway.forward_pass import ForwardPass, PassResult
+from headway.messages import ChangeRole, Drain, EndForward, Tuned
 from headway.request import FinishReason
 from protos import worker_pb2, worker_pb2_grpc
 from services.runtime import wire

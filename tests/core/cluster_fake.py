@@ -59,7 +59,8 @@ from headway.core.worker_events import (
     WorkerAction,
     WorkerEvent,
 )
-from headway.messages import CancelStream, ChangeRole, Drain, ForwardPass, KvHeader
+from headway.forward_pass import ForwardPass
+from headway.messages import CancelStream, ChangeRole, Drain, KvHeader
 from headway.policies.batching.sarathi import Sarathi
 from headway.request import SamplingParams, StreamKey
 from tests.core.paged_fake import EOS, PagedFake

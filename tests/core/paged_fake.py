@@ -23,15 +23,8 @@ from headway.core.worker_events import (
     WorkerAction,
     WorkerEvent,
 )
-from headway.messages import (
-    PENDING,
-    ForwardPass,
-    HiddenStates,
-    KvHeader,
-    PassItem,
-    PassResult,
-    Sampled,
-)
+from headway.forward_pass import PENDING, ForwardPass, HiddenStates, PassItem, PassResult, Sampled
+from headway.messages import KvHeader
 from headway.request import StreamKey
 
 EOS = 0

@@ -10,7 +10,7 @@ from headway.core.worker_plan import PassPlanner
 from headway.core.worker_sequence import SequenceState
 from headway.core.worker_state import WorkerState
 from headway.core.worker_unit_plan import Limits
-from headway.messages import PassItem, Sampled
+from headway.forward_pass import PassItem, Sampled
 from headway.policies.batching import Batching
 from headway.request import FinishReason, Request, SamplingParams, StreamKey
 

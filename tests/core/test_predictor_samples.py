@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headway.core.predictor_samples import Ended, SampleBuffer, Seen
-from headway.messages import HiddenStates
+from headway.forward_pass import HiddenStates
 from headway.request import FinishReason, StreamKey
 
 

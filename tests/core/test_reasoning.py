@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from headway.core.reasoning import LEAD, Markers
 from headway.core.worker_sequence import SequenceState, Stage
 from headway.core.worker_state import WorkerState
-from headway.messages import Sampled
+from headway.forward_pass import Sampled
 from headway.request import Phase
 from tests.core.test_worker import make_request, make_worker
 

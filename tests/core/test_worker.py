@@ -16,6 +16,7 @@ from headway.core.worker_events import (
     SchedulerConnected,
     SendTokens,
 )
+from headway.forward_pass import PassResult, Sampled
 from headway.messages import (
     Accepted,
     CancelStream,
@@ -24,8 +25,6 @@ from headway.messages import (
     EndForward,
     Handoff,
     HandoffResult,
-    PassResult,
-    Sampled,
     Snapshot,
     UnitBatch,
 )

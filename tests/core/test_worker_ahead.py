@@ -5,16 +5,8 @@ from __future__ import annotations
 from headway.cluster import Role, WorkerInfo
 from headway.core.worker import WorkerCore, WorkerSettings
 from headway.core.worker_events import PassFailed, SendTokens, StartTransfer
-from headway.messages import (
-    PENDING,
-    CancelStream,
-    Dispatch,
-    EndForward,
-    ForwardPass,
-    Handoff,
-    PassResult,
-    UnitBatch,
-)
+from headway.forward_pass import PENDING, ForwardPass, PassResult
+from headway.messages import CancelStream, Dispatch, EndForward, Handoff, UnitBatch
 from headway.policies import registry
 from headway.request import FinishReason, Request, SamplingParams, StreamKey
 from tests.core.paged_fake import EOS, WorkerHarness, expected_output

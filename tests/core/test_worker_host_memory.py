@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from headway.cluster import Role
 from headway.core.worker_events import PassFailed, SchedulerConnected
-from headway.messages import (
-    CancelStream,
-    ForwardPass,
-    Handoff,
-    HandoffResult,
-    LoadReport,
-    WantedReports,
-)
+from headway.forward_pass import ForwardPass
+from headway.messages import CancelStream, Handoff, HandoffResult, LoadReport, WantedReports
 from headway.policies.batching.fcfs import Fcfs
 from headway.policies.batching.pascal import Pascal, PascalParams
 from headway.request import StreamKey

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.messages import ForwardPass
+from headway.forward_pass import ForwardPass
 from tests.core.paged_fake import WorkerHarness
 from tests.core.test_worker import dispatch, make_request, make_worker, output_of
 

@@ -16,7 +16,8 @@ from headway.core.worker_events import (
     PredictorKnown,
     SchedulerConnected,
 )
-from headway.messages import CancelStream, ForwardPass, Handoff, LoadReport, WantedReports
+from headway.forward_pass import ForwardPass
+from headway.messages import CancelStream, Handoff, LoadReport, WantedReports
 from headway.policies.batching.sarathi import Sarathi
 from headway.policies.batching.trail import Trail
 from headway.policies.estimation.countdown import Countdown, CountdownParams

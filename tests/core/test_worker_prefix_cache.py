@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from headway.core.worker_events import PassFailed, SendTokens
-from headway.messages import CancelStream, ForwardPass
+from headway.forward_pass import ForwardPass
+from headway.messages import CancelStream
 from headway.policies.batching.fcfs import Fcfs
 from headway.request import Request, StreamKey
 from tests.core.paged_fake import WorkerHarness, expected_output

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headway.core.worker_rates import MemoryRates
-from headway.messages import ForwardPass, PassItem, PassResult, Swap
+from headway.forward_pass import ForwardPass, PassItem, PassResult, Swap
 from headway.request import SamplingParams, StreamKey
 from tests.core.test_worker_host_memory import crowded, num_swapped
 

@@ -8,7 +8,8 @@ from functools import partial
 from headway.cluster import Role, WorkerInfo
 from headway.core.worker import WorkerCore, WorkerSettings
 from headway.core.worker_events import SendTokens
-from headway.messages import Dispatch, ForwardPass, PassResult, UnitBatch
+from headway.forward_pass import ForwardPass, PassResult
+from headway.messages import Dispatch, UnitBatch
 from headway.pass_time import PassTime
 from headway.policies import registry
 from headway.request import Request, SamplingParams, StreamKey

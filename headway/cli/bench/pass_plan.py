@@ -9,7 +9,7 @@ from headway.cluster import Role, WorkerInfo
 from headway.core.worker_plan import PassPlanner
 from headway.core.worker_state import WorkerState
 from headway.core.worker_unit_plan import Limits
-from headway.messages import PassItem, Sampled
+from headway.forward_pass import PassItem, Sampled
 from headway.policies import registry
 from headway.request import Request, SamplingParams
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from headway.core.predictor_samples import Ended, Seen
 from headway.errors import invalid
-from headway.messages import FinishedRequest, HiddenStates
+from headway.forward_pass import HiddenStates
+from headway.messages import FinishedRequest
 from headway.request import StreamKey
 from protos import predictor_pb2 as pb
 from services.runtime.wire.checks import FINISH_FROM_PB, FINISH_TO_PB, an_id, key, known

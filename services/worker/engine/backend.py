@@ -10,14 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from headway.errors import Code, HeadwayError
-from headway.messages import (
-    PENDING,
-    ForwardPass,
-    HiddenStates,
-    PassItem,
-    PassResult,
-    Sampled,
-)
+from headway.forward_pass import PENDING, ForwardPass, HiddenStates, PassItem, PassResult, Sampled
 from headway.request import SamplingParams, StreamKey
 from services.worker.engine.host_kv import HostKv, KvSwapper
 from services.worker.engine.kv import Buffer, KvPool, KvStore, KvWriter

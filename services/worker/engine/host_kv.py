@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headway.messages import ForwardPass, Swap
+from headway.forward_pass import ForwardPass, Swap
 from services.worker.engine.kv import DTYPES, KvPool, KvStore, refuse_what_does_not_fit
 from services.worker.engine.layout import PassFailure
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from headway.errors import Code, HeadwayError
-from headway.messages import PassItem
+from headway.forward_pass import PassItem
 from headway.request import StreamKey
 from services.worker.engine.attention import Contexts, DecodeGroup, PagedBatch, PrefillSpan
 from services.worker.engine.kv import DTYPES, KvPool

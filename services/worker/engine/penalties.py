@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headway.messages import PassItem
+from headway.forward_pass import PassItem
 
 Ints = NDArray[np.int64]
 

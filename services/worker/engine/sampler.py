@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from headway.messages import PassItem
+from headway.forward_pass import PassItem
 from headway.request import SamplingParams, TokenLogprobs
 from services.worker.engine.penalties import adjust
 from services.worker.engine.uniform import uniform

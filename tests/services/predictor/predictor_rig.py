@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headway.messages import HiddenStates
+from headway.forward_pass import HiddenStates
 from headway.request import StreamKey
 from protos import predictor_pb2, predictor_pb2_grpc
 from services.predictor import __main__ as predictor

@@ -12,7 +12,8 @@ import pytest
 
 from headway.core.predictor_samples import Samples
 from headway.errors import HeadwayError
-from headway.messages import FinishedRequest, HiddenStates
+from headway.forward_pass import HiddenStates
+from headway.messages import FinishedRequest
 from headway.request import FinishReason, StreamKey
 from protos import predictor_pb2
 from services.predictor.config import PredictorConfig

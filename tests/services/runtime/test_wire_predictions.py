@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from headway.core.predictor_samples import Ended
 from headway.errors import Code, HeadwayError
-from headway.messages import FinishedRequest, HiddenStates
+from headway.forward_pass import HiddenStates
+from headway.messages import FinishedRequest
 from headway.request import FinishReason, StreamKey
 from protos import predictor_pb2
 from services.runtime import wire

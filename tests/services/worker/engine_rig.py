@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from headway.blocks import BlockPool
-from headway.messages import ForwardPass, PassItem, Sampled
+from headway.forward_pass import ForwardPass, PassItem, Sampled
 from headway.request import SamplingParams, StreamKey, TokenLogprobs
 from services.worker.engine.backend import TorchBackend
 

@@ -24,7 +24,8 @@ from headway.core.worker_events import (
     TransferEnded,
     WorkerEvent,
 )
-from headway.messages import Dispatch, ForwardPass, KvHeader, PassResult, UnitBatch
+from headway.forward_pass import ForwardPass, PassResult
+from headway.messages import Dispatch, KvHeader, UnitBatch
 from headway.policies import registry
 from headway.request import Request, StreamKey
 from services.worker.engine.backend import PassFailure, TorchBackend

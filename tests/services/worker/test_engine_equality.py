@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.messages import ForwardPass
+from headway.forward_pass import ForwardPass
 from headway.request import SamplingParams, StreamKey
 from services.worker.engine.backend import TorchBackend
 from tests.services.worker.engine_rig import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway.errors import Code, HeadwayError
-from headway.messages import ForwardPass, Swap
+from headway.forward_pass import ForwardPass, Swap
 from services.worker.config import WorkerConfig
 from services.worker.engine import host_kv
 from services.worker.engine.backend import ModelSize, PassFailure, TorchBackend

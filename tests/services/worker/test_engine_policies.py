@@ -9,7 +9,8 @@ import pytest
 from headway.cluster import Role, WorkerInfo
 from headway.core.worker import WorkerCore, WorkerSettings
 from headway.core.worker_events import SendTokens, WorkerAction, WorkerEvent
-from headway.messages import Dispatch, ForwardPass, UnitBatch
+from headway.forward_pass import ForwardPass
+from headway.messages import Dispatch, UnitBatch
 from headway.policies import registry
 from headway.request import Request, SamplingParams
 from tests.services.worker.engine_rig import (

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config
 
 from headway.errors import Code, HeadwayError
-from headway.messages import ForwardPass, PassItem
+from headway.forward_pass import ForwardPass, PassItem
 from headway.request import StreamKey
 from services.worker.engine.backend import ModelSize, PassFailure, TorchBackend
 from services.worker.engine.supported import refuse_unsupported

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from headway.messages import PassItem
+from headway.forward_pass import PassItem
 from headway.request import SamplingParams, StreamKey
 from services.worker.engine.penalties import adjust
 from services.worker.engine.sampler import draw, filtered_probs, greatest, invert

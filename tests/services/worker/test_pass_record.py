@@ -9,7 +9,7 @@ import pytest
 
 from headway.cluster import Role, WorkerInfo
 from headway.errors import HeadwayError
-from headway.messages import ForwardPass, PassItem
+from headway.forward_pass import ForwardPass, PassItem
 from headway.pass_time import Share
 from headway.profile_passes import parse_passes
 from headway.request import SamplingParams, StreamKey

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from headway.core.worker_events import AskPredictor, Predicted, PredictorKnown
-from headway.messages import HiddenStates
+from headway.forward_pass import HiddenStates
 from headway.request import StreamKey
 from services.predictor.config import PredictorConfig
 from services.runtime.config import ServiceConfig

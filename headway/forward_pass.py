@@ -1,0 +1,112 @@
+"""A forward pass, as the worker's core plans it and its backend runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.request import SamplingParams, StreamKey, TokenLogprobs
+
+PENDING = -1
+"""Stands for the token that the pass before draws for the same request: the backend knows it."""
+
+
+class PassItem(NamedTuple):
+    """One request's share of a forward pass.
+
+    ``token_ids`` are computed at positions ``start, start + 1, …``; ``block_table`` covers
+    positions 0 to ``start + len(token_ids) - 1`` and holds blocks of the backend's one pool.
+    With ``sample`` the next token is drawn after the last of them; drawing reads
+    ``prompt_token_ids`` and the first ``num_output_tokens`` of ``output_token_ids`` (penalties)
+    and must not change them. Tables and outputs may grow at their ends meanwhile.
+
+    Of an item that was planned while the pass before was in flight the only one of ``token_ids``
+    may be ``PENDING``, and the last of the output's tokens may be missing: it is that one.
+    """
+
+    key: StreamKey
+    token_ids: Sequence[int]
+    start: int
+    block_table: Sequence[int]
+    sample: bool
+    sampling: SamplingParams
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Drawn before, where it draws: the position of the draw."""
+        return self.start + len(self.token_ids) - len(self.prompt_token_ids)
+
+
+class Swap(NamedTuple):
+    """A request's KV, ``num_tokens`` of it, between ``blocks`` and as many ``host_blocks``."""
+
+    key: StreamKey
+    blocks: tuple[int, ...]
+    num_tokens: int
+    host_blocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardPass:
+    """One execution of the model over one ragged batch, all DP units in lock-step.
+
+    Before it ``swapped_out`` leave their blocks, which others may be given, and then
+    ``swapped_in`` come back into theirs.
+
+    A backend may run it up to ``num_steps`` times in a row, each time over the tokens just drawn
+    one position further (the block tables have room for that), until a request ends or begins
+    to answer, or a step ends at or after ``until``.
+
+    ``hidden``: the places in ``items`` of those whose hidden state is wanted.
+    """
+
+    pass_id: int
+    items: tuple[PassItem, ...]
+    num_steps: int = 1
+    until: float = inf
+    swapped_out: tuple[Swap, ...] = ()
+    swapped_in: tuple[Swap, ...] = ()
+    hidden: tuple[int, ...] = ()
+
+
+class Sampled(NamedTuple):
+    """The token drawn for one request, and those of earlier steps of the same pass."""
+
+    key: StreamKey
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+    before: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HiddenStates:
+    """What the last layer made of each request's last computed token, after the final norm.
+
+    ``values``: (n, d), a row for each of the ``keys``: the vectors that the language model's head
+    was given.
+    """
+
+    keys: tuple[StreamKey, ...]
+    values: NDArray[np.float16]
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """What a forward pass drew, for the items that asked; ``pass_time`` of one step, seconds.
+
+    ``hidden`` has the states that the pass was asked for, of its last step; None for none.
+    ``swap_time``: seconds that its swaps took, beside the pass or not; 0 for not measured.
+    """
+
+    pass_id: int
+    pass_time: float
+    sampled: tuple[Sampled, ...]
+    hidden: HiddenStates | None = None
+    swap_time: float = 0.0
