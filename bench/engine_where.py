@@ -66,7 +66,7 @@ def _plain(model: str, dtype: str, batch: int) -> TorchBackend:
 
 
 def _packed(model: str, dtype: str, batch: int) -> TorchBackend:
-    return _backend(take_model(_network(model, dtype), (), kernels=False), batch)
+    return _backend(take_model(_network(model, dtype), ()), batch)
 
 
 def _backend(loaded: Any, batch: int) -> TorchBackend:

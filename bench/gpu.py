@@ -128,7 +128,7 @@ def _engine(
     from bench.card.engine import Engine
 
     cases = CASES[args.shape]
-    engine = Engine(SHAPES[args.shape], cases, device, dtype, device.type == "cuda")
+    engine = Engine(SHAPES[args.shape], cases, device, dtype)
     found: dict[Case, float] = {}
     reasons: dict[Case, str] = {}
     for case in cases:

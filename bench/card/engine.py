@@ -39,10 +39,9 @@ class Engine:
         cases: tuple[Case, ...],
         device: torch.device,
         dtype: str,
-        kernels: bool,
     ) -> None:
         self._device, self._shape = device, shape
-        model = take_model(network(shape, device, dtype), (), kernels)
+        model = take_model(network(shape, device, dtype), ())
         wanted = sorted(case.num_blocks for case in cases)
         room = _room(shape, device)
         self.num_blocks = max((num for num in wanted if room is None or num <= room), default=0)

@@ -22,6 +22,9 @@ class WorkerConfig(PresetConfig):
     device: str = Field("cpu", description="cpu, cuda or cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: str = Field("", description="of the weights, for example torchao-int8; none")
+    kernels: Literal["auto", "triton", "native", "torch"] = Field(
+        "auto", description="between matrix products; auto: triton on a GPU, native on a CPU"
+    )
     screened_head: bool = Field(
         True,
         description="greedy draws by way of codes in 8 bits of a large bfloat16 head, on a CPU",

@@ -31,6 +31,7 @@ def load_backend(config: WorkerConfig) -> TorchBackend:
         quantization=config.quantization,
         max_model_len=config.max_model_len,
         screens=config.screened_head,
+        kernels=config.kernels,
     )
 
 

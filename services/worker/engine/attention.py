@@ -6,7 +6,9 @@ queries, keys and values; :class:`PagedBatch` travels to it as a keyword argumen
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -15,6 +17,14 @@ from transformers import AttentionInterface
 from services.worker.engine.kv import KvPool
 
 ATTENTION_NAME = "headway_paged"
+
+
+class Reads(Enum):
+    """How a decoder reads contexts: as slots, as block tables, or prompts so and decodes so."""
+
+    SLOTS = "slots"
+    DECODES_BY_TABLE = "decodes by table"
+    TABLES = "tables"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +75,8 @@ class Contexts:
 class PagedBatch:
     """Where a flattened batch's rows are stored, and what each of them reads.
 
-    That is ``contexts`` for kernels, else ``decodes`` and ``prefills``.
+    That is ``contexts`` for kernels, else ``decodes`` and ``prefills``; a CPU's kernels take the
+    ``contexts`` of decodes alone, and ``prefills``.
     """
 
     pool: KvPool
@@ -91,15 +102,28 @@ def attend(
     keys.index_copy_(0, batch.slots, key)
     values.index_copy_(0, batch.slots, value)
     parts = [_decode(query, keys, values, group, scale) for group in batch.decodes]
+    parts += attend_prefills(layer, query, key, value, batch, scale)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def attend_prefills(
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    batch: PagedBatch,
+    scale: float,
+) -> Iterator[torch.Tensor]:
+    """Each prompt's rows (rows, heads * size), its keys and values being stored."""
+    keys, values = batch.pool.keys[layer], batch.pool.values[layer]
     for span in batch.prefills:
         rows = slice(span.first, span.stop)
         if span.slots is None:
             fresh = (key[rows].transpose(0, 1), value[rows].transpose(0, 1))
-            parts.append(_prefill(query[rows], *fresh, None, scale))
+            yield _prefill(query[rows], *fresh, None, scale)
         else:
             context = (_context(keys, span.slots), _context(values, span.slots))
-            parts.append(_prefill(query[rows], *context, span.mask, scale))
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+            yield _prefill(query[rows], *context, span.mask, scale)
 
 
 def _decode(

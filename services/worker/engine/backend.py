@@ -12,6 +12,7 @@ import torch
 from headway.errors import Code, HeadwayError
 from headway.forward_pass import PENDING, ForwardPass, HiddenStates, PassItem, PassResult, Sampled
 from headway.request import SamplingParams, StreamKey
+from services.worker.engine.decoders import Kernels
 from services.worker.engine.host_kv import HostKv, KvSwapper
 from services.worker.engine.kv import Buffer, KvPool, KvStore, KvWriter
 from services.worker.engine.layout import LayoutBuilder, PassFailure, PassLayout
@@ -56,7 +57,7 @@ class TorchBackend:
         self._host = host
         self._swapper = KvSwapper(pool, host)
         self._layouts = LayoutBuilder(
-            pool, model.vocab_size, model.max_model_len, model.decoder.reads_tables
+            pool, model.vocab_size, model.max_model_len, model.decoder.reads
         )
         self._device = pool.keys[0].device
         self._drawn: dict[StreamKey, int] = {}  # by the last pass
@@ -86,19 +87,19 @@ class TorchBackend:
         block_size: int = 16,
         num_threads: int | None = None,
         num_host_blocks: int | Callable[[ModelSize], int] = 0,
-        kernels: bool | None = None,
+        kernels: Kernels = "auto",
         quantization: str = "",
         max_model_len: int | None = None,
         screens: bool = True,
     ) -> TorchBackend:
         """Load a checkpoint and take ``num_blocks`` KV blocks, for all DP units together.
 
-        ``num_host_blocks`` more are in host memory, for KV that waits there. ``kernels`` is
-        whether Triton's are used: on a GPU, unless told otherwise. ``quantization`` is a scheme's
-        name. ``max_model_len`` is what a worker is asked to serve, 0 for the model's own, refused
-        where that cannot be. ``screens``: whether greedy draws may go by codes of the head in 8
-        bits. Raises HeadwayError where the checkpoint, the device or a pool's size cannot be
-        served. Under torchrun every process loads its share; see ``follow``.
+        ``num_host_blocks`` more are in host memory, for KV that waits there. ``kernels``: see
+        ``decoder_class``. ``quantization`` is a scheme's name. ``max_model_len`` is what a worker
+        is asked to serve, 0 for the model's own, refused where that cannot be. ``screens``: whether
+        greedy draws may go by codes of the head in 8 bits. Raises HeadwayError where the
+        checkpoint, the device or a pool's size cannot be served. Under torchrun every process
+        loads its share; see ``follow``.
         """
         if num_threads is not None:
             torch.set_num_threads(num_threads)

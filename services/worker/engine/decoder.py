@@ -14,7 +14,7 @@ import torch
 from torch.linalg import vector_norm
 from torch.nn.functional import embedding
 
-from services.worker.engine.attention import PagedBatch, attend
+from services.worker.engine.attention import PagedBatch, Reads, attend
 from services.worker.engine.kv import KvPool
 from services.worker.engine.linear import GatedLinear, Linear, Weights
 from services.worker.engine.tensor_parallel import (
@@ -44,7 +44,7 @@ class LayerWeights:
 class Decoder:
     """Token ids to hidden states, keys and values into the paged pool on the way."""
 
-    reads_tables = False  # what batches it needs: with contexts as tables, or as slots
+    reads = Reads.SLOTS  # what batches it needs
 
     def __init__(self, network: Any, config: Any, max_model_len: int) -> None:
         """Takes the weights out of a transformers model, which is of no use afterwards."""
@@ -73,10 +73,16 @@ class Decoder:
         for index, layer in enumerate(self._layers):
             hidden = self._attention(index, layer, hidden, angles, batch)
             hidden = self._mlp(layer, hidden)
-        return self._rms(hidden, self._norm)
+        return self._normed(hidden, self._norm)
 
     def prepare(self, pool: KvPool) -> None:
         """Do ahead what passes over ``pool`` would otherwise do first: here nothing."""
+
+    def _normed(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return self._rms(rows, weight)
+
+    def _gated(self, layer: LayerWeights, rows: torch.Tensor) -> torch.Tensor:
+        return layer.gated(rows)
 
     def _attention(
         self,
@@ -86,7 +92,7 @@ class Decoder:
         angles: tuple[torch.Tensor, torch.Tensor],
         batch: PagedBatch,
     ) -> torch.Tensor:
-        normed = self._rms(hidden, layer.input_norm)
+        normed = self._normed(hidden, layer.input_norm)
         heads = layer.qkv(normed).view(len(hidden), -1, self._size)
         num_rotated = self._num_heads + self._num_kv_heads
         rotated = heads[:, :num_rotated]
@@ -107,8 +113,8 @@ class Decoder:
         if len(hidden) > _MAX_MLP_ROWS:  # else its intermediates are memory fresh from the system
             parts = [self._mlp(layer, part) for part in torch.split(hidden, _MAX_MLP_ROWS)]
             return torch.cat(parts)
-        normed = self._rms(hidden, layer.mlp_norm)
-        return layer.down.added_to(hidden, layer.gated(normed))
+        gated = self._gated(layer, self._normed(hidden, layer.mlp_norm))
+        return layer.down.added_to(hidden, gated)
 
 
 class RmsNorm:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn.functional import embedding
 
-from services.worker.engine.attention import Contexts, PagedBatch
+from services.worker.engine.attention import Contexts, PagedBatch, Reads
 from services.worker.engine.cuda_graphs import (
     CudaRecorder,
     DecodeBatch,
@@ -30,7 +30,7 @@ INTERPRETED_PROCESSORS = 4
 class KernelDecoder(Decoder):
     """Needs batches with ``contexts``."""
 
-    reads_tables = True
+    reads = Reads.TABLES
 
     def __init__(self, network: Any, config: Any, max_model_len: int) -> None:
         """Takes the weights out of a transformers model, which is of no use afterwards."""

@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 from headway.errors import Code, HeadwayError
 from headway.forward_pass import PassItem
 from headway.request import StreamKey
-from services.worker.engine.attention import Contexts, DecodeGroup, PagedBatch, PrefillSpan
+from services.worker.engine.attention import (
+    Contexts,
+    DecodeGroup,
+    PagedBatch,
+    PrefillSpan,
+    Reads,
+)
 from services.worker.engine.kv import DTYPES, KvPool
 
 Ints = NDArray[np.int64]
@@ -54,11 +60,11 @@ class LayoutBuilder:
     """Checks a plan against the model and the pool (PassFailure), then lays it out."""
 
     def __init__(
-        self, pool: KvPool, vocab_size: int, max_model_len: int, with_tables: bool = False
+        self, pool: KvPool, vocab_size: int, max_model_len: int, reads: Reads = Reads.SLOTS
     ) -> None:
-        """``with_tables`` for a decoder that reads block tables, by kernels."""
+        """``reads``: what the decoder needs."""
         self._pool = pool
-        self._with_tables = with_tables
+        self._reads = reads
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._device = pool.keys[0].device
@@ -115,30 +121,31 @@ class LayoutBuilder:
     # --- tensors ----------------------------------------------------------------------
 
     def _batch(self, rows: _Rows) -> PagedBatch:
-        num_decodes = int((rows.counts == 1).sum())
-        if self._with_tables:
-            contexts = self._contexts(rows, num_decodes)
-            return PagedBatch(self._pool, self._tensor(rows.slots), contexts=contexts)
+        num_decodes, num_all = int((rows.counts == 1).sum()), len(rows.counts)
+        slots = self._tensor(rows.slots)
+        if self._reads is Reads.TABLES:
+            return PagedBatch(
+                self._pool, slots, contexts=self._contexts(rows, num_decodes, num_all)
+            )
+        prefills = tuple(self._prefill_span(rows, n) for n in range(num_decodes, num_all))
+        if self._reads is Reads.DECODES_BY_TABLE:
+            contexts = self._contexts(rows, num_decodes, num_decodes) if num_decodes else None
+            return PagedBatch(self._pool, slots, prefills=prefills, contexts=contexts)
         groups = _groups(rows.contexts[:num_decodes])
-        return PagedBatch(
-            pool=self._pool,
-            slots=self._tensor(rows.slots),
-            decodes=tuple(self._decode_group(rows, *group) for group in groups),
-            prefills=tuple(
-                self._prefill_span(rows, n) for n in range(num_decodes, len(rows.counts))
-            ),
-        )
+        decodes = tuple(self._decode_group(rows, *group) for group in groups)
+        return PagedBatch(self._pool, slots, decodes, prefills)
 
-    def _contexts(self, rows: _Rows, num_decodes: int) -> Contexts:
-        num_entries = np.diff(rows.tables, append=len(rows.blocks))
+    def _contexts(self, rows: _Rows, num_decodes: int, num_requests: int) -> Contexts:
+        """Of the first so many requests."""
+        num_entries = np.diff(rows.tables, append=len(rows.blocks))[:num_requests]
         held = np.arange(num_entries.max()) < num_entries[:, None]
         tables = np.zeros(held.shape, np.int32)
-        tables[held] = rows.blocks
-        ends = np.cumsum(rows.counts[num_decodes:], dtype=np.int32)
+        tables[held] = rows.blocks[: num_entries.sum()]
+        ends = np.cumsum(rows.counts[num_decodes:num_requests], dtype=np.int32)
         return Contexts(
             num_decodes=num_decodes,
             tables=self._tensor(tables),
-            lengths=self._tensor(rows.contexts.astype(np.int32)),
+            lengths=self._tensor(rows.contexts[:num_requests].astype(np.int32)),
             firsts=self._tensor(np.insert(ends, 0, 0)) if len(ends) else None,
         )
 

@@ -63,8 +63,8 @@ class GatedLinear:
     """
 
     def __init__(self, gate: Weights, up: Weights) -> None:
-        self._is_packed = _packs(gate[0])
-        if self._is_packed:
+        self.is_packed = _packs(gate[0])
+        if self.is_packed:
             self._gate, self._up = packed(gate[0]), packed(up[0])
             self._biases = (gate[1], up[1])
         else:
@@ -74,7 +74,7 @@ class GatedLinear:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """(rows, width) of ``rows`` (rows, inputs)."""
-        if not self._is_packed:
+        if not self.is_packed:
             gate, up = self._joined(rows).chunk(2, -1)
             return silu(gate).mul_(up)
         gate_bias, up_bias = self._biases

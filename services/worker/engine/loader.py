@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 from headway.errors import Code, HeadwayError
 from services.worker.engine.attention import ATTENTION_NAME
 from services.worker.engine.decoder import Decoder
+from services.worker.engine.decoders import Kernels, decoder_class
 from services.worker.engine.kv import DTYPES, KvShape
 from services.worker.engine.linear import Linear
 from services.worker.engine.network_decoder import NetworkDecoder
@@ -51,18 +52,17 @@ def load_model(
     model: str,
     device: torch.device,
     dtype: str,
-    kernels: bool | None = None,
+    kernels: Kernels = "auto",
     quantization: str = "",
     max_model_len: int | None = None,
     screens: bool = True,
 ) -> LoadedModel:
     """Load from a folder or a hub id; ``dtype`` as in the checkpoint with ``auto``.
 
-    ``kernels`` is whether Triton's are used: on a GPU, unless told otherwise. ``quantization`` is
-    a scheme's name, or none. ``max_model_len``: what requests may reach, 0 for the model's own;
-    without it nobody asks for more than the model can. ``screens``: see ``ScreenedHead``. Raises
-    HeadwayError: NOT_FOUND for what is no checkpoint, FAILED_PRECONDITION for an unsupported one,
-    with the way out.
+    ``kernels``: see ``decoder_class``. ``quantization`` is a scheme's name, or none.
+    ``max_model_len``: what requests may reach, 0 for the model's own; without it nobody asks for
+    more than the model can. ``screens``: see ``ScreenedHead``. Raises HeadwayError: NOT_FOUND for
+    what is no checkpoint, FAILED_PRECONDITION for an unsupported one, with the way out.
     """
     config = _read_config(model)
     refuse_unsupported(config)
@@ -84,8 +84,7 @@ def load_model(
     eos_token_ids = _eos_token_ids(model, config, network.generation_config)
     if quantization:
         return as_it_is(network.eval(), eos_token_ids)
-    use_kernels = device.type == "cuda" if kernels is None else kernels
-    return take_model(network.to(device).eval(), eos_token_ids, use_kernels, screens)
+    return take_model(network.to(device).eval(), eos_token_ids, kernels, screens)
 
 
 def _placement(config: Any, device: torch.device, quantization: str) -> dict[str, Any]:
@@ -126,14 +125,15 @@ def _kv_shape(network: Any) -> KvShape:
 
 
 def take_model(
-    network: Any, eos_token_ids: tuple[int, ...], kernels: bool, screens: bool = True
+    network: Any, eos_token_ids: tuple[int, ...], kernels: Kernels = "auto", screens: bool = True
 ) -> LoadedModel:
     """Take the weights out of a transformers model, which is of no use afterwards."""
     config, kv_shape = network.config, _kv_shape(network)
     screen = _screen(network) if screens and group_size() == 1 else None
+    make_decoder = decoder_class(kernels, network.dtype, network.device)
     return LoadedModel(
         lm_head=Linear(whole(network.get_output_embeddings().weight.data)),
-        decoder=_decoder_class(kernels)(network, config, longest(config)),
+        decoder=make_decoder(network, config, longest(config)),
         kv_shape=kv_shape,
         vocab_size=config.vocab_size,
         max_model_len=longest(config),
@@ -149,14 +149,6 @@ def _screen(network: Any) -> ScreenedHead | None:
         weight is not None and weight.data_ptr() == network.model.embed_tokens.weight.data_ptr()
     )
     return ScreenedHead(weight) if is_shared and ScreenedHead.serves(weight) else None
-
-
-def _decoder_class(kernels: bool) -> type[Decoder]:
-    if not kernels:
-        return Decoder
-    from services.worker.engine.kernel_decoder import KernelDecoder  # a CPU has no Triton
-
-    return KernelDecoder
 
 
 def checkpoint_dtype(model: str) -> str:

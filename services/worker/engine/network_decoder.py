@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from services.worker.engine.attention import PagedBatch
+from services.worker.engine.attention import PagedBatch, Reads
 from services.worker.engine.kv import KvPool
 
 
 class NetworkDecoder:
     """What :class:`Decoder` does, operator by operator as the model's authors wrote it."""
 
-    reads_tables = False
+    reads = Reads.SLOTS
 
     def __init__(self, network: Any) -> None:
         self._modules = network.get_decoder()

@@ -22,6 +22,7 @@ from headway.blocks import BlockPool
 from headway.forward_pass import ForwardPass, PassItem, Sampled
 from headway.request import SamplingParams, StreamKey, TokenLogprobs
 from services.worker.engine.backend import TorchBackend
+from services.worker.engine.decoders import Kernels
 
 VOCAB_SIZE = 97
 MAX_MODEL_LEN = 1024
@@ -80,9 +81,10 @@ def reference_output(folder: str, prompt: tuple[int, ...], num_tokens: int) -> l
 
 
 @cache
-def backend(folder: str, block_size: int) -> TorchBackend:
+def backend(folder: str, block_size: int, kernels: Kernels = "auto") -> TorchBackend:
     """Of 2,048 tokens; cached, as no test leaves a mark on it that another could see."""
-    return TorchBackend.load(folder, block_size=block_size, num_blocks=2048 // block_size)
+    num_blocks = 2048 // block_size
+    return TorchBackend.load(folder, block_size=block_size, num_blocks=num_blocks, kernels=kernels)
 
 
 @dataclass

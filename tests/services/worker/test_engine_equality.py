@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from headway.forward_pass import ForwardPass
 from headway.request import SamplingParams, StreamKey
 from services.worker.engine.backend import TorchBackend
+from services.worker.engine.decoders import Kernels
 from tests.services.worker.engine_rig import (
     FAMILIES,
     Run,
@@ -28,6 +29,7 @@ requests = st.lists(
 )
 
 
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(
@@ -39,6 +41,7 @@ requests = st.lists(
 def test_any_schedule_gives_the_tokens_of_generate(
     checkpoints: dict[str, str],
     family: str,
+    kernels: Kernels,
     wanted: list[tuple[int, int, int]],
     block_size: int,
     chunk: int,
@@ -46,15 +49,16 @@ def test_any_schedule_gives_the_tokens_of_generate(
 ) -> None:
     folder = checkpoints[family]
     runs = [Run(prompt(length, variant), count) for length, count, variant in wanted]
-    Schedule(backend(folder, block_size), chunk=chunk, seed=seed).complete(runs)
+    Schedule(backend(folder, block_size, kernels), chunk=chunk, seed=seed).complete(runs)
     for run in runs:
         assert run.output == reference_output(folder, run.prompt, run.num_tokens)
 
 
-def test_contexts_of_very_different_lengths_decode_together(llama: str) -> None:
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_contexts_of_very_different_lengths_decode_together(llama: str, kernels: Kernels) -> None:
     lengths = (700, 3, 350, 1, 90, 2, 5, 95)
     runs = [Run(prompt(length), 6) for length in lengths]
-    Schedule(backend(llama, 16), chunk=4096).complete(runs)
+    Schedule(backend(llama, 16, kernels), chunk=4096).complete(runs)
     for run in runs:
         assert run.output == reference_output(llama, run.prompt, run.num_tokens)
 

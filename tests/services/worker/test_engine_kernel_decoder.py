@@ -20,7 +20,7 @@ if not INTERPRETED and not torch.cuda.is_available():
 
 def engine(folder: str) -> TorchBackend:
     device = "cpu" if INTERPRETED else "cuda"
-    return TorchBackend.load(folder, num_blocks=32, block_size=16, device=device, kernels=True)
+    return TorchBackend.load(folder, num_blocks=32, block_size=16, device=device, kernels="triton")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,0 +1,50 @@
+"""Which decoder computes a model's layers: with whose kernels between the matrix products."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Literal
+
+import torch
+
+from headway.errors import Code, HeadwayError
+from services.worker.engine.decoder import Decoder
+from services.worker.engine.native.operators import Operators
+from services.worker.engine.native_decoder import NativeDecoder
+
+Kernels = Literal["auto", "triton", "native", "torch"]
+
+
+def decoder_class(kernels: Kernels, dtype: torch.dtype, device: torch.device) -> type[Decoder]:
+    """``auto`` takes Triton's on a GPU, compiled ones (native) on a CPU, and where there are none
+    torch's operators. Raises HeadwayError (FAILED_PRECONDITION) for what is not to be had here.
+    """
+    if kernels == "auto":
+        return _best(dtype, device)
+    if kernels == "torch":
+        return Decoder
+    if kernels == "native":
+        if Operators.serve(dtype, device):
+            return NativeDecoder
+        needs = "a CPU, float32 or bfloat16, and a C++ compiler (g++)"
+        raise _not_here(kernels, needs)
+    if find_spec("triton") is None:
+        raise _not_here(kernels, "triton: pip install triton")
+    return _triton()
+
+
+def _best(dtype: torch.dtype, device: torch.device) -> type[Decoder]:
+    if device.type == "cuda":
+        return _triton()
+    return NativeDecoder if Operators.serve(dtype, device) else Decoder
+
+
+def _triton() -> type[Decoder]:
+    from services.worker.engine.kernel_decoder import KernelDecoder  # a CPU has no Triton
+
+    return KernelDecoder
+
+
+def _not_here(kernels: str, needs: str) -> HeadwayError:
+    message = f"kernels {kernels!r} need {needs}; 'auto' takes what there is"
+    return HeadwayError(Code.FAILED_PRECONDITION, message, param="kernels")

@@ -1,0 +1,1 @@
+"""A CPU's kernels: C++ that this machine's compiler builds for its own instructions."""

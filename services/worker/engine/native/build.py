@@ -1,0 +1,110 @@
+"""Builds ``layer.cpp`` for the processor that it will run on, once, and loads it.
+
+As Triton does for a GPU, at the first start; what was built is kept in the user's cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import structlog
+
+_SOURCE = Path(__file__).with_name("layer.cpp")
+_FLAGS = (
+    *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"),
+    *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
+    *(("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()),
+)
+_COMPILERS = ("c++", "g++", "clang++")
+_TIMEOUT_S = 120
+_log = structlog.get_logger(__name__)
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The kernels, None where this machine cannot build them: that is said in the log."""
+    try:
+        return _load()
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = getattr(error, "stderr", "") or str(error)
+        _log.warning("no compiled kernels: torch's operators are used", reason=detail[-500:])
+        return None
+
+
+def _load() -> ctypes.CDLL:
+    command = (*_compiler(), *_FLAGS)
+    try:
+        folder = _own_folder()
+    except OSError:  # nowhere to keep it
+        with tempfile.TemporaryDirectory() as name:
+            return ctypes.CDLL(str(_built(command, Path(name))))
+    return ctypes.CDLL(str(_built(command, folder)))
+
+
+def _compiler() -> list[str]:
+    """As a command; ``CXX`` where that is set."""
+    chosen = shlex.split(os.environ.get("CXX", ""))
+    found = chosen or [path for name in _COMPILERS if (path := shutil.which(name))][:1]
+    if not found:
+        raise FileNotFoundError("no C++ compiler: install g++, or set CXX to one")
+    return found
+
+
+def _own_folder() -> Path:
+    """Where it is kept; OSError where others could put a library of theirs there."""
+    cache_folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(cache_folder) / "headway" / "kernels"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise PermissionError(f"{folder} is not this user's alone")
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"{folder} cannot be written")
+    return folder
+
+
+def _built(command: tuple[str, ...], folder: Path) -> Path:
+    """The library in that folder, built if it is not there."""
+    built = folder / f"layer-{_fingerprint(command)}.so"
+    if not built.exists():
+        with tempfile.NamedTemporaryFile(dir=folder, suffix=".so", delete=False) as scratch:
+            pass
+        try:
+            subprocess.run(
+                [*command, str(_SOURCE), "-o", scratch.name],
+                check=True,
+                capture_output=True,
+                text=True,
+                timeout=_TIMEOUT_S,
+            )
+            os.replace(scratch.name, built)  # several processes may build it at once
+        finally:
+            Path(scratch.name).unlink(missing_ok=True)
+    return built
+
+
+def _fingerprint(command: tuple[str, ...]) -> str:
+    """Of the source, of how it is built, and of the processor: a cache may be shared."""
+    about = hashlib.sha256(_SOURCE.read_bytes())
+    for part in (*command, sys.platform, platform.machine(), _processor()):
+        about.update(part.encode() + b"\0")
+    return about.hexdigest()[:16]
+
+
+def _processor() -> str:
+    """The instructions that this one has."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return "".join(sorted({line for line in lines if line.startswith(("flags", "Features"))}))
