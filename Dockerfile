@@ -4,6 +4,10 @@ FROM $BASE
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /opt/headway
 
+# Workers build their kernels for the processor they run on; Triton needs a compiler, too.
+RUN command -v g++ >/dev/null \
+    || { apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*; }
+
 # Dependencies first: this layer stays while only the code changes. TORCH picks another build,
 # for example a CUDA one.
 COPY pyproject.toml constraints.txt README.md ./

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.nn.functional import linear, silu
 
@@ -27,6 +29,8 @@ class Linear:
         self.bias = bias
         self._is_packed = _packs(weight)
         self._weight = packed(weight) if self._is_packed else weight
+        if self._is_packed:
+            self._packed_product, self._packed_sum = _operators()
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """The product of ``rows``."""
@@ -38,18 +42,14 @@ class Linear:
 
     def _product(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if self._is_packed:
-            product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-                rows, self._weight, bias, "none", [], ""
-            )
+            product: torch.Tensor = self._packed_product(rows, self._weight, bias, "none", [], "")
             return product
         return linear(rows, self._weight, bias)
 
     def added_to(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """``residual`` (rows, outputs) and the product of ``rows``."""
         if self._is_packed:
-            total: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(
-                rows, residual, self._weight, self.bias, "add"
-            )
+            total: torch.Tensor = self._packed_sum(rows, residual, self._weight, self.bias, "add")
             return total
         if self.bias is None:
             return torch.addmm(residual, rows, self._weight.t())
@@ -66,6 +66,7 @@ class GatedLinear:
         self.is_packed = _packs(gate[0])
         if self.is_packed:
             self._gate, self._up = packed(gate[0]), packed(up[0])
+            self._packed_product, self._packed_gating = _operators()
             self._biases = (gate[1], up[1])
         else:
             biases = [bias for _, bias in (gate, up) if bias is not None]
@@ -78,16 +79,19 @@ class GatedLinear:
             gate, up = self._joined(rows).chunk(2, -1)
             return silu(gate).mul_(up)
         gate_bias, up_bias = self._biases
-        operators = torch.ops.mkldnn
-        gate = operators._linear_pointwise(rows, self._gate, gate_bias, "swish", [], "")
-        gated: torch.Tensor = operators._linear_pointwise.binary(
-            rows, gate, self._up, up_bias, "mul"
-        )
+        gate = self._packed_product(rows, self._gate, gate_bias, "swish", [], "")
+        gated: torch.Tensor = self._packed_gating(rows, gate, self._up, up_bias, "mul")
         return gated
 
     def joined(self, rows: torch.Tensor) -> torch.Tensor:
         """Gates and ups side by side (rows, 2 * width), where they are not packed."""
         return self._joined(rows)
+
+
+def _operators() -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
+    """The product, and the one that ends by combining; each is called often: looked up once."""
+    operator = torch.ops.mkldnn._linear_pointwise
+    return operator.default, operator.binary
 
 
 def packed(weight: torch.Tensor) -> torch.Tensor:

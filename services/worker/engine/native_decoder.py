@@ -9,7 +9,8 @@ from torch.nn.functional import embedding
 
 from services.worker.engine.attention import PagedBatch, Reads, attend_prefills
 from services.worker.engine.decoder import Decoder, LayerWeights
-from services.worker.engine.native.operators import Operators
+from services.worker.engine.kv import KvPool
+from services.worker.engine.native.operators import Layer, Operators, Rows, Shape
 
 
 class NativeDecoder(Decoder):
@@ -22,15 +23,19 @@ class NativeDecoder(Decoder):
         super().__init__(network, config, max_model_len)
         self._eps = float(config.rms_norm_eps)
         self._operators = Operators(self._embedding.dtype)
+        self._paged: _PagedLayers | None = None
 
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, batch: PagedBatch
     ) -> torch.Tensor:
         """As the decoder's."""
         hidden = embedding(token_ids, self._embedding)
+        rows = Rows.of(self._cos, self._sin, positions, batch.slots, batch.contexts)
+        output = hidden.new_empty(len(hidden), self._num_heads * self._size)
         for index, layer in enumerate(self._layers):
-            hidden = self._attend(index, layer, hidden, positions, batch)
-            hidden = self._mlp(layer, hidden)
+            qkv = layer.qkv(self._normed(hidden, layer.input_norm))
+            self._attend(index, rows, qkv, batch, output)
+            hidden = self._mlp(layer, layer.output.added_to(hidden, output))
         return self._normed(hidden, self._norm)
 
     def _normed(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -44,35 +49,45 @@ class NativeDecoder(Decoder):
     def _attend(
         self,
         index: int,
-        layer: LayerWeights,
-        hidden: torch.Tensor,
-        positions: torch.Tensor,
+        rows: Rows,
+        qkv: torch.Tensor,
         batch: PagedBatch,
-    ) -> torch.Tensor:
-        keys, values = batch.pool.keys[index], batch.pool.values[index]
-        qkv = layer.qkv(self._normed(hidden, layer.input_norm))
-        self._operators.rope_store(
-            *(qkv, self._cos, self._sin, positions, batch.slots, keys, values),
-            num_heads=self._num_heads,
-            norms=None if layer.qk_norm is None else (layer.qk_norm[0], layer.qk_norm[-1]),
-            eps=self._eps,
-        )
-        output = qkv.new_empty(len(qkv), self._num_heads * self._size)
-        if batch.contexts is not None:
-            self._operators.decode_attention(
-                *(qkv, keys, values, batch.contexts.tables, batch.contexts.lengths, output),
-                num_heads=self._num_heads,
-                block_size=batch.pool.block_size,
-                scale=self._scale,
-            )
+        output: torch.Tensor,
+    ) -> None:
+        """Into ``output``, which is that of the layer before until here."""
+        paged = self._paged_in(batch.pool)
+        self._operators.store_and_attend(paged.shape, paged.layers[index], rows, qkv, output)
         if batch.prefills:
-            parts = attend_prefills(index, *self._heads(qkv), batch, self._scale)
+            heads = qkv.view(len(qkv), -1, self._size)
+            first, second = self._num_heads, self._num_heads + self._num_kv_heads
+            fresh = heads[:, :first], heads[:, first:second], heads[:, second:]
+            parts = attend_prefills(index, *fresh, batch, self._scale)
             for span, part in zip(batch.prefills, parts, strict=True):
                 output[span.first : span.stop] = part
-        return layer.output.added_to(hidden, output)
 
-    def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries, keys and values (rows, heads, size)."""
-        heads = qkv.view(len(qkv), -1, self._size)
-        first, second = self._num_heads, self._num_heads + self._num_kv_heads
-        return heads[:, :first], heads[:, first:second], heads[:, second:]
+    def _paged_in(self, pool: KvPool) -> _PagedLayers:
+        if self._paged is None or self._paged.pool is not pool:
+            shape = (self._num_heads, self._num_kv_heads, self._size, pool.block_size)
+            norms = [_norms(layer) for layer in self._layers]
+            self._paged = _PagedLayers(pool, Shape(*shape, self._scale, self._eps), norms)
+        return self._paged
+
+
+class _PagedLayers:
+    """What kernels are told of each layer over one pool."""
+
+    def __init__(
+        self,
+        pool: KvPool,
+        shape: Shape,
+        norms: list[tuple[torch.Tensor, torch.Tensor] | tuple[None, None]],
+    ) -> None:
+        self.pool = pool
+        self.shape = shape
+        planes = zip(norms, pool.keys, pool.values, strict=True)
+        self.layers = [Layer(*pair, keys, values) for pair, keys, values in planes]
+
+
+def _norms(layer: LayerWeights) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
+    """The one norm of all query heads and the one of all key heads."""
+    return (None, None) if layer.qk_norm is None else (layer.qk_norm[0], layer.qk_norm[-1])

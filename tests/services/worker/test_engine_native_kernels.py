@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.worker.engine.attention import Contexts
 from services.worker.engine.native.build import library
-from services.worker.engine.native.operators import Operators
+from services.worker.engine.native.operators import Layer, Operators, Rows, Shape
 from tests.services.worker.kernel_reference import (
     Pool,
     close,
@@ -45,10 +46,18 @@ def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return normal(*shape, dtype=dtype).cpu()
 
 
+def angles(size: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines of 50 positions, as the decoder keeps them."""
+    turns = torch.rand(50, size // 2) * 6
+    cos = torch.cat([turns.cos(), turns.cos()], -1)
+    sin = torch.cat([-turns.sin(), turns.sin()], -1)
+    return cos.to(dtype), sin.to(dtype)
+
+
 @many
 @given(
     lengths=st.lists(st.integers(1, 1500), min_size=1, max_size=5),
-    others=st.integers(0, 2),
+    num_others=st.integers(0, 2),
     num_kv_heads=st.integers(1, 3),
     grouped=st.sampled_from([1, 3, 7, 20]),
     size=head_sizes,
@@ -59,7 +68,7 @@ def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 )
 def test_decode_rows_attend_to_their_whole_contexts(
     lengths: list[int],
-    others: int,
+    num_others: int,
     num_kv_heads: int,
     grouped: int,
     size: int,
@@ -71,14 +80,20 @@ def test_decode_rows_attend_to_their_whole_contexts(
     torch.manual_seed(seed)
     pool = Pool.of(lengths, num_kv_heads, size, block_size, dtype).on("cpu")
     num_heads, num_rows = num_kv_heads * grouped, len(lengths)
-    qkv = random(num_rows + others, (num_heads + 2 * num_kv_heads) * size, dtype=dtype)
+    own = [pool.slots(n) for n in range(num_rows)]
+    free = sorted(set(range(len(pool.keys))) - set(torch.cat(own).tolist()))
+    slots = torch.tensor([int(each[-1]) for each in own] + free[:num_others])
+    qkv = random(len(slots), (num_heads + 2 * num_kv_heads) * size, dtype=dtype)
     output = torch.full((len(qkv), num_heads * size), 7.0, dtype=dtype)
+    contexts = Contexts(num_rows, pool.tables, pool.lengths, None)
+    positions = torch.randint(50, slots.shape)
     with num_threads(count):
-        Operators(dtype).decode_attention(
-            *(qkv, pool.keys, pool.values, pool.tables, pool.lengths, output),
-            num_heads=num_heads,
-            block_size=block_size,
-            scale=size**-0.5,
+        Operators(dtype).store_and_attend(
+            Shape(num_heads, num_kv_heads, size, block_size, size**-0.5, EPS),
+            Layer(None, None, pool.keys, pool.values),
+            Rows.of(*angles(size, dtype), positions, slots, contexts),
+            qkv,
+            output,
         )
     query = qkv.view(len(qkv), -1, size)[:num_rows, :num_heads]
     expected = [pool.attention(query[n : n + 1], n, size**-0.5) for n in range(num_rows)]
@@ -111,18 +126,17 @@ def test_rows_are_normed_rotated_and_stored(
     num_heads = num_kv_heads * grouped
     qkv = random(rows, (num_heads + 2 * num_kv_heads) * size, dtype=dtype)
     before = qkv.view(rows, -1, size).clone()
-    angles = torch.rand(50, size // 2) * 6
-    cos = torch.cat([angles.cos(), angles.cos()], -1).to(dtype)
-    sin = torch.cat([-angles.sin(), angles.sin()], -1).to(dtype)
+    cos, sin = angles(size, dtype)
     positions, slots = torch.randint(50, (rows,)), torch.randperm(64)[:rows]
     keys, values = torch.zeros(2, 64, num_kv_heads, size, dtype=dtype)
     norms = (random(size, dtype=dtype), random(size, dtype=dtype)) if with_norms else None
     with num_threads(count):
-        Operators(dtype).rope_store(
-            *(qkv, cos, sin, positions, slots, keys, values),
-            num_heads=num_heads,
-            norms=norms,
-            eps=EPS,
+        Operators(dtype).store_and_attend(
+            Shape(num_heads, num_kv_heads, size, 16, size**-0.5, EPS),
+            Layer(*(norms or (None, None)), keys, values),
+            Rows.of(cos, sin, positions, slots, None),
+            qkv,
+            torch.empty(0),
         )
     q, k, v = torch.split(before, [num_heads, num_kv_heads, num_kv_heads], 1)
     if norms is not None:
@@ -161,6 +175,37 @@ def test_silu_mul_gates_the_second_half(
     assert close(result, gate * gate.sigmoid() * up)
 
 
+@many
+@given(
+    rows=st.integers(1, 9),
+    width=st.integers(1, 5000),
+    num_values=st.integers(1, 400),
+    with_nan=st.booleans(),
+    count=threads,
+    dtype=dtypes,
+    seed=seeds,
+)
+def test_the_greatest_is_the_first_of_equals_and_a_nan_is_greater(
+    rows: int,
+    width: int,
+    num_values: int,
+    with_nan: bool,
+    count: int,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    torch.manual_seed(seed)
+    values = (torch.randint(num_values, (rows, width)) - num_values // 2).to(dtype)
+    values[torch.rand(rows, width) < 0.2] = float("-inf")
+    if with_nan:
+        values[torch.rand(rows, width) < 2 / width] = float("nan")
+    with num_threads(count):
+        found = Operators(dtype).greatest(values)
+    best = values.max(-1, keepdim=True).values
+    is_best = torch.where(best.isnan(), values.isnan(), values == best)
+    assert torch.equal(found, is_best.int().argmax(-1))
+
+
 @pytest.mark.parametrize("gate", [-3e38, -100.0, 100.0, 3e38])
 def test_a_gate_far_out_is_shut_or_open(gate: float) -> None:
     result = Operators(torch.float32).silu_mul(torch.tensor([[gate, 1.0]]))
@@ -173,13 +218,14 @@ def test_what_is_no_number_stays_none(dtype: torch.dtype, wrong: float) -> None:
     operators = Operators(dtype)
     pool = Pool.of([70], 1, 64, 16, dtype).on("cpu")
     pool.keys[pool.slots(0)[40]] = wrong
-    output = torch.empty(1, 64, dtype=dtype)
-    operators.decode_attention(
-        *(torch.ones(1, 192, dtype=dtype), pool.keys, pool.values, pool.tables, pool.lengths),
+    output, slots = torch.empty(1, 64, dtype=dtype), pool.slots(0)[-1:]
+    contexts = Contexts(1, pool.tables, pool.lengths, None)
+    operators.store_and_attend(
+        Shape(1, 1, 64, 16, 1.0, EPS),
+        Layer(None, None, pool.keys, pool.values),
+        Rows.of(*angles(64, dtype), torch.tensor([3]), slots, contexts),
+        torch.ones(1, 192, dtype=dtype),
         output,
-        num_heads=1,
-        block_size=16,
-        scale=1.0,
     )
     assert not bool(output.isfinite().any())
     rows = torch.tensor([[1.0, wrong]], dtype=dtype)

@@ -1,4 +1,4 @@
-"""Builds ``layer.cpp`` for the processor that it will run on, once, and loads it.
+"""Builds ``kernels.cpp`` for the processor that it will run on, once, and loads it.
 
 As Triton does for a GPU, at the first start; what was built is kept in the user's cache.
 """
@@ -19,7 +19,8 @@ from pathlib import Path
 
 import structlog
 
-_SOURCE = Path(__file__).with_name("layer.cpp")
+_FOLDER = Path(__file__).parent
+_SOURCE = _FOLDER / "kernels.cpp"
 _FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
@@ -75,7 +76,7 @@ def _own_folder() -> Path:
 
 def _built(command: tuple[str, ...], folder: Path) -> Path:
     """The library in that folder, built if it is not there."""
-    built = folder / f"layer-{_fingerprint(command)}.so"
+    built = folder / f"kernels-{_fingerprint(command)}.so"
     if not built.exists():
         with tempfile.NamedTemporaryFile(dir=folder, suffix=".so", delete=False) as scratch:
             pass
@@ -94,8 +95,10 @@ def _built(command: tuple[str, ...], folder: Path) -> Path:
 
 
 def _fingerprint(command: tuple[str, ...]) -> str:
-    """Of the source, of how it is built, and of the processor: a cache may be shared."""
-    about = hashlib.sha256(_SOURCE.read_bytes())
+    """Of the sources, of how they are built, and of the processor: a cache may be shared."""
+    about = hashlib.sha256()
+    for source in (_SOURCE, *sorted(_FOLDER.glob("*.h"))):
+        about.update(source.read_bytes())
     for part in (*command, sys.platform, platform.machine(), _processor()):
         about.update(part.encode() + b"\0")
     return about.hexdigest()[:16]

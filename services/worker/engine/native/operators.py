@@ -1,4 +1,4 @@
-"""The kernels of ``layer.cpp`` over tensors: contiguous, on a CPU, all of one dtype.
+"""The kernels of ``kernels.cpp`` over tensors: contiguous, on a CPU, all of one dtype.
 
 Their threads are torch's (``torch.set_num_threads``).
 """
@@ -11,16 +11,74 @@ from typing import Any
 
 import torch
 
+from services.worker.engine.attention import Contexts
 from services.worker.engine.native.build import library
 
-_POINTER, _COUNT, _FLOAT, _THREADS = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
+_POINTER, _COUNT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _ARGUMENTS = {
-    "rms_norm": [*[_POINTER] * 3, *[_COUNT] * 2, _FLOAT, _THREADS],
-    "silu_mul": [*[_POINTER] * 2, *[_COUNT] * 2, _THREADS],
-    "rope_store": [*[_POINTER] * 9, *[_COUNT] * 4, _FLOAT, _THREADS],
-    "decode_attention": [*[_POINTER] * 6, *[_COUNT] * 6, _FLOAT, _THREADS],
+    "rms_norm": [_POINTER, _POINTER, _POINTER, _COUNT, _COUNT, _FLOAT, _COUNT],
+    "silu_mul": [_POINTER, _POINTER, _COUNT, _COUNT, _COUNT],
+    "greatest": [_POINTER, _POINTER, _COUNT, _COUNT, _COUNT],
+    "store_and_attend": [_POINTER] * 5,
 }
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+
+class _Structure(ctypes.Structure):
+    """One of ``structures.h``; it keeps what its pointers point to."""
+
+    def __init__(self, *fields: torch.Tensor | int | float | None) -> None:
+        self.held = fields
+        addresses = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in fields]
+        super().__init__(*addresses)
+        self.address = ctypes.addressof(self)
+
+
+class Shape(_Structure):
+    """Of attention: heads, KV heads, head size, tokens per block, the scale of scores, the norms'
+    epsilon.
+    """
+
+    _fields_ = (
+        *((name, _COUNT) for name in ("num_heads", "num_kv_heads", "size", "block_size")),
+        *((name, _FLOAT) for name in ("scale", "eps")),
+    )
+
+
+class Layer(_Structure):
+    """Weights (size,) of an RMSNorm over each query and each key head or None, and the layer's
+    keys and values (slots, KV heads, size).
+    """
+
+    _fields_ = tuple((name, _POINTER) for name in ("query_norm", "key_norm", "keys", "values"))
+
+
+class Rows(_Structure):
+    """A pass: ``cos`` and ``sin`` (positions, size), of which the second halves are read; int64
+    ``positions`` and ``slots`` (rows,); int32 ``tables`` (decodes, blocks) and ``lengths``
+    (decodes,), at least 1 each, of the first rows, or None.
+    """
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("cos", "sin", "positions", "slots", "tables", "lengths")),
+        *((name, _COUNT) for name in ("num_rows", "num_decodes", "num_columns", "num_threads")),
+    )
+
+    @staticmethod
+    def of(
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        contexts: Contexts | None,
+    ) -> Rows:
+        """``contexts`` are those of the decodes alone."""
+        threads = torch.get_num_threads()
+        if contexts is None:
+            return Rows(cos, sin, positions, slots, None, None, len(positions), 0, 0, threads)
+        tables, lengths = contexts.tables, contexts.lengths
+        counts = (len(positions), *tables.shape, threads)
+        return Rows(cos, sin, positions, slots, tables, lengths, *counts)
 
 
 class Operators:
@@ -32,8 +90,8 @@ class Operators:
             raise RuntimeError(f"no kernels for {dtype} on this machine")
         self._rms_norm = _function(loaded, "rms_norm", dtype)
         self._silu_mul = _function(loaded, "silu_mul", dtype)
-        self._rope_store = _function(loaded, "rope_store", dtype)
-        self._decode_attention = _function(loaded, "decode_attention", dtype)
+        self._greatest = _function(loaded, "greatest", dtype)
+        self._store_and_attend = _function(loaded, "store_and_attend", dtype)
 
     @staticmethod
     def serve(dtype: torch.dtype, device: torch.device) -> bool:
@@ -56,60 +114,25 @@ class Operators:
         self._silu_mul(gate_up.data_ptr(), gated.data_ptr(), rows, width, torch.get_num_threads())
         return gated
 
-    def rope_store(
-        self,
-        qkv: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        *,
-        num_heads: int,
-        norms: tuple[torch.Tensor, torch.Tensor] | None,
-        eps: float,
-    ) -> None:
-        """Rotate queries and keys where they are, and store keys and values.
-
-        ``qkv`` (rows, (heads + 2 KV heads) · size) has queries, keys, values in this order.
-        ``cos`` and ``sin`` are (positions, size), of which the second halves are read.
-        ``positions`` and ``slots`` (rows,) are int64, ``keys`` and ``values`` (slots, KV heads,
-        size). ``norms`` are the (size,) weights of an RMSNorm over each query and each key head
-        before the rotation.
+    def greatest(self, rows: torch.Tensor) -> torch.Tensor:
+        """Where each row's greatest is, the first of equals (rows,), of ``rows`` (rows, size); a
+        NaN is the greatest.
         """
-        _, num_kv_heads, size = keys.shape
-        query_norm, key_norm = (each.data_ptr() for each in norms) if norms else (None, None)
-        self._rope_store(
-            *(qkv.data_ptr(), cos.data_ptr(), sin.data_ptr()),
-            *(positions.data_ptr(), slots.data_ptr(), query_norm, key_norm),
-            *(keys.data_ptr(), values.data_ptr(), len(qkv), num_heads, num_kv_heads, size),
-            *(eps, torch.get_num_threads()),
-        )
+        places = torch.empty(len(rows), dtype=torch.int64)
+        self._greatest(rows.data_ptr(), places.data_ptr(), *rows.shape, torch.get_num_threads())
+        return places
 
-    def decode_attention(
-        self,
-        qkv: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        tables: torch.Tensor,
-        lengths: torch.Tensor,
-        output: torch.Tensor,
-        *,
-        num_heads: int,
-        block_size: int,
-        scale: float,
+    def store_and_attend(
+        self, shape: Shape, layer: Layer, rows: Rows, qkv: torch.Tensor, output: torch.Tensor
     ) -> None:
-        """Attention of the first rows' queries over their contexts, into ``output``'s first rows.
+        """Norm and rotate queries and keys where they are, store keys and values, and attend.
 
-        ``tables`` (requests, blocks) and ``lengths`` (requests,), at least 1 each, are int32; a
-        context includes the row's own token, stored before. ``output`` is (rows, heads · size).
+        ``qkv`` (rows, (heads + 2 KV heads) · size) has queries, keys, values in this order. Only
+        the rows with tables attend, into ``output`` (rows, heads · size); a context includes the
+        row's own token.
         """
-        _, num_kv_heads, size = keys.shape
-        self._decode_attention(
-            *(qkv.data_ptr(), keys.data_ptr(), values.data_ptr(), tables.data_ptr()),
-            *(lengths.data_ptr(), output.data_ptr(), *tables.shape),
-            *(num_heads, num_kv_heads, size, block_size, scale, torch.get_num_threads()),
+        self._store_and_attend(
+            shape.address, layer.address, rows.address, qkv.data_ptr(), output.data_ptr()
         )
 
 

@@ -1,0 +1,28 @@
+// What a decoder does between its matrix products, on a CPU.
+//
+// Everything is computed in float and rounded once, to the model's dtype. Nothing is checked here:
+// operators.py does that. Built by build.py with OpenMP, whose threads are torch's own.
+#include "attention.h"
+#include "rows.h"
+
+#define KERNELS_FOR(T, name)                                                                      \
+  extern "C" void rms_norm_##name(const T* rows, const T* weight, T* to, int64_t num_rows,        \
+                                  int64_t size, float eps, int64_t num_threads) {                 \
+    rms_norm(rows, weight, to, num_rows, size, eps, num_threads);                                 \
+  }                                                                                               \
+  extern "C" void silu_mul_##name(const T* gate_up, T* to, int64_t num_rows, int64_t width,       \
+                                  int64_t num_threads) {                                          \
+    silu_mul(gate_up, to, num_rows, width, num_threads);                                          \
+  }                                                                                               \
+  extern "C" void greatest_##name(const T* rows, int64_t* to, int64_t num_rows, int64_t size,     \
+                                  int64_t num_threads) {                                          \
+    greatest(rows, to, num_rows, size, num_threads);                                              \
+  }                                                                                               \
+  extern "C" void store_and_attend_##name(const Shape* shape, const Layer* layer,                 \
+                                          const Rows* rows, T* qkv, T* to) {                      \
+    rope_store(*shape, *layer, *rows, qkv);                                                       \
+    attend(*shape, *layer, *rows, qkv, to);                                                       \
+  }
+
+KERNELS_FOR(float, float32)
+KERNELS_FOR(bf16, bfloat16)
