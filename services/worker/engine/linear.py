@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import linear, silu
 
+from services.worker.engine.native.product import FewRows
+
 ROWS_PACKED_FOR = 32
 """oneDNN lays weights out for this many rows; measured, that is near the best for 1 to 512."""
 
@@ -31,6 +33,11 @@ class Linear:
         self._weight = packed(weight) if self._is_packed else weight
         if self._is_packed:
             self._packed_product, self._packed_sum = _operators()
+        self._few: FewRows | None = None
+
+    def compile(self) -> None:
+        """From now on take compiled kernels where there are any for this matrix."""
+        self._few = FewRows.of(self._weight) if self._is_packed else None
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """The product of ``rows``."""
@@ -41,6 +48,8 @@ class Linear:
         return self._product(rows, None)
 
     def _product(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if self._few is not None and self._few.takes(rows):
+            return self._few.product(rows, bias)
         if self._is_packed:
             product: torch.Tensor = self._packed_product(rows, self._weight, bias, "none", [], "")
             return product
@@ -48,6 +57,8 @@ class Linear:
 
     def added_to(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """``residual`` (rows, outputs) and the product of ``rows``."""
+        if self._few is not None and self._few.takes(rows):
+            return self._few.product(rows, self.bias, residual)
         if self._is_packed:
             total: torch.Tensor = self._packed_sum(rows, residual, self._weight, self.bias, "add")
             return total
@@ -63,6 +74,7 @@ class GatedLinear:
     """
 
     def __init__(self, gate: Weights, up: Weights) -> None:
+        self._few: FewRows | None = None
         self.is_packed = _packs(gate[0])
         if self.is_packed:
             self._gate, self._up = packed(gate[0]), packed(up[0])
@@ -73,12 +85,18 @@ class GatedLinear:
             bias = torch.cat(biases) if biases else None
             self._joined = Linear(torch.cat([gate[0], up[0]]), bias)
 
+    def compile(self) -> None:
+        """From now on take compiled kernels where there are any for these matrices."""
+        self._few = FewRows.of(self._gate, self._up) if self.is_packed else None
+
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """(rows, width) of ``rows`` (rows, inputs)."""
         if not self.is_packed:
             gate, up = self._joined(rows).chunk(2, -1)
             return silu(gate).mul_(up)
         gate_bias, up_bias = self._biases
+        if self._few is not None and self._few.takes(rows):
+            return self._few.gated(rows, gate_bias, up_bias)
         gate = self._packed_product(rows, self._gate, gate_bias, "swish", [], "")
         gated: torch.Tensor = self._packed_gating(rows, gate, self._up, up_bias, "mul")
         return gated

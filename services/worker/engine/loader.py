@@ -18,6 +18,7 @@ from services.worker.engine.decoder import Decoder
 from services.worker.engine.decoders import Kernels, decoder_class
 from services.worker.engine.kv import DTYPES, KvShape
 from services.worker.engine.linear import Linear
+from services.worker.engine.native_decoder import NativeDecoder
 from services.worker.engine.network_decoder import NetworkDecoder
 from services.worker.engine.quantization import quantization_config
 from services.worker.engine.screened_head import ScreenedHead
@@ -131,8 +132,11 @@ def take_model(
     config, kv_shape = network.config, _kv_shape(network)
     screen = _screen(network) if screens and group_size() == 1 else None
     make_decoder = decoder_class(kernels, network.dtype, network.device)
+    lm_head = Linear(whole(network.get_output_embeddings().weight.data))
+    if make_decoder is NativeDecoder:
+        lm_head.compile()
     return LoadedModel(
-        lm_head=Linear(whole(network.get_output_embeddings().weight.data)),
+        lm_head=lm_head,
         decoder=make_decoder(network, config, longest(config)),
         kv_shape=kv_shape,
         vocab_size=config.vocab_size,

@@ -24,6 +24,9 @@ class NativeDecoder(Decoder):
         self._eps = float(config.rms_norm_eps)
         self._operators = Operators(self._embedding.dtype)
         self._paged: _PagedLayers | None = None
+        for layer in self._layers:
+            for each in (layer.qkv, layer.output, layer.gated, layer.down):
+                each.compile()
 
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, batch: PagedBatch

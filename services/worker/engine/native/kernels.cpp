@@ -3,6 +3,7 @@
 // Everything is computed in float and rounded once, to the model's dtype. Nothing is checked here:
 // operators.py does that. Built by build.py with OpenMP, whose threads are torch's own.
 #include "attention.h"
+#include "product.h"
 #include "rows.h"
 
 #define KERNELS_FOR(T, name)                                                                      \
@@ -26,3 +27,19 @@
 
 KERNELS_FOR(float, float32)
 KERNELS_FOR(bf16, bfloat16)
+
+extern "C" int may_multiply_bfloat16() { return may_multiply(); }
+
+extern "C" void product_bfloat16(const bf16* rows, const char* weights, const bf16* bias,
+                                 const bf16* residual, bf16* to, int64_t num_rows,
+                                 int64_t num_inputs, int64_t num_outputs, int64_t num_threads) {
+  product(rows, weights, bias, residual, to, num_rows, num_inputs, num_outputs, num_threads);
+}
+
+extern "C" void gated_product_bfloat16(const bf16* rows, const char* gates, const bf16* gate_bias,
+                                       const char* ups, const bf16* up_bias, bf16* to,
+                                       int64_t num_rows, int64_t num_inputs, int64_t num_outputs,
+                                       int64_t num_threads) {
+  gated_product(rows, gates, gate_bias, ups, up_bias, to, num_rows, num_inputs, num_outputs,
+                num_threads);
+}
