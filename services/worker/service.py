@@ -141,6 +141,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             role=config.role,
             model=self.model_name,
             dtype=backend.dtype_name,
+            kernels=backend.kernels,
             num_blocks=info.num_blocks,
             max_model_len=info.max_model_len,
         )

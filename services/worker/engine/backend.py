@@ -74,6 +74,7 @@ class TorchBackend:
         self.num_kv_heads = pool.shape.num_kv_heads
         self.head_dim = pool.shape.head_dim
         self.dtype_name = pool.shape.dtype
+        self.kernels = model.decoder.kernels
         self.kv_bytes_per_token = pool.shape.bytes_per_token
 
     @classmethod

@@ -44,6 +44,7 @@ class LayerWeights:
 class Decoder:
     """Token ids to hidden states, keys and values into the paged pool on the way."""
 
+    kernels = "torch"
     reads = Reads.SLOTS  # what batches it needs
 
     def __init__(self, network: Any, config: Any, max_model_len: int) -> None:

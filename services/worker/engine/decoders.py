@@ -9,7 +9,7 @@ import torch
 
 from headway.errors import Code, HeadwayError
 from services.worker.engine.decoder import Decoder
-from services.worker.engine.native.operators import Operators
+from services.worker.engine.native.operators import operators_for
 from services.worker.engine.native_decoder import NativeDecoder
 
 Kernels = Literal["auto", "triton", "native", "torch"]
@@ -24,7 +24,7 @@ def decoder_class(kernels: Kernels, dtype: torch.dtype, device: torch.device) ->
     if kernels == "torch":
         return Decoder
     if kernels == "native":
-        if Operators.serve(dtype, device):
+        if operators_for(dtype, device) is not None:
             return NativeDecoder
         needs = "a CPU, float32 or bfloat16, and a C++ compiler (g++)"
         raise _not_here(kernels, needs)
@@ -36,7 +36,7 @@ def decoder_class(kernels: Kernels, dtype: torch.dtype, device: torch.device) ->
 def _best(dtype: torch.dtype, device: torch.device) -> type[Decoder]:
     if device.type == "cuda":
         return _triton()
-    return NativeDecoder if Operators.serve(dtype, device) else Decoder
+    return Decoder if operators_for(dtype, device) is None else NativeDecoder
 
 
 def _triton() -> type[Decoder]:

@@ -30,6 +30,7 @@ INTERPRETED_PROCESSORS = 4
 class KernelDecoder(Decoder):
     """Needs batches with ``contexts``."""
 
+    kernels = "triton"
     reads = Reads.TABLES
 
     def __init__(self, network: Any, config: Any, max_model_len: int) -> None:

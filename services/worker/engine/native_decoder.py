@@ -10,19 +10,22 @@ from torch.nn.functional import embedding
 from services.worker.engine.attention import PagedBatch, Reads, attend_prefills
 from services.worker.engine.decoder import Decoder, LayerWeights
 from services.worker.engine.kv import KvPool
-from services.worker.engine.native.operators import Layer, Operators, Rows, Shape
+from services.worker.engine.native.operators import Layer, Rows, Shape, operators_for
 
 
 class NativeDecoder(Decoder):
     """Needs batches whose decode rows have ``contexts``; prompts attend as the decoder's do."""
 
+    kernels = "native"
     reads = Reads.DECODES_BY_TABLE
 
     def __init__(self, network: Any, config: Any, max_model_len: int) -> None:
         """Takes the weights out of a transformers model, which is of no use afterwards."""
         super().__init__(network, config, max_model_len)
         self._eps = float(config.rms_norm_eps)
-        self._operators = Operators(self._embedding.dtype)
+        compiled = operators_for(self._embedding.dtype, self._embedding.device)
+        assert compiled is not None, "decoder_class chose this one without kernels"
+        self._operators = compiled
         self._paged: _PagedLayers | None = None
         for layer in self._layers:
             for each in (layer.qkv, layer.output, layer.gated, layer.down):

@@ -13,6 +13,7 @@ from services.worker.engine.kv import KvPool
 class NetworkDecoder:
     """What :class:`Decoder` does, operator by operator as the model's authors wrote it."""
 
+    kernels = "modules"
     reads = Reads.SLOTS
 
     def __init__(self, network: Any) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from headway.forward_pass import PassItem
 from headway.request import SamplingParams, TokenLogprobs
-from services.worker.engine.native.operators import Operators
+from services.worker.engine.native.operators import operators_for
 from services.worker.engine.penalties import adjust
 from services.worker.engine.uniform import uniform
 
@@ -54,8 +54,9 @@ def greatest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     A NaN is the greatest. Without a kernel the greatest of each part of a large vocabulary are
     found first: on a CPU a search for a value alone is several times faster than one for its place.
     """
-    if Operators.serve(logits.dtype, logits.device):
-        tokens = Operators(logits.dtype).greatest(logits.contiguous())
+    compiled = operators_for(logits.dtype, logits.device)
+    if compiled is not None:
+        tokens = compiled.greatest(logits.contiguous())
         return logits.gather(-1, tokens[:, None])[:, 0], tokens
     num_whole = logits.shape[-1] // _PART * _PART
     if logits.device.type != "cpu" or num_whole < _MIN_PARTED:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from services.worker.engine.attention import Contexts
 from services.worker.engine.native.build import library
-from services.worker.engine.native.operators import Layer, Operators, Rows, Shape
+from services.worker.engine.native.operators import Layer, Operators, Rows, Shape, operators_for
 from tests.services.worker.kernel_reference import (
     Pool,
     close,
@@ -40,6 +40,12 @@ def num_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def operators(dtype: torch.dtype) -> Operators:
+    found = operators_for(dtype, torch.device("cpu"))
+    assert found is not None
+    return found
 
 
 def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -88,7 +94,7 @@ def test_decode_rows_attend_to_their_whole_contexts(
     contexts = Contexts(num_rows, pool.tables, pool.lengths, None)
     positions = torch.randint(50, slots.shape)
     with num_threads(count):
-        Operators(dtype).store_and_attend(
+        operators(dtype).store_and_attend(
             Shape(num_heads, num_kv_heads, size, block_size, size**-0.5, EPS),
             Layer(None, None, pool.keys, pool.values),
             Rows.of(*angles(size, dtype), positions, slots, contexts),
@@ -131,7 +137,7 @@ def test_rows_are_normed_rotated_and_stored(
     keys, values = torch.zeros(2, 64, num_kv_heads, size, dtype=dtype)
     norms = (random(size, dtype=dtype), random(size, dtype=dtype)) if with_norms else None
     with num_threads(count):
-        Operators(dtype).store_and_attend(
+        operators(dtype).store_and_attend(
             Shape(num_heads, num_kv_heads, size, 16, size**-0.5, EPS),
             Layer(*(norms or (None, None)), keys, values),
             Rows.of(cos, sin, positions, slots, None),
@@ -158,7 +164,7 @@ def test_norms_are_root_mean_square_norms(
     torch.manual_seed(seed)
     hidden, weight = random(rows, width, dtype=dtype), random(width, dtype=dtype)
     with num_threads(count):
-        result = Operators(dtype).rms_norm(hidden, weight, EPS)
+        result = operators(dtype).rms_norm(hidden, weight, EPS)
     assert close(result, normed(hidden, weight, EPS))
 
 
@@ -171,7 +177,7 @@ def test_silu_mul_gates_the_second_half(
     gate_up = random(rows, 2 * width, dtype=dtype)
     gate, up = gate_up.double().chunk(2, -1)
     with num_threads(count):
-        result = Operators(dtype).silu_mul(gate_up)
+        result = operators(dtype).silu_mul(gate_up)
     assert close(result, gate * gate.sigmoid() * up)
 
 
@@ -200,7 +206,7 @@ def test_the_greatest_is_the_first_of_equals_and_a_nan_is_greater(
     if with_nan:
         values[torch.rand(rows, width) < 2 / width] = float("nan")
     with num_threads(count):
-        found = Operators(dtype).greatest(values)
+        found = operators(dtype).greatest(values)
     best = values.max(-1, keepdim=True).values
     is_best = torch.where(best.isnan(), values.isnan(), values == best)
     assert torch.equal(found, is_best.int().argmax(-1))
@@ -208,19 +214,19 @@ def test_the_greatest_is_the_first_of_equals_and_a_nan_is_greater(
 
 @pytest.mark.parametrize("gate", [-3e38, -100.0, 100.0, 3e38])
 def test_a_gate_far_out_is_shut_or_open(gate: float) -> None:
-    result = Operators(torch.float32).silu_mul(torch.tensor([[gate, 1.0]]))
+    result = operators(torch.float32).silu_mul(torch.tensor([[gate, 1.0]]))
     assert result.item() == pytest.approx(max(gate, 0.0), rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_what_is_no_number_stays_none(dtype: torch.dtype, wrong: float) -> None:
-    operators = Operators(dtype)
+    compiled = operators(dtype)
     pool = Pool.of([70], 1, 64, 16, dtype).on("cpu")
     pool.keys[pool.slots(0)[40]] = wrong
     output, slots = torch.empty(1, 64, dtype=dtype), pool.slots(0)[-1:]
     contexts = Contexts(1, pool.tables, pool.lengths, None)
-    operators.store_and_attend(
+    compiled.store_and_attend(
         Shape(1, 1, 64, 16, 1.0, EPS),
         Layer(None, None, pool.keys, pool.values),
         Rows.of(*angles(64, dtype), torch.tensor([3]), slots, contexts),
@@ -229,5 +235,5 @@ def test_what_is_no_number_stays_none(dtype: torch.dtype, wrong: float) -> None:
     )
     assert not bool(output.isfinite().any())
     rows = torch.tensor([[1.0, wrong]], dtype=dtype)
-    assert not bool(operators.rms_norm(rows, torch.ones(2, dtype=dtype), EPS)[0, 1].isfinite())
-    assert not bool(operators.silu_mul(rows.flip(1))[0].isfinite())
+    assert not bool(compiled.rms_norm(rows, torch.ones(2, dtype=dtype), EPS)[0, 1].isfinite())
+    assert not bool(compiled.silu_mul(rows.flip(1))[0].isfinite())

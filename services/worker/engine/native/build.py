@@ -46,7 +46,7 @@ def _load() -> ctypes.CDLL:
     command = (*_compiler(), *_FLAGS)
     try:
         folder = _own_folder()
-    except OSError:  # nowhere to keep it
+    except (OSError, RuntimeError):  # nowhere to keep it, no home
         with tempfile.TemporaryDirectory() as name:
             return ctypes.CDLL(str(_built(command, Path(name))))
     return ctypes.CDLL(str(_built(command, folder)))

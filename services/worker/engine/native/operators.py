@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -82,21 +83,13 @@ class Rows(_Structure):
 
 
 class Operators:
-    """Of one dtype. Raises RuntimeError where ``serve`` says that there are none."""
+    """Of one dtype: see ``operators_for``."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        loaded = library() if dtype in _DTYPES else None
-        if loaded is None:
-            raise RuntimeError(f"no kernels for {dtype} on this machine")
+    def __init__(self, loaded: ctypes.CDLL, dtype: torch.dtype) -> None:
         self._rms_norm = _function(loaded, "rms_norm", dtype)
         self._silu_mul = _function(loaded, "silu_mul", dtype)
         self._greatest = _function(loaded, "greatest", dtype)
         self._store_and_attend = _function(loaded, "store_and_attend", dtype)
-
-    @staticmethod
-    def serve(dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether there are any: not for float16, nor without a compiler."""
-        return device.type == "cpu" and dtype in _DTYPES and library() is not None
 
     def rms_norm(self, rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """``x / sqrt(mean(x²) + eps) · weight`` for each of ``rows`` (rows, size)."""
@@ -134,6 +127,17 @@ class Operators:
         self._store_and_attend(
             shape.address, layer.address, rows.address, qkv.data_ptr(), output.data_ptr()
         )
+
+
+def operators_for(dtype: torch.dtype, device: torch.device) -> Operators | None:
+    """None where there are none: on a GPU, for float16, and without a compiler."""
+    loaded = library() if device.type == "cpu" and dtype in _DTYPES else None
+    return None if loaded is None else _made(loaded, dtype)
+
+
+@cache
+def _made(loaded: ctypes.CDLL, dtype: torch.dtype) -> Operators:
+    return Operators(loaded, dtype)
 
 
 def _function(loaded: ctypes.CDLL, name: str, dtype: torch.dtype) -> Callable[..., Any]:
