@@ -170,7 +170,8 @@ class TorchBackend:
             tokens = screen.greatest(states)
             if tokens is not None:
                 return [(token, None) for token in tokens.tolist()]
-        return draw(self._model.lm_head(states), items, self.eos_token_ids)
+        logits = self._model.lm_head(states)
+        return draw(logits, items, self.eos_token_ids, self._model.decoder.greatest)
 
     def follow(self) -> None:
         """Run the passes of the process that leads this group, until that one is closed."""

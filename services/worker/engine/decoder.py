@@ -17,6 +17,7 @@ from torch.nn.functional import embedding
 from services.worker.engine.attention import PagedBatch, Reads, attend
 from services.worker.engine.kv import KvPool
 from services.worker.engine.linear import GatedLinear, Linear, Weights
+from services.worker.engine.sampler import greatest
 from services.worker.engine.tensor_parallel import (
     SummedLinear,
     group_size,
@@ -45,6 +46,8 @@ class Decoder:
     """Token ids to hidden states, keys and values into the paged pool on the way."""
 
     kernels = "torch"
+    multiplies_few_rows = False  # by kernels of its own
+    greatest = staticmethod(greatest)
     reads = Reads.SLOTS  # what batches it needs
 
     def __init__(self, network: Any, config: Any, max_model_len: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from typing import Literal
 
@@ -28,15 +29,20 @@ def decoder_class(kernels: Kernels, dtype: torch.dtype, device: torch.device) ->
             return NativeDecoder
         needs = "a CPU, float32 or bfloat16, and a C++ compiler (g++)"
         raise _not_here(kernels, needs)
-    if find_spec("triton") is None:
-        raise _not_here(kernels, "triton: pip install triton")
+    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if not _has_triton() or not (device.type == "cuda" or is_interpreted):
+        raise _not_here(kernels, "a GPU and triton (pip install triton)")
     return _triton()
 
 
 def _best(dtype: torch.dtype, device: torch.device) -> type[Decoder]:
     if device.type == "cuda":
-        return _triton()
+        return _triton() if _has_triton() else Decoder
     return Decoder if operators_for(dtype, device) is None else NativeDecoder
+
+
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 def _triton() -> type[Decoder]:

@@ -35,7 +35,7 @@ class Linear:
             self._packed_product, self._packed_sum = _operators()
         self._few: FewRows | None = None
 
-    def compile(self) -> None:
+    def take_few_rows(self) -> None:
         """From now on take compiled kernels where there are any for this matrix."""
         self._few = FewRows.of(self._weight) if self._is_packed else None
 
@@ -85,7 +85,7 @@ class GatedLinear:
             bias = torch.cat(biases) if biases else None
             self._joined = Linear(torch.cat([gate[0], up[0]]), bias)
 
-    def compile(self) -> None:
+    def take_few_rows(self) -> None:
         """From now on take compiled kernels where there are any for these matrices."""
         self._few = FewRows.of(self._gate, self._up) if self.is_packed else None
 

@@ -18,7 +18,6 @@ from services.worker.engine.decoder import Decoder
 from services.worker.engine.decoders import Kernels, decoder_class
 from services.worker.engine.kv import DTYPES, KvShape
 from services.worker.engine.linear import Linear
-from services.worker.engine.native_decoder import NativeDecoder
 from services.worker.engine.network_decoder import NetworkDecoder
 from services.worker.engine.quantization import quantization_config
 from services.worker.engine.screened_head import ScreenedHead
@@ -69,6 +68,9 @@ def load_model(
     refuse_unsupported(config)
     if max_model_len is not None:
         refuse_length(config, max_model_len)
+    if quantization and kernels not in ("auto", "torch"):
+        message = f"quantised weights have no {kernels!r} kernels: leave kernels at 'auto'"
+        raise HeadwayError(Code.FAILED_PRECONDITION, message, param="kernels")
     how = _placement(config, device, quantization)
     chosen = _dtype_name(config, dtype)
     cast(Any, transformers_logging).disable_progress_bar()
@@ -133,8 +135,8 @@ def take_model(
     screen = _screen(network) if screens and group_size() == 1 else None
     make_decoder = decoder_class(kernels, network.dtype, network.device)
     lm_head = Linear(whole(network.get_output_embeddings().weight.data))
-    if make_decoder is NativeDecoder:
-        lm_head.compile()
+    if make_decoder.multiplies_few_rows:
+        lm_head.take_few_rows()
     return LoadedModel(
         lm_head=lm_head,
         decoder=make_decoder(network, config, longest(config)),

@@ -10,13 +10,15 @@ from torch.nn.functional import embedding
 from services.worker.engine.attention import PagedBatch, Reads, attend_prefills
 from services.worker.engine.decoder import Decoder, LayerWeights
 from services.worker.engine.kv import KvPool
-from services.worker.engine.native.operators import Layer, Rows, Shape, operators_for
+from services.worker.engine.native.operators import Layer, Rows, Shape, greatest, operators_for
 
 
 class NativeDecoder(Decoder):
     """Needs batches whose decode rows have ``contexts``; prompts attend as the decoder's do."""
 
     kernels = "native"
+    multiplies_few_rows = True
+    greatest = staticmethod(greatest)
     reads = Reads.DECODES_BY_TABLE
 
     def __init__(self, network: Any, config: Any, max_model_len: int) -> None:
@@ -29,7 +31,7 @@ class NativeDecoder(Decoder):
         self._paged: _PagedLayers | None = None
         for layer in self._layers:
             for each in (layer.qkv, layer.output, layer.gated, layer.down):
-                each.compile()
+                each.take_few_rows()
 
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, batch: PagedBatch

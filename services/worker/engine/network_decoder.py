@@ -8,12 +8,14 @@ import torch
 
 from services.worker.engine.attention import PagedBatch, Reads
 from services.worker.engine.kv import KvPool
+from services.worker.engine.sampler import greatest
 
 
 class NetworkDecoder:
     """What :class:`Decoder` does, operator by operator as the model's authors wrote it."""
 
     kernels = "modules"
+    greatest = staticmethod(greatest)
     reads = Reads.SLOTS
 
     def __init__(self, network: Any) -> None:

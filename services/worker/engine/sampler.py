@@ -8,13 +8,12 @@ uniform lies within as much of a boundary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from headway.forward_pass import PassItem
 from headway.request import SamplingParams, TokenLogprobs
-from services.worker.engine.native.operators import operators_for
 from services.worker.engine.penalties import adjust
 from services.worker.engine.uniform import uniform
 
@@ -24,40 +23,15 @@ _PART = 128
 _MIN_PARTED = 4096
 
 Drawn = tuple[int, TokenLogprobs | None]
-
-
-def draw(
-    logits: torch.Tensor, items: Sequence[PassItem], eos_token_ids: Sequence[int]
-) -> list[Drawn]:
-    """A token for each row (rows, vocabulary); -1 where the row's greatest is no finite number."""
-    best, tokens = greatest(logits)
-    finite = best.isfinite()
-    logprobs: dict[int, TokenLogprobs] = {}
-    if not all(is_plain(item) for item in items):
-        logits = logits.float()
-        adjusted = adjust(logits, items, eos_token_ids)
-        if adjusted is not logits:
-            tokens = greatest(adjusted)[1]
-        random = [n for n, item in enumerate(items) if not _is_greedy(item.sampling)]
-        if random:
-            rows = torch.tensor(random, device=logits.device)
-            chosen = [items[n] for n in random]
-            tokens[rows] = _draw_random(adjusted[rows], chosen, finite[rows])
-        logprobs = _logprobs(logits, tokens, items)
-    ids = torch.where(finite, tokens, -1).tolist()
-    return [(token, logprobs.get(n)) for n, token in enumerate(ids)]
+Greatest = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 def greatest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The greatest of each row (rows, vocabulary) and its token, the first of equals.
 
-    A NaN is the greatest. Without a kernel the greatest of each part of a large vocabulary are
-    found first: on a CPU a search for a value alone is several times faster than one for its place.
+    A NaN is the greatest. Of a large vocabulary the greatest of each part are found first: on a
+    CPU a search for a value alone is several times faster than one for its place.
     """
-    compiled = operators_for(logits.dtype, logits.device)
-    if compiled is not None:
-        tokens = compiled.greatest(logits.contiguous())
-        return logits.gather(-1, tokens[:, None])[:, 0], tokens
     num_whole = logits.shape[-1] // _PART * _PART
     if logits.device.type != "cpu" or num_whole < _MIN_PARTED:
         best, tokens = logits.max(-1)
@@ -72,6 +46,34 @@ def greatest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         best = torch.where(is_last, last, best)
         tokens = torch.where(is_last, offset + num_whole, tokens)
     return best, tokens
+
+
+def draw(
+    logits: torch.Tensor,
+    items: Sequence[PassItem],
+    eos_token_ids: Sequence[int],
+    find: Greatest = greatest,
+) -> list[Drawn]:
+    """A token for each row (rows, vocabulary); -1 where the row's greatest is no finite number.
+
+    ``find`` is ``greatest``, or a kernel that does the same.
+    """
+    best, tokens = find(logits)
+    finite = best.isfinite()
+    logprobs: dict[int, TokenLogprobs] = {}
+    if not all(is_plain(item) for item in items):
+        logits = logits.float()
+        adjusted = adjust(logits, items, eos_token_ids)
+        if adjusted is not logits:
+            tokens = find(adjusted)[1]
+        random = [n for n, item in enumerate(items) if not _is_greedy(item.sampling)]
+        if random:
+            rows = torch.tensor(random, device=logits.device)
+            chosen = [items[n] for n in random]
+            tokens[rows] = _draw_random(adjusted[rows], chosen, finite[rows])
+        logprobs = _logprobs(logits, tokens, items)
+    ids = torch.where(finite, tokens, -1).tolist()
+    return [(token, logprobs.get(n)) for n, token in enumerate(ids)]
 
 
 def is_plain(item: PassItem) -> bool:

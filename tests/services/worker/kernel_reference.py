@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from shutil import which
 
 import torch
 from hypothesis import strategies as st
 
+HAS_COMPILER = any(map(which, ("c++", "g++", "clang++")))
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 dtypes = st.sampled_from(list(DTYPES))

@@ -21,6 +21,7 @@ from tests.services.worker.engine_rig import (
     prompt,
     reference_model,
     reference_output,
+    save_checkpoint,
 )
 
 HEADWAY_MINI = str(Path(__file__).parents[3] / "models" / "headway-mini")
@@ -148,3 +149,35 @@ def test_hidden_states_are_those_that_the_next_token_is_drawn_from(llama: str) -
             expected = network.model(torch.tensor([asked])).last_hidden_state[0, -1]
         assert torch.allclose(torch.from_numpy(row).float(), expected, atol=2e-2, rtol=2e-3)
     assert engine.run(ForwardPass(2, tuple(items))).hidden is None
+
+
+SHARES = [(20, 7, 1), (1, 0, 30), (18, 0, 1), (1, 0, 1)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_states_are_those_of_torchs_operators(family: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "initializer_range": 0.1}
+    folder = save_checkpoint(tmp_path, family, **sizes)
+    ours, theirs = (_last_states(folder, kernels) for kernels in ("auto", "torch"))
+    for row, expected in zip(ours, theirs, strict=True):
+        assert (row - expected).norm() <= 0.02 * expected.norm()
+
+
+def _last_states(folder: str, kernels: Kernels) -> list[torch.Tensor]:
+    """Of three prompts computed in passes that mix single tokens and chunks."""
+    engine = TorchBackend.load(folder, num_blocks=12, dtype="bfloat16", kernels=kernels)
+    runs = [
+        Run(prompt(length), 1, key=StreamKey("g", n), blocks=list(range(4 * n, 4 * n + 4)))
+        for n, length in enumerate((40, 7, 33))
+    ]
+    states: dict[StreamKey, torch.Tensor] = {}
+    for shares in SHARES:
+        planned = [(run, run.item(count)) for run, count in zip(runs, shares, strict=True) if count]
+        items = tuple(item for _, item in planned)
+        hidden = engine.run(ForwardPass(1, items, hidden=tuple(range(len(items))))).hidden
+        assert hidden is not None
+        for (run, item), row in zip(planned, hidden.values, strict=True):
+            run.num_computed += len(item.token_ids)
+            states[run.key] = torch.from_numpy(row).float()
+    assert [run.num_computed for run in runs] == [len(run.prompt) for run in runs]
+    return [states[run.key] for run in runs]

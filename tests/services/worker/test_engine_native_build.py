@@ -9,13 +9,17 @@ import pytest
 import torch
 
 from headway.errors import Code, HeadwayError
+from headway.request import SamplingParams
+from services.worker.engine.backend import TorchBackend
 from services.worker.engine.decoder import Decoder
 from services.worker.engine.decoders import decoder_class
 from services.worker.engine.native import build
 from services.worker.engine.native_decoder import NativeDecoder
+from tests.services.worker.engine_rig import Run, Schedule, prompt
+from tests.services.worker.kernel_reference import HAS_COMPILER
 
 CPU = torch.device("cpu")
-if build.library() is None:
+if not HAS_COMPILER:
     pytest.skip("compiled kernels need a C++ compiler", allow_module_level=True)
 
 
@@ -25,24 +29,35 @@ def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "headway" / "kernels"
 
 
-def test_it_is_built_once_however_many_ask_at_once(cache_folder: Path) -> None:
+def test_it_is_kept_however_many_build_it_at_once(cache_folder: Path) -> None:
     with ThreadPoolExecutor(3) as pool:
         loaded = list(pool.map(lambda _: build._load(), range(3)))
     assert all(hasattr(each, "rms_norm_float32") for each in loaded)
     (built,) = cache_folder.iterdir()
     status = built.stat()
     build._load()
-    assert built.stat() == status or built.stat().st_mtime_ns == status.st_mtime_ns
+    assert built.stat().st_mtime_ns == status.st_mtime_ns
 
 
-def test_a_folder_that_others_may_write_is_not_loaded_from(cache_folder: Path) -> None:
+@pytest.mark.parametrize("levels", [0, 1])
+def test_a_folder_that_others_may_change_is_not_loaded_from(
+    cache_folder: Path, levels: int
+) -> None:
     cache_folder.mkdir(parents=True)
-    cache_folder.chmod(0o777)
+    (cache_folder, *cache_folder.parents)[levels].chmod(0o777)
     assert hasattr(build._load(), "rms_norm_float32")
-    assert not list(cache_folder.iterdir())
+    assert not list(cache_folder.parent.rglob("*.so"))
 
 
-@pytest.mark.parametrize("compiler", ["/nowhere/c++", "false"])
+def test_a_kept_library_that_cannot_be_loaded_is_built_anew(cache_folder: Path) -> None:
+    build._load()
+    (built,) = cache_folder.iterdir()
+    built.unlink()
+    built.write_bytes(b"of another system")
+    assert hasattr(build._load(), "rms_norm_float32")
+
+
+@pytest.mark.parametrize("compiler", ["/nowhere/c++", "false", "c++ 'unbalanced"])
 def test_without_a_compiler_torchs_operators_compute(
     cache_folder: Path, monkeypatch: pytest.MonkeyPatch, compiler: str
 ) -> None:
@@ -56,7 +71,7 @@ def test_without_a_compiler_torchs_operators_compute(
     finally:
         build.library.cache_clear()
     assert refused.value.code is Code.FAILED_PRECONDITION
-    assert not list(cache_folder.iterdir())
+    assert not list(cache_folder.parent.rglob("*.so"))
 
 
 def test_who_is_asked_for_and_what_there_is() -> None:
@@ -64,5 +79,32 @@ def test_who_is_asked_for_and_what_there_is() -> None:
     assert decoder_class("native", torch.float32, CPU) is NativeDecoder
     assert decoder_class("torch", torch.float32, CPU) is Decoder
     assert decoder_class("auto", torch.float16, CPU) is Decoder
+    assert build.library() is not None, "the sources do not build"
     with pytest.raises(HeadwayError, match="float32 or bfloat16"):
         decoder_class("native", torch.float16, CPU)
+
+
+def test_tritons_kernels_are_refused_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(HeadwayError, match="a GPU and triton"):
+        decoder_class("triton", torch.float32, CPU)
+
+
+def test_without_kernels_nothing_is_compiled(
+    llama: str, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_load", lambda: pytest.fail("it was told to do without"))
+    build.library.cache_clear()
+    try:
+        engine = TorchBackend.load(llama, num_blocks=16, kernels="torch")
+        run = Run(prompt(5), 4, SamplingParams(temperature=0.0, presence_penalty=1.0))
+        Schedule(engine).complete([run])
+    finally:
+        build.library.cache_clear()
+    assert engine.kernels == "torch"
+    assert not cache_folder.exists()
+
+
+def test_quantised_weights_have_no_such_kernels(llama: str) -> None:
+    with pytest.raises(HeadwayError, match="leave kernels at 'auto'"):
+        TorchBackend.load(llama, num_blocks=16, kernels="native", quantization="torchao-int8")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,11 +13,10 @@ from hypothesis import strategies as st
 from torch.nn.functional import linear, silu
 
 from services.worker.engine.linear import GatedLinear, Linear, packed
-from services.worker.engine.native import product
 from services.worker.engine.native.product import MOST_ROWS, FewRows
-from tests.services.worker.kernel_reference import close, normal
+from tests.services.worker.kernel_reference import HAS_COMPILER, close, normal
 
-if product._products() is None:
+if not HAS_COMPILER or "amx_bf16" not in Path("/proc/cpuinfo").read_text():
     pytest.skip("compiled products need a processor with matrix tiles", allow_module_level=True)
 
 sizes = st.integers(1, 9).map(lambda count: 32 * count)
@@ -61,16 +64,31 @@ def test_a_product_its_sum_and_a_gated_one(
 
 
 @pytest.mark.parametrize("num_rows", [1, MOST_ROWS, MOST_ROWS + 1, 200])
-def test_layers_take_them_where_rows_are_few(num_rows: int) -> None:
+def test_layers_take_them_where_rows_are_few(
+    num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[str] = []
+    for name in ("product", "gated"):
+        monkeypatch.setattr(FewRows, name, noted(name, getattr(FewRows, name), taken))
     weight, up = weights(64, 96), weights(64, 96)
     rows, residual = random(num_rows, 96), random(num_rows, 64)
     product, gated = Linear(weight), GatedLinear((weight, None), (up, None))
-    product.compile()
-    gated.compile()
+    product.take_few_rows()
+    gated.take_few_rows()
+    taken.clear()  # they have tried theirs
     plain = linear(rows.double(), weight.double())
     assert close(product(rows), plain)
     assert close(product.added_to(residual, rows), plain + residual.double())
     assert close(gated(rows), silu(plain) * linear(rows.double(), up.double()))
+    assert taken == (["product", "product", "gated"] if num_rows <= MOST_ROWS else [])
+
+
+def noted(name: str, method: Callable[..., Any], taken: list[str]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        taken.append(name)
+        return method(*args)
+
+    return call
 
 
 @pytest.mark.parametrize("shape", [(64, 40), (40, 64)])

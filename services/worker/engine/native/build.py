@@ -1,6 +1,7 @@
-"""Builds ``kernels.cpp`` for the processor that it will run on, once, and loads it.
+"""Builds ``kernels.cpp`` for the processor that it will run on, and loads it.
 
-As Triton does for a GPU, at the first start; what was built is kept in the user's cache.
+As Triton does for a GPU, at the first start; what was built is kept in the user's cache. Processes
+that start together may each build it: the last to end replaces the same with the same.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -36,7 +38,7 @@ def library() -> ctypes.CDLL | None:
     """The kernels, None where this machine cannot build them: that is said in the log."""
     try:
         return _load()
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", "") or str(error)
         _log.warning("no compiled kernels: torch's operators are used", reason=detail[-500:])
         return None
@@ -45,11 +47,11 @@ def library() -> ctypes.CDLL | None:
 def _load() -> ctypes.CDLL:
     command = (*_compiler(), *_FLAGS)
     try:
-        folder = _own_folder()
-    except (OSError, RuntimeError):  # nowhere to keep it, no home
-        with tempfile.TemporaryDirectory() as name:
-            return ctypes.CDLL(str(_built(command, Path(name))))
-    return ctypes.CDLL(str(_built(command, folder)))
+        return ctypes.CDLL(str(_built(command, _own_folder())))
+    except (OSError, RuntimeError) as error:  # nowhere to keep it, or it is another system's
+        _log.info("compiled kernels are not kept", reason=str(error))
+    with tempfile.TemporaryDirectory() as name:
+        return ctypes.CDLL(str(_built(command, Path(name))))
 
 
 def _compiler() -> list[str]:
@@ -64,13 +66,13 @@ def _compiler() -> list[str]:
 def _own_folder() -> Path:
     """Where it is kept; OSError where others could put a library of theirs there."""
     cache_folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(cache_folder) / "headway" / "kernels"
+    folder = Path(cache_folder).resolve() / "headway" / "kernels"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    status = folder.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise PermissionError(f"{folder} is not this user's alone")
-    if not os.access(folder, os.W_OK):
-        raise PermissionError(f"{folder} cannot be written")
+    for each in (folder, *folder.parents):
+        status = each.stat()
+        others_write = status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX
+        if others_write or status.st_uid not in (0, os.getuid()):
+            raise PermissionError(f"others than this user may change {each}")
     return folder
 
 

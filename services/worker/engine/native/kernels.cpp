@@ -1,7 +1,8 @@
 // What a decoder does between its matrix products, on a CPU.
 //
 // Everything is computed in float and rounded once, to the model's dtype. Nothing is checked here:
-// operators.py does that. Built by build.py with OpenMP, whose threads are torch's own.
+// callers give contiguous memory of the dtype in a function's name, and layout.py has checked
+// blocks, slots and positions. Built by build.py with OpenMP, whose threads are torch's own.
 #include "attention.h"
 #include "product.h"
 #include "rows.h"

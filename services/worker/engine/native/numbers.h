@@ -53,29 +53,36 @@ inline float exp_of(float x) {
 
 // Sixteen floats: one register of AVX-512, which compilers split where there are lesser ones.
 typedef float Lanes __attribute__((vector_size(64)));
+typedef float Eight __attribute__((vector_size(32)));
 typedef float Four __attribute__((vector_size(16)));
 constexpr int64_t kLanes = 16;
 
 #if defined(__clang__)
 #define SHUFFLED(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
-typedef int32_t Places __attribute__((vector_size(64)));
+typedef int32_t Places __attribute__((vector_size(32)));
 #define SHUFFLED(a, b, ...) __builtin_shuffle(a, b, Places{__VA_ARGS__})
 #endif
 
-inline Lanes sums_of_pairs(Lanes a, Lanes b) {
-  return SHUFFLED(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29) +
-         SHUFFLED(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+inline Eight sum_of_halves(Lanes a) {
+  Eight halves[2];
+  std::memcpy(halves, &a, sizeof a);
+  return halves[0] + halves[1];
+}
+
+inline Eight sums_of_pairs(Eight a, Eight b) {
+  return SHUFFLED(a, b, 0, 8, 1, 9, 4, 12, 5, 13) + SHUFFLED(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
 }
 
 // Of each of the four, the sum of its lanes.
 inline Four sums_of(Lanes a, Lanes b, Lanes c, Lanes d) {
-  const Lanes ab = sums_of_pairs(a, b), cd = sums_of_pairs(c, d);
-  const Lanes all = SHUFFLED(ab, cd, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
-                    SHUFFLED(ab, cd, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-  Four quarters[4];
-  std::memcpy(quarters, &all, sizeof all);
-  return (quarters[0] + quarters[1]) + (quarters[2] + quarters[3]);
+  const Eight ab = sums_of_pairs(sum_of_halves(a), sum_of_halves(b));
+  const Eight cd = sums_of_pairs(sum_of_halves(c), sum_of_halves(d));
+  const Eight all = SHUFFLED(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) +
+                    SHUFFLED(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15);
+  Four halves[2];
+  std::memcpy(halves, &all, sizeof all);
+  return halves[0] + halves[1];
 }
 
 }  // namespace

@@ -30,6 +30,8 @@ class _Structure(ctypes.Structure):
 
     def __init__(self, *fields: torch.Tensor | int | float | None) -> None:
         self.held = fields
+        tensors = [each for each in fields if isinstance(each, torch.Tensor)]
+        assert all(each.is_contiguous() for each in tensors), "kernels read memory as it lies"
         addresses = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in fields]
         super().__init__(*addresses)
         self.address = ctypes.addressof(self)
@@ -107,13 +109,13 @@ class Operators:
         self._silu_mul(gate_up.data_ptr(), gated.data_ptr(), rows, width, torch.get_num_threads())
         return gated
 
-    def greatest(self, rows: torch.Tensor) -> torch.Tensor:
-        """Where each row's greatest is, the first of equals (rows,), of ``rows`` (rows, size); a
-        NaN is the greatest.
+    def greatest(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The greatest of each of ``rows`` (rows, size) and its place, the first of equals; a NaN
+        is the greatest.
         """
         places = torch.empty(len(rows), dtype=torch.int64)
         self._greatest(rows.data_ptr(), places.data_ptr(), *rows.shape, torch.get_num_threads())
-        return places
+        return rows.gather(-1, places[:, None])[:, 0], places
 
     def store_and_attend(
         self, shape: Shape, layer: Layer, rows: Rows, qkv: torch.Tensor, output: torch.Tensor
@@ -127,6 +129,13 @@ class Operators:
         self._store_and_attend(
             shape.address, layer.address, rows.address, qkv.data_ptr(), output.data_ptr()
         )
+
+
+def greatest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As the sampler's, of logits that there are operators for."""
+    compiled = operators_for(logits.dtype, logits.device)
+    assert compiled is not None, "this model's decoder has none"
+    return compiled.greatest(logits.contiguous())
 
 
 def operators_for(dtype: torch.dtype, device: torch.device) -> Operators | None:

@@ -23,8 +23,8 @@ class FewRows:
     One, or an MLP's gate and up. Of Intel's processors with matrix tiles (AMX).
     """
 
-    def __init__(self, library: ctypes.CDLL, *packed: torch.Tensor) -> None:
-        self._library = library
+    def __init__(self, products: ctypes.CDLL, *packed: torch.Tensor) -> None:
+        self._products = products
         self._packed = packed
         self._num_outputs, self._num_inputs = packed[0].shape
         self._weights = [torch.ops.mkldnn.data_ptr(each) for each in packed]
@@ -41,15 +41,16 @@ class FewRows:
         return FewRows(products, *packed)
 
     def takes(self, rows: torch.Tensor) -> bool:
-        """Whether ``rows`` (rows, inputs) are few enough."""
-        return len(rows) <= MOST_ROWS and rows.is_contiguous()
+        """Whether ``rows`` (rows, inputs) are few enough, and lie as they should."""
+        is_plain = rows.dtype is torch.bfloat16 and rows.is_contiguous()
+        return is_plain and 0 < len(rows) <= MOST_ROWS
 
     def product(
         self, rows: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         """``rows · Wᵀ``, with ``bias`` (outputs,) and ``residual`` (rows, outputs)."""
         output = rows.new_empty(len(rows), self._num_outputs)
-        self._library.product_bfloat16(
+        self._products.product_bfloat16(
             *(rows.data_ptr(), self._weights[0], _address(bias), _address(residual)),
             *(output.data_ptr(), len(rows), self._num_inputs, self._num_outputs),
             torch.get_num_threads(),
@@ -61,7 +62,7 @@ class FewRows:
     ) -> torch.Tensor:
         """``silu(rows · Gᵀ) · (rows · Uᵀ)``, each product with its bias."""
         output = rows.new_empty(len(rows), self._num_outputs)
-        self._library.gated_product_bfloat16(
+        self._products.gated_product_bfloat16(
             *(rows.data_ptr(), self._weights[0], _address(gate_bias)),
             *(self._weights[1], _address(up_bias), output.data_ptr()),
             *(len(rows), self._num_inputs, self._num_outputs, torch.get_num_threads()),
