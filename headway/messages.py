@@ -155,10 +155,7 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True)
 class HeldRequest:
-    """A request that a worker holds KV for or has queued; one that is ``decoding`` can move.
-
-    ``preempted``: it waits for the blocks that it had.
-    """
+    """A request that a worker holds KV for or has queued; one that is ``decoding`` can move."""
 
     key: StreamKey
     request_id: str
@@ -166,7 +163,6 @@ class HeldRequest:
     num_tokens: int
     awaiting_handoff: bool
     decoding: bool = False
-    preempted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -441,7 +441,6 @@ class HeldRequest(_message.Message):
     AWAITING_HANDOFF_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     DECODING_FIELD_NUMBER: _builtins.int
-    PREEMPTED_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     stream_id: _builtins.int
     unit: _builtins.int
@@ -451,8 +450,6 @@ class HeldRequest(_message.Message):
     request_id: _builtins.str
     decoding: _builtins.bool
     """it can move"""
-    preempted: _builtins.bool
-    """it waits for the blocks that it had"""
     def __init__(
         self,
         *,
@@ -463,11 +460,10 @@ class HeldRequest(_message.Message):
         awaiting_handoff: _builtins.bool = ...,
         request_id: _builtins.str = ...,
         decoding: _builtins.bool = ...,
-        preempted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaiting_handoff", b"awaiting_handoff", "decoding", b"decoding", "gateway_id", b"gateway_id", "num_tokens", b"num_tokens", "preempted", b"preempted", "request_id", b"request_id", "stream_id", b"stream_id", "unit", b"unit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaiting_handoff", b"awaiting_handoff", "decoding", b"decoding", "gateway_id", b"gateway_id", "num_tokens", b"num_tokens", "request_id", b"request_id", "stream_id", b"stream_id", "unit", b"unit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,12 +5,10 @@ their worker is to be emptied (``scheduler_drains``).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from math import inf
 
 import numpy as np
 
-from headway.blocks import blocks_for
 from headway.cluster import UnitId
 from headway.core.scheduler_decode import DecodePlacer, considered_units
 from headway.core.scheduler_drains import Drains
@@ -163,9 +161,6 @@ class Mover:
         present = next((u for u in units if u.unit == here), None)
         if present is None:
             return
-        if held.preempted:  # to stay it needs all of its blocks again
-            num_blocks = blocks_for(held.num_tokens, present.block_size)
-            present = replace(present, num_free_blocks=present.num_free_blocks - num_blocks)
         choice = self._placer.placement(entry.model).boundary(entry, present, units)
         if choice is not None and choice.unit != here:
             self._relocate(entry, choice.unit, now)

@@ -220,5 +220,4 @@ class SequenceState:
             num_tokens=self.num_tokens,
             awaiting_handoff=self.stage is Stage.HANDOFF and self.leaving is None,
             decoding=self.decoding,
-            preempted=self.stage is Stage.WAITING and bool(self.output),
         )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from headway.cluster import Role, UnitLoad
 from headway.core.scheduler_events import FromWorker
 from headway.messages import (
@@ -138,17 +136,6 @@ def test_an_answer_goes_where_the_fewest_requests_reason() -> None:
     answering(scheduler, num_reasoning=3)
     assert moves(scheduler) == [(1, "d1")]
     assert scheduler.decisions()[-1].question == "boundary"
-
-
-@pytest.mark.parametrize("preempted", [False, True])
-def test_who_stays_for_lack_of_room_elsewhere_has_room_for_all_its_blocks(preempted: bool) -> None:
-    scheduler = make_cluster(placement="pascal")
-    full = (UnitLoad(0, 0, 0, 0, 110),)
-    scheduler.post(FromWorker("d1", EndForward(1, 0.0, (), full)))
-    held = HeldRequest(key(1), "r1", 0, 900, awaiting_handoff=False, preempted=preempted)
-    here = (UnitLoad(0, 0, 3, 2400, 105, num_reasoning=3),)  # a block more than the headroom
-    scheduler.post(FromWorker("d0", EndForward(1, 0.0, (), here, answering=(held,))))
-    assert moves(scheduler) == ([(1, "d1")] if preempted else [])
 
 
 def test_an_answer_stays_under_policies_that_do_not_ask() -> None:

@@ -172,7 +172,6 @@ def _pack_held(held: Iterable[HeldRequest]) -> list[pb.HeldRequest]:
             num_tokens=one.num_tokens,
             awaiting_handoff=one.awaiting_handoff,
             decoding=one.decoding,
-            preempted=one.preempted,
         )
         for one in held
     ]
@@ -187,7 +186,6 @@ def _unpack_held(held: Iterable[pb.HeldRequest]) -> tuple[HeldRequest, ...]:
             one.num_tokens,
             one.awaiting_handoff,
             one.decoding,
-            one.preempted,
         )
         for one in held
     )

@@ -81,10 +81,9 @@ loads = st.tuples(
         for unit in (0, 1)
     )
 )
-held = st.lists(
-    st.builds(m.HeldRequest, keys, ids, units, u32, st.booleans(), st.booleans(), st.booleans()),
-    max_size=3,
-).map(tuple)
+held = st.lists(st.builds(m.HeldRequest, keys, ids, units, u32, st.booleans()), max_size=3).map(
+    tuple
+)
 finished = st.lists(
     st.builds(m.FinishedRequest, keys, units, u32, u32, finish_reasons), max_size=3
 ).map(tuple)
