@@ -67,13 +67,20 @@ def _own_folder() -> Path:
     """Where it is kept; OSError where others could put a library of theirs there."""
     cache_folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(cache_folder).resolve() / "headway" / "kernels"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for each in (folder.parent, folder):
+        each.mkdir(parents=True, exist_ok=True, mode=0o700)
     for each in (folder, *folder.parents):
-        status = each.stat()
-        others_write = status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX
-        if others_write or status.st_uid not in (0, os.getuid()):
+        if _others_may_change(each.stat()):
             raise PermissionError(f"others than this user may change {each}")
     return folder
+
+
+def _others_may_change(status: os.stat_result) -> bool:
+    """What a folder holds; its owner's own group is the owner, as where each user has one."""
+    if status.st_uid not in (0, os.getuid()):
+        return True
+    others = stat.S_IWOTH if status.st_gid in (0, os.getgid()) else stat.S_IWGRP | stat.S_IWOTH
+    return bool(status.st_mode & others) and not status.st_mode & stat.S_ISVTX
 
 
 def _built(command: tuple[str, ...], folder: Path) -> Path:
