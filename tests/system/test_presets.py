@@ -188,7 +188,8 @@ async def test_tokenscale_sends_bursts_to_convertible_decoders(start: Start) -> 
     async with start("tokenscale", *flags) as running:
 
         async def has_helped() -> bool:
-            await asyncio.gather(*(generate(running, 4) for _ in range(30)))
+            prompts = [f"Add {', '.join(map(str, range(n, n + 25)))}." for n in range(50)]
+            await asyncio.gather(*(generate(running, 4, prompt) for prompt in prompts))
             rule = 'headway_scheduler_dispatches_total{rule="convertible"}'
             return await running.metric(rule, "scheduler") > 0 and await has_burst(running)
 
