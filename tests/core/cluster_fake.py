@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -63,30 +63,8 @@ from headway.forward_pass import ForwardPass
 from headway.messages import CancelStream, ChangeRole, Drain, KvHeader
 from headway.policies.batching.sarathi import Sarathi
 from headway.request import SamplingParams, StreamKey
+from tests.core.cluster_parts import FakeWorker, Transfer
 from tests.core.paged_fake import EOS, PagedFake
-
-
-@dataclass
-class FakeWorker:
-    """One life of a worker process."""
-
-    info: WorkerInfo
-    core: WorkerCore
-    model: PagedFake
-    stream: int = 0  # the scheduler's, by its number; reports go out on the newest alone
-    passes: deque[ForwardPass] = field(default_factory=deque)
-    transfers: deque[StartTransfer] = field(default_factory=deque)
-    answers: dict[StreamKey, AcceptKv | AcknowledgeKv | RefuseKv] = field(default_factory=dict)
-
-
-@dataclass
-class Transfer:
-    """KV on its way between two lives of two workers."""
-
-    source: FakeWorker
-    target: FakeWorker
-    start: StartTransfer
-    blocks: tuple[int, ...] | None  # None: acknowledged without
 
 
 class Cluster:

@@ -12,7 +12,8 @@ from headway.core.scheduler_events import Persist, SchedulerAction
 from headway.core.worker_events import WorkerEvent
 from headway.messages import Dispatch
 from headway.request import StreamKey
-from tests.core.cluster_fake import Cluster, FakeWorker
+from tests.core.cluster_fake import Cluster
+from tests.core.cluster_parts import FakeWorker
 from tests.properties.test_cluster_properties import (
     PATIENT,
     ROLES,
