@@ -21,6 +21,8 @@ COPY protos protos
 COPY headway headway
 COPY services services
 COPY models models
+COPY bench bench
+COPY cli cli
 RUN pip install --no-deps . \
     && useradd --create-home --uid 10001 headway \
     && mkdir -p /home/headway/.cache/huggingface \

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 from grpc.aio import init_grpc_aio
 
-from services.runtime.local_store import LocalStore
+from services.local.store import LocalStore
 
 # Without a GPU kernels are interpreted. Triton reads this once, when torch imports it.
 if not Path("/dev/nvidiactl").exists():

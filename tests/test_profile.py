@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.errors import HeadwayError
-from headway.pass_time import EACH_TERM, PassTime, Share
-from headway.profile import (
+from headway.cost.fit import MeasuredPass, fit_pass_time
+from headway.cost.pass_time import EACH_TERM, PassTime, Share
+from headway.cost.profile import (
     Profile,
     as_profile,
     load_profile,
@@ -21,8 +21,8 @@ from headway.profile import (
     profile_text,
     save_profile,
 )
-from headway.profile_fit import MeasuredPass, fit_pass_time
-from headway.velocity import prefill_velocity
+from headway.cost.velocity import prefill_velocity
+from headway.errors import HeadwayError
 
 TRUE = PassTime(0.012, 71e-6, 1e-4, 1e-7, 2e-9)
 TEXT = profile_text(load_profile("llama-8b-a100"))

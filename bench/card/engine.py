@@ -12,8 +12,8 @@ from bench.card.device import seconds, wait
 from headway.forward_pass import ForwardPass, PassItem
 from headway.request import SamplingParams, StreamKey
 from services.worker.engine.backend import TorchBackend
-from services.worker.engine.kv import DTYPES, KvPool
-from services.worker.engine.loader import take_model
+from services.worker.engine.kv.pool import DTYPES, KvPool
+from services.worker.engine.model.loader import take_model
 
 SPARE_BYTES = 8 * 2**30
 NUM_PROFILED = 16

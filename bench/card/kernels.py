@@ -11,10 +11,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bench.card.cases import BLOCK_SIZE, Case, Shape
 from bench.card.device import device_seconds
-from services.worker.engine.kernels.attend import Tile, padded_size
-from services.worker.engine.kernels.decode import decode_attention, decode_tile
-from services.worker.engine.kernels.plan import plan_decode
-from services.worker.engine.kernels.prefill import prefill_attention, prefill_tile
+from services.worker.engine.gpu.attend import Tile, padded_size
+from services.worker.engine.gpu.decode import decode_attention, decode_tile
+from services.worker.engine.gpu.plan import plan_decode
+from services.worker.engine.gpu.prefill import prefill_attention, prefill_tile
 
 CHECKED = (Case(5, 700), Case(2, 4100), Case(num_rows=300), Case(num_rows=190, start=1000))
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from headway.cluster import Role
-from headway.core.autoscaler import (
+from headway.core.autoscaler.core import (
     AutoscalerCore,
     AutoscalerEvent,
     FleetReport,

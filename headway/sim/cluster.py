@@ -9,8 +9,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import cast
 
-from headway.core.gateway import GatewayCore, GatewaySettings
-from headway.core.gateway_events import (
+from headway.core.gateway.core import GatewayCore, GatewaySettings
+from headway.core.gateway.events import (
     CancelTokens,
     Deliver,
     Fail,
@@ -20,8 +20,8 @@ from headway.core.gateway_events import (
     Submit,
     WorkerDetached,
 )
-from headway.core.scheduler import SchedulerCore
-from headway.core.scheduler_events import (
+from headway.core.scheduler.core import SchedulerCore
+from headway.core.scheduler.events import (
     Decision,
     Elected,
     FromWorker,
@@ -32,11 +32,11 @@ from headway.core.scheduler_events import (
     SendToWorker,
     WorkerGone,
 )
-from headway.core.scheduler_state import SchedulerSettings
-from headway.core.scheduler_wants import wanted_reports
-from headway.core.worker import WorkerSettings
-from headway.core.worker_events import SchedulerConnected as WorkerFoundScheduler
-from headway.core.worker_events import SendTokens
+from headway.core.scheduler.state import SchedulerSettings
+from headway.core.scheduler.wants import wanted_reports
+from headway.core.worker.core import WorkerSettings
+from headway.core.worker.events import SchedulerConnected as WorkerFoundScheduler
+from headway.core.worker.events import SendTokens
 from headway.messages import CancelStream
 from headway.policies import registry
 from headway.policies.batching import Batching

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple, Protocol
 
+from headway.cost.pass_time import EACH_TERM, PassTime, Share
 from headway.forward_pass import ForwardPass, PassItem, PassResult, Sampled
-from headway.pass_time import EACH_TERM, PassTime, Share
 from headway.request import StreamKey
 from headway.sim.kernel import Kernel, Timer
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 
-from headway.core.policy_settings import Costs, policy_settings
-from headway.core.scheduler_events import Decision
-from headway.core.scheduler_state import SchedulerSettings
+from headway.core.scheduler.events import Decision
+from headway.core.scheduler.state import SchedulerSettings
+from headway.core.settings import Costs, policy_settings
 from headway.errors import invalid
 from headway.policies.packing.flow_control import FlowControl
 from headway.presets import Preset

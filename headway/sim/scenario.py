@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from headway.cluster import Role
+from headway.cost.profile import load_profile
 from headway.errors import Code, HeadwayError, invalid, require_between
-from headway.profile import load_profile
 from headway.sim.experiment import Conditions, Failure
 from headway.sim.network import NetworkParams
 from headway.sim.tables import numbers, refuse_others, tables

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from headway.blocks import blocks_for
-from headway.core.worker_events import (
+from headway.core.worker.events import (
     AcknowledgeKv,
     KvAborted,
     KvArrived,
@@ -17,8 +17,8 @@ from headway.core.worker_events import (
     StartTransfer,
     TransferEnded,
 )
+from headway.cost.schema import Profile
 from headway.messages import KvHeader
-from headway.profile_schema import Profile
 from headway.request import StreamKey
 from headway.sim.kernel import Kernel
 from headway.sim.network import Network

@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 
 from headway.blocks import BlockHash
 from headway.cluster import Role, WorkerInfo
-from headway.core.worker import WorkerCore, WorkerSettings
-from headway.core.worker_events import (
+from headway.core.worker.core import WorkerCore, WorkerSettings
+from headway.core.worker.events import (
     AcceptKv,
     AcknowledgeKv,
     KvContinued,
@@ -23,6 +23,7 @@ from headway.core.worker_events import (
     WorkerAction,
     WorkerEvent,
 )
+from headway.cost.schema import Profile
 from headway.forward_pass import ForwardPass, PassResult
 from headway.messages import (
     Accepted,
@@ -35,7 +36,6 @@ from headway.messages import (
 )
 from headway.policies.batching import Batching
 from headway.policies.estimation import Estimation
-from headway.profile_schema import Profile
 from headway.request import Request, StreamKey
 from headway.sim.device import EOS, Device, Lengths, Steps
 from headway.sim.kernel import Kernel

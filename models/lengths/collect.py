@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.cluster import Role, WorkerInfo
-from headway.core.predictor_samples import Ended
-from headway.core.worker import WorkerCore, WorkerSettings
-from headway.core.worker_events import (
+from headway.core.predictor.samples import Ended
+from headway.core.worker.core import WorkerCore, WorkerSettings
+from headway.core.worker.events import (
     AskPredictor,
     PredictorKnown,
     SchedulerConnected,

@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from headway.core.autoscaler_budget import Budget
-from headway.core.autoscaler_events import ROLES
-from headway.core.policy_settings import Policy, policy_settings
+from headway.core.autoscaler.budget import Budget
+from headway.core.autoscaler.events import ROLES
+from headway.core.settings import Policy, policy_settings
 from headway.errors import invalid
 from services.runtime.preset import PresetConfig
 

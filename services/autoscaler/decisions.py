@@ -10,7 +10,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from headway.core.autoscaler_events import ROLES, PublishTargets
+from headway.core.autoscaler.events import ROLES, PublishTargets
 
 
 class Decisions:

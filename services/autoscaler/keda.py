@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from headway.core.autoscaler_events import ROLES, PublishTargets
+from headway.core.autoscaler.events import ROLES, PublishTargets
 from headway.errors import Code, HeadwayError, invalid
 from protos import externalscaler_pb2, externalscaler_pb2_grpc
 from services.autoscaler.decisions import Decisions

@@ -9,14 +9,14 @@ from typing import Any
 
 import grpc
 
-from headway.core.autoscaler import AutoscalerCore
-from headway.core.autoscaler_events import (
+from headway.core.autoscaler.core import AutoscalerCore
+from headway.core.autoscaler.events import (
     ROLES,
     AutoscalerEvent,
     OrderedReport,
     PublishTargets,
 )
-from headway.core.autoscaler_starts import StartsReport
+from headway.core.autoscaler.starts import StartsReport
 from headway.errors import Code, HeadwayError
 from protos import autoscaler_pb2, autoscaler_pb2_grpc
 from services.autoscaler.actuators import make_actuator

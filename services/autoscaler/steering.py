@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from headway.core.autoscaler_events import ROLES, OrderedReport, PublishTargets
-from headway.core.autoscaler_roles import role_changes
-from headway.core.autoscaler_starts import StartsReport
+from headway.core.autoscaler.events import ROLES, OrderedReport, PublishTargets
+from headway.core.autoscaler.roles import role_changes
+from headway.core.autoscaler.starts import StartsReport
 from headway.errors import HeadwayError
 from services.autoscaler.actuators import Actuator
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from headway.core.gateway_events import Submit
+from headway.core.gateway.events import Submit
 from headway.errors import Code, HeadwayError, invalid
 from headway.request import SamplingParams
 from services.gateway.asks import Ask, ChatInput, Input, complete_sampling, with_choice

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from pydantic import Field, model_validator
 
-from headway.core.policy_settings import PolicySettings, policy_settings
-from services.gateway.http_exchange import HttpLimits
+from headway.core.settings import PolicySettings, policy_settings
+from services.gateway.http.exchange import HttpLimits
 from services.runtime.preset import PresetConfig
 
 

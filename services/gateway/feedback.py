@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from headway.core.autoscaler_models import is_meant
+from headway.core.autoscaler.models import is_meant
 from headway.errors import HeadwayError
 from headway.policies.scaling import RateMeter
 from protos import autoscaler_pb2, autoscaler_pb2_grpc, predictor_pb2, predictor_pb2_grpc

@@ -16,7 +16,7 @@ from services.gateway.asks import Ask, ChatInput, Input
 from services.gateway.auth import KeyRing
 from services.gateway.calls import Calls, PreparedInput
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai_requests import chat_message, stop_strings
+from services.gateway.openai.requests import chat_message, stop_strings
 from services.gateway.output_text import Piece
 from services.gateway.outputs import Output, Outputs
 from services.runtime import wire

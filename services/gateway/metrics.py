@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from headway.core.gateway_events import Pause
+from headway.core.gateway.events import Pause
 from headway.qoe import qoe
 
 _LATENCY = (

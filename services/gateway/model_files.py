@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import Code, HeadwayError
-from services.gateway.chat_template import ChatTemplate
+from services.gateway.openai.chat_template import ChatTemplate
 
 _PATTERNS = ["*.json", "*.jinja", "tokenizer.model"]
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")

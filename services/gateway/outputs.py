@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from headway.core.gateway_events import Delivery
+from headway.core.gateway.events import Delivery
 from headway.errors import Code, HeadwayError
 from headway.request import FinishReason, TokenLogprobs
 from services.gateway.metrics import GatewayMetrics

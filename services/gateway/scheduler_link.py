@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import grpc
 
-from headway.core.gateway_events import SchedulerConnected, SchedulerDisconnected
+from headway.core.gateway.events import SchedulerConnected, SchedulerDisconnected
 from headway.errors import Code, HeadwayError
 from headway.messages import CancelStream, GatewayHello, Lost, Placed, Rejected
 from headway.request import Request

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from headway.core.gateway import GatewayCore, GatewaySettings
-from headway.core.gateway_events import (
+from headway.core.gateway.core import GatewayCore, GatewaySettings
+from headway.core.gateway.events import (
     CancelTokens,
     Deliver,
     Fail,
@@ -25,8 +25,8 @@ from services.gateway.calls import Calls, ServedModel
 from services.gateway.config import GatewayConfig
 from services.gateway.feedback import Feedback
 from services.gateway.grpc_edge import GatewayEdge
-from services.gateway.http_edge import HttpEdge
-from services.gateway.http_server import HttpServer, tls_context
+from services.gateway.http.edge import HttpEdge
+from services.gateway.http.server import HttpServer, tls_context
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.model_files import read_model
 from services.gateway.outputs import Outputs

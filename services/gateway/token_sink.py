@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import grpc
 
-from headway.core.gateway_events import WorkerDetached
+from headway.core.gateway.events import WorkerDetached
 from headway.errors import HeadwayError, invalid
 from headway.messages import TokenBatch
 from protos import gateway_pb2, gateway_pb2_grpc

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from headway.core.predictor_samples import Ended, SampleBuffer, Samples, Seen
+from headway.core.predictor.samples import Ended, SampleBuffer, Samples, Seen
 from headway.errors import require_between, require_over
 from services.predictor.network import LengthNetwork
 from services.predictor.scorer import Scorer

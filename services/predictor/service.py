@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 from prometheus_client import Counter
 
-from headway.core.predictor import Observed, PredictorCore
+from headway.core.predictor.core import Observed, PredictorCore
 from headway.errors import HeadwayError
 from protos import predictor_pb2, predictor_pb2_grpc
 from services.predictor.config import PredictorConfig

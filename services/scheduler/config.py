@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from headway.core.policy_settings import policy_settings
-from headway.core.scheduler_state import SchedulerSettings
+from headway.core.scheduler.state import SchedulerSettings
+from headway.core.settings import policy_settings
 from headway.policies import registry
 from headway.policies.packing.flow_control import FlowControl
 from services.runtime.preset import PresetConfig

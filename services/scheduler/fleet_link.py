@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import grpc
 
-from headway.core.autoscaler_models import is_meant
+from headway.core.autoscaler.models import is_meant
 from headway.errors import HeadwayError
 from headway.policies.scaling.protocol import Fleet
 from protos import autoscaler_pb2_grpc

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc
 
-from headway.core.explanations import lines_about
-from headway.core.scheduler_events import Decision, GatewayConnected, GatewayGone
+from headway.core.scheduler.events import Decision, GatewayConnected, GatewayGone
+from headway.core.scheduler.explanations import lines_about
 from headway.errors import Code, HeadwayError, invalid
 from headway.messages import CancelStream, GatewayHello, Lost, Placed, Rejected
 from headway.request import Request

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from headway.core.scheduler_events import Learned, Persist, SavedRequest
+from headway.core.scheduler.events import Learned, Persist, SavedRequest
 from headway.errors import HeadwayError
 from headway.request import StreamKey
 from services.runtime.logs import get_logger

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from headway.core.scheduler import SchedulerStatus
-from headway.core.scheduler_events import (
+from headway.core.scheduler.core import SchedulerStatus
+from headway.core.scheduler.events import (
     Decision,
     Note,
     SchedulerAction,
     SendToGateway,
     SendToWorker,
 )
-from headway.core.scheduler_prefill import PoolStatus
+from headway.core.scheduler.prefill import PoolStatus
 from headway.messages import Lost, Rejected, Tuned
 
 _WAITS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from struct import Struct
 
 from headway.cluster import UnitId
-from headway.core.scheduler_events import Learned, SavedRequest
+from headway.core.scheduler.events import Learned, SavedRequest
 from headway.request import StreamKey
 
 _VERSION = 1

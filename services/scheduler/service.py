@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from headway.core.scheduler import SchedulerStatus
+from headway.core.scheduler.core import SchedulerStatus
 from services.runtime.service import Runtime
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.gateway_link import GatewayLinks

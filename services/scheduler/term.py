@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from headway.core.scheduler import SchedulerCore, SchedulerStatus
-from headway.core.scheduler_events import (
+from headway.core.scheduler.core import SchedulerCore, SchedulerStatus
+from headway.core.scheduler.events import (
     Decision,
     Elected,
     Note,
@@ -16,8 +16,8 @@ from headway.core.scheduler_events import (
     SendToWorker,
     WorkerGone,
 )
-from headway.core.scheduler_state import SchedulerSettings
-from headway.core.scheduler_wants import wanted_reports
+from headway.core.scheduler.state import SchedulerSettings
+from headway.core.scheduler.wants import wanted_reports
 from headway.messages import ControlHello, Dispatch, Handoff, Lost, Placed, Rejected
 from services.runtime.driver import Driver
 from services.runtime.logs import get_logger

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import grpc
 
-from headway.core.scheduler_events import FromWorker, WorkerGone
+from headway.core.scheduler.events import FromWorker, WorkerGone
 from headway.errors import Code, HeadwayError
 from headway.messages import (
     CancelStream,

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from headway.core.policy_settings import WorkerPolicies, policy_settings
+from headway.core.settings import WorkerPolicies, policy_settings
 from services.runtime.preset import PresetConfig
 
 

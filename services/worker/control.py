@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from headway.core.worker_events import SchedulerConnected
+from headway.core.worker.events import SchedulerConnected
 from headway.errors import Code, HeadwayError, invalid
 from headway.messages import (
     Accepted,

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from headway.core.worker_events import PassFailed
+from headway.core.worker.events import PassFailed
 from headway.forward_pass import ForwardPass, PassResult
 from services.runtime.logs import get_logger
 from services.worker.engine.backend import PassFailure, TorchBackend

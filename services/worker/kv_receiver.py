@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from headway.core.worker_events import (
+from headway.core.worker.events import (
     AcceptKv,
     AcknowledgeKv,
     KvAborted,
@@ -20,7 +20,7 @@ from headway.request import StreamKey
 from protos import worker_pb2
 from services.runtime import wire
 from services.worker.engine.backend import TorchBackend
-from services.worker.engine.kv import KvWriter
+from services.worker.engine.kv.pool import KvWriter
 
 KvAnswer = AcceptKv | AcknowledgeKv | RefuseKv
 KvQuestion = KvOffered | KvContinued

@@ -9,7 +9,7 @@ from dataclasses import replace
 import grpc
 
 from headway.blocks import blocks_for
-from headway.core.worker_events import KvSent, StartTransfer, TransferEnded
+from headway.core.worker.events import KvSent, StartTransfer, TransferEnded
 from headway.messages import KvHeader, KvPart
 from headway.request import StreamKey
 from protos import worker_pb2, worker_pb2_grpc

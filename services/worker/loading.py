@@ -5,7 +5,7 @@ from __future__ import annotations
 from headway.errors import Code, HeadwayError
 from services.worker.config import WorkerConfig
 from services.worker.engine.backend import TorchBackend
-from services.worker.engine.tensor_parallel import group_size
+from services.worker.engine.model.tensor_parallel import group_size
 from services.worker.sizing import blocks_per_unit, host_blocks_per_unit
 
 

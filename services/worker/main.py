@@ -6,7 +6,7 @@ from protos import standby_pb2_grpc, worker_pb2_grpc
 from services.runtime.config import load_config
 from services.runtime.service import Runtime, run_service
 from services.worker.config import WorkerConfig
-from services.worker.engine.tensor_parallel import is_follower
+from services.worker.engine.model.tensor_parallel import is_follower
 from services.worker.loading import follow
 from services.worker.service import WorkerService
 

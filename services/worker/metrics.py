@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from headway.core.worker_plan import Restarts
-from headway.core.worker_unit import PrefixCounts
+from headway.core.worker.plan import Restarts
+from headway.core.worker.unit import PrefixCounts
 from headway.forward_pass import ForwardPass
 from headway.messages import EndForward, Tuned
 

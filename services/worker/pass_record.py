@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from headway.cluster import WorkerInfo
+from headway.cost.pass_time import Share
 from headway.errors import Code, HeadwayError
 from headway.forward_pass import ForwardPass
-from headway.pass_time import Share
 
 _AT_ONCE = 0.002
 """A pass that begins within so many seconds of the one before it had been waited for."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import grpc
 
-from headway.core.worker_events import AskPredictor, Predicted, PredictorKnown
+from headway.core.worker.events import AskPredictor, Predicted, PredictorKnown
 from headway.errors import HeadwayError
 from headway.forward_pass import HiddenStates
 from headway.messages import FinishedRequest

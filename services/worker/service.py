@@ -11,8 +11,8 @@ from typing import Any
 import grpc
 
 from headway.cluster import Role, WorkerInfo
-from headway.core.worker import WorkerCore, WorkerSettings
-from headway.core.worker_events import (
+from headway.core.worker.core import WorkerCore, WorkerSettings
+from headway.core.worker.events import (
     AcceptKv,
     AcknowledgeKv,
     AskPredictor,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import grpc
 
-from headway.core.worker_events import GatewayGone, SendTokens
+from headway.core.worker.events import GatewayGone, SendTokens
 from headway.messages import CancelStream, TokenBatch
 from headway.request import StreamKey
 from protos import gateway_pb2, gateway_pb2_grpc

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from headway.core.autoscaler_events import PublishTargets
-from headway.core.scaling_explanations import text, told
+from headway.core.autoscaler.events import PublishTargets
+from headway.core.autoscaler.explanations import text, told
 from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, StartUp, Targets
 from services.autoscaler.config import AutoscalerConfig
 from services.runtime import wire
@@ -66,7 +66,7 @@ def test_decisions_survive_the_wire() -> None:
 
 
 def explain(*flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "headway.cli", "explain", "scaling", *flags]
+    command = [sys.executable, "-m", "cli", "explain", "scaling", *flags]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 

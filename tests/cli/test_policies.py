@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.cli import main
+from cli import main
 from headway.policies.registry import REGISTRY
 from headway.presets import PRESETS
 

@@ -6,17 +6,16 @@ import argparse
 
 import pytest
 
-from headway.cli import up, up_autoscale
+from headway.cost.profile import load_profile
 from headway.errors import HeadwayError
-from headway.profile import load_profile
 from services.autoscaler.config import AutoscalerConfig
+from services.local import autoscale as up_autoscale
+from services.local import up
 from services.runtime.config import load_config
 
 
 def parsed(*flags: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    up.add_parser(parser.add_subparsers())
-    return parser.parse_args(["up", *flags])
+    return up.parse([*flags])
 
 
 def autoscaler(*flags: str) -> AutoscalerConfig:

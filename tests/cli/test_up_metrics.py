@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from headway.cli.up_metrics import address_of, beside, in_order
 from headway.errors import HeadwayError
-from services.runtime.local_store import free_port
-from services.runtime.metrics_targets import targets, write_targets
-from services.runtime.supervised import ProcessSpec
+from services.local.metrics_targets import targets, write_targets
+from services.local.prometheus import address_of, beside, in_order
+from services.local.store import free_port
+from services.local.supervised import ProcessSpec
 from tests.deploy.test_compose import COMPOSE
 from tests.deploy.test_compose_autoscale import OVER
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headway.core.policy_settings import Costs, policy_settings
-from headway.core.scheduler_state import SchedulerSettings
+from headway.core.scheduler.state import SchedulerSettings
+from headway.core.settings import Costs, policy_settings
 from headway.errors import HeadwayError
 from headway.policies import registry
 from headway.presets import PRESETS, find_preset

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.reasoning import LEAD, Markers
-from headway.core.worker_sequence import SequenceState, Stage
-from headway.core.worker_state import WorkerState
+from headway.core.worker.sequence import SequenceState, Stage
+from headway.core.worker.state import WorkerState
 from headway.forward_pass import Sampled
 from headway.request import Phase
-from tests.core.test_worker import make_request, make_worker
+from tests.core.worker.test_worker import make_request, make_worker
 
 START, END = 8, 9
 MARKERS = Markers((END,), (START,))

@@ -17,8 +17,8 @@ from headway.policies import registry
 from services.autoscaler.config import AutoscalerConfig
 from services.runtime.config import ServiceConfig
 from services.worker.config import WorkerConfig
-from tests.deploy.kustomize import render
 from tests.deploy.test_compose import CONFIGS
+from tests.fakes.kustomize import render
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from headway.cli import main
+from cli import main
 from headway.errors import HeadwayError
 from headway.request import SamplingParams
 from models.lengths.baselines import fit_all, remaining_by

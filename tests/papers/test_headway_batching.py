@@ -11,8 +11,8 @@ from headway.errors import HeadwayError
 from headway.policies.batching.headway import Headway, HeadwayParams
 from headway.policies.batching.uniboost import UniBoost, UniBoostParams
 from headway.request import Phase
-from tests.core.plan_harness import make_planned
-from tests.policies.candidates import Queued, decoding, served
+from tests.fakes.candidates import Queued, decoding, served
+from tests.fakes.plans import make_planned
 
 CRITICAL, OTHER = 0.0, 1.0
 

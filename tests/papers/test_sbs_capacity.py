@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from headway.cluster import UnitLoad, WorkerInfo
-from headway.core.scheduler_instance import Instance
+from headway.core.scheduler.instance import Instance
 from headway.messages import Dispatch, UnitBatch
-from tests.core.scheduler_harness import idle_loads, make_info, make_request
+from tests.fakes.scheduler_text import idle_loads, make_info, make_request
 
 INFO = make_info("w", units=2, chunk=100, blocks=50, block_size=10)
 

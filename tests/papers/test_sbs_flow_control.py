@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from headway.core.scheduler_state import Stage, Tracked
-from headway.core.scheduler_window import Window
+from headway.core.scheduler.state import Stage, Tracked
+from headway.core.scheduler.window import Window
 from headway.errors import HeadwayError
 from headway.policies.packing.flow_control import FlowControl, FlowLevel
-from tests.core.scheduler_harness import key, make_request
+from tests.fakes.scheduler_text import key, make_request
 
 CYCLE = 0.1
 

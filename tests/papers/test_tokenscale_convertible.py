@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from headway.errors import HeadwayError
-from headway.pass_time import PassTime
-from headway.profile import load_profile
-from headway.velocity import (
+from headway.cost.pass_time import PassTime
+from headway.cost.profile import load_profile
+from headway.cost.velocity import (
     convertible_chunk,
     convertible_velocity,
     mean_decode_batch,
     reserved_bytes,
     takes_decode,
 )
+from headway.errors import HeadwayError
 
 A100 = load_profile("llama-8b-a100")
 TPOT = 0.1

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from headway.cluster import Role
-from headway.core.scheduler_state import SchedulerSettings
+from headway.core.scheduler.state import SchedulerSettings
+from headway.cost.profile import load_profile
 from headway.errors import HeadwayError
 from headway.policies.dispatch import InstanceLoad, Turn
 from headway.policies.dispatch.tokenscale import (
@@ -17,9 +18,8 @@ from headway.policies.dispatch.tokenscale import (
     TokenScaleRouting,
     TokenScaleRoutingParams,
 )
-from headway.profile import load_profile
 from headway.request import StreamKey
-from tests.core.scheduler_harness import SchedulerHarness, make_info
+from tests.fakes.scheduler_text import SchedulerHarness, make_info
 
 # 10,000 tokens/s on a prefiller; (1000 − B) / 0.1 s on a convertible decoder
 PROFILE = replace(

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from headway.buckets import BUCKET_NAMES
+from headway.cost.buckets import BUCKET_NAMES
+from headway.cost.profile import as_profile, load_profile
 from headway.errors import HeadwayError
 from headway.messages import PassWork
 from headway.policies.scaling.meter import RateMeter
@@ -19,7 +20,6 @@ from headway.policies.scaling.protocol import (
     WorkSample,
 )
 from headway.policies.scaling.tokenscale import TokenScale, TokenScaleParams, num_convertibles
-from headway.profile import as_profile, load_profile
 
 A100 = load_profile("llama-8b-a100")
 FLEET = Fleet(PoolLoad(1), PoolLoad(1))

@@ -8,19 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.buckets import BUCKET_NAMES, NUM_BUCKETS, Buckets
-from headway.errors import HeadwayError
-from headway.messages import PassWork
-from headway.pass_time import PassTime
-from headway.policies.scaling.learned import (
-    LearnedParams,
-    LearnedVelocity,
-    VelocitySample,
-    velocity_sample,
-)
-from headway.policies.scaling.protocol import WorkSample
-from headway.profile import load_profile
-from headway.velocity import (
+from headway.cost.buckets import BUCKET_NAMES, NUM_BUCKETS, Buckets
+from headway.cost.pass_time import PassTime
+from headway.cost.profile import load_profile
+from headway.cost.velocity import (
     Memory,
     decode_velocities,
     decode_velocity,
@@ -28,6 +19,15 @@ from headway.velocity import (
     prefill_velocity,
     saturation,
 )
+from headway.errors import HeadwayError
+from headway.messages import PassWork
+from headway.policies.scaling.learned import (
+    LearnedParams,
+    LearnedVelocity,
+    VelocitySample,
+    velocity_sample,
+)
+from headway.policies.scaling.protocol import WorkSample
 from tests.test_profile import TRUE
 
 TABLE_2 = (23535, 8146, 5138, 33106, 9794, 5766, 39551, 11310, 6495)

@@ -18,8 +18,8 @@ from headway.policies.batching.sjf import Sjf
 from headway.policies.batching.skip_join_mlfq import SkipJoinMlfq, SkipJoinMlfqParams
 from headway.policies.batching.srpt import Srpt
 from headway.policies.batching.trail import Trail, TrailParams
-from tests.core.plan_harness import make_planned, names
-from tests.policies.candidates import Queued, decoding, served
+from tests.fakes.candidates import Queued, decoding, served
+from tests.fakes.plans import make_planned, names
 
 
 def sized(name: int, prompt: int, output: int, arrival_at: float = 0.0) -> Queued:

@@ -20,7 +20,7 @@ from headway.policies.batching.boost import (
 from headway.policies.batching.fcfs import Fcfs
 from headway.policies.batching.las import Las
 from headway.policies.batching.uniboost_base import UniBoostBase
-from tests.policies.candidates import Queued, decoding, served
+from tests.fakes.candidates import Queued, decoding, served
 
 GAMMAS = [10.0**power for power in range(-9, 10)]
 TOKENS = [10**power for power in range(8)]

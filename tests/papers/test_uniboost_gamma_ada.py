@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from headway.errors import HeadwayError
 from headway.policies.batching.gamma_ada import GammaAda, GammaAdaParams, tail_slope
 from headway.policies.batching.uniboost import UniBoost, UniBoostParams
-from tests.policies.candidates import decoding
+from tests.fakes.candidates import decoding
 
 
 def quantiles(n: int, rate: float = 1.0) -> NDArray[np.float64]:

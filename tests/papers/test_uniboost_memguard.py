@@ -17,8 +17,8 @@ from headway.policies.batching.memguard import (
     quantised,
 )
 from headway.policies.batching.uniboost_base import UniBoostBase
-from tests.core.plan_harness import Planned, make_planned, names
-from tests.policies.candidates import Queued, decoding
+from tests.fakes.candidates import Queued, decoding
+from tests.fakes.plans import Planned, make_planned, names
 
 
 def guard(gamma: float = 0.05, k: int = 64, seconds_per_token: float = 1e-3) -> UniBoostMemGuard:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from headway.policies.batching.boost import BoostParams
 from headway.policies.batching.distboost import DistBoost
 from headway.policies.batching.uniboost_base import UniBoostBase
-from tests.core.plan_harness import make_planned, names
-from tests.policies.candidates import Queued, decoding, served
+from tests.fakes.candidates import Queued, decoding, served
+from tests.fakes.plans import make_planned, names
 
 PARAMS = BoostParams(gamma=0.05, seconds_per_token=1e-3)
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.system.local_cluster import ROOT, local_cluster
+from tests.fakes.local_cluster import ROOT, local_cluster
 
 
 async def ask(client: httpx.AsyncClient, number: int) -> None:
@@ -50,7 +50,7 @@ async def test_a_live_run_replayed_gives_the_same_decisions(
 
 def replayed(path: Path) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.parity.replayed", str(path)],
+        [sys.executable, "-m", "tests.fakes.replayed", str(path)],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.core.worker_sequence import SequenceState, Stage
+from headway.core.worker.sequence import SequenceState, Stage
 from headway.policies import registry
 from headway.policies.batching import ANSWERS, Batching
 from headway.policies.batching.queue import RankedQueue
-from tests.core.plan_harness import Planned, make_planned
+from tests.fakes.plans import Planned, make_planned
 
 K = 4
 BOUNDED = ("headway", "uniboost", "uniboost-memguard")

@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headway.cluster import Role
-from headway.core.scheduler_state import SchedulerSettings
+from headway.core.scheduler.state import SchedulerSettings
 from headway.messages import Handoff
-from tests.core.cluster_fake import Cluster
-from tests.core.paged_fake import expected_output
+from tests.fakes.cluster import Cluster
+from tests.fakes.paged import expected_output
 from tests.properties.test_cluster_properties import PATIENT, STEP, SUBMIT, TIME, check, trouble
 
 ROLES = st.sampled_from(

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.cluster import Role
-from headway.core.gateway import GatewayCore, GatewaySettings
-from headway.core.gateway_events import (
+from headway.core.gateway.core import GatewayCore, GatewaySettings
+from headway.core.gateway.events import (
     CancelTokens,
     Deliver,
     Fail,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.buckets import NUM_BUCKETS, Buckets
 from headway.cluster import Role
-from headway.pass_time import EACH_TERM, PassTime, Share
+from headway.cost.buckets import NUM_BUCKETS, Buckets
+from headway.cost.pass_time import EACH_TERM, PassTime, Share
 from headway.policies import registry
 from headway.policies.burst.dual_signal import DualSignal, DualSignalParams
 from headway.policies.dispatch import InstanceLoad

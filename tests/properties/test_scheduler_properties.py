@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.cluster import Role, UnitLoad
-from headway.core.scheduler import SchedulerCore
-from headway.core.scheduler_events import (
+from headway.core.scheduler.core import SchedulerCore
+from headway.core.scheduler.events import (
     Elected,
     FromWorker,
     GatewayConnected,
@@ -18,7 +18,7 @@ from headway.core.scheduler_events import (
     SendToWorker,
     WorkerGone,
 )
-from headway.core.scheduler_state import SchedulerSettings
+from headway.core.scheduler.state import SchedulerSettings
 from headway.messages import (
     Accepted,
     CancelStream,
@@ -33,7 +33,7 @@ from headway.messages import (
 )
 from headway.policies.packing.flow_control import FlowControl
 from headway.request import FinishReason
-from tests.core.scheduler_harness import idle_loads, key, make_info, make_request
+from tests.fakes.scheduler_text import idle_loads, key, make_info, make_request
 
 ROLES = {"p": Role.PREFILL, "u": Role.UNIFIED, "d": Role.DECODE}
 INFOS = {name: make_info(name, role, units=2, blocks=30) for name, role in ROLES.items()}

@@ -8,12 +8,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headway.cluster import Role
-from headway.core.scheduler_events import Persist, SchedulerAction
-from headway.core.worker_events import WorkerEvent
+from headway.core.scheduler.events import Persist, SchedulerAction
+from headway.core.worker.events import WorkerEvent
 from headway.messages import Dispatch
 from headway.request import StreamKey
-from tests.core.cluster_fake import Cluster
-from tests.core.cluster_parts import FakeWorker
+from tests.fakes.cluster import Cluster
+from tests.fakes.cluster_parts import FakeWorker
 from tests.properties.test_cluster_properties import (
     PATIENT,
     ROLES,

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from headway.blocks import BlockHash, chain_hashes
 from headway.cluster import Role, WorkerInfo
-from headway.core.worker import WorkerCore, WorkerSettings
+from headway.core.worker.core import WorkerCore, WorkerSettings
 from headway.messages import CancelStream, Dispatch, UnitBatch
 from headway.policies import registry
 from headway.policies.batching import ANSWERS
 from headway.request import Request, SamplingParams, StreamKey
-from tests.core.paged_fake import EOS, WorkerHarness, expected_output
+from tests.fakes.paged import EOS, WorkerHarness, expected_output
 
 STEPS = st.lists(
     st.one_of(

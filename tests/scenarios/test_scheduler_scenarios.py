@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from headway.cluster import Role
-from headway.core.scheduler_events import (
+from headway.core.scheduler.events import (
     Decision,
     Elected,
     FromWorker,
@@ -27,7 +27,7 @@ from headway.core.scheduler_events import (
     SendToWorker,
     WorkerGone,
 )
-from headway.core.scheduler_state import SchedulerSettings
+from headway.core.scheduler.state import SchedulerSettings
 from headway.messages import (
     CancelStream,
     Dispatch,
@@ -44,7 +44,7 @@ from headway.messages import (
 )
 from headway.policies.packing.flow_control import FlowControl
 from headway.request import FinishReason
-from tests.core.scheduler_harness import SchedulerHarness, key, make_info
+from tests.fakes.scheduler_text import SchedulerHarness, key, make_info
 
 FOLDER = Path(__file__).parent / "scheduler"
 REWRITES = os.environ.get("HEADWAY_REWRITE_SCENARIOS") == "1"

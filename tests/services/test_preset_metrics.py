@@ -7,9 +7,9 @@ from dataclasses import replace
 from prometheus_client import CollectorRegistry
 
 from headway.cluster import UnitId
-from headway.core.scheduler import SchedulerCore
-from headway.core.scheduler_events import Chosen, Considered, Decision, SendToWorker
-from headway.core.worker_plan import Restarts
+from headway.core.scheduler.core import SchedulerCore
+from headway.core.scheduler.events import Chosen, Considered, Decision, SendToWorker
+from headway.core.worker.plan import Restarts
 from headway.messages import Tuned
 from headway.request import StreamKey
 from services.scheduler.metrics import SchedulerMetrics

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from headway.cluster import Role, WorkerInfo
-from headway.core.worker import WorkerCore, WorkerSettings
-from headway.core.worker_events import SendTokens
+from headway.core.worker.core import WorkerCore, WorkerSettings
+from headway.core.worker.events import SendTokens
+from headway.cost.pass_time import PassTime
 from headway.forward_pass import ForwardPass, PassResult
 from headway.messages import Dispatch, UnitBatch
-from headway.pass_time import PassTime
 from headway.policies import registry
 from headway.request import Request, SamplingParams, StreamKey
 from headway.sim.device import EOS, Device, Steps

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from bench.studies import tokenscale
 from headway.cluster import Role
 from headway.policies.scaling.learned import velocity_sample
 from headway.policies.scaling.protocol import Fleet, Rates, Targets
@@ -16,8 +17,7 @@ from headway.sim.cluster import SimCluster, SimRequest
 from headway.sim.experiment import Conditions, cluster_spec
 from headway.sim.kernel import Kernel
 from headway.sim.records import Record
-from headway.sim.studies import tokenscale
-from tests.sim.clusters import PASS_TIME, instance, poisson
+from tests.fakes.sim_clusters import PASS_TIME, instance, poisson
 
 KINDS = {role: instance(role, start_up=2.0) for role in Role}
 

@@ -9,11 +9,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headway.cluster import Role
-from headway.core.scheduler_state import SchedulerSettings
+from headway.core.scheduler.state import SchedulerSettings
 from headway.sim.cluster import ClusterSpec, SimCluster, SimRequest
 from headway.sim.kernel import Kernel
 from headway.sim.records import Record
-from tests.sim.clusters import disaggregated, instance, poisson, run
+from tests.fakes.sim_clusters import disaggregated, instance, poisson, run
 
 
 def told(records: list[Record]) -> list[Record]:

@@ -13,12 +13,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCENARIO, PRESETS = "chat-and-reasoning", "vllm-like,headway,star"
-WHERE = "import headway.core.worker as worker; print(worker.__file__)"
+WHERE = "import headway.core.worker.core as core; print(core.__file__)"
 
 
 def build_wheel(source: Path, into: Path) -> Path:
     """A compiled wheel of what is checked out, unpacked."""
-    for name in ("headway", "services", "protos", "models"):
+    for name in ("headway", "services", "bench", "cli", "protos", "models"):
         shutil.copytree(ROOT / name, source / name)
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, source / name)
@@ -65,5 +65,5 @@ def test_compiled_cores_simulate_as_plain_ones_do(tmp_path: Path) -> None:
 def simulated(code: Path, out: Path) -> dict[str, bytes]:
     """Every request's times and every decision, by file."""
     arguments = ("simulate", SCENARIO, "--preset", PRESETS, "--out", str(out))
-    python(code, "-m", "headway.cli", *arguments)
+    python(code, "-m", "cli", *arguments)
     return {str(f.relative_to(out)): f.read_bytes() for f in out.rglob("*") if f.is_file()}

@@ -12,7 +12,7 @@ from headway.policies import registry
 from headway.presets import PRESETS, find_preset
 from headway.sim.experiment import Conditions, cluster_spec, simulate
 from headway.sim.records import Record
-from tests.sim.clusters import instance, poisson
+from tests.fakes.sim_clusters import instance, poisson
 
 CONDITIONS = Conditions(((instance(Role.PREFILL), 2), (instance(Role.DECODE), 2)))
 

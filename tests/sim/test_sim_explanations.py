@@ -7,11 +7,11 @@ import io
 import pytest
 
 from headway.cluster import Role
-from headway.core.explanations import told_of, write_decisions
+from headway.core.scheduler.explanations import told_of, write_decisions
 from headway.errors import HeadwayError
 from headway.presets import PRESETS
 from headway.sim.experiment import Conditions, cluster_spec, simulate
-from tests.sim.clusters import instance, poisson
+from tests.fakes.sim_clusters import instance, poisson
 
 
 def recorded() -> list[str]:

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.cluster import Role
-from headway.core.scheduler_events import Decision
-from headway.core.scheduler_state import SchedulerSettings
+from headway.core.scheduler.events import Decision
+from headway.core.scheduler.state import SchedulerSettings
 from headway.sim.cluster import ClusterSpec, SimCluster, SimRequest
 from headway.sim.kernel import Kernel
 from headway.sim.network import NetworkParams
 from headway.sim.records import Record
-from tests.sim.clusters import PASS_TIME, instance, poisson, run
+from tests.fakes.sim_clusters import PASS_TIME, instance, poisson, run
 from tests.sim.test_sim_cluster import close
 
 PROMPT, OUTPUT = 1000, 300

@@ -8,12 +8,12 @@ import statistics
 
 import pytest
 
+from bench.studies.runs import run
 from headway.cluster import Role
-from headway.pass_time import PassTime
+from headway.cost.pass_time import PassTime
 from headway.sim.cluster import ClusterSpec, SimRequest
 from headway.sim.records import Record
-from headway.sim.studies.runs import run
-from tests.sim.clusters import instance
+from tests.fakes.sim_clusters import instance
 
 STEP = 0.01  # seconds a token
 MEAN_TOKENS = 100.0

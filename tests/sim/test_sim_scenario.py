@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.cli import main
+from cli import main
 from headway.errors import HeadwayError
 from headway.presets import PRESETS
 from headway.sim.experiment import Failure, cluster_spec, simulate

@@ -13,7 +13,7 @@ from headway.presets import PRESETS
 from headway.sim.experiment import cluster_spec, simulate
 from headway.sim.scenario import load_scenario, parse_scenario
 from headway.sim.workload import Workload
-from tests.workload.servegen_samples import HEADER, histograms
+from tests.fakes.servegen_samples import HEADER, histograms
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 CLUSTER = """

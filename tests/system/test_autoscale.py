@@ -11,7 +11,7 @@ import pytest
 
 from services.autoscaler.actuators.process import ProcessActuator
 from services.runtime.config import ServiceConfig
-from tests.system.local_cluster import LocalCluster, local_cluster, until
+from tests.fakes.local_cluster import LocalCluster, local_cluster, until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 

@@ -14,8 +14,8 @@ import pytest_asyncio
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
 from protos import gateway_pb2, gateway_pb2_grpc
-from tests.system.local_cluster import MODEL, LocalCluster, local_cluster, until
-from tests.system.reference import greedy_text
+from tests.fakes.local_cluster import MODEL, LocalCluster, local_cluster, until
+from tests.fakes.reference import greedy_text
 
 pytestmark = [pytest.mark.system, pytest.mark.asyncio(loop_scope="module")]
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from tests.system.local_cluster import LocalCluster, local_cluster
+from tests.fakes.local_cluster import LocalCluster, local_cluster
 
 pytestmark = [
     pytest.mark.system,

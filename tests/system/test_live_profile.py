@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from headway.cli import main
-from headway.cli.up_autoscale import refuse_wrong_options
+from cli import main
+from headway.cost.profile import load_profile
 from headway.policies import registry
-from headway.profile import load_profile
+from services.local.autoscale import refuse_wrong_options
 from tests.cli.test_up_autoscale import parsed
-from tests.system.local_cluster import MODEL
+from tests.fakes.local_cluster import MODEL
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 

@@ -11,10 +11,10 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from headway.cli.explain import live_lines
-from headway.core.explanations import told_of
-from services.runtime.local_store import free_port
-from tests.system.local_cluster import LocalCluster, local_cluster, until
+from cli.explain import live_lines
+from headway.core.scheduler.explanations import told_of
+from services.local.store import free_port
+from tests.fakes.local_cluster import LocalCluster, local_cluster, until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 

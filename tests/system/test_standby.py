@@ -13,16 +13,16 @@ from pathlib import Path
 import grpc
 import pytest
 
-from headway.core.autoscaler_starts import StartsReport
+from headway.core.autoscaler.starts import StartsReport
 from protos import standby_pb2, standby_pb2_grpc
 from services.autoscaler.actuators.process import ProcessActuator
+from services.local.standby_workers import StandbyWorkers
+from services.local.supervisor import ProcessSpec, Supervisor
+from services.local.worker_scaler import WorkerScaler
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
-from services.runtime.standby_workers import StandbyWorkers
 from services.runtime.store import Store
-from services.runtime.supervisor import ProcessSpec, Supervisor
-from services.runtime.worker_scaler import WorkerScaler
-from tests.system.local_cluster import MODEL, until
+from tests.fakes.local_cluster import MODEL, until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from headway.errors import HeadwayError
 from headway.workload.servegen import ServeGen, Window, load_servegen, read_lengths, read_rates
-from tests.workload.servegen_samples import HEADER, histograms
+from tests.fakes.servegen_samples import HEADER, histograms
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 RATES = [

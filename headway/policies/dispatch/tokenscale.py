@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from math import inf
 
 from headway.cluster import Role
+from headway.cost.profile import Profile, as_profile
 from headway.errors import invalid, require_between, require_over
 from headway.policies.dispatch.protocol import InstanceLoad, Turn, Waiting
 from headway.policies.dispatch.untimed import Untimed
-from headway.profile import Profile, as_profile
 from headway.request import StreamKey
 
 PREFILLER, CONVERTIBLE, AVAILABLE = "prefiller", "convertible", "available"

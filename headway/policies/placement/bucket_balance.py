@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headway.cost.velocity import takes_decode
 from headway.errors import require_between
 from headway.policies.placement.greedy import Rooms, by_arrival
 from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
-from headway.velocity import takes_decode
 
 
 @dataclass(frozen=True, slots=True)
 class BucketBalanceParams:
     """``reserved_tokens``: of KV that a convertible decoder keeps for prompts, 0 or more (M over
-    the bytes of a token, equation 6: ``headway.velocity.reserved_bytes``).
+    the bytes of a token, equation 6: ``headway.cost.velocity.reserved_bytes``).
     """
 
     reserved_tokens: float = 0.0

@@ -32,7 +32,7 @@ class Placeable(Protocol):
 
     @property
     def bucket(self) -> int:
-        """Its kind by prompt and predicted output (``headway.buckets``)."""
+        """Its kind by prompt and predicted output (``headway.cost.buckets``)."""
 
     @property
     def barred(self) -> Collection[UnitId]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite
 
+from headway.cost.pass_time import PassTime
 from headway.errors import require_between
-from headway.pass_time import PassTime
 from headway.policies.scaling.protocol import WorkSample
 
 _MOST_WORKERS = 4096

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.buckets import NUM_BUCKETS, Buckets
+from headway.cost.buckets import NUM_BUCKETS, Buckets
 from headway.policies.scaling.protocol import Rates
 
 _LEAST_WINDOW = 1e-3

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, fsum
 
-from headway.buckets import NUM_BUCKETS
+from headway.cost.buckets import NUM_BUCKETS
+from headway.cost.profile import Profile, as_profile
 from headway.errors import require_between, require_over
 from headway.policies.scaling.learned import LearnedParams, LearnedVelocity, velocity_sample
 from headway.policies.scaling.pools import Need, Pools, PoolsParams
 from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Targets
 from headway.policies.scaling.window import WindowMean, smoothed
-from headway.profile import Profile, as_profile
 
 _LONGEST = 1e12  # tokens: what a mean may come to where requests are next to none
 

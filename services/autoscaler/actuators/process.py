@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import grpc
 
-from headway.core.autoscaler_starts import InstanceStart, StartsReport
+from headway.core.autoscaler.starts import InstanceStart, StartsReport
 from headway.errors import Code, HeadwayError
 from protos import supervisor_pb2, supervisor_pb2_grpc
 from services.runtime import wire

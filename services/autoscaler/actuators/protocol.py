@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from headway.core.autoscaler_starts import StartsReport
+from headway.core.autoscaler.starts import StartsReport
 
 
 class Actuator(Protocol):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headway.core.predictor_samples import Ended, Seen
+from headway.core.predictor.samples import Ended, Seen
 from headway.errors import invalid
 from headway.forward_pass import HiddenStates
 from headway.messages import FinishedRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from headway.core.autoscaler_events import FleetReport, PublishTargets, RateReport
+from headway.core.autoscaler.events import FleetReport, PublishTargets, RateReport
 from headway.policies.scaling.protocol import (
     Fleet,
     PoolLoad,

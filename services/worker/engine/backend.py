@@ -12,14 +12,13 @@ import torch
 from headway.errors import Code, HeadwayError
 from headway.forward_pass import PENDING, ForwardPass, HiddenStates, PassItem, PassResult, Sampled
 from headway.request import SamplingParams, StreamKey
-from services.worker.engine.decoders import Kernels
-from services.worker.engine.host_kv import HostKv, KvSwapper
-from services.worker.engine.kv import Buffer, KvPool, KvStore, KvWriter
+from services.worker.engine.kv.host import HostKv, KvSwapper
+from services.worker.engine.kv.memory import available_bytes
+from services.worker.engine.kv.pool import Buffer, KvPool, KvStore, KvWriter
 from services.worker.engine.layout import LayoutBuilder, PassFailure, PassLayout
-from services.worker.engine.loader import LoadedModel, load_model
-from services.worker.engine.memory import available_bytes
-from services.worker.engine.sampler import Drawn, draw, is_plain
-from services.worker.engine.tensor_parallel import (
+from services.worker.engine.model.decoders import Kernels
+from services.worker.engine.model.loader import LoadedModel, load_model
+from services.worker.engine.model.tensor_parallel import (
     agree_on_least,
     group_size,
     is_follower,
@@ -28,6 +27,7 @@ from services.worker.engine.tensor_parallel import (
     next_order,
     tell_followers,
 )
+from services.worker.engine.sampler import Drawn, draw, is_plain
 
 __all__ = ["ModelSize", "PassFailure", "TorchBackend"]
 

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from headway.errors import Code, HeadwayError
 from headway.forward_pass import PassItem
 from headway.request import StreamKey
-from services.worker.engine.attention import (
+from services.worker.engine.kv.pool import DTYPES, KvPool
+from services.worker.engine.model.attention import (
     Contexts,
     DecodeGroup,
     PagedBatch,
     PrefillSpan,
     Reads,
 )
-from services.worker.engine.kv import DTYPES, KvPool
 
 Ints = NDArray[np.int64]
 

@@ -11,8 +11,8 @@ import pytest
 from headway.errors import HeadwayError
 from services.autoscaler.actuators import kubernetes
 from services.autoscaler.actuators.kubernetes import KubernetesActuator
-from tests.services.autoscaler.api_server import TOKEN, ApiServer, api_server, write_kubeconfig
-from tests.services.runtime.certificates import make_certificates
+from tests.fakes.api_server import TOKEN, ApiServer, api_server, write_kubeconfig
+from tests.fakes.certificates import make_certificates
 
 DEPLOYMENTS = {"prefill": "headway-prefill", "decode": "headway-decode"}
 

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
-from headway.core.autoscaler_starts import InstanceStart, StartsReport
+from headway.core.autoscaler.starts import InstanceStart, StartsReport
 from headway.errors import Code, HeadwayError
 from protos import autoscaler_pb2, autoscaler_pb2_grpc
 from services.autoscaler import service as service_module

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from services.runtime.local_store import LocalStore
-from tests.services.gateway.gateway_harness import Cluster, cluster
+from services.local.store import LocalStore
+from tests.fakes.gateway_harness import Cluster, cluster
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

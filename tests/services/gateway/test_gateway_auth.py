@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.cli.key import add_parser
+from cli.key import add_parser
 from headway.errors import Code, HeadwayError
 from services.gateway.auth import KeyRing, key_line, new_key
 

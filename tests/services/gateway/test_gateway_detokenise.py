@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from services.gateway.tokenizer import TextCodec
-from tests.services.gateway.tiny_model import THINK, byte_tokenizer, piece_tokenizer
+from tests.fakes.tiny_model import THINK, byte_tokenizer, piece_tokenizer
 
 BYTES = byte_tokenizer()
 PIECES = piece_tokenizer()

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from headway.cli import explain
+from cli import explain
 from headway.cluster import UnitId
-from headway.core.explanations import decision_line
-from headway.core.scheduler_events import Chosen, Considered, Decision
+from headway.core.scheduler.events import Chosen, Considered, Decision
+from headway.core.scheduler.explanations import decision_line
 from headway.errors import HeadwayError
 from headway.request import StreamKey
 from services.gateway.auth import key_line
-from tests.services.gateway.gateway_harness import Cluster, cluster, until
+from tests.fakes.gateway_harness import Cluster, cluster, until
 
 UNIT = UnitId("decode-1", 0)
 DECISION = Decision(

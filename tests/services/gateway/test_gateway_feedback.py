@@ -11,7 +11,7 @@ from services.gateway.feedback import Lengths
 from services.runtime.config import ServiceConfig
 from services.runtime.server import GrpcServer
 from services.runtime.store import Member
-from tests.services.gateway.gateway_harness import cluster, until
+from tests.fakes.gateway_harness import cluster, until
 
 
 class Listener(predictor_pb2_grpc.PredictorServicer, autoscaler_pb2_grpc.AutoscalerServicer):

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
-from headway.core.gateway_events import Delivery
+from headway.core.gateway.events import Delivery
 from headway.errors import HeadwayError
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services.gateway.auth import key_line
@@ -19,8 +19,8 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.output_text import OutputText
 from services.gateway.outputs import Output
 from services.gateway.tokenizer import TextCodec
-from tests.services.gateway.gateway_harness import GATEWAY_ID, Cluster, cluster, until
-from tests.services.gateway.tiny_model import byte_tokenizer
+from tests.fakes.gateway_harness import GATEWAY_ID, Cluster, cluster, until
+from tests.fakes.tiny_model import byte_tokenizer
 
 
 async def generate(

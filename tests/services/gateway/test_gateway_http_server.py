@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from headway.errors import Code, HeadwayError
-from services.gateway.http_exchange import Exchange, HttpLimits, HttpRefusal
-from services.gateway.http_replies import respond_error
-from services.gateway.http_server import HttpServer, tls_context
+from services.gateway.http.exchange import Exchange, HttpLimits, HttpRefusal
+from services.gateway.http.server import HttpServer, tls_context
+from services.gateway.openai.replies import respond_error
 
 LIMITS = HttpLimits(
     max_body_bytes=1000,

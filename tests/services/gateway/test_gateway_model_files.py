@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from headway.errors import HeadwayError
-from services.gateway.chat_template import ChatTemplate
 from services.gateway.model_files import read_model
+from services.gateway.openai.chat_template import ChatTemplate
 from services.gateway.tokenizer import TextCodec
-from tests.services.gateway.tiny_model import END, MODEL_LEN, write_model
+from tests.fakes.tiny_model import END, MODEL_LEN, write_model
 
 
 def test_a_folder_gives_name_lengths_and_template(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from headway.errors import Code
 from headway.messages import Rejected
 from headway.request import StreamKey
 from services.gateway.auth import key_line
-from tests.services.gateway.gateway_harness import Cluster, cluster
+from tests.fakes.gateway_harness import Cluster, cluster
 
 THOUGHT = "<think>\n7 + 8 is 15\n</think>\n\nIt is 15 🎉."
 

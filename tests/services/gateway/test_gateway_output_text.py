@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from services.gateway.output_text import OutputText, Piece, ReasoningMarkers, StopScanner
 from services.gateway.tokenizer import TextCodec
-from tests.services.gateway.tiny_model import ASSISTANT, END_THINK, THINK, USER, byte_tokenizer
+from tests.fakes.tiny_model import ASSISTANT, END_THINK, THINK, USER, byte_tokenizer
 
 CODEC = TextCodec(byte_tokenizer())
 

@@ -12,7 +12,7 @@ from openai import BadRequestError
 from protos import gateway_pb2, gateway_pb2_grpc
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
-from tests.services.gateway.gateway_harness import Cluster, cluster
+from tests.fakes.gateway_harness import Cluster, cluster
 
 ANSWER = "x" * 60
 PACED = "headway_gateway_paced_tokens"

@@ -14,7 +14,7 @@ import pytest
 from services.gateway.config import GatewayConfig
 from services.runtime.config import load_config
 from services.runtime.store import Member, Store
-from tests.services.gateway.tiny_model import write_model
+from tests.fakes.tiny_model import write_model
 
 
 async def started(store_url: str, cluster: str, *flags: str) -> asyncio.subprocess.Process:

@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.services.gateway.gateway_harness import GATEWAY_ID, Cluster, cluster, until
+from tests.fakes.gateway_harness import GATEWAY_ID, Cluster, cluster, until
 
 SAID = "the quick brown fox jumps over the lazy dog"
 

@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import pytest
 
-from headway.core.predictor_samples import Samples
+from headway.core.predictor.samples import Samples
 from headway.errors import HeadwayError
 from headway.forward_pass import HiddenStates
 from headway.messages import FinishedRequest
@@ -21,7 +21,7 @@ from services.predictor.learner import Learner, LearnSettings
 from services.predictor.scorer import Scorer
 from services.predictor.versions import load_version, newest_version
 from services.runtime import wire
-from tests.services.predictor.predictor_rig import (
+from tests.fakes.predictor_rig import (
     constant_predictor,
     fresh_predictor,
     question,

@@ -7,7 +7,7 @@ import pytest
 
 from protos import predictor_pb2
 from services.predictor.config import PredictorConfig
-from tests.services.predictor.predictor_rig import serving
+from tests.fakes.predictor_rig import serving
 
 
 @pytest.mark.parametrize(

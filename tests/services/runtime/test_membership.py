@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from services.runtime.local_store import LocalStore
+from services.local.store import LocalStore
 from services.runtime.membership import MembershipLease, MembershipWatch
 from services.runtime.store import Member, Store
 

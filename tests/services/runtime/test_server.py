@@ -19,7 +19,7 @@ from headway.errors import HeadwayError
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
 from services.runtime.server import GrpcServer
-from tests.services.runtime.certificates import make_certificates
+from tests.fakes.certificates import make_certificates
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -98,7 +98,7 @@ async def test_listening_to_everybody_without_tls_is_said(
 
 async def test_a_peer_that_hangs_is_noticed(store_url: str, cluster: str) -> None:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.services.runtime.tiny_service"),
+        *(sys.executable, "-m", "tests.fakes.tiny_service"),
         *("--store", store_url, "--cluster", cluster, "--log-format", "json"),
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from services.runtime.local_store import free_port
+from services.local.store import free_port
 from services.runtime.store import Member, Store
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -57,7 +57,7 @@ def tiny(store_url: str, cluster: str) -> Start:
     @asynccontextmanager
     async def start(*flags: str) -> AsyncIterator[Running]:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.services.runtime.tiny_service"),
+            *(sys.executable, "-m", "tests.fakes.tiny_service"),
             *("--store", store_url, "--cluster", cluster, "--service-id", "tiny-1"),
             *("--log-format", "json", *flags),
             cwd=ROOT,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.errors import Code, HeadwayError
-from services.runtime.local_store import LocalStore
+from services.local.store import LocalStore
 from services.runtime.store import Member, Store
 
 

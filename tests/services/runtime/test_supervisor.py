@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from headway.errors import HeadwayError
-from services.runtime import health, local_store
+from services.local import store as local_store
+from services.local.supervisor import ProcessSpec, Supervisor
+from services.runtime import health
 from services.runtime.config import ServiceConfig
 from services.runtime.store import Store
-from services.runtime.supervisor import ProcessSpec, Supervisor
-from tests.services.runtime.certificates import make_certificates
+from tests.fakes.certificates import make_certificates
 
 ROOT = Path(__file__).resolve().parents[3]
 PATIENCE = 90.0
@@ -159,7 +160,7 @@ import asyncio, sys
 from pathlib import Path
 from services.runtime.config import ServiceConfig
 from services.runtime.store import Store
-from services.runtime.supervisor import ProcessSpec, Supervisor
+from services.local.supervisor import ProcessSpec, Supervisor
 
 async def main(url, cluster, folder):
     config = ServiceConfig(service_id="supervisor", store=url, cluster=cluster)

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.core.predictor_samples import Ended
+from headway.core.predictor.samples import Ended
 from headway.errors import Code, HeadwayError
 from headway.forward_pass import HiddenStates
 from headway.messages import FinishedRequest

@@ -11,10 +11,10 @@ import pytest
 
 from headway.errors import HeadwayError
 from services.autoscaler.actuators.process import ProcessActuator
+from services.local.supervisor import ProcessSpec, Supervisor
+from services.local.worker_scaler import WorkerScaler
 from services.runtime.config import ServiceConfig
 from services.runtime.store import Store
-from services.runtime.supervisor import ProcessSpec, Supervisor
-from services.runtime.worker_scaler import WorkerScaler
 
 
 def light(role: str, service_id: str) -> ProcessSpec:

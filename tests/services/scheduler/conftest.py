@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.services.scheduler.scheduler_rig import Rig
+from tests.fakes.scheduler_rig import Rig
 
 
 @pytest.fixture

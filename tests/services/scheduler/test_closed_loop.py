@@ -7,7 +7,7 @@ import asyncio
 from headway.cluster import UnitLoad
 from headway.errors import Code
 from headway.messages import EndForward, Rejected
-from tests.services.scheduler.scheduler_rig import EmulatedWorker, PlainGateway, Rig, until
+from tests.fakes.scheduler_rig import EmulatedWorker, PlainGateway, Rig, until
 
 NO_WATCHDOG = {"watchdog_floor": 600.0}
 CROWDED = (UnitLoad(0, 0, 1, 1500, 1),)  # a free block, but none to spare

@@ -8,7 +8,7 @@ from functools import partial
 import grpc
 import pytest
 
-from headway.core.autoscaler_events import FleetReport
+from headway.core.autoscaler.events import FleetReport
 from headway.messages import PassWork
 from headway.policies.scaling.protocol import Fleet, PoolLoad, WorkSample
 from protos import autoscaler_pb2, autoscaler_pb2_grpc

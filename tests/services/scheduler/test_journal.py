@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.cluster import UnitId
-from headway.core.scheduler_events import Learned, Persist, SavedRequest
+from headway.core.scheduler.events import Learned, Persist, SavedRequest
 from headway.errors import Code, HeadwayError
 from headway.request import StreamKey
 from services.runtime.store import Store
 from services.scheduler import records
 from services.scheduler.journal import Journal
-from tests.services.scheduler.scheduler_rig import Rig, key, until
+from tests.fakes.scheduler_rig import Rig, key, until
 
 NAMES = st.text(st.characters(codec="utf-8"), max_size=12)
 TIMES = st.floats(allow_nan=False)

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 import redis.asyncio as redis
 
+from services.local.store import LocalStore
 from services.runtime.clock import Clock
-from services.runtime.local_store import LocalStore
 from services.runtime.store import Store
 from services.scheduler.leadership import Leadership
 

@@ -15,8 +15,8 @@ from protos import common_pb2, worker_pb2, worker_pb2_grpc
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
 from services.worker.service import WorkerService
-from tests.services.scheduler.live_rig import Sink, live_worker, long_request, token_sink
-from tests.services.scheduler.scheduler_rig import PlainGateway, Rig, until
+from tests.fakes.live_rig import Sink, live_worker, long_request, token_sink
+from tests.fakes.scheduler_rig import PlainGateway, Rig, until
 
 NUM_TOKENS = 400
 STREAMS = (1, 2, 3, 4, 5)

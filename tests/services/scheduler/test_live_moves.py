@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from tests.services.scheduler.live_rig import live_worker, long_request, token_sink
-from tests.services.scheduler.scheduler_rig import Rig, until
+from tests.fakes.live_rig import live_worker, long_request, token_sink
+from tests.fakes.scheduler_rig import Rig, until
 
 NUM_TOKENS = 600
 EAGER = {"interval": 0.1, "rest": 60.0, "step_tokens": 64}

@@ -8,12 +8,12 @@ import grpc
 import pytest
 
 from headway.cluster import Role
-from headway.core.explanations import told_of
+from headway.core.scheduler.explanations import told_of
 from headway.errors import Code, HeadwayError
 from headway.messages import CancelStream, Handoff, HandoffResult, HeldRequest, Lost, Rejected
 from protos import scheduler_pb2, scheduler_pb2_grpc
 from services.scheduler.config import SchedulerConfig
-from tests.services.scheduler.scheduler_rig import Rig, key, make_request, until
+from tests.fakes.scheduler_rig import Rig, key, make_request, until
 
 # --- requests -----------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.services.worker import engine_rig
+from tests.fakes import engine_rig
 
 
 @pytest.fixture(scope="session")

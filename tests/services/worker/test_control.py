@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from headway.core.worker_events import SchedulerConnected
+from headway.core.worker.events import SchedulerConnected
 from headway.messages import Accepted, CancelStream, ControlHello
 from headway.request import StreamKey
 from protos import worker_pb2

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from headway.forward_pass import ForwardPass
 from headway.request import SamplingParams, StreamKey
 from services.worker.engine.backend import TorchBackend
-from services.worker.engine.decoders import Kernels
-from tests.services.worker.engine_rig import (
+from services.worker.engine.model.decoders import Kernels
+from tests.fakes.engine_rig import (
     FAMILIES,
     Run,
     Schedule,

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.engine.cuda_graphs import (
+from services.worker.engine.gpu.cuda_graphs import (
     PADDING_SLOT,
     CudaRecorder,
     DecodeBatch,

@@ -7,10 +7,10 @@ import pytest
 from headway.errors import Code, HeadwayError
 from headway.forward_pass import ForwardPass, Swap
 from services.worker.config import WorkerConfig
-from services.worker.engine import host_kv
 from services.worker.engine.backend import ModelSize, PassFailure, TorchBackend
+from services.worker.engine.kv import host as host_kv
 from services.worker.sizing import host_blocks_per_unit
-from tests.services.worker.engine_rig import Run, prompt, reference_output
+from tests.fakes.engine_rig import Run, prompt, reference_output
 
 
 def engine(llama: str, num_host_blocks: int = 9) -> TorchBackend:

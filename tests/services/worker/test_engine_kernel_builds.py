@@ -24,7 +24,7 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Of a process of its own: in this one kernels are interpreted."""
     folder = str(tmp_path_factory.mktemp("triton"))
     output = subprocess.run(
-        [sys.executable, "-m", "tests.services.worker.kernel_builds"],
+        [sys.executable, "-m", "tests.fakes.kernel_builds"],
         env=os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": folder},
         cwd=Path(__file__).parents[3],
         capture_output=True,

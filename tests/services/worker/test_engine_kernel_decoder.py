@@ -8,10 +8,10 @@ import torch
 triton = pytest.importorskip("triton")
 
 from services.worker.engine.backend import TorchBackend  # noqa: E402
-from services.worker.engine.cuda_graphs import Run  # noqa: E402
-from services.worker.engine.kernel_decoder import KernelDecoder  # noqa: E402
-from tests.services.worker import engine_rig  # noqa: E402
-from tests.services.worker.engine_rig import FAMILIES, Schedule, prompt, reference_output  # noqa: E402
+from services.worker.engine.gpu.cuda_graphs import Run  # noqa: E402
+from services.worker.engine.gpu.decoder import KernelDecoder  # noqa: E402
+from tests.fakes import engine_rig  # noqa: E402
+from tests.fakes.engine_rig import FAMILIES, Schedule, prompt, reference_output  # noqa: E402
 
 INTERPRETED = triton.knobs.runtime.interpret
 if not INTERPRETED and not torch.cuda.is_available():

@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 
 triton = pytest.importorskip("triton")
 
-from services.worker.engine.kernels.decode import decode_attention  # noqa: E402
-from services.worker.engine.kernels.mlp import silu_mul  # noqa: E402
-from services.worker.engine.kernels.norm import add_rms_norm, rms_norm  # noqa: E402
-from services.worker.engine.kernels.plan import (  # noqa: E402
+from services.worker.engine.gpu.decode import decode_attention  # noqa: E402
+from services.worker.engine.gpu.mlp import silu_mul  # noqa: E402
+from services.worker.engine.gpu.norm import add_rms_norm, rms_norm  # noqa: E402
+from services.worker.engine.gpu.plan import (  # noqa: E402
     MIN_PART_TOKENS,
     plan_decode,
     wanted_parts,
 )
-from services.worker.engine.kernels.prefill import prefill_attention  # noqa: E402
-from services.worker.engine.kernels.store import rope_store  # noqa: E402
-from tests.services.worker.kernel_reference import (  # noqa: E402
+from services.worker.engine.gpu.prefill import prefill_attention  # noqa: E402
+from services.worker.engine.gpu.store import rope_store  # noqa: E402
+from tests.fakes.kernel_reference import (  # noqa: E402
     DEVICE,
     DTYPES,
     Pool,

@@ -9,8 +9,8 @@ import pytest
 
 from headway.errors import Code, HeadwayError
 from services.worker.engine.backend import TorchBackend
-from services.worker.engine.kv import MAX_PIECE_BYTES
-from tests.services.worker.engine_rig import Run, Schedule, backend, prompt, reference_output
+from services.worker.engine.kv.pool import MAX_PIECE_BYTES
+from tests.fakes.engine_rig import Run, Schedule, backend, prompt, reference_output
 
 
 def move(run: Run, source: TorchBackend, target: Schedule, piece_bytes: int) -> Run:

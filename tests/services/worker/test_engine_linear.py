@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import linear, silu
 
-from services.worker.engine.linear import MIN_PACKED_WEIGHTS, GatedLinear, Linear
+from services.worker.engine.cpu.linear import MIN_PACKED_WEIGHTS, GatedLinear, Linear
 
 DTYPES = [torch.float32, torch.bfloat16]
 NUM_INPUTS = 768

@@ -21,8 +21,8 @@ from hypothesis.stateful import (
 from headway.messages import CancelStream, Dispatch, Handoff, UnitBatch
 from headway.request import Request, SamplingParams, StreamKey
 from services.worker.engine.backend import TorchBackend
-from tests.services.worker.engine_rig import prompt, reference_output
-from tests.services.worker.memory_rig import MODEL, Client, EngineWorker, run_alone
+from tests.fakes.engine_rig import prompt, reference_output
+from tests.fakes.memory_rig import MODEL, Client, EngineWorker, run_alone
 
 PREFIX = prompt(17, 5)
 MAX_LEN = 42

@@ -11,12 +11,12 @@ import torch
 from headway.errors import Code, HeadwayError
 from headway.request import SamplingParams
 from services.worker.engine.backend import TorchBackend
-from services.worker.engine.decoder import Decoder
-from services.worker.engine.decoders import decoder_class
-from services.worker.engine.native import build
-from services.worker.engine.native_decoder import NativeDecoder
-from tests.services.worker.engine_rig import Run, Schedule, prompt
-from tests.services.worker.kernel_reference import HAS_COMPILER
+from services.worker.engine.cpu import build
+from services.worker.engine.cpu.decoder import NativeDecoder
+from services.worker.engine.model.decoder import Decoder
+from services.worker.engine.model.decoders import decoder_class
+from tests.fakes.engine_rig import Run, Schedule, prompt
+from tests.fakes.kernel_reference import HAS_COMPILER
 
 CPU = torch.device("cpu")
 if not HAS_COMPILER:

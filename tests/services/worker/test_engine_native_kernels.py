@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.worker.engine.attention import Contexts
-from services.worker.engine.native.operators import Layer, Operators, Rows, Shape, operators_for
-from tests.services.worker.kernel_reference import (
+from services.worker.engine.cpu.operators import Layer, Operators, Rows, Shape, operators_for
+from services.worker.engine.model.attention import Contexts
+from tests.fakes.kernel_reference import (
     HAS_COMPILER,
     Pool,
     close,

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import linear, silu
 
-from services.worker.engine.linear import GatedLinear, Linear, packed
-from services.worker.engine.native.product import MOST_ROWS, FewRows
-from tests.services.worker.kernel_reference import HAS_COMPILER, close, normal
+from services.worker.engine.cpu.linear import GatedLinear, Linear, packed
+from services.worker.engine.cpu.product import MOST_ROWS, FewRows
+from tests.fakes.kernel_reference import HAS_COMPILER, close, normal
 
 if not HAS_COMPILER or "amx_bf16" not in Path("/proc/cpuinfo").read_text():
     pytest.skip("compiled products need a processor with matrix tiles", allow_module_level=True)

@@ -7,13 +7,13 @@ from collections import deque
 import pytest
 
 from headway.cluster import Role, WorkerInfo
-from headway.core.worker import WorkerCore, WorkerSettings
-from headway.core.worker_events import SendTokens, WorkerAction, WorkerEvent
+from headway.core.worker.core import WorkerCore, WorkerSettings
+from headway.core.worker.events import SendTokens, WorkerAction, WorkerEvent
 from headway.forward_pass import ForwardPass
 from headway.messages import Dispatch, UnitBatch
 from headway.policies import registry
 from headway.request import Request, SamplingParams
-from tests.services.worker.engine_rig import (
+from tests.fakes.engine_rig import (
     MAX_MODEL_LEN,
     backend,
     prompt,

@@ -8,8 +8,8 @@ import pytest
 
 from headway.errors import HeadwayError
 from services.worker.engine.backend import TorchBackend
-from services.worker.engine.quantization import SCHEMES
-from tests.services.worker.engine_rig import Run, Schedule, reference_output
+from services.worker.engine.model.quantization import SCHEMES
+from tests.fakes.engine_rig import Run, Schedule, reference_output
 
 MINI = str(Path(__file__).parents[3] / "models" / "headway-mini")
 

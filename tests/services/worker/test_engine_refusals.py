@@ -15,8 +15,8 @@ from headway.errors import Code, HeadwayError
 from headway.forward_pass import ForwardPass, PassItem
 from headway.request import StreamKey
 from services.worker.engine.backend import ModelSize, PassFailure, TorchBackend
-from services.worker.engine.supported import refuse_unsupported
-from tests.services.worker.engine_rig import (
+from services.worker.engine.model.supported import refuse_unsupported
+from tests.fakes.engine_rig import (
     GREEDY,
     MAX_MODEL_LEN,
     VOCAB_SIZE,

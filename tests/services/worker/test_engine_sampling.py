@@ -15,7 +15,7 @@ from headway.request import SamplingParams, StreamKey
 from services.worker.engine.penalties import adjust
 from services.worker.engine.sampler import draw, filtered_probs, greatest, invert
 from services.worker.engine.uniform import uniform
-from tests.services.worker.engine_rig import Run, Schedule, backend, prompt, reference_model
+from tests.fakes.engine_rig import Run, Schedule, backend, prompt, reference_model
 
 EOS = (3, 4)
 

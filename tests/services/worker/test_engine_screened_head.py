@@ -10,9 +10,9 @@ import torch
 
 from headway.request import StreamKey
 from services.worker.engine.backend import TorchBackend
+from services.worker.engine.cpu.screened_head import MIN_TOKENS, MOST_ROWS, ScreenedHead
 from services.worker.engine.sampler import greatest
-from services.worker.engine.screened_head import MIN_TOKENS, MOST_ROWS, ScreenedHead
-from tests.services.worker.engine_rig import Run, Schedule, prompt, save_checkpoint
+from tests.fakes.engine_rig import Run, Schedule, prompt, save_checkpoint
 
 SIZE = 64
 

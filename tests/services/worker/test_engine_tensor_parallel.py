@@ -11,12 +11,12 @@ import pytest
 
 from headway.errors import HeadwayError
 from services.worker.config import WorkerConfig
-from services.worker.engine.tensor_parallel import share_of_heads
+from services.worker.engine.model.tensor_parallel import share_of_heads
 from services.worker.loading import load_backend
-from tests.services.worker.engine_rig import prompt, reference_output
+from tests.fakes.engine_rig import prompt, reference_output
 
 ROOT = Path(__file__).parents[3]
-RANK = "tests.services.worker.tensor_parallel_rank"
+RANK = "tests.fakes.tensor_parallel_rank"
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.worker.engine.decoder import Decoder
-from services.worker.engine.loader import load_model
+from services.worker.engine.model.decoder import Decoder
+from services.worker.engine.model.loader import load_model
 
 MODEL = Path(__file__).resolve().parents[3] / "models" / "headway-mini"
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from headway.cluster import Role, WorkerInfo
+from headway.cost.pass_time import Share
+from headway.cost.passes import parse_passes
 from headway.errors import HeadwayError
 from headway.forward_pass import ForwardPass, PassItem
-from headway.pass_time import Share
-from headway.profile_passes import parse_passes
 from headway.request import SamplingParams, StreamKey
 from services.worker.pass_record import PassRecord, share_of
 

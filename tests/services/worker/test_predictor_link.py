@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from headway.core.worker_events import AskPredictor, Predicted, PredictorKnown
+from headway.core.worker.events import AskPredictor, Predicted, PredictorKnown
 from headway.forward_pass import HiddenStates
 from headway.request import StreamKey
 from services.predictor.config import PredictorConfig
@@ -17,7 +17,7 @@ from services.runtime.config import ServiceConfig
 from services.runtime.store import Store
 from services.worker.metrics import PredictionMetrics
 from services.worker.predictor_link import MOST_QUEUED, PredictorLink, _parts
-from tests.services.predictor.predictor_rig import constant_predictor, serving, states
+from tests.fakes.predictor_rig import constant_predictor, serving, states
 
 
 class Linked:

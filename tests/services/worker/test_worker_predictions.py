@@ -21,7 +21,7 @@ from headway.messages import (
 )
 from protos import worker_pb2_grpc
 from services.predictor.config import PredictorConfig
-from tests.services.predictor.predictor_rig import constant_predictor, serving
+from tests.fakes.predictor_rig import constant_predictor, serving
 from tests.services.worker.test_worker_service import Leader, Sink, make_request, sink, worker
 
 __all__ = ["sink", "worker"]

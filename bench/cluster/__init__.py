@@ -1,0 +1,1 @@
+"""Bursts and takeovers on a live local cluster."""

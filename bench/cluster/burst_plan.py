@@ -1,0 +1,152 @@
+"""What ``headway bench burst`` offers, and what every policy is told of the instances."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+from types import MappingProxyType
+from typing import Any
+
+from bench.serve.plan import Options, Plan, make_plan
+from headway.cost.buckets import NUM_BUCKETS
+from headway.cost.profile import Profile
+from headway.workload.arrivals import arrivals
+
+_OVER = 1.05
+_LEAST_OUTPUT = 16
+
+CONTENDERS = MappingProxyType(
+    {
+        "tokenscale": "tokenscale",
+        "no-convertibles": "tokenscale",
+        "aibrix": "aibrix",
+        "blitzscale": "blitzscale",
+        "distserve": "distserve",
+        "utilisation": "utilisation",
+        "fixed": "fixed",
+        "fixed-most": "fixed",
+    }
+)
+"""The scaling policy of each name; ``fixed-most`` has the most instances from the beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class BurstLoad:
+    """Poisson arrivals at ``rate`` (1/s), at ``burst_rate`` from ``before`` (s) on for ``burst`` s.
+
+    ``after``: seconds at ``rate`` again. Every request has so many tokens.
+    """
+
+    rate: float
+    burst_rate: float
+    before: float
+    burst: float
+    after: float
+    prompt_tokens: int
+    output_tokens: int
+    seed: int = 0
+
+    @property
+    def burst_ends_at(self) -> float:
+        """Seconds after the start."""
+        return self.before + self.burst
+
+    @property
+    def seconds(self) -> float:
+        """Of all three."""
+        return self.burst_ends_at + self.after
+
+    def instants(self) -> list[float]:
+        """Of every arrival, seconds."""
+        rng, begins, found = random.Random(self.seed), 0.0, list[float]()
+        for rate, seconds in (
+            (self.rate, self.before),
+            (self.burst_rate, self.burst),
+            (self.rate, self.after),
+        ):
+            found += [begins + at for at in arrivals("poisson", rate, rng, duration=seconds)]
+            begins += seconds
+        return found
+
+    def plan(self, model: str) -> Plan:
+        """The requests: the same for every policy."""
+        instants = self.instants()
+        options = Options(
+            model,
+            rate=1.0,
+            num_requests=len(instants),
+            prompts="random-tokens",
+            prompt_tokens=self.prompt_tokens,
+            max_tokens=self.output_tokens,
+            seed=self.seed,
+        )
+        plan = make_plan(options)
+        timed = [
+            replace(one, arrival_at=at) for one, at in zip(plan.requests, instants, strict=True)
+        ]
+        return replace(plan, requests=timed)
+
+
+def filling(profile: Profile, rate: float, utilisation: float) -> tuple[int, int]:
+    """Prompt and output tokens of a request, so many of which (1/s) are a little too much for one.
+
+    That is for one prefiller and one decoder at their planned ``utilisation``: the least load that
+    a policy by velocities answers with a second one of both.
+    """
+    most_input, most_output = profile.buckets.lengths(NUM_BUCKETS - 1)
+    num_prompt = ceil(_OVER * utilisation * profile.prefill_velocity() / rate)
+    num_prompt = max(1, min(num_prompt, int(most_input)))
+
+    def decoders(num_output: int) -> float:
+        bucket = profile.buckets.of(num_prompt, num_output)
+        return rate * (num_prompt + num_output) / profile.decode_velocity(bucket)
+
+    outputs = range(_LEAST_OUTPUT, int(most_output))
+    fitting = (n for n in outputs if decoders(n) >= _OVER * utilisation)
+    return num_prompt, next(fitting, int(most_output))
+
+
+def scaling_params(
+    name: str, profile: Profile, load: BurstLoad, ttft_slo: float, utilisation: float
+) -> Mapping[str, Any]:
+    """A contender's parameters: thresholds are what the profile says that an instance carries.
+
+    So every policy knows the same of the machine, and plans with the same ``utilisation`` of it.
+    """
+    size = load.prompt_tokens + load.output_tokens
+    bucket = profile.buckets.of(load.prompt_tokens, load.output_tokens)
+    prefill_per_s = profile.prefill_velocity() / load.prompt_tokens
+    decode_per_s = profile.decode_velocity(bucket) / size
+    prefilling = max(1.0, prefill_per_s * ttft_slo)
+    same = {"target_utilisation": utilisation}
+    match name:
+        case "tokenscale":
+            return same
+        case "no-convertibles":
+            return {**same, "convertibles": False}
+        case "distserve":
+            return {**same, "prefill_per_s": prefill_per_s, "decode_per_s": decode_per_s}
+        case "blitzscale":
+            decoding = saturating_batch(profile, load, decode_per_s)
+            return {**same, "prefill_requests": prefilling, "decode_requests": decoding}
+        case "aibrix":
+            return {**same, "prefill_concurrency": prefilling, "decode_memory": 0.7}
+        case _:
+            return same
+
+
+def saturating_batch(profile: Profile, load: BurstLoad, requests_per_s: float) -> float:
+    """Requests that decode together where so many end per second: Little's law, 1 to the most.
+
+    ``B = r · output · t(B)``, and t(B) is linear in B.
+    """
+    pass_time = profile.pass_time
+    context = load.prompt_tokens + load.output_tokens / 2
+    tokens_per_s = requests_per_s * load.output_tokens
+    rest = 1.0 - tokens_per_s * (pass_time.per_request + pass_time.per_kv_token * context)
+    most = min(float(profile.max_batch), profile.kv_capacity_tokens / context)
+    if rest <= 0:
+        return max(1.0, most)
+    return min(max(1.0, tokens_per_s * pass_time.base / rest), most)

@@ -1,0 +1,112 @@
+"""Processes under measurement: started, asked whether they serve, counted, ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from headway.errors import Code, HeadwayError
+from services.local.tether import tethered
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_LAST_LINES = 5
+
+
+class Process:
+    """One process in a session of its own, its output in a file. A context manager."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], folder: Path, env: Mapping[str, str] | None = None
+    ) -> None:
+        self.name = name
+        self._log = folder / f"{name}.log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                tethered([*command]),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(env or {})},
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Of the process itself; it may have children."""
+        return self._process.pid
+
+    def check(self) -> None:
+        """UNAVAILABLE, with the end of its output, where it has died."""
+        status = self._process.poll()
+        if status is not None:
+            message = f"{self.name} ended ({status}): {self.last_words()}"
+            raise HeadwayError(Code.UNAVAILABLE, message)
+
+    def last_words(self) -> str:
+        """The end of what it said."""
+        lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
+        return " / ".join([line.strip() for line in lines if line.strip()][-_LAST_LINES:])
+
+    def stop(self, grace: float = 5.0) -> None:
+        """End it and what it started; SIGKILL for what is left after ``grace`` seconds."""
+        for number, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, 5.0)):
+            try:
+                os.killpg(self._process.pid, number)
+                self._process.wait(patience)
+            except ProcessLookupError:
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        self._process.poll()
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process and of what it started and still runs, user and system."""
+    ticks, parents = {}, {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                stat = (folder / "stat").read_text(encoding="utf-8", errors="replace")
+            except OSError:  # it has just ended
+                continue
+            fields = stat.rpartition(")")[2].split()
+            number = int(folder.name)
+            parents[number], ticks[number] = int(fields[1]), int(fields[11]) + int(fields[12])
+    return sum(ticks[each] for each in ticks if _descends(each, pid, parents)) / _TICKS_PER_S
+
+
+def _descends(pid: int, ancestor: int, parents: Mapping[int, int]) -> bool:
+    while pid not in (ancestor, 0):
+        pid = parents.get(pid, 0)
+    return pid == ancestor
+
+
+def run_quietly(command: Sequence[str], patience: float) -> str:
+    """What a failed command said last; empty where it went well within ``patience`` seconds."""
+    started_at = time.monotonic()
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=patience, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"{command[0]} took over {time.monotonic() - started_at:.0f} s"
+    except OSError as error:
+        return f"{command[0]}: {error.strerror}"
+    lines = (done.stderr.strip() or done.stdout.strip() or "no word").splitlines()
+    return "" if done.returncode == 0 else f"exit {done.returncode}: {lines[-1]}"

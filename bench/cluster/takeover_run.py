@@ -1,0 +1,168 @@
+"""The cluster, the load and the kills of ``headway bench takeover``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from services.local import up
+from services.local.store import LocalStore, free_port
+from services.local.supervisor import Supervisor
+from services.runtime.config import ServiceConfig
+from services.runtime.store import Leader, Store
+
+_CLUSTER, _PATIENCE, _POLL = "takeover", 120.0, 0.01
+_PROMPT = "Add 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22."
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Seconds from one SIGKILL to the next election, and to a new request's first token."""
+
+    elected: float
+    served: float
+
+
+@dataclass(slots=True)
+class Takeovers:
+    """All kills, and what became of the answers meanwhile."""
+
+    kills: list[Kill] = field(default_factory=list)
+    num_whole: int = 0
+    num_resubmitted: int = 0
+    num_wrong: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Cluster:
+    supervisor: Supervisor
+    store: Store
+    client: httpx.AsyncClient
+    body: bytes
+
+
+async def measure(model: str, num_kills: int, num_streams: int, num_tokens: int) -> Takeovers:
+    """Kill the leader so often, the answers of so many streams compared all the time."""
+    found = Takeovers()
+    async with _running(model, num_tokens) as cluster:
+        expected = await _answer(cluster)
+        load = [asyncio.create_task(_load(cluster, expected, found)) for _ in range(num_streams)]
+        for _ in range(num_kills):
+            await cluster.supervisor.serving()  # the killed one stands by again
+            await asyncio.sleep(1.0)
+            found.kills.append(await _kill(cluster))
+        found.num_resubmitted = await _num_resubmitted(cluster)
+        for task in load:
+            task.cancel()
+        await asyncio.gather(*load, return_exceptions=True)
+    return found
+
+
+@asynccontextmanager
+async def _running(model: str, num_tokens: int) -> AsyncIterator[_Cluster]:
+    port = free_port(2)
+    args = up.parse(["--model", model, "--schedulers", "2", "--port", str(port)])
+    body = {
+        "model": Path(model).name,
+        "messages": [{"role": "user", "content": _PROMPT}],
+        "stream": True,
+        "temperature": 0,
+        "max_tokens": num_tokens,
+        "ignore_eos": True,
+    }
+    with LocalStore() as local, tempfile.TemporaryDirectory(prefix="headway-logs-") as folder:
+        config = ServiceConfig(
+            service_id="supervisor", store=local.url, cluster=_CLUSTER, drain_timeout=5.0
+        )
+        specs = up.process_specs(args, os.cpu_count() or 1)
+        supervisor = Supervisor(specs, config, Path(folder), lambda line: None)
+        store = await Store.connect(local.url, _CLUSTER)
+        client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=_PATIENCE)
+        try:
+            await supervisor.start()
+            async with asyncio.timeout(_PATIENCE):
+                await supervisor.serving()
+            yield _Cluster(supervisor, store, client, json.dumps(body).encode())
+        finally:
+            await client.aclose()
+            await supervisor.stop()
+            await store.close()
+
+
+# --- load -----------------------------------------------------------------------------
+
+
+async def _load(cluster: _Cluster, expected: str, found: Takeovers) -> None:
+    """One stream after the other, for as long as it is let."""
+    while True:
+        try:
+            is_whole = await _answer(cluster) == expected
+        except httpx.HTTPError:
+            is_whole = False
+        found.num_whole += is_whole
+        found.num_wrong += not is_whole
+
+
+async def _answer(cluster: _Cluster, first: asyncio.Event | None = None) -> str:
+    """All that was streamed; ``first`` is set with the first of it."""
+    said: list[str] = []
+    request = cluster.client.stream("POST", "/v1/chat/completions", content=cluster.body)
+    async with request as response:
+        response.raise_for_status()
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            for choice in json.loads(line.removeprefix("data: "))["choices"]:
+                delta = choice["delta"]
+                said.append(delta.get("reasoning_content") or delta.get("content") or "")
+                if said[-1] and first is not None:
+                    first.set()
+    return "".join(said)
+
+
+async def _num_resubmitted(cluster: _Cluster) -> int:
+    """Attempts beyond the first: what a takeover made somebody compute again."""
+    lines = (await cluster.client.get("/metrics")).text.splitlines()
+    name = "headway_gateway_resubmitted_requests"
+    return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith(name))
+
+
+# --- kills ----------------------------------------------------------------------------
+
+
+async def _kill(cluster: _Cluster) -> Kill:
+    leader = await _leader(cluster.store, above=0)
+    service_id = leader.candidate_id.rpartition("-")[0]
+    (process,) = (p for p in cluster.supervisor.processes if p.spec.service_id == service_id)
+    assert process.pid is not None, "who leads runs"
+    os.kill(process.pid, signal.SIGKILL)
+    began_at = time.monotonic()
+    first = asyncio.Event()
+    request = asyncio.create_task(_answer(cluster, first))
+    await _leader(cluster.store, above=leader.fencing_token)
+    elected = time.monotonic() - began_at
+    async with asyncio.timeout(_PATIENCE):
+        await first.wait()
+    served = time.monotonic() - began_at
+    await request
+    return Kill(elected, served)
+
+
+async def _leader(store: Store, *, above: int) -> Leader:
+    """Who leads, once the fencing token has risen."""
+    async with asyncio.timeout(_PATIENCE):
+        while True:
+            leader = await store.leader()
+            if leader is not None and leader.fencing_token > above:
+                return leader
+            await asyncio.sleep(_POLL)

@@ -1,0 +1,1 @@
+"""Time per decision: policies and whole scheduler cycles."""

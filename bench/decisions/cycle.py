@@ -1,0 +1,113 @@
+"""A whole cycle of the scheduler's core, as live: admission, dispatch, reports, the journal."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from headway.cluster import Role, UnitLoad, WorkerInfo
+from headway.core.scheduler.core import SchedulerCore
+from headway.core.scheduler.events import (
+    Elected,
+    FromWorker,
+    GatewayConnected,
+    Persist,
+    SchedulerAction,
+    SchedulerEvent,
+    SendToWorker,
+)
+from headway.core.scheduler.state import SchedulerSettings
+from headway.messages import Accepted, Dispatch, EndForward, FinishedRequest, Snapshot
+from headway.request import FinishReason, Request, SamplingParams
+
+_CHUNK, _BLOCK, _PASS_TIME = 3072, 16, 0.1
+
+
+def cycles(scale: float) -> tuple[str, Iterator[Callable[[], object]]]:
+    """One instance, whose passes each compute what the last cycle gave it."""
+    num_requests, num_units = int(100 * scale), int(64 * scale)
+
+    def decisions() -> Iterator[Callable[[], object]]:
+        cycle = _Cycle(num_requests, num_units)
+        while True:
+            yield partial(cycle.run, cycle.arrivals())
+
+    return f"{num_requests} requests, {num_units} DP units", decisions()
+
+
+class _Cycle:
+    """``run`` is one cycle: requests arrive while a pass runs, it ends, they are dispatched."""
+
+    def __init__(self, num_requests: int, num_units: int) -> None:
+        self._num_requests = num_requests
+        self._rng = random.Random(1)
+        self._now = 1000.0
+        self._core = SchedulerCore(SchedulerSettings(persists=True))
+        self._loads = tuple(UnitLoad(unit, 0, 0, 0, 10_000) for unit in range(num_units))
+        self._sent: Dispatch | None = None
+        self._num_submitted = 0
+        info = WorkerInfo(
+            "worker", "w:1", Role.UNIFIED, "m", num_units, _CHUNK, _BLOCK, 10_000, 32_768, 8
+        )
+        self._tell(Elected(1, ("worker",)))
+        self._tell(GatewayConnected("gateway"))
+        self._tell(FromWorker("worker", Snapshot(info, self._loads)))
+        self.run(self.arrivals())
+
+    def arrivals(self) -> list[Request]:
+        """Requests as a gateway submits them."""
+        return [self._request() for _ in range(self._num_requests)]
+
+    def _request(self) -> Request:
+        self._num_submitted += 1
+        return Request(
+            request_id=f"request-{self._num_submitted}",
+            attempt=0,
+            stream_id=self._num_submitted,
+            gateway_id="gateway",
+            gateway_address="g:1",
+            model="m",
+            prompt_token_ids=range(1, 2 + int(2000 * self._rng.betavariate(1, 2))),
+            sampling=SamplingParams(max_tokens=100),
+            arrival_at=self._now,
+            deadline_at=self._now + 600.0,
+        )
+
+    def run(self, arrivals: Sequence[Request]) -> int:
+        """Bytes of the journal; they leave in one write."""
+        from services.scheduler.records import pack_key, pack_learned, pack_request
+
+        actions: list[SchedulerAction] = []
+        for request in arrivals:
+            actions += self._tell(request)
+        self._now += _PASS_TIME
+        actions += self._tell(FromWorker("worker", self._end()))
+        assert self._sent is not None, "whoever waits is dispatched when a pass ends"
+        actions += self._tell(FromWorker("worker", Accepted(self._sent.dispatch_id)))
+        persists = [action for action in actions if isinstance(action, Persist)]
+        saved = {each.key: each for persist in persists for each in persist.saved}
+        packed = [(pack_key(each.key), pack_request(each)) for each in saved.values()]
+        packed += [(pack_key(key), b"") for persist in persists for key in persist.ended]
+        learned = [pack_learned(each) for persist in persists for each in persist.learned]
+        return sum(len(name) + len(blob) for name, blob in packed) + sum(map(len, learned))
+
+    def _end(self) -> EndForward:
+        """The pass ends, and with it all that was in it."""
+        sent = self._sent
+        if sent is None:
+            return EndForward(1, _PASS_TIME, (), self._loads)
+        ended = [
+            FinishedRequest(r.key, batch.unit, r.num_tokens, 1, FinishReason.STOP)
+            for batch in sent.batches
+            for r in batch.requests
+        ]
+        ids = (sent.dispatch_id,)
+        return EndForward(1, _PASS_TIME, ids, self._loads, finished=tuple(ended))
+
+    def _tell(self, event: SchedulerEvent) -> Sequence[SchedulerAction]:
+        actions = self._core.handle(event, now=self._now)
+        for action in actions:
+            if isinstance(action, SendToWorker) and isinstance(action.message, Dispatch):
+                self._sent = action.message
+        return actions

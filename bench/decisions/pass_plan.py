@@ -1,0 +1,57 @@
+"""A worker's plan of one forward pass in which every request decodes, for ``bench policies``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from headway.cluster import Role, WorkerInfo
+from headway.core.worker.plan import PassPlanner
+from headway.core.worker.state import WorkerState
+from headway.core.worker.unit_plan import Limits
+from headway.forward_pass import PassItem, Sampled
+from headway.policies import registry
+from headway.request import Request, SamplingParams
+
+NUM_RUNNING = 256
+PROMPT_TOKENS = 1000
+BLOCK_SIZE = 16
+
+
+def planning(scale: float) -> tuple[str, Iterator[Callable[[], object]]]:
+    """From the order to the items, with the blocks that requests grow into."""
+    num_running = int(NUM_RUNNING * scale)
+    num_blocks = num_running * 2 * PROMPT_TOKENS // BLOCK_SIZE
+    most = num_running * PROMPT_TOKENS
+    info = WorkerInfo("w", "w", Role.UNIFIED, "m", 1, most, BLOCK_SIZE, num_blocks, most, 1)
+    state = WorkerState(info, (), caches_prefixes=True)
+    planner = PassPlanner(registry.make("batching", "headway"), Limits(most, 0.1))
+    for number in range(num_running):
+        state.queue(_request(number), 0)
+
+    def decisions() -> Iterator[Callable[[], object]]:
+        items = planner.plan(state.units[0], now=0.0)
+        while True:
+            _carry_out(state, items)
+            items = []
+            yield partial(_plan_into, items, planner, state)
+
+    return f"{num_running} running requests", decisions()
+
+
+def _request(number: int) -> Request:
+    prompt = tuple(range(number, number + PROMPT_TOKENS))
+    sampling = SamplingParams(max_tokens=PROMPT_TOKENS)
+    return Request(str(number), 0, number, "gateway", "g", "m", prompt, sampling, float(number))
+
+
+def _plan_into(items: list[PassItem], planner: PassPlanner, state: WorkerState) -> None:
+    items += planner.plan(state.units[0], now=0.0)
+
+
+def _carry_out(state: WorkerState, items: list[PassItem]) -> None:
+    for item in items:
+        sequence = state.units[0].sequences[item.key]
+        sequence.num_passes -= 1
+        sequence.computed(len(item.token_ids))
+        state.drew(sequence, Sampled(item.key, 1), now=0.0, step=0.0, pace=0.0)

@@ -1,0 +1,78 @@
+"""A run's figures, and two or more of them side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from bench.serve.replay import Outcome
+from headway.metrics import percentile
+from headway.qoe import VIOLATION, qoe
+
+READER_PACE = 0.1  # seconds a token
+Values = Mapping[str, Sequence[float]]
+_SHOWN = (
+    ("ttft", "TTFT"),
+    ("ttfat", "TTFAT"),
+    ("ttlt", "TTLT"),
+)
+
+
+def values_of(outcomes: Sequence[Outcome]) -> Values:
+    """Every finished request's times, seconds, and its QoE, by metric."""
+    times = [each.times for each in outcomes if each.times is not None]
+    found = {
+        name: [value for each in times if (value := each.metric(name)) is not None]
+        for name, _ in _SHOWN
+    }
+    reading = (_qoe(each) for each in outcomes)
+    return {**found, "qoe": [value for value in reading if value is not None]}
+
+
+def _qoe(outcome: Outcome) -> float | None:
+    """From the first answering token on; None for fewer than two."""
+    times = outcome.times
+    if times is None or times.first_answer_at is None:
+        return None
+    instants = times.first_token_at + np.concatenate(([0.0], np.cumsum(outcome.gaps)))
+    answer = instants[instants >= times.first_answer_at - 1e-9]
+    return qoe(answer, READER_PACE) if len(answer) > 1 else None
+
+
+def figures(values: Values) -> dict[str, float]:
+    """What the table shows, by the words that it shows it under; nothing for no values."""
+    found: dict[str, float] = {}
+    for name, title in _SHOWN:
+        ordered = sorted(values[name])
+        if ordered:
+            found[f"{title} P50, s"] = percentile(ordered, 0.5)
+            found[f"{title} P99, s"] = percentile(ordered, 0.99)
+    if values["qoe"]:
+        found["QoE, mean"] = fmean(values["qoe"])
+        kept = [value >= VIOLATION for value in values["qoe"]]
+        found[f"QoE of {VIOLATION} or more, %"] = 100.0 * fmean(kept)
+    return found
+
+
+def print_table(console: Console, title: str, runs: Mapping[str, Mapping[str, float]]) -> None:
+    """A column a run; the last one is set against the first."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for name in runs:
+        table.add_column(name, justify="right")
+    table.add_column("change", justify="right")
+    first, last = next(iter(runs.values())), list(runs.values())[-1]
+    for row in first:
+        shown = [f"{run[row]:.4g}" if row in run else "" for run in runs.values()]
+        table.add_row(row, *shown, _change(first[row], last.get(row)))
+    console.print(table)
+
+
+def _change(before: float, after: float | None) -> str:
+    if after is None or before == 0.0:
+        return ""
+    return f"{100.0 * (after / before - 1.0):+.0f} %"

@@ -1,0 +1,1 @@
+"""The worker's engine beside generate(), continuous batching and vLLM."""

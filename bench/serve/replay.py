@@ -1,0 +1,172 @@
+"""Sends a plan open loop: a request leaves at its instant whatever became of those before it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import json
+import time
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+
+from bench.serve.client import Client, RequestFailedError
+from bench.serve.plan import Plan, Planned
+from bench.serve.sse import Stream
+from headway.metrics import RequestTimes
+
+_FAILED_ENDS = ("error", "abort", "cancelled")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one request; instants in seconds after the start of the run."""
+
+    planned: Planned
+    sent_at: float
+    ended_at: float = 0.0
+    times: RequestTimes | None = None
+    gaps: array[float] = field(default_factory=lambda: array("d"))
+    prompt_tokens: int | None = None
+    finish_reason: str | None = None
+    correct: bool | None = None
+    error_kind: str = ""
+    error: str = ""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts while it runs."""
+
+    num_sent: int = 0
+    num_ended: int = 0
+    num_tokens: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+
+
+class Replay:
+    """One run. ``most_open`` bounds connections: a request beyond it fails, it never waits."""
+
+    def __init__(self, client: Client, plan: Plan, *, most_open: int) -> None:
+        self._client = client
+        self._plan = plan
+        self._most_open = most_open
+        self._started_at = 0.0
+        self._running: set[asyncio.Task[None]] = set()
+        self.tally = Tally()
+        self.outcomes: list[Outcome] = []
+
+    async def run(self, stopping: asyncio.Event) -> float:
+        """Send all and wait for their ends; the seconds it took. ``stopping`` cuts it short."""
+        gc.collect()
+        gc.freeze()  # a full collection would stall every stream at once
+        self._started_at = time.perf_counter()
+        try:
+            for planned in self._plan.requests:
+                if await self._pause_until(planned.arrival_at, stopping):
+                    break
+                self._start(planned)
+            await self._wait_for_the_rest(stopping)
+        finally:
+            gc.unfreeze()
+        return self._now()
+
+    def _now(self) -> float:
+        return time.perf_counter() - self._started_at
+
+    async def _pause_until(self, at: float, stopping: asyncio.Event) -> bool:
+        """Whether it was told to stop meanwhile."""
+        pause = at - self._now()
+        if pause > 0.0 and not stopping.is_set():
+            try:
+                async with asyncio.timeout(pause):
+                    await stopping.wait()
+            except TimeoutError:
+                pass
+        else:
+            await asyncio.sleep(0)
+        return stopping.is_set()
+
+    async def _wait_for_the_rest(self, stopping: asyncio.Event) -> None:
+        stopped = asyncio.create_task(stopping.wait())
+        while self._running and not stopped.done():
+            await asyncio.wait({stopped, *self._running}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        for task in list(self._running):
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    def _start(self, planned: Planned) -> None:
+        outcome = Outcome(planned, self._now())
+        self.outcomes.append(outcome)
+        self.tally.num_sent += 1
+        if len(self._running) >= self._most_open:
+            self._fail(outcome, "too many open", f"{self._most_open} connections are open")
+            return
+        task = asyncio.create_task(self._request(outcome))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _request(self, outcome: Outcome) -> None:
+        stream = Stream()
+        outcome.sent_at = self._now()
+
+        def take(data: bytes, now: float) -> None:
+            before = len(stream.token_times)
+            stream.take(data, now - self._started_at)
+            self.tally.num_tokens += len(stream.token_times) - before
+
+        try:
+            response = await self._client.post(self._plan.path, outcome.planned.body, take)
+            if response.status != 200:
+                raise RequestFailedError(f"HTTP {response.status}", error_text(response.body))
+            _complete(outcome, stream)
+        except RequestFailedError as error:
+            self._fail(outcome, error.kind, error.detail)
+        except asyncio.CancelledError:
+            self._fail(outcome, "stopped", "the run was stopped")
+        else:
+            outcome.ended_at = self._now()
+            self.tally.num_ended += 1
+
+    def _fail(self, outcome: Outcome, kind: str, detail: str) -> None:
+        outcome.error_kind, outcome.error = kind, detail
+        outcome.ended_at = self._now()
+        self.tally.num_ended += 1
+        self.tally.errors[kind] += 1
+
+
+def _complete(outcome: Outcome, stream: Stream) -> None:
+    """Fill in a whole response; RequestFailedError where it is not whole."""
+    times, reason = stream.token_times, stream.finish_reason
+    if reason is None:
+        raise RequestFailedError("cut off", "the stream ended without a finish_reason")
+    if reason in _FAILED_ENDS:
+        raise RequestFailedError("cut off", f"finish_reason is {reason}")
+    outcome.finish_reason = reason
+    outcome.prompt_tokens = stream.prompt_tokens
+    if not times:  # tokens without text show at their end alone
+        if not stream.completion_tokens:
+            raise RequestFailedError("empty", f"no token came (finish_reason {reason})")
+        times = [stream.finished_at]
+    outcome.gaps = array("d", (after - at for at, after in itertools.pairwise(times)))
+    outcome.times = RequestTimes(
+        arrival_at=outcome.sent_at,
+        first_token_at=times[0],
+        first_answer_at=stream.first_answer_at,
+        last_token_at=times[-1],
+        num_output_tokens=stream.completion_tokens or len(times),
+        longest_gap=max(outcome.gaps, default=0.0),
+    )
+    if outcome.planned.answer is not None:
+        outcome.correct = stream.answer == outcome.planned.answer
+
+
+def error_text(body: bytes | bytearray) -> str:
+    """The message of OpenAI's error object, or the start of whatever came."""
+    try:
+        message = json.loads(body)["error"]["message"]
+    except (ValueError, LookupError, TypeError):
+        message = bytes(body[:200]).decode("utf-8", "replace")
+    return str(message)[:300]

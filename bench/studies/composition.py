@@ -1,0 +1,224 @@
+"""The five as one pipeline: each paper alone, a plain deployment and all of them, on equal GPUs.
+
+Two prefill instances of two DP units, eight decode instances (Qwen-32B on H100-96, 72K tokens of
+KV, host memory behind them), 40 % of requests reason, and arrivals come in bursts of three times
+the rate. A chat request keeps its SLO with its first token within 1 s, a reasoning one with
+its first answering token within 2 s and 0.05 s for each reasoning token; the QoE of both is at
+least 0.95.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from types import MappingProxyType
+
+from bench.studies.claims import Claim
+from bench.studies.runs import (
+    Finished,
+    Job,
+    Results,
+    Row,
+    compare,
+    run,
+    share_of,
+)
+from headway.cluster import Role
+from headway.cost.profile import load_profile
+from headway.presets import PRESETS, Preset
+from headway.qoe import VIOLATION
+from headway.sim.cluster import SimRequest
+from headway.sim.experiment import Conditions, cluster_spec
+from headway.sim.network import NetworkParams
+from headway.sim.records import Record
+from headway.sim.worker import InstanceSpec
+from headway.workload.arrivals import Bursts
+
+PAPER = "composition"
+SCENARIO = "2 × 2 prefill units, 8 decode, bursts × 3"
+NUM_REQUESTS = 1500
+SATURATION = 11.7  # requests/s whose tokens the plain deployment just generates (measured at 40/s)
+SHARES = (0.1, 0.3, 0.5, 0.7, 0.85, 1.0, 1.1, 1.2)
+BUSY = tuple(round(SATURATION * share, 3) for share in (0.85, 1.0, 1.1, 1.2))
+SINGLES = ("sbs", "uniboost", "star", "pascal", "tokenscale")
+PLAIN, OURS = "vllm-like", "headway"
+_PACE = 0.1
+_ALL = 0.995  # where nearly all keep their SLO, a few requests of thousands lead nowhere
+_HOST_TOKENS = 400_000
+BURSTS = Bursts(factor=3.0, length=10.0, share=0.25)
+STAGES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "without 2 (prefill)": {"dispatch": "immediate", "packing": "round-robin"},
+        "without 3 (decode placement)": {"placement": "least-kv"},
+        "without 4 (order)": {"batching": "fcfs"},
+        "without 5 (moves)": {"rescheduling": "none"},
+    }
+)
+
+
+def preset_of(system: str) -> Preset:
+    """A preset by name, or ours without one of its stages."""
+    if system not in STAGES:
+        return PRESETS[system]
+    ours, plain = PRESETS[OURS], PRESETS[PLAIN]
+    changed = replace(ours, **STAGES[system])  # type: ignore[arg-type]  # names of policies
+    kept = {q: p for q, p in ours.params.items() if q not in STAGES[system]}
+    given = {q: p for q, p in plain.params.items() if q in STAGES[system]}
+    return replace(changed, params=MappingProxyType({**kept, **given}))
+
+
+def requests(rate: float, seed: int, num_requests: int | None = None) -> Iterator[SimRequest]:
+    """On-off bursts whose mean over everything is ``rate``."""
+    rng, now = random.Random(seed), 0.0
+    for number, gap in enumerate(islice(BURSTS.gaps(rate, rng), num_requests or NUM_REQUESTS)):
+        now += gap
+        yield _request(rng, number, now)
+
+
+def _request(rng: random.Random, number: int, at: float) -> SimRequest:
+    prompt = max(1, min(8192, int(rng.lognormvariate(6.2, 1.0))))
+    if rng.random() < 0.4:
+        reasoning = max(1, min(16_000, int(rng.lognormvariate(6.551, 1.0))))
+        answer = max(1, min(4_000, int(rng.lognormvariate(6.0, 0.6))))
+        return SimRequest(f"reasoning-{number}", at, prompt, reasoning + answer, reasoning)
+    answer = max(1, min(4_000, int(rng.lognormvariate(5.7, 0.8))))
+    return SimRequest(f"chat-{number}", at, prompt, answer)
+
+
+def conditions() -> Conditions:
+    """The same GPUs for all."""
+    decode = replace(load_profile("qwen-32b-h100-96"), host_capacity_tokens=_HOST_TOKENS)
+    prefill = replace(decode, num_units=2, chunk_tokens=4096, num_gpus=2)
+    return Conditions(
+        ((InstanceSpec(Role.PREFILL, prefill), 2), (InstanceSpec(Role.DECODE, decode), 8)),
+        NetworkParams(decode.link_bytes_per_s),
+    )
+
+
+def measure(job: Job) -> Row:
+    """One run."""
+    spec = cluster_spec(preset_of(job.system), conditions())
+    return figures(run(spec, requests(job.rate, job.seed)))
+
+
+def figures(finished: Finished) -> Row:
+    """What users felt, over all requests; seconds and shares."""
+    records = finished.records
+    quality = [r.qoe(_PACE) or 0.0 for r in records]
+    kept = [_keeps(r, q) for r, q in zip(records, quality, strict=True)]
+    times = {name: _values(records, name) for name in ("ttft", "ttfat", "ttlt", "tpot")}
+    return {
+        **{f"{name}_p50": share_of(values, 0.50) for name, values in times.items()},
+        **{f"{name}_p99": share_of(values, 0.99) for name, values in times.items()},
+        "qoe": statistics.fmean(quality),
+        "attainment": statistics.fmean(kept),
+        "restarts": sum(
+            w.core.restarts.num_voluntary + w.core.restarts.num_forced
+            for w in finished.cluster.workers
+        )
+        / len(records),
+        "gpu_hours": 12 * finished.cluster.ended_at / 3600,
+    }
+
+
+def _values(records: Sequence[Record], name: str) -> list[float]:
+    return [value for r in records if (value := getattr(r, name)) is not None]
+
+
+def _keeps(record: Record, quality: float) -> bool:
+    if quality < VIOLATION or record.ttft is None or record.ttfat is None:
+        return False
+    if not record.num_reasoning_tokens:
+        return record.ttft <= 1.0
+    return record.ttfat <= 2.0 + 0.05 * record.num_reasoning_tokens
+
+
+# --- the claims -----------------------------------------------------------------------
+
+
+def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
+    """Against a plain deployment at every load, each paper near saturation, and stage by stage."""
+    rates = [round(SATURATION * share, 3) for share in SHARES]
+    jobs = [Job(SCENARIO, s, rate, seed) for s in (PLAIN, OURS) for rate in rates for seed in seeds]
+    jobs += [
+        Job(SCENARIO, s, rate, seed) for s in (*SINGLES, *STAGES) for rate in BUSY for seed in seeds
+    ]
+    found = Results.of(measure, jobs, num_processes)
+    return [
+        *(_against_plain(found, share) for share in SHARES),
+        *(_against_papers(found, rate) for rate in BUSY),
+        *(_ablation(found, stage) for stage in STAGES),
+    ]
+
+
+_NAMES = ("ttft", "ttfat", "ttlt", "tpot")
+
+
+def _felt(found: Results, system: str, rate: float) -> str:
+    """P50/P99 of all times, and QoE."""
+    times = (
+        f"{name.upper()} {found.sample(SCENARIO, system, rate, f'{name}_p50').mean:.3g}/"
+        f"{found.sample(SCENARIO, system, rate, f'{name}_p99').mean:.3g}"
+        for name in _NAMES
+    )
+    qoe = found.sample(SCENARIO, system, rate, "qoe").mean
+    hours = found.sample(SCENARIO, system, rate, "gpu_hours").mean
+    return f"{system}: {', '.join(times)} s, QoE {qoe:.3f}, {hours:.2f} GPU-hours"
+
+
+def _against_plain(found: Results, share: float) -> Claim:
+    rate = round(SATURATION * share, 3)
+    before, after = (found.sample(SCENARIO, s, rate, "attainment") for s in (PLAIN, OURS))
+    return compare(
+        PAPER,
+        f"SLO attainment at {share:.0%} of saturation against {PLAIN}",
+        f"{SCENARIO}, {rate:g} requests/s; share",
+        "never worse",
+        before,
+        after,
+        holds=after.mean >= before.mean - 0.002,
+        note=f"{_felt(found, PLAIN, rate)}; {_felt(found, OURS, rate)}",
+    )
+
+
+def _against_papers(found: Results, rate: float) -> Claim:
+    best = found.best(SCENARIO, SINGLES, rate, "attainment", most=True)
+    after = found.sample(SCENARIO, OURS, rate, "attainment")
+    before = found.sample(SCENARIO, best, rate, "attainment")
+    each = ", ".join(
+        f"{s} {found.sample(SCENARIO, s, rate, 'attainment').mean:.1%}" for s in SINGLES
+    )
+    return compare(
+        PAPER,
+        f"SLO attainment against the best single paper ({best}), {rate:g} requests/s",
+        f"{SCENARIO}; share, equal GPUs",
+        "leads each",
+        before,
+        after,
+        holds=after.mean > before.mean or min(after.mean, before.mean) >= _ALL,
+        note=each,
+    )
+
+
+def _ablation(found: Results, stage: str) -> Claim:
+    """What a stage adds, over all busy loads."""
+    without, ours = (
+        [found.sample(SCENARIO, system, rate, "attainment").mean for rate in BUSY]
+        for system in (stage, OURS)
+    )
+    changes = [o - w for w, o in zip(without, ours, strict=True)]
+    rate = BUSY[1]
+    shown = ", ".join(f"{c:+.1%}" for c in changes)
+    return compare(
+        PAPER,
+        f"ablation: {stage}",
+        f"{SCENARIO}, {rate:g} requests/s; share",
+        "each stage adds or is questioned",
+        found.sample(SCENARIO, stage, rate, "attainment"),
+        found.sample(SCENARIO, OURS, rate, "attainment"),
+        holds=statistics.fmean(changes) >= -0.002,
+        note=f"the stage adds {shown} at {', '.join(f'{r:g}' for r in BUSY)} requests/s",
+    )

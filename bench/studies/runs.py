@@ -1,0 +1,161 @@
+"""Runs of a study: every system on the same requests, over seeds and loads."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+from typing import NamedTuple
+
+from bench.studies.claims import Claim, Sample, change, run_all
+from headway.cluster import Role
+from headway.presets import PRESETS, Preset
+from headway.sim.cluster import ClusterSpec, SimCluster, SimRequest
+from headway.sim.kernel import Kernel
+from headway.sim.records import Record
+
+Row = Mapping[str, float]
+_LONGEST = 1e7
+
+
+class Job(NamedTuple):
+    """One run."""
+
+    scenario: str
+    system: str
+    rate: float
+    seed: int
+
+
+class Finished(NamedTuple):
+    """A run that is over: its records by arrival, and the cluster as it ended."""
+
+    records: Sequence[Record]
+    cluster: SimCluster
+
+
+def run(
+    spec: ClusterSpec,
+    requests: Iterable[SimRequest],
+    *,
+    watch: Callable[[SimCluster], None] | None = None,
+) -> Finished:
+    """Until the last request has ended; ``watch`` may set up samplers before it begins."""
+    kernel, records = Kernel(), list[Record]()
+    cluster = SimCluster(kernel, spec, records.append)
+    if watch is not None:
+        watch(cluster)
+    cluster.feed(iter(requests))
+    while cluster.is_busy and kernel.now < _LONGEST:
+        kernel.run(kernel.now + 60.0)
+    records.sort(key=lambda r: (r.arrival_at, r.request_id))
+    return Finished(records, cluster)
+
+
+def arrivals(rng: random.Random, rate: float, num_requests: int) -> Iterator[tuple[int, float]]:
+    """Numbers and instants of a Poisson process."""
+    now = 0.0
+    for number in range(num_requests):
+        now += rng.expovariate(rate)
+        yield number, now
+
+
+def with_policies(
+    base: str, *, params: Mapping[str, Row | Mapping[str, object]], **names: str
+) -> Preset:
+    """A preset with other policies and their parameters, by question."""
+    preset = PRESETS[base]
+    merged = {**preset.params, **{q: MappingProxyType(dict(p)) for q, p in params.items()}}
+    return replace(preset, params=MappingProxyType(merged), **names)
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Rows of figures by job."""
+
+    rows: Mapping[Job, Row]
+
+    @classmethod
+    def of(cls, measure: Callable[[Job], Row], jobs: Sequence[Job], num_processes: int) -> Results:
+        """Measure every job."""
+        return cls(dict(zip(jobs, run_all(measure, jobs, num_processes), strict=True)))
+
+    def sample(self, scenario: str, system: str, rate: float, figure: str) -> Sample:
+        """A figure over the seeds."""
+        wanted = (scenario, system, rate)
+        found = sorted(
+            (job.seed, row[figure]) for job, row in self.rows.items() if job[:3] == wanted
+        )
+        return Sample(tuple(value for _, value in found))
+
+    def change(self, scenario: str, before: str, after: str, rate: float, figure: str) -> Sample:
+        """Relative change from one system to another, seed by seed."""
+        samples = (self.sample(scenario, system, rate, figure) for system in (before, after))
+        return change(*(sample.values for sample in samples))
+
+    def best(
+        self, scenario: str, systems: Sequence[str], rate: float, figure: str, *, most: bool = False
+    ) -> str:
+        """The system with the least (or most) of a figure."""
+        sign = -1 if most else 1
+        return min(systems, key=lambda s: (sign * self.sample(scenario, s, rate, figure).mean, s))
+
+
+def compare(
+    paper: str,
+    claim: str,
+    scenario: str,
+    paper_value: str,
+    before: Sample,
+    after: Sample,
+    *,
+    holds: bool,
+    note: str = "",
+) -> Claim:
+    """A row of the table."""
+    return Claim(
+        paper,
+        claim,
+        scenario,
+        paper_value,
+        before.mean,
+        after.mean,
+        after.spread,
+        len(after.values),
+        holds,
+        note,
+    )
+
+
+def share_of(values: Sequence[float], share: float) -> float:
+    """A percentile; infinite where nothing was measured."""
+    ordered = sorted(values)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else float("inf")
+
+
+class LoadSampler:
+    """KV tokens of every instance of a role at equal intervals."""
+
+    def __init__(self, *, every: float, until: float, role: Role) -> None:
+        self._every = every
+        self._until = until
+        self._role = role
+        self.samples: list[tuple[int, ...]] = []
+
+    def watch(self, cluster: SimCluster) -> None:
+        """Sample this run."""
+        at = self._every
+        while at < self._until:
+            cluster.kernel.at(at, partial(self._sample, cluster))
+            at += self._every
+
+    def _sample(self, cluster: SimCluster) -> None:
+        workers = [w for w in cluster.workers if w.spec.role is self._role]
+        self.samples.append(tuple(sum(u.kv_tokens for u in w.core.loads) for w in workers))
+
+    def variance(self) -> float:
+        """Over the instances, in the mean of all instants; tokens squared."""
+        return statistics.fmean(statistics.pvariance(loads) for loads in self.samples)

@@ -1,0 +1,118 @@
+"""``headway bench engine``: the worker's engine beside others', in one run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bench.engine.run import Figure
+    from bench.engine.where import Where
+
+OWN_MODEL = "models/headway-mini"
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the subcommand."""
+    parser = subparsers.add_parser(
+        "engine",
+        help="decode and prefill speed beside generate(), continuous batching and vLLM",
+        description="Every engine is loaded in a process of its own; in each round all of them "
+        "run the same prompts, one after the other. Ratios are medians over the rounds.",
+    )
+    add = parser.add_argument
+    add("--model", default=OWN_MODEL, metavar="M", help=f"a folder, or 0.5b ({OWN_MODEL})")
+    add("--dtype", default="", help="of all engines (the checkpoint's)")
+    add("--concurrency", default="1,8,32", metavar="N,…", help="requests at once (1,8,32)")
+    add("--prompt", type=int, default=64, metavar="N", help="prompt tokens (64)")
+    add("--output", type=int, default=64, metavar="N", help="output tokens (64)")
+    add("--rounds", type=int, default=5, metavar="N", help="of every size (5)")
+    add("--threads", type=int, default=0, metavar="N", help="of each engine; 0: a core each")
+    add("--engines", default="generate,continuous,vllm", help="to compare with")
+    add("--peers-dir", type=Path, default=Path("run/peers"), metavar="DIR", help="of vLLM's venv")
+    add("--install-peers", action="store_true", help="install what is missing there")
+    add("--where", action="store_true", help="instead: where a decode pass's time goes")
+    add("--json", type=Path, metavar="FILE", help="write the figures")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print; HeadwayError for a number out of range."""
+    import json
+    from dataclasses import asdict
+
+    from bench.engine.run import Plan, measure, model_of
+
+    plan = Plan.of(args)
+    if args.where:
+        from bench.engine.where import where
+
+        with model_of(plan, say=print) as model:
+            rows = where(model, plan.dtype, plan.num_threads, plan.concurrency)
+        _print_where(rows)
+        if args.json is not None:
+            packed_rows = [asdict(row) for row in rows]
+            args.json.write_text(json.dumps(packed_rows, indent=2) + "\n", encoding="utf-8")
+        return 0
+    figures, left_out = measure(plan, say=lambda text: print(text, flush=True))
+    _print(plan.concurrency, figures)
+    for name, why in left_out.items():
+        print(f"left out: {name}: {why}")
+    if args.json is not None:
+        packed = {
+            "model": plan.model,
+            "dtype": plan.dtype,
+            "threads": plan.num_threads,
+            "prompt_tokens": plan.num_prompt,
+            "output_tokens": plan.num_output,
+            "rounds": plan.num_rounds,
+            "left_out": left_out,
+            "figures": [asdict(figure) for figure in figures],
+        }
+        args.json.write_text(json.dumps(packed, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def _print(concurrency: Sequence[int], figures: Sequence[Figure]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("engine")
+    for title in ("requests", "decode tok/s", "ours ×", "prefill tok/s", "ours ×", "peak GiB"):
+        table.add_column(title, justify="right")
+    for size in concurrency:
+        for figure in (each for each in figures if each.concurrency == size):
+            table.add_row(
+                figure.engine,
+                str(size),
+                f"{figure.decode_tokens_per_s:,.0f}",
+                f"{figure.decode_ratio:.2f}",
+                f"{figure.prefill_tokens_per_s:,.0f}",
+                f"{figure.prefill_ratio:.2f}",
+                f"{figure.peak_bytes / 2**30:.2f}",
+            )
+        table.add_section()
+    Console().print(table)
+    Console().print("ours ×: how many times as fast Headway was, the median of the rounds")
+
+
+def _print_where(rows: Sequence[Where]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), title="ms of one decode pass")
+    table.add_column("decoder")
+    titles = ("requests", *rows[0].kinds, "small ops", "Python", "pass", "ops")
+    for title in titles:
+        table.add_column(title, justify="right")
+    for row in rows:
+        times = (*row.kinds.values(), row.small, row.python, row.total)
+        cells = [f"{each:.2f}" for each in times]
+        table.add_row(row.decoder, str(row.batch), *cells, str(row.num_operators))
+    Console().print(table)

@@ -1,0 +1,42 @@
+"""``headway bench gateway``: the gateway's own cost, beside its peers."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the subcommand."""
+    parser = subparsers.add_parser(
+        "gateway",
+        help="the gateway's own cost, beside its peers",
+        description="Ours stands before an emulated worker, its peers before a mock backend.",
+    )
+    add = parser.add_argument
+    add("--model", default="models/headway-mini", help="folder or hub id of the tokenizer")
+    add("--peers", default="smg,vllm-router,litellm", help="which, by comma; empty: none")
+    home = Path("~/.cache/headway/peers")
+    add("--peers-dir", type=Path, default=home, help=f"their environments ({home})")
+    add("--install-peers", action="store_true", help="install those that are missing first")
+    add("--rounds", type=int, default=3, metavar="N", help="each in turn, so often (3)")
+    add("--seconds", type=float, default=3.0, metavar="S", help="of each measurement (3)")
+    add("--streams", type=int, default=64, metavar="N", help="requests in flight at most (64)")
+    add("--tokens", type=int, default=128, metavar="N", help="of a streamed answer (128)")
+    add("--delay-ms", type=float, default=5.0, help="between passes of the workers (5)")
+    add("--json", type=Path, metavar="FILE", help="write every round's figures")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print; HeadwayError where ours cannot be measured."""
+    import uvloop
+
+    from bench.gateway.run import compare
+    from headway.errors import invalid
+
+    most = {"rounds": 100, "seconds": 600.0, "streams": 1024, "tokens": 1024}
+    for name, limit in most.items():
+        if not 0 < getattr(args, name) <= limit:
+            raise invalid(f"--{name}", getattr(args, name), f"over 0 and at most {limit}")
+    return uvloop.run(compare(args))

@@ -1,0 +1,109 @@
+"""``headway bench sim``: how fast the simulator is, and how much memory it takes."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headway.sim.cluster import SimRequest
+    from headway.sim.records import Record
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the subcommand."""
+    parser = subparsers.add_parser(
+        "sim",
+        help="the simulator's own speed",
+        description="Poisson arrivals, log-normal lengths, on one core.",
+    )
+    add = parser.add_argument
+    add("--profile", default="llama-8b-a100", help="of all instances (llama-8b-a100)")
+    add("--prefill", type=int, default=2, metavar="N", help="prefill instances (2)")
+    add("--decode", type=int, default=6, metavar="N", help="decode instances (6)")
+    add("--rate", type=float, default=20.0, metavar="R", help="requests/s (20)")
+    add("--seconds", type=float, default=600.0, metavar="S", help="of arrivals (600)")
+    add("--preset", default="sbs", help="policies (sbs)")
+    add("--prompt", type=float, default=512.0, metavar="N", help="median prompt tokens (512)")
+    add("--output", type=float, default=200.0, metavar="N", help="median output tokens (200)")
+    add("--seed", type=int, default=0)
+    add("--json", type=Path, metavar="FILE", help="write the figures")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate once and print; HeadwayError for what cannot be simulated."""
+    import json
+    import resource
+    import time
+
+    from headway.cluster import Role
+    from headway.cost.profile import load_profile
+    from headway.presets import find_preset
+    from headway.sim.experiment import Conditions, cluster_spec, simulate
+    from headway.sim.network import NetworkParams
+    from headway.sim.worker import InstanceSpec
+
+    profile = load_profile(args.profile)
+    instances = (
+        (InstanceSpec(Role.PREFILL, profile), args.prefill),
+        (InstanceSpec(Role.DECODE, profile), args.decode),
+    )
+    network = NetworkParams(bytes_per_s=profile.link_bytes_per_s)
+    spec = cluster_spec(find_preset(args.preset), Conditions(instances, network))
+    num_ended = 0
+
+    def ended(record: Record) -> None:
+        nonlocal num_ended
+        num_ended += 1
+
+    began_at = time.perf_counter()
+    found = simulate(spec, _requests(args), ended=ended)
+    took = time.perf_counter() - began_at
+    rows = {
+        "simulated_seconds": found.ended_at,
+        "seconds": took,
+        "times_real_time": found.ended_at / took,
+        "num_requests": num_ended,
+        "num_passes": found.num_passes,
+        "microseconds_per_request": 1e6 * took / num_ended,
+        "most_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+    print(f"{'cores':<26} {_kind_of_cores()}")
+    for name, value in rows.items():
+        print(f"{name:<26} {value:,.1f}")
+    if args.json is not None:
+        found_rows = {"cores": _kind_of_cores(), **rows}
+        args.json.write_text(json.dumps(found_rows, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def _kind_of_cores() -> str:
+    """Of which wheel they are (docs/simulator.md, Compiled)."""
+    from headway.core.worker import core
+
+    return "plain" if core.__file__.endswith(".py") else "compiled"
+
+
+def _requests(args: argparse.Namespace) -> Iterator[SimRequest]:
+    import math
+    import random
+
+    from headway.sim.cluster import SimRequest
+    from headway.workload.arrivals import gaps
+
+    rng = random.Random(args.seed)
+
+    def length(median: float, sigma: float, most: int) -> int:
+        return max(1, min(most, round(rng.lognormvariate(math.log(median), sigma))))
+
+    at = 0.0
+    for number, gap in enumerate(gaps("poisson", args.rate, rng)):
+        at += gap
+        if at > args.seconds:
+            return
+        num_prompt, num_output = length(args.prompt, 0.8, 32_768), length(args.output, 0.8, 8192)
+        yield SimRequest(f"r{number}", at, num_prompt, num_output)

@@ -1,0 +1,54 @@
+"""``headway bench takeover``: how long until a standby leads and serves, and what is lost."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the subcommand."""
+    parser = subparsers.add_parser(
+        "takeover",
+        help="kill the scheduler leader under load",
+        description="Starts a cluster with a standby, keeps streams running, and kills the leader "
+        "(SIGKILL) so many times.",
+    )
+    add = parser.add_argument
+    add("--model", default="models/headway-mini", help="folder of the checkpoint")
+    add("--kills", type=int, default=5, metavar="N", help="of the leader (5)")
+    add("--streams", type=int, default=8, metavar="N", help="requests in flight all the time (8)")
+    add("--tokens", type=int, default=300, metavar="N", help="of each answer (300)")
+    add("--json", type=Path, metavar="FILE", help="write every kill's figures")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print; 1 where an answer was lost, cut or changed."""
+    import asyncio
+    import json
+    from dataclasses import asdict
+    from statistics import median
+
+    from bench.cluster.takeover_run import measure
+    from headway.errors import require_between
+
+    require_between("--kills", args.kills, 1, 1000)
+    require_between("--streams", args.streams, 1, 1024)
+    require_between("--tokens", args.tokens, 8, 1024)
+    found = asyncio.run(measure(args.model, args.kills, args.streams, args.tokens))
+    for name, text in (
+        ("elected", "a standby leads"),
+        ("served", "the first token of a request that was sent at the kill"),
+    ):
+        seconds = [getattr(kill, name) for kill in found.kills]
+        print(
+            f"{text}: median {median(seconds):.2f} s, longest {max(seconds):.2f} s after the kill"
+        )
+    print(
+        f"{len(found.kills)} kills under {args.streams} streams: {found.num_whole} answers whole, "
+        f"{found.num_wrong} lost, cut or changed, {found.num_resubmitted} computed again"
+    )
+    if args.json is not None:
+        args.json.write_text(json.dumps(asdict(found), indent=2) + "\n", encoding="utf-8")
+    return 1 if found.num_wrong else 0

@@ -1,0 +1,130 @@
+"""``headway calibrate``: how well the simulator predicts this machine."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bench.calibrate.figures import Row, Seen
+    from bench.calibrate.load import Row as Arrival
+    from bench.calibrate.model import Recorded
+    from headway.cost.profile import Profile
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the subcommand."""
+    parser = subparsers.add_parser(
+        "calibrate",
+        help="a live run and its simulation, side by side",
+        description="Starts a local cluster, fits a profile to the passes of one load, then "
+        "predicts another load with it and measures that one. Nothing of the second is fitted.",
+    )
+    add = parser.add_argument
+    add("--model", default="models/headway-mini", help="hub id or folder of the checkpoint")
+    add("--preset", default="vllm-like", help="policies of both runs (vllm-like)")
+    add("--prefill", type=int, default=0, metavar="N", help="prefill workers (0)")
+    add("--decode", type=int, default=0, metavar="N", help="decode workers (0)")
+    add("--unified", type=int, default=1, metavar="N", help="workers that do both (1)")
+    add("--rate", type=float, default=4.0, metavar="R", help="requests/s (4)")
+    add("--num-requests", type=int, default=150, metavar="N", help="of each load (150)")
+    add("--seed", type=int, default=0, help="of arrivals and lengths (0)")
+    add("--profile", default="", metavar="FILE", help="predict with it and fit none")
+    add("--out", type=Path, metavar="FILE", help="write the fitted profile (TOML)")
+    add("--json", type=Path, metavar="FILE", help="write the figures")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, fit, simulate, compare; HeadwayError for what cannot be run."""
+    import json
+    from dataclasses import asdict
+
+    from bench.calibrate.figures import compare
+    from bench.calibrate.load import one_by_one, poisson
+    from bench.calibrate.model import find_latency, simulation
+    from headway.cost.profile import save_profile
+    from headway.errors import require_between, require_over
+
+    require_over("--rate", args.rate, 0)
+    require_between("--num-requests", args.num_requests, 20, 100_000)
+    lone = one_by_one(0.5, 20, args.seed)
+    learning = poisson(args.rate, args.num_requests, args.seed)
+    (alone, _), records = _live(args, lone, learning)
+    profile, fit = _profile(args.profile, records)
+    ttft = sorted(each.ttft for each in alone)[len(alone) // 2]
+    latency = find_latency(records, profile, args.preset, lone, ttft)
+    print(f"{fit}; {1e3 * latency:.2f} ms a message", flush=True)
+    asked = poisson(args.rate, args.num_requests, args.seed + 1)
+    (live,), _ = _live(args, asked)
+    figures = compare(live, simulation(records, profile, args.preset, asked, latency))
+    _print(figures)
+    if args.out is not None:
+        save_profile(profile, args.out)
+    if args.json is not None:
+        packed = [asdict(figure) for figure in figures]
+        args.json.write_text(json.dumps(packed, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def _profile(given: str, records: Sequence[Recorded]) -> tuple[Profile, str]:
+    """The one that was given, or one fitted to the records; and how it meets their passes."""
+    from bench.calibrate.model import fit_profile
+    from headway.cost.fit import judge
+    from headway.cost.profile import load_profile
+
+    if given:
+        profile = load_profile(given)
+        found = judge(profile.pass_time, [each for record in records for each in record.passes])
+        how = f"{profile.name} on {found.num_passes} passes"
+    else:
+        profile, found = fit_profile(records, "calibrated")
+        how = f"fitted to {found.num_passes} passes"
+    error = f"error median {found.median_error:.1%}, P95 {found.p95_error:.1%} of a pass"
+    return profile, f"{how}: {error}"
+
+
+def _live(
+    args: argparse.Namespace, *loads: Sequence[Arrival]
+) -> tuple[list[list[Seen]], list[Recorded]]:
+    """What the clients of each load saw, and what the workers wrote down of all of them."""
+    import asyncio
+    import os
+    import tempfile
+    from pathlib import Path
+
+    from bench.calibrate.live import ask, cluster
+    from bench.calibrate.model import read_records
+
+    flags = [
+        *("--model", args.model, "--preset", args.preset, "--prefill", str(args.prefill)),
+        *("--decode", str(args.decode), "--unified", str(args.unified)),
+    ]
+    name = Path(args.model).name
+
+    async def run_all(folder: Path) -> list[list[Seen]]:
+        async with cluster(flags, folder, len(os.sched_getaffinity(0))) as url:
+            await ask(url, name, loads[0][:5], args.seed)  # what is slow once, is slow now
+            return [await ask(url, name, rows, args.seed) for rows in loads]
+
+    with tempfile.TemporaryDirectory() as folder:
+        seen = asyncio.run(run_all(Path(folder)))
+        return seen, read_records(Path(folder))
+
+
+def _print(figures: Sequence[Row]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("ms")
+    for title in ("live", "simulated", "error", "published"):
+        table.add_column(title, justify="right")
+    for row in figures:
+        times = (f"{1e3 * row.live:.2f}", f"{1e3 * row.simulated:.2f}")
+        table.add_row(row.name, *times, f"{row.error:.1%}", f"{row.published:.1%}")
+    Console().print(table)

@@ -1,0 +1,84 @@
+"""``headway profile``: list the ready-made profiles, show one, measure one, fit one."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from cli import profile_run
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the subcommand and its own."""
+    parser = subparsers.add_parser("profile", help="what a deployment costs: list, show, run, fit")
+    actions = parser.add_subparsers(dest="profile", required=True, metavar="ACTION")
+    actions.add_parser("list", help="the ready-made ones, and where they are from").set_defaults(
+        run=show_all
+    )
+    show = actions.add_parser("show", help="one as TOML")
+    show.add_argument("name", help="of a ready-made one, or a file")
+    show.set_defaults(run=show_one)
+    profile_run.add_parser(actions)
+    fit = actions.add_parser("fit", help="make one from measured passes (docs/simulator.md)")
+    add = fit.add_argument
+    add("passes", type=Path, help="CSV or JSON lines")
+    add("--like", required=True, metavar="PROFILE", help="where all but times comes from")
+    add("--name", default="", help="of the new profile")
+    add("--origin", default="", metavar="TEXT", help="where the passes were measured, and how")
+    add("--gate", default="slowest-unit", help="what DP units wait for: slowest-unit or each-term")
+    add("--out", type=Path, metavar="FILE", help="write the profile")
+    fit.set_defaults(run=fit_one)
+
+
+def show_all(args: argparse.Namespace) -> int:
+    """A line each."""
+    from headway.cost.profile import load_profile, profile_names
+
+    for name in profile_names():
+        print(f"{name:<32} {load_profile(name).origin}")
+    return 0
+
+
+def show_one(args: argparse.Namespace) -> int:
+    """As TOML; HeadwayError where there is none."""
+    from headway.cost.profile import load_profile, profile_text
+
+    print(profile_text(load_profile(args.name)), end="")
+    return 0
+
+
+def fit_one(args: argparse.Namespace) -> int:
+    """Fit, say how well it meets the passes, write; HeadwayError for what cannot be fitted."""
+    from dataclasses import replace
+
+    from headway.cost.fit import fit_pass_time
+    from headway.cost.passes import parse_passes
+    from headway.cost.profile import load_profile, save_profile
+    from headway.cost.velocity import decode_velocities, prefill_velocity
+    from headway.errors import Code, HeadwayError
+
+    like = load_profile(args.like)
+    try:
+        with args.passes.open(encoding="utf-8") as file:
+            passes = parse_passes(file, str(args.passes))
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"{args.passes} cannot be read: {error}"
+        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="passes") from error
+    fit = fit_pass_time(passes, gate=args.gate)
+    profile = replace(
+        like,
+        name=args.name or args.passes.stem,
+        origin=args.origin or f"fitted to {fit.num_passes} passes of {args.passes.name}",
+        pass_time=fit.pass_time,
+        prefill_tokens_per_s=prefill_velocity(fit.pass_time, like.memory),
+        decode_tokens_per_s=decode_velocities(fit.pass_time, like.memory, like.buckets),
+        convertible_tokens_per_s=None,
+    )
+    print(f"passes         {fit.num_passes}, terms {', '.join(fit.terms)}")
+    print(f"R²             {fit.r_squared:.5f}")
+    print(f"error          median {fit.median_error:.2%}, P95 {fit.p95_error:.2%} of a pass")
+    for term in fit.terms:
+        print(f"{term:<20} {getattr(fit.pass_time, term):.6g} s")
+    if args.out is not None:
+        save_profile(profile, args.out)
+    return 0

@@ -1,0 +1,221 @@
+"""``headway profile run``: measure a deployment on this machine and write its profile."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bench.profile.kept import Kept
+    from bench.profile.result import Deployment
+    from headway.cost.buckets import Buckets
+    from headway.cost.profile import Profile
+
+DESCRIPTION = """\
+Measure what one instance of a deployment releases, and write its profile.
+
+Starts a prefill and a decode worker with the model and raises what is offered to them until their
+output no longer grows: prompt tokens/s (V_P), KV tokens/s between them (V_N), and tokens of
+completed requests/s for nine kinds of request, short to long in input and output (V_D). Then it
+looks for the largest chunk beside which decoding meets the TPOT SLO (V_conv), and fits the
+pass-time model to all passes. Nothing else should run on the machine meanwhile.
+"""
+EPILOG = """\
+An interrupted run (Ctrl-C) goes on where it ended when it is called again. Examples:
+
+  headway profile run --out mini.toml
+  headway profile run --model Qwen/Qwen2.5-0.5B-Instruct --device cuda --out qwen.toml
+  headway up --autoscale --preset tokenscale --profile mini.toml
+  headway calibrate --prefill 1 --decode 1 --unified 0 --profile mini.toml
+  headway simulate chat-and-reasoning --profile mini.toml
+"""
+
+
+def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register it."""
+    parser = actions.add_parser(
+        "run",
+        help="measure one on this machine",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: the model's name.toml")
+    _add_deployment(parser.add_argument_group("deployment", "as the workers are to be started"))
+    _add_measurement(parser.add_argument_group("measurement"))
+    parser.set_defaults(run=run)
+
+
+def _add_deployment(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--model", default="models/headway-mini", help="hub id or folder of the checkpoint")
+    add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
+    add("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default auto)")
+    add("--quantization", default="", help="of the weights, as the worker's (default none)")
+    add("--num-threads", type=int, default=0, metavar="N", help="a worker's; default: half of all")
+    add("--chunk-tokens", type=int, default=512, metavar="N", help="prefiller's, a pass (512)")
+    add("--block-size", type=int, default=16, metavar="N", help="tokens per KV block (16)")
+    add(
+        "--kv-cache-gib",
+        type=float,
+        default=0.0,
+        metavar="GIB",
+        help="of each of the two workers; give it where they share a GPU (default: the worker's)",
+    )
+    add("--max-model-len", type=int, default=0, metavar="N", help="default: the model's own")
+
+
+def _add_measurement(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--tpot-slo", type=float, default=0.1, metavar="S", help="seconds a token, for V_conv (0.1)"
+    )
+    add("--input-tokens", default="256,1024,8192", metavar="S,M,L", help="of the buckets; too long "
+        "ones are cut to what the model takes (256,1024,8192)")  # fmt: skip
+    add("--output-tokens", default="100,350,610", metavar="S,M,L", help="(100,350,610)")
+    add("--seconds", type=float, default=4.0, metavar="S", help="for each figure, at least (4)")
+    add("--name", default="", help="of the profile (default: the file's)")
+    add("--restart", action="store_true", help="forget what an interrupted run has measured")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, fit, write; HeadwayError for what cannot be measured."""
+    import asyncio
+    import sys
+
+    from bench.profile.kept import Kept
+    from headway.cost.buckets import Buckets
+    from headway.errors import require_between, require_over
+
+    require_over("--tpot-slo", args.tpot_slo, 0)
+    require_between("--seconds", args.seconds, 0.05, 600)
+    sizes = [_sizes(args, name) for name in ("input_tokens", "output_tokens")]
+    out = args.out or Path(f"{Path(args.model).name}.toml")
+    flags = _flags(args)
+    names = ("seconds", "input_tokens", "output_tokens", "tpot_slo")
+    kept = Kept(out, {"worker": list(flags), **{name: getattr(args, name) for name in names}})
+    if args.restart:
+        kept.forget()
+    num_known = kept.read()
+    if num_known:
+        print(f"going on after {num_known} measurements of {kept.path}", flush=True)
+    try:
+        profile = asyncio.run(_measure(args, kept, Buckets(*sizes), flags, out))
+    except KeyboardInterrupt:
+        print(f"interrupted: call it again to go on from {kept.path}", file=sys.stderr)
+        raise
+    _print(profile, out)
+    kept.forget()
+    return 0
+
+
+def _sizes(args: argparse.Namespace, name: str) -> tuple[int, ...]:
+    from headway.errors import invalid
+
+    given = getattr(args, name)
+    try:
+        return tuple(int(part) for part in given.split(","))
+    except ValueError as error:
+        limit = "three numbers of tokens by comma, ascending: 256,1024,8192"
+        raise invalid("--" + name.replace("_", "-"), given, limit) from error
+
+
+def _flags(args: argparse.Namespace) -> tuple[str, ...]:
+    """What the workers are told."""
+    names = ["model", "device", "dtype", "quantization", "chunk_tokens", "block_size"]
+    names += ["kv_cache_gib", "max_model_len"]
+    pairs = [(f"--{name.replace('_', '-')}", str(getattr(args, name))) for name in names]
+    given = [part for pair in pairs if pair[1] for part in pair]
+    return (*given, "--num-threads", str(args.num_threads or num_threads(args.device)))
+
+
+def num_threads(device: str) -> int:
+    """Half of the cores: what ``headway up`` gives each of one prefiller and one decoder."""
+    import os
+
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    return max(1, num_cores // 2)
+
+
+async def _measure(
+    args: argparse.Namespace, kept: Kept, buckets: Buckets, flags: Sequence[str], out: Path
+) -> Profile:
+    import asyncio
+    import sys
+    from dataclasses import replace
+
+    from bench.calibrate.model import read_records
+    from bench.profile.plan import STAGES, buckets_within
+    from bench.profile.result import doubt, fit_passes, make_profile
+    from bench.profile.steps import Steps
+    from bench.profile.workers import bench
+    from headway.cost.profile import save_profile
+
+    with _progress(len(STAGES)) as (say, done):
+        number = len(kept.starting_with("start-up prefill")) + 1
+        async with bench(flags, kept.passes, number, lambda line: None) as found:
+            for role, seconds in zip(("prefill", "decode"), found.start_ups, strict=True):
+                kept.put(f"start-up {role} {number}", seconds)
+            say(f"both workers are up; {max(found.start_ups):.1f} s at most")
+            done()
+            info = replace(found.prefiller.info, num_blocks=found.decoder.info.num_blocks)
+            sizes = buckets_within(buckets, info.max_model_len)
+            like = await found.kv_header(sizes.input_tokens[0])
+            steps = Steps(found, kept, sizes, args.seconds, args.tpot_slo, say, done)
+            start_ups = kept.starting_with("start-up ")
+            measured = await steps.run(sum(start_ups) / len(start_ups), like)
+        records = await asyncio.to_thread(read_records, kept.passes)
+        fit = fit_passes([each for record in records for each in record.passes])
+        deployment = _deployment(args, out, like.dtype)
+        profile = make_profile(info, deployment, measured, fit)
+        save_profile(profile, out)
+        done()
+    if doubt(fit):
+        print(f"note: {doubt(fit)}", file=sys.stderr)
+    return profile
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[], None]]]:
+    """A bar with what was found last; lines where nobody watches."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console()
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("starting workers", total=total)
+
+        def say(line: str) -> None:
+            progress.update(task, description=line)
+            if not console.is_terminal:
+                print(line, flush=True)
+
+        yield say, lambda: progress.advance(task)
+
+
+def _deployment(args: argparse.Namespace, out: Path, dtype: str) -> Deployment:
+    from bench.profile.result import Deployment
+
+    threads = args.num_threads or num_threads(args.device)
+    is_cpu = args.device == "cpu"
+    device = f"CPU, threads a worker: {threads}" if is_cpu else args.device
+    kind = f"{dtype}, {args.quantization}" if args.quantization else dtype
+    return Deployment(args.name or out.stem, device, kind, "none")
+
+
+def _print(profile: Profile, out: Path) -> None:
+    from bench.profile.result import table
+
+    for name, figure in table(profile):
+        print(f"{name:<10} {figure}")
+    print(f"\n{profile.origin}\nwritten to {out}; try:\n")
+    print(f"  headway up --autoscale --preset tokenscale --profile {out}")

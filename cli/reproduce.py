@@ -1,0 +1,88 @@
+"""``headway reproduce``: the papers' claims beside what the simulator finds."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bench.studies.claims import Claim
+
+PAPERS = ("sbs", "uniboost", "star", "pascal", "tokenscale")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the subcommand."""
+    parser = subparsers.add_parser("reproduce", help="check the papers' claims in the simulator")
+    add = parser.add_argument
+    add("paper", choices=(*PAPERS, "composition", "all"), help="whose claims")
+    add("--seeds", type=int, default=5, metavar="N", help="runs of everything (5)")
+    add("--processes", type=int, default=0, metavar="N", help="in parallel; 0: one a core")
+    add("--json", type=Path, metavar="FILE", help="write the rows")
+    add("--plots", type=Path, metavar="DIR", help="draw each paper's claims")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table; HeadwayError for numbers out of range."""
+    import importlib
+    import json
+    import os
+
+    from bench.extras import require_extra
+    from headway.errors import require_between
+
+    require_between("--seeds", args.seeds, 1, 1000)
+    require_between("--processes", args.processes, 0, 1024)
+    if args.plots is not None:
+        require_extra("matplotlib", "--plots")
+    num_processes = args.processes or len(os.sched_getaffinity(0))
+    claims: list[Claim] = []
+    for paper in PAPERS if args.paper == "all" else (args.paper,):
+        study = importlib.import_module(f"bench.studies.{paper}")
+        claims += study.reproduce(range(1, args.seeds + 1), num_processes)
+    _print(claims)
+    if args.json is not None:
+        rows = [claim.packed() for claim in claims]
+        args.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    if args.plots is not None:
+        _plot(args.plots, claims, num_processes)
+    return 0
+
+
+def _plot(folder: Path, claims: Sequence[Claim], num_processes: int) -> None:
+    from bench import plots
+    from bench.studies import tokenscale
+
+    papers = list(dict.fromkeys(claim.paper for claim in claims))
+    for paper in papers:
+        plots.claims(folder, paper, [claim for claim in claims if claim.paper == paper])
+    if tokenscale.PAPER in papers:
+        have = tokenscale.provisioned(1, num_processes)
+        plots.provisioned(folder, tokenscale.PAPER, have, tokenscale.needed(1))
+
+
+def _print(claims: Sequence[Claim]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for name in ("claim", "paper", "baseline", "ours", "±", "holds", "note"):
+        table.add_column(name, overflow="fold")
+    for claim in claims:
+        table.add_row(
+            f"{claim.paper}: {claim.claim}",
+            claim.paper_value,
+            f"{claim.baseline:.3g}",
+            f"{claim.ours:.3g}",
+            f"{claim.spread:.2g}",
+            "yes" if claim.holds else "no",
+            claim.note,
+        )
+    console = Console()
+    console.print(table)
+    for scenario in dict.fromkeys(claim.scenario.rpartition(";")[0] for claim in claims):
+        console.print(scenario, markup=False)

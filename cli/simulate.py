@@ -1,0 +1,274 @@
+"""``headway simulate``: a scenario under one preset or several, side by side."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from headway.sim.experiment import Run
+    from headway.sim.sampling import Sampler
+
+_SHOWN = (
+    ("ttft_p50", 1e3, "TTFT\nP50 ms"),
+    ("ttft_p99", 1e3, "TTFT\nP99 ms"),
+    ("ttfat_p99", 1e3, "TTFAT\nP99 ms"),
+    ("tpot_p99", 1e3, "TPOT\nP99 ms"),
+    ("ttlt_p50", 1.0, "TTLT\nP50 s"),
+    ("ttlt_p99", 1.0, "TTLT\nP99 s"),
+    ("attainment", 100.0, "SLO\n%"),
+    ("gpu_seconds", 1 / 3600, "GPU\nh"),
+)
+
+
+class Job(NamedTuple):
+    """One run, for a process of its own; ``out`` and ``plots`` are folders or empty."""
+
+    scenario: str
+    preset: str
+    rate: float | None
+    seed: int
+    out: str = ""
+    plots: str = ""
+    streams: bool = False
+    parquet: bool = False
+    profile: str = ""
+
+    @property
+    def name(self) -> str:
+        """Of its files."""
+        rate = "" if self.rate is None else f"-{self.rate:g}"
+        return f"{self.preset}{rate}-{self.seed}"
+
+
+class Found(NamedTuple):
+    """A run's figures, and its times by metric where plots need them."""
+
+    row: Mapping[str, float]
+    values: Mapping[str, Sequence[float]]
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the subcommand."""
+    parser = subparsers.add_parser("simulate", help="run a scenario on virtual time")
+    add = parser.add_argument
+    add("scenario", help="a TOML file, or the name of a ready-made one (docs/simulator.md)")
+    add("--preset", default="vllm-like,sbs", help="by comma, side by side (vllm-like,sbs)")
+    add("--profile", default="", metavar="FILE", help="every instance's, instead of its own")
+    add("--rates", default="", help="requests/s by comma, instead of the scenario's own: a sweep")
+    add("--seeds", type=int, default=1, metavar="N", help="runs of each, means shown (1)")
+    add("--processes", type=int, default=0, metavar="N", help="in parallel; 0: one a core")
+    add("--out", type=Path, metavar="DIR", help="write every run's requests and decisions")
+    add("--parquet", action="store_true", help="with --out: the requests as Parquet, too")
+    add("--plots", type=Path, metavar="DIR", help="draw latencies, loads and a timeline")
+    add("--stream", action="store_true", help="keep no request: for runs of any length")
+    add("--json", type=Path, metavar="FILE", help="write the table")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate and print; HeadwayError for what cannot be simulated."""
+    import json
+    import os
+
+    from headway.errors import require_between
+    from headway.presets import find_preset
+    from headway.sim.scenario import load_scenario
+
+    require_between("--seeds", args.seeds, 1, 10_000)
+    require_between("--processes", args.processes, 0, 1024)
+    _check_output(args)
+    load_scenario(args.scenario, args.profile)  # a wrong one is refused before any process starts
+    presets = args.preset.split(",")
+    for name in presets:
+        find_preset(name)
+    jobs = [
+        Job(
+            args.scenario,
+            preset,
+            rate,
+            seed,
+            out=str(args.out or ""),
+            plots=str(args.plots or ""),
+            streams=args.stream,
+            parquet=args.parquet,
+            profile=args.profile,
+        )
+        for rate in _rates(args.rates)
+        for preset in presets
+        for seed in range(1, args.seeds + 1)
+    ]
+    found = _run_all(jobs, args.processes or len(os.sched_getaffinity(0)))
+    table = _means(jobs, [each.row for each in found])
+    _print(table)
+    if args.plots is not None:
+        _plot(args.plots, jobs, found, table)
+    if args.json is not None:
+        args.json.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def _check_output(args: argparse.Namespace) -> None:
+    """What cannot be written is refused before anything runs."""
+    from bench.extras import require_extra
+    from headway.errors import invalid
+
+    if args.stream and (args.out is not None or args.plots is not None):
+        raise invalid("--stream", True, "without --out and --plots: it keeps no request for them")
+    if args.parquet and args.out is None:
+        raise invalid("--parquet", True, "with --out DIR, where it writes")
+    if args.parquet:
+        require_extra("pyarrow", "--parquet")
+    if args.plots is not None:
+        require_extra("matplotlib", "--plots")
+
+
+def _rates(text: str) -> list[float | None]:
+    from headway.errors import invalid
+
+    try:
+        return [float(part) for part in text.split(",")] if text else [None]
+    except ValueError:
+        raise invalid("--rates", text, "numbers by comma, such as 10,20,40") from None
+
+
+def simulate_job(job: Job) -> Found:
+    """One run's figures; its requests, decisions and plots go to files where asked for."""
+    from dataclasses import replace
+
+    from headway.presets import find_preset
+    from headway.sim.experiment import cluster_spec, simulate
+    from headway.sim.scenario import load_scenario
+    from headway.sim.statistics import StreamingSummary
+    from headway.sim.summary import summarise
+
+    scenario = load_scenario(job.scenario, job.profile)
+    workload = scenario.workload if job.rate is None else replace(scenario.workload, rate=job.rate)
+    spec = cluster_spec(find_preset(job.preset), scenario.conditions)
+    requests = workload.requests(job.seed)
+    if job.streams:
+        summary = StreamingSummary(scenario.slo, workload.slo_of)
+        run = simulate(spec, requests, ended=summary.ended, failures=scenario.failures)
+        return Found(summary.row(run.ended_at, run.gpu_seconds), {})
+    sampler = _sampler() if job.plots and job.seed == 1 else None
+    run = simulate(
+        spec,
+        requests,
+        keeps_decisions=bool(job.out),
+        failures=scenario.failures,
+        watch=None if sampler is None else sampler.watch,
+    )
+    if job.out:
+        _write(job, run)
+    if sampler is not None:
+        _plot_inside(job, sampler)
+    values = _times(run) if job.plots else {}
+    return Found(summarise(run, scenario.slo, workload.slo_of).row(), values)
+
+
+def _sampler() -> Sampler:
+    from headway.sim.sampling import Sampler
+
+    return Sampler()
+
+
+def _write(job: Job, run: Run) -> None:
+    from bench.recording import write_parquet, write_run
+
+    folder = Path(job.out) / job.name
+    write_run(folder, run)
+    if job.parquet:
+        write_parquet(folder / "requests.parquet", run.records)
+
+
+def _times(run: Run) -> dict[str, list[float]]:
+    from headway.sim.summary import METRICS
+
+    return {
+        metric: [v for record in run.records if (v := getattr(record, metric)) is not None]
+        for metric in METRICS
+    }
+
+
+def _plot_inside(job: Job, sampler: Sampler) -> None:
+    from bench import plots
+
+    plots.kv_loads(Path(job.plots), job.name, sampler.samples)
+    plots.timeline(Path(job.plots), job.name, sampler.passes)
+
+
+def _plot(
+    folder: Path, jobs: Sequence[Job], found: Sequence[Found], table: Sequence[Mapping[str, object]]
+) -> None:
+    """All runs beside each other."""
+    from bench import plots
+
+    runs = {j.name: f.values for j, f in zip(jobs, found, strict=True) if j.seed == 1 and f.values}
+    if runs:
+        plots.latency_cdfs(folder, runs)
+    if len({row["rate"] for row in table}) > 1:
+        for figure in ("ttft_p99", "ttlt_p99", "attainment"):
+            plots.load_latency(folder, table, figure)
+
+
+def _run_all(jobs: Sequence[Job], num_processes: int) -> list[Found]:
+    """All jobs in order, with a progress bar."""
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    if num_processes <= 1 or len(jobs) == 1:
+        left = track(jobs, "simulating", console=console, transient=True)
+        return [simulate_job(job) for job in left]
+    with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
+        results = pool.map(simulate_job, jobs)
+        return list(track(results, "simulating", len(jobs), console=console, transient=True))
+
+
+def _means(jobs: Sequence[Job], rows: Sequence[Mapping[str, float]]) -> list[dict[str, object]]:
+    """A row for each rate and preset: means over the seeds."""
+    import statistics
+
+    grouped: dict[tuple[float | None, str], list[Mapping[str, float]]] = {}
+    for job, row in zip(jobs, rows, strict=True):
+        grouped.setdefault((job.rate, job.preset), []).append(row)
+    return [
+        {
+            "preset": preset,
+            "rate": rate,
+            "seeds": len(found),
+            **{
+                name: statistics.fmean(row[name] for row in found if name in row)
+                for name in found[0]
+            },
+        }
+        for (rate, preset), found in grouped.items()
+    ]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _print(table: Sequence[Mapping[str, object]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True)
+    for title in ("preset", "rate\n1/s", *(title for _, _, title in _SHOWN)):
+        shown.add_column(title, justify="left" if title == "preset" else "right", no_wrap=True)
+    for row in table:
+        cells = [
+            _number(float(str(row[name])) * scale) if name in row else "-"
+            for name, scale, _ in _SHOWN
+        ]
+        rate = "-" if row["rate"] is None else f"{row['rate']:g}"
+        shown.add_row(str(row["preset"]), rate, *cells)
+    Console().print(shown)

@@ -1,0 +1,1 @@
+"""The autoscaler's core: replica targets, role changes, start times."""

@@ -1,0 +1,169 @@
+"""The autoscaler's decisions: rates and loads in, replica targets out, once an interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from headway.core.autoscaler.budget import Budget
+from headway.core.autoscaler.events import (
+    ROLES,
+    AutoscalerEvent,
+    FleetReport,
+    OrderedReport,
+    PublishTargets,
+    RateReport,
+)
+from headway.core.autoscaler.models import all_fleets, is_meant
+from headway.core.autoscaler.starts import StartsReport, StartUps
+from headway.errors import invalid
+from headway.policies.scaling.protocol import Fleet, Rates, Scaling, WorkSample
+
+__all__ = [
+    "AutoscalerCore",
+    "AutoscalerEvent",
+    "FleetReport",
+    "OrderedReport",
+    "PublishTargets",
+    "RateReport",
+]
+
+MAX_GATEWAYS = 4096
+MAX_MODELS = 1024
+MAX_SAMPLES = 10_000
+
+
+class AutoscalerCore:
+    """``Core[AutoscalerEvent, PublishTargets]``. Times in seconds.
+
+    A report counts from its arrival for ``staleness`` seconds: a missing or stale figure is not
+    zero traffic. ``model``: whose reports count, "" for all of them together.
+    """
+
+    def __init__(
+        self,
+        policy: Scaling,
+        *,
+        now: float,
+        interval: float = 1.0,
+        staleness: float = 5.0,
+        budget: Budget | None = None,
+        model: str = "",
+    ) -> None:
+        self._policy = policy
+        self._budget = budget or Budget()
+        self._interval = interval
+        self._staleness = staleness
+        self._reports: dict[str, tuple[float, RateReport]] = {}
+        self._model = model
+        self._fleets: dict[str, tuple[float, Fleet]] = {}
+        self._ordered: tuple[float, OrderedReport] | None = None
+        self._samples: list[WorkSample] = []
+        self._start_ups = StartUps()
+        self._has_begun = False
+        self._wake_at = now
+
+    @property
+    def next_wakeup(self) -> float | None:
+        """When the next decision is due."""
+        return self._wake_at
+
+    def handle(self, event: AutoscalerEvent, *, now: float) -> Sequence[PublishTargets]:
+        """Keep the newest report of each sender; one that was overtaken changes nothing."""
+        self._forget_stale(now)
+        match event:
+            case FleetReport() | RateReport() if not is_meant(event.model, self._model):
+                pass  # another autoscaler's
+            case FleetReport():
+                self._take_fleet(event, now)
+            case OrderedReport():
+                self._begin_with(event)
+                self._ordered = (now, event)
+                wanted = {role: n for role in ROLES if (n := event.of(role)) is not None}
+                self._start_ups.ordered(wanted, now=now)
+            case StartsReport():
+                self._start_ups.take(event)
+            case RateReport():
+                self._take_rates(event, now)
+        return ()
+
+    def _begin_with(self, ordered: OrderedReport) -> None:
+        """Before any decision the policy's pools are what has been ordered, not their minimum."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._policy.begin(ordered.fleet)
+
+    def _take_fleet(self, report: FleetReport, now: float) -> None:
+        if report.model not in self._fleets and len(self._fleets) >= MAX_MODELS:
+            raise invalid("the number of models", len(self._fleets) + 1, f"at most {MAX_MODELS}")
+        self._fleets[report.model] = (now, report.fleet)
+        fleet = all_fleets([fleet for _, fleet in self._fleets.values()])
+        ready = {role: getattr(fleet, role).num_ready for role in ROLES}
+        self._start_ups.ready(ready, now=now)
+        self._samples += report.fleet.samples
+        del self._samples[:-MAX_SAMPLES]
+
+    def _take_rates(self, report: RateReport, now: float) -> None:
+        known = self._reports.get(report.gateway_id)
+        if known is not None and report.observed_at < known[1].observed_at:
+            return
+        if known is None and len(self._reports) >= MAX_GATEWAYS:
+            raise invalid(
+                "the number of gateways", len(self._reports) + 1, f"at most {MAX_GATEWAYS}"
+            )
+        self._reports[report.gateway_id] = (now, report)
+
+    def wake(self, *, now: float) -> Sequence[PublishTargets]:
+        """Decide."""
+        self._wake_at = now + self._interval
+        self._has_begun = True
+        self._forget_stale(now)
+        rates, fleet = self._rates(), self._fleet()
+        targets = self._budget.fit(self._policy.targets(rates, fleet, now=now))
+        return (PublishTargets(targets, now, self._policy.name, rates, fleet),)
+
+    def _forget_stale(self, now: float) -> None:
+        for gateway_id, (arrived_at, _) in list(self._reports.items()):
+            if now - arrived_at > self._staleness:
+                del self._reports[gateway_id]
+        for model, (arrived_at, _) in list(self._fleets.items()):
+            if now - arrived_at > self._staleness:
+                del self._fleets[model]
+        if self._ordered is not None and now - self._ordered[0] > self._staleness:
+            self._ordered = None
+
+    def _fleet(self) -> Fleet | None:
+        """The fleet, if it is fresh; what is ordered and not ready starts; samples told once."""
+        if not self._fleets:
+            return None
+        start_up = self._start_ups.next()
+        known = all_fleets([fleet for _, fleet in self._fleets.values()])
+        fleet = replace(known, samples=tuple(self._samples), start_up=start_up)
+        self._samples.clear()
+        if self._ordered is None:
+            return fleet
+        pools = {role: getattr(fleet, role) for role in ROLES}
+        for role, pool in pools.items():
+            ordered = self._ordered[1].of(role)
+            if ordered is not None:
+                num_starting = max(0, ordered - pool.num_ready)
+                pools[role] = replace(pool, num_starting=num_starting)
+        return replace(fleet, **pools)
+
+    def _rates(self) -> Rates | None:
+        fresh = [report for _, report in self._reports.values()]
+        if not fresh:
+            return None
+        return Rates(
+            sum(report.requests_per_s for report in fresh),
+            sum(report.input_tokens_per_s for report in fresh),
+            sum(report.output_tokens_per_s for report in fresh),
+            _added([report.bucket_tokens_per_s for report in fresh]),
+        )
+
+
+def _added(by_bucket: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """The sum, bucket by bucket; nothing where a gateway does not tell its own."""
+    if not all(by_bucket):
+        return ()
+    return tuple(sum(rates) for rates in zip(*by_bucket, strict=True))

@@ -1,0 +1,122 @@
+"""What the autoscaler is told, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headway.core.autoscaler.starts import StartsReport
+from headway.cost.buckets import BUCKET_NAMES, NUM_BUCKETS
+from headway.errors import invalid, require_between
+from headway.policies.scaling.fixed import MAX_INSTANCES
+from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Targets
+
+MOST = 1 << 53
+ROLES = ("prefill", "decode", "convertible", "unified")
+STAGES = ("prefill", "decode")
+_FIGURES = (
+    "observed_at",
+    "window",
+    "requests_per_s",
+    "input_tokens_per_s",
+    "output_tokens_per_s",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RateReport:
+    """A gateway's rates per second over its last ``window`` (s).
+
+    ``observed_at`` is by the gateway's clock: it orders that gateway's reports, nothing else.
+    ``bucket_tokens_per_s``: input and predicted output tokens by bucket, or empty: not told.
+    ``model``: that it serves, "" for the only one there is.
+    """
+
+    gateway_id: str
+    requests_per_s: float
+    input_tokens_per_s: float
+    output_tokens_per_s: float
+    observed_at: float = 0.0
+    window: float = 0.0
+    bucket_tokens_per_s: Sequence[float] = ()
+    model: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.gateway_id) <= 256:
+            raise invalid("gateway_id", self.gateway_id, "1 to 256 characters long")
+        for name in _FIGURES:
+            value = getattr(self, name)
+            require_between(name, value, 0, MOST)
+        if len(self.bucket_tokens_per_s) not in (0, NUM_BUCKETS):
+            limit = f"{NUM_BUCKETS} rates, one a bucket, or none"
+            raise invalid("bucket_tokens_per_s", len(self.bucket_tokens_per_s), limit)
+        for bucket, value in zip(BUCKET_NAMES, self.bucket_tokens_per_s, strict=False):
+            require_between(f"bucket_tokens_per_s {bucket}", value, 0, MOST)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReport:
+    """All instances of a model ("" for the only one), from who sees them all.
+
+    It replaces the model's one before.
+    """
+
+    fleet: Fleet
+    model: str = ""
+
+    def __post_init__(self) -> None:
+        for role in ROLES:
+            pool = getattr(self.fleet, role)
+            for name in ("num_ready", "num_starting", "num_requests", "backlog_tokens"):
+                require_between(f"{role} {name}", getattr(pool, name), 0, MOST)
+            for name in ("busy", "memory"):
+                require_between(f"{role} {name}", getattr(pool, name), 0, 1)
+        for sample in self.fleet.samples:
+            require_between("num_passes of a sample", sample.work.num_passes, 1, MOST)
+            if sample.stage not in STAGES:
+                raise invalid("stage", sample.stage, f"one of {', '.join(STAGES)}")
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedReport:
+    """Instances that are wanted by whoever runs them, by role; it replaces the one before.
+
+    None for a role that nobody can tell of. Before any decision it is also where a policy
+    begins: an autoscaler that comes back must not begin with the minimum.
+    """
+
+    num_prefill: int | None = None
+    num_decode: int | None = None
+    num_convertible: int | None = None
+    num_unified: int | None = None
+
+    def __post_init__(self) -> None:
+        for role in ROLES:
+            value = self.of(role)
+            if value is not None:
+                require_between(f"num_{role}", value, 0, MAX_INSTANCES)
+
+    def of(self, role: str) -> int | None:
+        """Instances of a role."""
+        number: int | None = getattr(self, f"num_{role}")
+        return number
+
+    @property
+    def fleet(self) -> Fleet:
+        """As a fleet whose instances all start."""
+        pools = [PoolLoad(0, num_starting=self.of(role) or 0) for role in ROLES]
+        return Fleet(pools[0], pools[1], pools[2], pools[3])
+
+
+AutoscalerEvent = RateReport | FleetReport | OrderedReport | StartsReport
+
+
+@dataclass(frozen=True, slots=True)
+class PublishTargets:
+    """Tell the world: the targets, and the figures that they come from (None: none was fresh)."""
+
+    targets: Targets
+    decided_at: float
+    policy: str
+    rates: Rates | None = None
+    fleet: Fleet | None = None

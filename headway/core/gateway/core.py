@@ -1,0 +1,328 @@
+"""The gateway's decisions: who is let in, what is submitted again, and that every client sees
+each token of its request once, in order, whatever happens behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from headway.core.gateway.admission import FirstTokenPace, over_context, too_many_waiting
+from headway.core.gateway.events import (
+    CancelTokens,
+    Deliver,
+    Delivery,
+    Fail,
+    GatewayAction,
+    GatewayEvent,
+    Release,
+    SchedulerConnected,
+    SchedulerDisconnected,
+    Submit,
+    WorkerDetached,
+)
+from headway.core.gateway.order import take_tokens
+from headway.core.gateway.pacing import Pacers
+from headway.core.gateway.state import OpenRequest, OpenRequests, Timers
+from headway.core.reasoning import Markers
+from headway.errors import Code, HeadwayError
+from headway.messages import CancelStream, Lost, Placed, Rejected, StreamFailure, TokenBatch
+from headway.policies import registry
+from headway.policies.burst import Burst
+from headway.request import FinishReason, Request, StreamKey
+
+_RETRIABLE = frozenset({Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE})
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """Limits and patience; times in seconds.
+
+    ``max_waiting`` requests may wait for their first token; ``max_model_len`` bounds prompt
+    and output tokens together; a request gets ``max_attempts``, ``max_failures`` of which a
+    worker may have failed to compute. A request waits ``scheduler_patience`` to be handed to
+    a scheduler and ``gap_patience`` for a token that later ones have overtaken. ``burst``: the
+    policy that labels arrivals, with its parameters. ``pacing``: the one that holds answering
+    tokens; ``end_of_reasoning``: the token ids before an answer, none for a model without;
+    ``start_of_reasoning``: those that begin it, where known.
+    """
+
+    max_model_len: int
+    max_waiting: int = 4096
+    request_timeout: float = 600.0
+    scheduler_patience: float = 30.0
+    gap_patience: float = 1.0
+    max_attempts: int = 8
+    max_failures: int = 2
+    first_backoff: float = 0.05
+    longest_backoff: float = 2.0
+    burst: str = "off"
+    burst_params: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    pacing: str = "off"
+    pacing_params: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    end_of_reasoning: tuple[int, ...] = ()
+    start_of_reasoning: tuple[int, ...] = ()
+
+
+class GatewayCore:
+    """``Core[GatewayEvent, GatewayAction]``.
+
+    ``first_stream_id`` must lie above every stream id that an earlier life of this gateway
+    id has used.
+    """
+
+    def __init__(
+        self, gateway_id: str, address: str, settings: GatewaySettings, *, first_stream_id: int = 1
+    ) -> None:
+        self.settings = settings
+        self.num_resubmitted = 0
+        self.num_waiting = 0  # open requests without a token so far
+        self._gateway_id = gateway_id
+        self._address = address
+        self._next_stream_id = first_stream_id
+        self._connected = False
+        self._requests = OpenRequests()
+        self._timers = Timers(self._requests)
+        self._pace = FirstTokenPace()
+        self._burst: Burst = registry.make("burst", settings.burst, **settings.burst_params)
+        pacing = registry.make("pacing", settings.pacing, **settings.pacing_params)
+        markers = Markers(settings.end_of_reasoning, settings.start_of_reasoning)
+        self.pacers = Pacers(pacing, markers)
+
+    @property
+    def next_wakeup(self) -> float | None:
+        """The next deadline, resubmission, end of patience, or token that is due."""
+        instants = (self._timers.next_at, self.pacers.next_at)
+        return min((at for at in instants if at is not None), default=None)
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
+
+    def handle(self, event: GatewayEvent, *, now: float) -> Sequence[GatewayAction]:
+        """React to one event."""
+        actions: list[GatewayAction] = []
+        match event:
+            case TokenBatch():
+                self._on_tokens(event, actions, now)
+            case Submit():
+                self._on_submit(event, actions, now)
+            case Release(request_id):
+                state = self._requests.find(request_id)
+                if state is not None:
+                    self._drop(state, actions)
+            case WorkerDetached(worker_id):
+                for state in [s for s in self._requests if s.worker_id == worker_id]:
+                    self._try_again(state, actions, now, "its worker's token stream broke")
+            case SchedulerConnected() | SchedulerDisconnected():
+                self._on_link(isinstance(event, SchedulerConnected), actions, now)
+            case Placed() | Rejected() | Lost():
+                self._on_scheduler(event, actions, now)
+        return actions
+
+    def wake(self, *, now: float) -> Sequence[GatewayAction]:
+        """End what is over its deadline, submit again what has waited long enough."""
+        actions: list[GatewayAction] = []
+        self._deliver(self.pacers.release(now=now), actions)
+        for state in self._timers.pop_due(now):
+            if state.request.deadline_at <= now:
+                self._on_deadline(state, actions)
+            elif state.retry_at is not None and state.retry_at <= now:
+                state.retry_at = None
+                self._submit(state, actions, now)
+            elif _is_over(state.unsent_since, self.settings.scheduler_patience, now):
+                message = "no scheduler could be reached; try again soon"
+                error = HeadwayError(Code.UNAVAILABLE, message, retry_after=1.0)
+                self._fail(state, error, actions)
+            elif _is_over(state.gap_since, self.settings.gap_patience, now):
+                state.gap_since = None
+                if state.early:
+                    reason = f"token {len(state.output)} did not come"
+                    self._try_again(state, actions, now, reason)
+        return actions
+
+    # --- clients ----------------------------------------------------------------------
+
+    def _on_submit(self, event: Submit, actions: list[GatewayAction], now: float) -> None:
+        error = self._refusal(event)
+        if error is not None:
+            actions.append(Fail(event.request_id, error))
+            return
+        request = Request(
+            request_id=event.request_id,
+            attempt=0,
+            stream_id=self._new_stream_id(),
+            gateway_id=self._gateway_id,
+            gateway_address=self._address,
+            model=event.model,
+            prompt_token_ids=event.prompt_token_ids,
+            sampling=event.sampling,
+            arrival_at=event.arrival_at,
+            deadline_at=event.arrival_at + self.settings.request_timeout,
+            predicted_output_tokens=event.predicted_output_tokens,
+            reasons=event.reasons,
+            is_burst=self._burst.arrived(len(event.prompt_token_ids), now=now).is_burst,
+        )
+        state = OpenRequest(request)
+        self._requests.add(state)
+        if event.paced and self.settings.pacing != "off":
+            self.pacers.open(event.request_id, reasons=event.reasons, prompt=event.prompt_token_ids)
+        self.num_waiting += 1
+        self._timers.add(request.deadline_at, request.request_id)
+        self._submit(state, actions, now)
+
+    def _refusal(self, event: Submit) -> HeadwayError | None:
+        num_prompt, max_tokens = len(event.prompt_token_ids), event.sampling.max_tokens
+        if num_prompt + max_tokens > self.settings.max_model_len:
+            return over_context(num_prompt, max_tokens, self.settings.max_model_len)
+        if self.num_waiting >= self.settings.max_waiting:
+            retry_after = self._pace.time_for(self.num_waiting)
+            return too_many_waiting(self.num_waiting, self.settings.max_waiting, retry_after)
+        return None
+
+    def _on_deadline(self, state: OpenRequest, actions: list[GatewayAction]) -> None:
+        message = (
+            f"the request took over {self.settings.request_timeout:g} s, the longest a request "
+            f"may take; it had {len(state.output)} output tokens; ask for fewer"
+        )
+        self._fail(state, HeadwayError(Code.DEADLINE_EXCEEDED, message), actions)
+
+    def _fail(self, state: OpenRequest, error: HeadwayError, actions: list[GatewayAction]) -> None:
+        self._deliver(self.pacers.end(state.request_id), actions)
+        self._drop(state, actions)
+        actions.append(Fail(state.request_id, error))
+
+    def _drop(self, state: OpenRequest, actions: list[GatewayAction]) -> None:
+        """Close a request and stop it down to its KV blocks."""
+        self._forget(state)
+        self._cancel(state, actions)
+
+    def _forget(self, state: OpenRequest) -> None:
+        self._requests.remove(state)
+        self.pacers.end(state.request_id)
+        if not state.output:
+            self.num_waiting -= 1
+
+    # --- the scheduler ----------------------------------------------------------------
+
+    def _on_link(self, connected: bool, actions: list[GatewayAction], now: float) -> None:
+        self._connected = connected
+        if connected:
+            for state in self._requests:
+                if state.retry_at is None:
+                    self._submit(state, actions, now)
+
+    def _on_scheduler(
+        self, event: Placed | Rejected | Lost, actions: list[GatewayAction], now: float
+    ) -> None:
+        keys = event.keys if isinstance(event, Lost) else (event.key,)
+        for key in keys:
+            state = self._requests.by_stream.get(key.stream_id)
+            if state is None:
+                continue  # it ended, or goes by a newer name
+            match event:
+                case Placed():
+                    state.worker_id = event.worker_id
+                case Lost():
+                    self._try_again(state, actions, now, event.reason)
+                case Rejected():
+                    self._on_rejected(state, event, actions, now)
+
+    def _on_rejected(
+        self, state: OpenRequest, event: Rejected, actions: list[GatewayAction], now: float
+    ) -> None:
+        if state.output and event.code in _RETRIABLE:  # its client is reading: worth the wait
+            self._try_again(state, actions, now, event.message)
+            return
+        self._deliver(self.pacers.end(state.request_id), actions)
+        self._forget(state)
+        error = HeadwayError(event.code, event.message, retry_after=event.retry_after)
+        actions.append(Fail(state.request_id, error))
+
+    def _submit(self, state: OpenRequest, actions: list[GatewayAction], now: float) -> None:
+        """Hand it to the scheduler, at once or when the next one is connected."""
+        if self._connected:
+            state.unsent_since = None
+            state.request = state.current()
+            actions.append(state.request)
+        elif state.unsent_since is None:
+            state.unsent_since = now
+            self._timers.add(now + self.settings.scheduler_patience, state.request_id)
+
+    # --- the workers ------------------------------------------------------------------
+
+    def _on_tokens(self, batch: TokenBatch, actions: list[GatewayAction], now: float) -> None:
+        taken = take_tokens(self._requests, batch, now)
+        if taken.pauses:
+            actions.append(Deliver((), taken.pauses))
+        if taken.num_first:
+            self.num_waiting -= taken.num_first
+            self._pace.record(taken.num_first, now)
+        self._deliver(self.pacers.pass_on(taken.deliveries, now=now), actions)
+        if taken.unknown:
+            actions.append(CancelTokens(batch.worker_id, tuple(taken.unknown)))
+        for state in taken.gaps:
+            if state.gap_since is None:
+                state.gap_since = now
+                self._timers.add(now + self.settings.gap_patience, state.request_id)
+        for request_id, reason in taken.broken.items():
+            broken = self._requests.find(request_id)
+            if broken is not None:  # another copy may have ended it well in the same batch
+                self._try_again(broken, actions, now, reason)
+        for failure in batch.failures:
+            self._on_failure(failure, actions, now)
+
+    @staticmethod
+    def _deliver(deliveries: Sequence[Delivery], actions: list[GatewayAction]) -> None:
+        if deliveries:
+            actions.append(Deliver(deliveries))
+
+    def _on_failure(self, failure: StreamFailure, actions: list[GatewayAction], now: float) -> None:
+        state = self._requests.by_stream.get(failure.stream_id)
+        if state is None:
+            return
+        if failure.finish_reason is FinishReason.ERROR:
+            state.num_failures += 1
+        if state.num_failures >= self.settings.max_failures:
+            self._fail(state, HeadwayError(Code.INTERNAL, failure.message), actions)
+        else:
+            self._try_again(state, actions, now, failure.message)
+
+    # --- another attempt --------------------------------------------------------------
+
+    def _try_again(
+        self, state: OpenRequest, actions: list[GatewayAction], now: float, reason: str
+    ) -> None:
+        """A new attempt behind the tokens so far, unless there were too many."""
+        settings = self.settings
+        if state.request.attempt + 1 >= settings.max_attempts:
+            message = (
+                f"the request failed {settings.max_attempts} times, as often as it may; "
+                f"the last time: {reason}"
+            )
+            error = HeadwayError(Code.UNAVAILABLE, message, retry_after=settings.longest_backoff)
+            self._fail(state, error, actions)
+            return
+        self.num_resubmitted += 1
+        self._cancel(state, actions)
+        backoff = settings.first_backoff * 2**state.request.attempt
+        retry_at = now + min(backoff, settings.longest_backoff)
+        self._requests.rename(state, self._new_stream_id(), retry_at)
+        self._timers.add(retry_at, state.request_id)
+
+    def _cancel(self, state: OpenRequest, actions: list[GatewayAction]) -> None:
+        """Stop the current attempt wherever it is; both are harmless where it is unknown."""
+        if state.worker_id:
+            actions.append(CancelTokens(state.worker_id, (state.stream_id,)))
+        if self._connected:
+            actions.append(CancelStream(StreamKey(self._gateway_id, state.stream_id)))
+
+    def _new_stream_id(self) -> int:
+        stream_id = self._next_stream_id
+        self._next_stream_id += 1
+        return stream_id
+
+
+def _is_over(since: float | None, patience: float, now: float) -> bool:
+    return since is not None and since + patience <= now

@@ -1,0 +1,110 @@
+"""Tokens in order: each index once, early ones held back, the repeats of another copy dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headway.core.gateway.events import Delivery, Pause
+from headway.core.gateway.state import EarlyToken, OpenRequest, OpenRequests
+from headway.messages import TokenBatch
+from headway.request import FinishReason, TokenLogprobs
+
+_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+@dataclass(slots=True)
+class Taken:
+    """What one batch came to.
+
+    ``unknown`` stream ids belong to nobody; ``first`` counts requests that got their first
+    token; the ``broken`` (request id: why) cannot go on; in ``gaps`` a token is missing that may
+    still be on its way. ``pauses`` are of those who come from another worker now.
+    """
+
+    deliveries: list[Delivery] = field(default_factory=list)
+    unknown: dict[int, None] = field(default_factory=dict)
+    num_first: int = 0
+    broken: dict[str, str] = field(default_factory=dict)
+    gaps: list[OpenRequest] = field(default_factory=list)
+    pauses: list[Pause] = field(default_factory=list)
+
+
+def take_tokens(requests: OpenRequests, batch: TokenBatch, now: float) -> Taken:
+    """Append a batch's tokens to their requests; those that end are removed."""
+    taken = Taken()
+    by_stream, worker_id = requests.by_stream, batch.worker_id
+    for entry, (stream_id, index, token_id, reason) in enumerate(
+        zip(batch.stream_ids, batch.indices, batch.token_ids, batch.finish_reasons, strict=True)
+    ):
+        state = by_stream.get(stream_id)
+        if state is None:
+            taken.unknown[stream_id] = None
+            continue
+        logprobs = batch.logprobs.get(entry) if batch.logprobs else None
+        before = batch.before.get(entry, ()) if batch.before else ()
+        if index - len(before) != len(state.output):
+            _out_of_order(taken, requests, state, index, EarlyToken(token_id, logprobs, reason))
+            continue
+        state.worker_id = worker_id
+        if state.source_id != worker_id:
+            if state.source_id:
+                taken.pauses.append(state.pause(now))
+            elif not state.output:
+                state.first_at = now
+            state.source_id = worker_id
+        state.last_at = now
+        num_cached = batch.num_cached.get(entry, 0) if batch.num_cached else 0
+        _append(taken, requests, state, token_id, logprobs, reason, before, num_cached)
+        if state.early:
+            _close_gap(taken, requests, state)
+    return taken
+
+
+def _close_gap(taken: Taken, requests: OpenRequests, state: OpenRequest) -> None:
+    """Append the early tokens whose turn has come."""
+    while (early := state.early.pop(len(state.output), None)) is not None:
+        _append(taken, requests, state, early.token_id, early.logprobs, early.finish_reason)
+        if early.finish_reason is not None:
+            return
+    if not state.early:
+        state.gap_since = None
+
+
+def _append(
+    taken: Taken,
+    requests: OpenRequests,
+    state: OpenRequest,
+    token_id: int,
+    logprobs: TokenLogprobs | None,
+    reason: FinishReason | None,
+    before: Sequence[int] = (),
+    num_cached: int = 0,
+) -> None:
+    if reason is not None:
+        if reason not in _ENDS:
+            taken.broken[state.request_id] = f"its worker ended it: {reason.value}"
+            return
+        requests.remove(state)
+    if not state.output:
+        taken.num_first += 1
+    state.output.extend(before)
+    state.output.append(token_id)
+    request_id = state.request.request_id
+    taken.deliveries.append(Delivery(request_id, token_id, logprobs, reason, before, num_cached))
+
+
+def _out_of_order(
+    taken: Taken, requests: OpenRequests, state: OpenRequest, index: int, token: EarlyToken
+) -> None:
+    num_known = len(state.output)
+    if index > num_known:  # its predecessor may come over another worker's stream
+        state.early[index] = token
+        taken.gaps.append(state)
+    elif token.finish_reason is None:
+        return  # a repeat
+    elif index == num_known - 1 and token.finish_reason in _ENDS:  # only the end was news
+        requests.remove(state)
+        taken.deliveries.append(Delivery(state.request_id, None, None, token.finish_reason))
+    else:
+        taken.broken[state.request_id] = f"a copy of it ended at token {index} of {num_known}"

@@ -1,0 +1,144 @@
+"""Answering tokens on their way to readers: each goes when the pacing policy says.
+
+Reasoning passes at once, and so does all that is in hand when a stream ends: pacing never makes an
+answer end later.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from headway.core.gateway.events import Delivery
+from headway.core.reasoning import Markers
+from headway.policies.pacing import Pace, Pacing
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """One request's tokens; ``head``: its first ones, ``tail``: the newest of its reasoning."""
+
+    pace: Pace
+    prompt: Sequence[int]
+    tail: deque[int]
+    is_answering: bool
+    head: list[int] = field(default_factory=list)
+    in_hand: deque[Delivery] = field(default_factory=deque)
+    armed_for: float | None = None
+
+
+class Pacers:
+    """All paced streams of a gateway.
+
+    ``markers``: the tokens around reasoning; without any, or where a request does not reason, all
+    of its tokens are the answer's.
+    """
+
+    def __init__(self, policy: Pacing, markers: Markers | None = None) -> None:
+        self._policy = policy
+        self._markers = markers or Markers()
+        self._streams: dict[str, _Stream] = {}
+        self._due: list[tuple[float, str]] = []
+        self.num_in_hand = 0
+        self.num_paced = 0  # tokens that were held, since the start
+
+    @property
+    def next_at(self) -> float | None:
+        """When the next token is due; it may be of a stream that has ended."""
+        return self._due[0][0] if self._due else None
+
+    def open(self, request_id: str, *, reasons: bool, prompt: Sequence[int] = ()) -> None:
+        """Pace the tokens of a new request."""
+        end = self._markers.end
+        self._streams[request_id] = _Stream(
+            self._policy.pace(), prompt, deque(maxlen=len(end)), not (end and reasons)
+        )
+
+    def pass_on(self, deliveries: Sequence[Delivery], *, now: float) -> Sequence[Delivery]:
+        """Take tokens in; those that go on now."""
+        if not self._streams:
+            return deliveries
+        going: list[Delivery] = []
+        for delivery in deliveries:
+            stream = self._streams.get(delivery.request_id)
+            if stream is None:
+                going.append(delivery)
+                continue
+            if delivery.before:
+                for one in _singles(delivery):
+                    self._take(stream, one, going, now)
+            else:
+                self._take(stream, delivery, going, now)
+            if delivery.finish_reason is not None:
+                del self._streams[delivery.request_id]
+            elif stream.armed_for is None:
+                self._arm(delivery.request_id, stream)
+        return going
+
+    def release(self, *, now: float) -> Sequence[Delivery]:
+        """Tokens that have become due."""
+        going: list[Delivery] = []
+        while self._due and self._due[0][0] <= now:
+            _, request_id = heapq.heappop(self._due)
+            stream = self._streams.get(request_id)
+            if stream is not None:
+                stream.armed_for = None
+                self._go(stream, stream.pace.release(now=now), going)
+                self._arm(request_id, stream)
+        return going
+
+    def end(self, request_id: str) -> Sequence[Delivery]:
+        """The request ends without another token: what is in hand."""
+        stream = self._streams.pop(request_id, None)
+        if stream is None:
+            return ()
+        self.num_in_hand -= len(stream.in_hand)
+        return tuple(stream.in_hand)
+
+    def _take(self, stream: _Stream, one: Delivery, going: list[Delivery], now: float) -> None:
+        if not stream.is_answering:
+            going.append(one)
+            if one.token_id is not None:
+                stream.is_answering = self._ends_reasoning(stream, one.token_id)
+            return
+        stream.in_hand.append(one)
+        self.num_in_hand += 1
+        if one.finish_reason is not None:
+            self._go(stream, len(stream.in_hand), going)
+            return
+        stream.pace.arrived(1, now=now)
+        if stream.armed_for is not None and now < stream.armed_for:
+            self.num_paced += 1  # those before it are not due yet
+            return
+        self._go(stream, stream.pace.release(now=now), going)
+        self.num_paced += bool(stream.in_hand)
+
+    def _ends_reasoning(self, stream: _Stream, token_id: int) -> bool:
+        """Whether the answer goes on behind this token: its reasoning has ended, or never began."""
+        markers = self._markers
+        stream.tail.append(token_id)
+        if tuple(stream.tail) == markers.end:
+            return True
+        if len(stream.head) >= markers.decided_at:
+            return False
+        stream.head.append(token_id)
+        return markers.never_thinks(stream.prompt, stream.head)
+
+    def _go(self, stream: _Stream, count: int, going: list[Delivery]) -> None:
+        self.num_in_hand -= count
+        going += [stream.in_hand.popleft() for _ in range(count)]
+
+    def _arm(self, request_id: str, stream: _Stream) -> None:
+        """See that its next token goes when it is due; each stream has one such instant at most."""
+        stream.armed_for = due_at = stream.pace.due_at
+        if due_at is not None:
+            heapq.heappush(self._due, (due_at, request_id))
+
+
+def _singles(delivery: Delivery) -> Iterator[Delivery]:
+    """A token at a time; what comes with the first and the last token stays with them."""
+    for token_id in delivery.before:
+        yield Delivery(delivery.request_id, token_id, None, None)
+    yield delivery._replace(before=())

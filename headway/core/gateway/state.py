@@ -1,0 +1,140 @@
+"""What a gateway holds: open requests and their timers."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from headway.core.gateway.events import Pause
+from headway.request import FinishReason, Request, TokenLogprobs
+
+
+class EarlyToken(NamedTuple):
+    """A token that came before its predecessor."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None
+    finish_reason: FinishReason | None
+
+
+@dataclass(slots=True, eq=False)
+class OpenRequest:
+    """One request that has not ended; ``request`` is its current attempt.
+
+    ``worker_id`` is where it was placed last or its newest token came from, "" before;
+    ``source_id`` where its newest token came from, at ``last_at``, and its first at ``first_at``.
+    The instants are None unless it waits: ``retry_at`` to be submitted again, ``unsent_since``
+    for a scheduler, ``gap_since`` for a token whose successor is in ``early``.
+    """
+
+    request: Request
+    output: list[int] = field(default_factory=list)
+    worker_id: str = ""
+    source_id: str = ""
+    first_at: float = 0.0
+    last_at: float = 0.0
+    retry_at: float | None = None
+    unsent_since: float | None = None
+    gap_since: float | None = None
+    early: dict[int, EarlyToken] = field(default_factory=dict)
+    num_failures: int = 0
+
+    @property
+    def request_id(self) -> str:
+        """The client's name for it, the same for every attempt."""
+        return self.request.request_id
+
+    @property
+    def stream_id(self) -> int:
+        """The current attempt's name on the wire."""
+        return self.request.stream_id
+
+    def next_attempt(self, stream_id: int, retry_at: float) -> None:
+        """Forget the worker; go on behind the tokens so far, under a new stream id."""
+        attempt = self.request.attempt + 1
+        self.request = replace(self.current(), attempt=attempt, stream_id=stream_id)
+        self.worker_id = self.source_id = ""
+        self.retry_at = retry_at
+        self.unsent_since = self.gap_since = None
+        self.early.clear()
+
+    def pause(self, now: float) -> Pause:
+        """Since its newest token."""
+        seconds, spent = now - self.last_at, self.last_at - self.first_at
+        num_gaps = len(self.output) - 1
+        return Pause(seconds, seconds * num_gaps / spent if spent > 0 else 0.0)
+
+    def current(self) -> Request:
+        """The attempt with all tokens so far."""
+        if len(self.request.output_token_ids) == len(self.output):
+            return self.request
+        return replace(self.request, output_token_ids=tuple(self.output))
+
+
+class OpenRequests:
+    """All open requests, by request id and by the current attempt's stream id."""
+
+    def __init__(self) -> None:
+        self.by_stream: dict[int, OpenRequest] = {}
+        self._by_id: dict[str, OpenRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[OpenRequest]:
+        return iter(self._by_id.values())
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._by_id
+
+    def find(self, request_id: str) -> OpenRequest | None:
+        """The open request of that id."""
+        return self._by_id.get(request_id)
+
+    def add(self, state: OpenRequest) -> None:
+        """Open a request."""
+        assert state.request_id not in self._by_id, "request ids are never reused"
+        self._by_id[state.request_id] = state
+        self.by_stream[state.stream_id] = state
+
+    def rename(self, state: OpenRequest, stream_id: int, retry_at: float) -> None:
+        """Begin its next attempt: the old stream id is unknown from now on."""
+        del self.by_stream[state.stream_id]
+        state.next_attempt(stream_id, retry_at)
+        self.by_stream[stream_id] = state
+
+    def remove(self, state: OpenRequest) -> None:
+        """Close a request."""
+        del self._by_id[state.request_id]
+        del self.by_stream[state.stream_id]
+
+
+class Timers:
+    """Instants at which open requests want attention; those of closed requests fade away."""
+
+    def __init__(self, requests: OpenRequests) -> None:
+        self._requests = requests
+        self._heap: list[tuple[float, str]] = []
+
+    @property
+    def next_at(self) -> float | None:
+        """The earliest instant; it may belong to a request that has ended."""
+        return self._heap[0][0] if self._heap else None
+
+    def add(self, at: float, request_id: str) -> None:
+        """Look at the request at or after ``at``."""
+        heapq.heappush(self._heap, (at, request_id))
+        # An open request rarely has over two timers: far beyond that most are stale.
+        if len(self._heap) > 64 + 8 * len(self._requests):
+            self._heap = [entry for entry in self._heap if entry[1] in self._requests]
+            heapq.heapify(self._heap)
+
+    def pop_due(self, now: float) -> Iterator[OpenRequest]:
+        """Requests whose instant has come."""
+        while self._heap and self._heap[0][0] <= now:
+            _, request_id = heapq.heappop(self._heap)
+            state = self._requests.find(request_id)
+            if state is not None:
+                yield state

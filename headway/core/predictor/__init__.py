@@ -1,0 +1,1 @@
+"""The predictor's core: learns from samples, answers questions."""

@@ -1,0 +1,1 @@
+"""The scheduler's core: holds, packs, places and moves requests."""

@@ -1,0 +1,80 @@
+"""Which requests can be served at all, and what the others are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+from headway.core.scheduler.instance import Instance, total_tokens
+from headway.core.scheduler.state import SchedulerSettings
+from headway.errors import Code
+from headway.messages import Rejected
+from headway.policies.packing.flow_control import FlowLevel
+from headway.request import Request
+
+
+def refuse_for_good(
+    request: Request, models: Collection[str], instances: Iterable[Instance]
+) -> Rejected | None:
+    """The refusal of a request that waiting cannot help.
+
+    ``models``: all that were ever seen. A model whose workers are away has no limits: the
+    request waits for one that comes back.
+    """
+    if models and request.model not in models:
+        known = ", ".join(sorted(models))
+        message = f"model is {request.model!r}; the models served are: {known}"
+        return Rejected(request.key, Code.NOT_FOUND, message)
+    serving = [i for i in instances if i.info.model == request.model]
+    total = total_tokens(request)
+    if all(total < i.max_request_tokens for i in serving):
+        return None  # as nearly always
+    decoding = [i for i in serving if i.info.role.decodes]
+    limit = max((i.max_request_tokens for i in decoding), default=total)
+    if total > limit:
+        message = (
+            f"the prompt has {len(request.prompt_token_ids)} tokens and max_tokens is "
+            f"{request.sampling.max_tokens}, together {total}; the limit is {limit}: "
+            "shorten the prompt or lower max_tokens"
+        )
+        return Rejected(request.key, Code.INVALID_ARGUMENT, message)
+    prefilling = [i for i in serving if i.info.role.prefills]
+    if prefilling and not any(i.could_hold(request) for i in prefilling):
+        limit = max(i.max_request_tokens for i in prefilling)
+        message = (
+            f"the request has {request.num_tokens} tokens; the largest prefill instance holds "
+            f"{limit} with at least one to generate: shorten the prompt"
+        )
+        return Rejected(request.key, Code.INVALID_ARGUMENT, message)
+    return None
+
+
+def refuse_for_now(
+    request: Request,
+    level: FlowLevel,
+    num_waiting: int,
+    retry_after_now: Callable[[], float],
+    settings: SchedulerSettings,
+) -> Rejected | None:
+    """The refusal of a request that there is no room to wait for; later attempts always wait.
+
+    Their clients have read half an answer, and there are only as many as were once admitted.
+    """
+    if request.attempt > 0:
+        return None
+    if num_waiting >= settings.max_waiting:
+        retry_after = retry_after_now()
+        message = (
+            f"{num_waiting} requests are waiting, the limit is {settings.max_waiting}: "
+            f"try again in {retry_after:.1f} s"
+        )
+    elif level is FlowLevel.REJECTING:
+        control = settings.flow_control
+        limit = control.reject_factor * control.num_cycles
+        retry_after = retry_after_now()
+        message = (
+            f"requests have waited more than {limit:.0f} dispatch cycles: "
+            f"try again in {retry_after:.1f} s"
+        )
+    else:
+        return None
+    return Rejected(request.key, Code.RESOURCE_EXHAUSTED, message, retry_after)

@@ -1,0 +1,384 @@
+"""The scheduler leader's decisions: when, where and whether each request runs.
+
+One object lives for one term of leadership. Requests wait in their model's window
+(``scheduler_prefill``), are dispatched to a prefill-capable worker, and, prefilled, are handed
+to a decode unit (``scheduler_decode``). Whatever is lost with a worker goes back to its gateway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from headway.core.scheduler.admission import refuse_for_good, refuse_for_now
+from headway.core.scheduler.decode import DecodePlacer
+from headway.core.scheduler.events import (
+    Decision,
+    Elected,
+    FromWorker,
+    GatewayConnected,
+    GatewayGone,
+    SavedRequest,
+    SchedulerAction,
+    SchedulerEvent,
+    WorkerGone,
+)
+from headway.core.scheduler.fleet import FleetMeter, Waiting
+from headway.core.scheduler.gamma import GammaFits
+from headway.core.scheduler.instance import Instance, UnitState
+from headway.core.scheduler.memory import Memory
+from headway.core.scheduler.moves import Mover
+from headway.core.scheduler.prefill import MAX_RETRY_AFTER, PoolStatus, PrefillPool
+from headway.core.scheduler.reports import WorkerReports
+from headway.core.scheduler.state import Counters, SchedulerSettings, SchedulerState, Stage, Tracked
+from headway.errors import Code
+from headway.messages import (
+    Accepted,
+    CancelStream,
+    EndForward,
+    HandedBack,
+    HandoffResult,
+    LoadReport,
+    Rejected,
+    Snapshot,
+)
+from headway.policies.packing.flow_control import FlowLevel
+from headway.policies.scaling.protocol import Fleet
+from headway.request import Request, StreamKey
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStatus:
+    """The scheduler at one instant, for metrics.
+
+    ``num_held_back``: requests in no window yet, because a worker that has still to be heard
+    after an election may run them.
+    """
+
+    pools: tuple[PoolStatus, ...]
+    num_workers: int
+    num_tracked: int
+    num_awaiting_decode: int
+    num_held_back: int
+    counters: Counters
+
+
+class SchedulerCore:
+    """``Core[SchedulerEvent, SchedulerAction]``; ``docs/sbs.md`` maps its rules to files."""
+
+    def __init__(self, settings: SchedulerSettings | None = None) -> None:
+        self.settings = settings or SchedulerSettings()
+        self._state = SchedulerState(self.settings)
+        self._instances: dict[str, Instance] = {}
+        self._pools: dict[str, PrefillPool] = {}
+        self._models: set[str] = set()
+        self._decode = DecodePlacer(self._state, self._instances)
+        self._mover = Mover(self._state, self._instances, self._decode)
+        self._gamma = GammaFits(self._state, self._instances)
+        self._memory = Memory(self._state)
+        self._fleet = FleetMeter(self._instances)
+        self._reports = WorkerReports(
+            self._state, self._instances, self._pools, self._decode, self._memory
+        )
+        self._elected = False
+        self._unheard: dict[str, None] = {}
+        self._grace_until = inf
+        self._connected: dict[str, None] = {}
+        self._gone: dict[str, float] = {}
+        self._wake_at = inf
+
+    # --- Core -------------------------------------------------------------------------
+
+    @property
+    def next_wakeup(self) -> float | None:
+        """The next deadline, watchdog, turn or end of a grace."""
+        return self._wake_at if self._wake_at < inf else None
+
+    def handle(self, event: SchedulerEvent, *, now: float) -> Sequence[SchedulerAction]:
+        """React to one event, then dispatch and place what can go."""
+        match event:
+            case Request():
+                if self._on_submit(event, now) and now < self._wake_at:
+                    return self._after_submission(event.model, now)
+            case CancelStream(key):
+                self._memory.cancel(key)
+                self._on_cancel(key)
+            case FromWorker(worker_id, message):
+                self._on_worker(worker_id, message, now)
+            case WorkerGone(worker_id, reason):
+                self._on_worker_gone(worker_id, reason, now)
+            case GatewayConnected(gateway_id):
+                self._connected[gateway_id] = None
+                self._gone.pop(gateway_id, None)
+            case GatewayGone(gateway_id):
+                self._connected.pop(gateway_id, None)
+                self._gone[gateway_id] = now
+            case Elected():
+                self._on_elected(event, now)
+        return self.wake(now=now)
+
+    def wake(self, *, now: float) -> Sequence[SchedulerAction]:
+        """React to the passing of time."""
+        for gateway_id, gone_at in list(self._gone.items()):
+            if now >= gone_at + self.settings.gateway_grace:
+                self._cancel_all(gateway_id)
+        if self._ends_grace(now):
+            self._recheck_waiting()
+        for request in self._memory.released(now=now):
+            self._on_submit(request, now)
+        self._memory.expire(now=now)
+        for pool in self._pools.values():
+            pool.expire(now=now)
+        if self._leads:
+            self._decode.place(now=now)
+            self._mover.decide(now=now)
+            for pool in self._pools.values():
+                pool.dispatch(now=now)
+        self._wake_at = self._compute_wakeup(now)
+        return self._state.take_actions()
+
+    def _after_submission(self, model: str, now: float) -> Sequence[SchedulerAction]:
+        """Nothing is due, and only this window has changed: the rest need not be looked at."""
+        pool = self._pools[model]
+        if self._leads:
+            pool.dispatch(now=now)
+        self._wake_at = min(pool.wakeup(now=now), self._wake_at)
+        return self._state.take_actions()
+
+    def _compute_wakeup(self, now: float) -> float:
+        times = [gone_at + self.settings.gateway_grace for gone_at in self._gone.values()]
+        times += [pool.wakeup(now=now) for pool in self._pools.values()]
+        times += [self._decode.next_wakeup, self._mover.next_wakeup, self._grace_until]
+        times.append(self._memory.next_wakeup)
+        return min(times)
+
+    # --- leadership -------------------------------------------------------------------
+
+    def _on_elected(self, event: Elected, now: float) -> None:
+        self._elected = True
+        self._state.fencing_token = event.fencing_token
+        unheard = [w for w in event.worker_ids if w not in self._instances]
+        self._unheard = dict.fromkeys(unheard)
+        self._grace_until = now + self.settings.election_grace
+        self._memory.recall(event.saved, unheard, now=now)
+        for learned in event.learned:
+            self._pool(learned.model).recall(learned)
+            self._gamma.recall(learned.model, learned.gamma)
+
+    @property
+    def _leads(self) -> bool:
+        """Whether this leader knows enough to dispatch."""
+        return self._elected and self._grace_until == inf
+
+    def _ends_grace(self, now: float) -> bool:
+        """True once: when all members were heard, or it has taken too long."""
+        if not self._elected or self._grace_until == inf:
+            return False
+        if self._unheard and now < self._grace_until:
+            return False
+        for worker_id in self._unheard:
+            self._state.note("worker_not_heard_in_grace", worker_id=worker_id)
+        self._unheard.clear()
+        self._grace_until = inf
+        return True
+
+    # --- gateways ---------------------------------------------------------------------
+
+    def _on_submit(self, request: Request, now: float) -> bool:
+        """Whether it waits now, and nothing else has changed."""
+        key = request.key
+        if self._state.has_ended(key):
+            self._state.counters.num_repeats += 1
+            self._state.answer_again(key)
+            return False
+        known = self._state.tracked.get(key)
+        if known is not None:
+            self._state.counters.num_repeats += 1
+            known.request = known.request or request
+            return False
+        if self._memory.holds_back(request):
+            return False
+        saved = self._memory.take(key)
+        refusal = self._refuse(request, now, was_let_in=saved is not None)
+        if refusal is not None:
+            self._state.reject(refusal)
+            return False
+        num_tokens = request.num_tokens
+        entry = Tracked(
+            key, request.request_id, request.model, Stage.WAITING, request, num_tokens, now
+        )
+        others = self._state.others(entry)
+        if any(o.request is not None and o.request.attempt > request.attempt for o in others):
+            self._state.end(key)  # overtaken by a later attempt
+            return False
+        self._state.track(entry)
+        for other in others:
+            self._on_cancel(other.key)  # the new attempt must not run beside it
+        self._enter(entry, saved)
+        return not others
+
+    def _enter(self, entry: Tracked, saved: SavedRequest | None) -> None:
+        """Into the window; one that stood there before an election takes its place again."""
+        window = self._pool(entry.model).window
+        if saved is None or saved.cycle < 0:
+            window.add(entry)
+            return
+        entry.since, entry.cycle = saved.since, saved.cycle
+        window.take_back(entry)
+
+    def _refuse(self, request: Request, now: float, *, was_let_in: bool) -> Rejected | None:
+        if request.deadline_at <= now:
+            late = now - request.deadline_at
+            message = f"the deadline had passed {late:.3f} s before the request came here"
+            return Rejected(request.key, Code.DEADLINE_EXCEEDED, message)
+        if self._leads:
+            refusal = refuse_for_good(request, self._models, self._instances.values())
+            if refusal is not None:
+                return refusal
+        if was_let_in:
+            return None
+        num_waiting = sum(p.window.num_waiting for p in self._pools.values())
+        pool = self._pools.get(request.model)
+        level = pool.window.level if pool is not None else FlowLevel.OPEN
+        return refuse_for_now(
+            request,
+            level,
+            num_waiting,
+            pool.retry_after if pool is not None else lambda: MAX_RETRY_AFTER,
+            self.settings,
+        )
+
+    def _on_cancel(self, key: StreamKey) -> None:
+        entry = self._state.tracked.get(key)
+        if entry is None:
+            if not self._state.has_ended(key):
+                self._state.end(key)  # a snapshot may yet tell of it
+            return
+        self._reports.end(entry)
+
+    def _cancel_all(self, gateway_id: str) -> None:
+        """The gateway stays away: nobody will read the answers."""
+        del self._gone[gateway_id]
+        self._state.note("gateway_given_up", detail=gateway_id)
+        self._memory.cancel_all(gateway_id)
+        for key in [key for key in self._state.tracked if key.gateway_id == gateway_id]:
+            self._on_cancel(key)
+
+    # --- workers ----------------------------------------------------------------------
+
+    def _on_worker(
+        self,
+        worker_id: str,
+        message: Snapshot | Accepted | EndForward | HandoffResult | HandedBack | LoadReport,
+        now: float,
+    ) -> None:
+        if isinstance(message, Snapshot):
+            self._on_snapshot(worker_id, message, now)
+            return
+        instance = self._instances.get(worker_id)
+        if instance is None:
+            return  # it has gone since
+        match message:
+            case Accepted(dispatch_id):
+                round_trip = instance.accepted(dispatch_id, now=now)
+                if round_trip is not None:
+                    self._pool(instance.info.model).accepted(round_trip)
+            case EndForward():
+                self._fleet.passed(worker_id, message.pass_time)
+                self._fleet.worked(instance, message.work)
+                if self._gamma.completed(instance, message.finished, now=now):
+                    self._pool(instance.info.model).save()
+                self._reports.end_forward(instance, message, now=now)
+                for held in message.answering:
+                    self._mover.answering(instance, held, now=now)
+            case LoadReport():
+                self._mover.report(instance, message, now=now)
+            case HandedBack(keys):
+                self._reports.handed_back(instance, keys)
+            case HandoffResult():
+                self._decode.handoff_ended(instance, message, now=now)
+                self._decode.retry()
+
+    def _on_snapshot(self, worker_id: str, snapshot: Snapshot, now: float) -> None:
+        model = snapshot.info.model
+        self._models.add(model)
+        self._unheard.pop(worker_id, None)
+        self._pool(model)
+        self._reports.snapshot(worker_id, snapshot, now=now)
+        self._mover.drains.update(self._instances[worker_id])
+        self._gamma.tell(self._instances[worker_id])
+        self._memory.heard(worker_id)
+        for pool in self._pools.values():
+            pool.update(worker_id)
+        for held in snapshot.held:
+            if held.key.gateway_id not in self._connected:
+                self._gone.setdefault(held.key.gateway_id, now)
+        if self._leads:
+            self._recheck_waiting()
+
+    def _on_worker_gone(self, worker_id: str, reason: str, now: float) -> None:
+        self._memory.heard(worker_id)
+        self._unheard.pop(worker_id, None)
+        instance = self._instances.pop(worker_id, None)
+        if instance is None:
+            return
+        for pool in self._pools.values():
+            pool.update(worker_id)
+        self._mover.forget(worker_id)
+        self._reports.lose_all(instance, reason, now=now)
+
+    # --- pools ------------------------------------------------------------------------
+
+    def _pool(self, model: str) -> PrefillPool:
+        pool = self._pools.get(model)
+        if pool is None:
+            pool = self._pools[model] = PrefillPool(model, self._state, self._instances)
+        return pool
+
+    def _recheck_waiting(self) -> None:
+        """Models and limits are known now, or have changed: who can never run is told."""
+        for pool in list(self._pools.values()):
+            for entry in pool.window.entries:
+                assert entry.request is not None, "only submitted requests wait"
+                refusal = refuse_for_good(entry.request, self._models, self._instances.values())
+                if refusal is not None:
+                    pool.window.remove(entry.key)
+                    self._state.reject(refusal)
+            if pool.is_unused and pool.model not in self._models:
+                del self._pools[pool.model]
+
+    # --- explanations -----------------------------------------------------------------
+
+    @property
+    def decisions(self) -> Sequence[Decision]:
+        """The last decisions, oldest first."""
+        return tuple(self._state.decisions)
+
+    def matrix(self) -> Sequence[UnitState]:
+        """The state matrix: every unit's ⟨C_avail, B, K⟩ as decisions see it now."""
+        return [state for _, i in sorted(self._instances.items()) for state in i.matrix()]
+
+    def fleets(self, *, now: float) -> Mapping[str, Fleet] | None:
+        """All workers by model, for autoscalers; None while some have not been heard of."""
+        if not self._leads:
+            return None
+        for_decode = self._decode.num_waiting_by_model()
+        waiting = {
+            model: Waiting(
+                pool.window.num_waiting, pool.window.backlog_tokens, for_decode.get(model, 0)
+            )
+            for model, pool in self._pools.items()
+        }
+        return self._fleet.read(waiting, now=now)
+
+    def status(self) -> SchedulerStatus:
+        """For metrics."""
+        return SchedulerStatus(
+            tuple(pool.status() for pool in self._pools.values()),
+            len(self._instances),
+            len(self._state.tracked),
+            self._decode.num_waiting,
+            self._memory.num_held_back,
+            self._state.counters,
+        )

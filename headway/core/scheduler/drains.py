@@ -1,0 +1,167 @@
+"""Workers whose work goes elsewhere: those that drain, and those that have changed their role.
+
+What has not begun comes back to the window, what decodes moves while it runs, and only what finds
+no room anywhere is waited for. Links bound how many move at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+
+from headway.cluster import UnitId
+from headway.core.scheduler.decode import DecodePlacer, considered_units
+from headway.core.scheduler.events import Chosen, Considered, Decision
+from headway.core.scheduler.instance import Instance
+from headway.core.scheduler.state import SchedulerState, Stage, Tracked
+from headway.messages import GiveBack
+from headway.policies.placement import Choice, DecodeUnit
+from headway.request import StreamKey
+
+Relocate = Callable[[Tracked, UnitId, float], None]
+
+
+class Drains:
+    """Empties workers; ``relocate`` is the arbiter's, who decides on every other move, too."""
+
+    def __init__(
+        self,
+        state: SchedulerState,
+        instances: Mapping[str, Instance],
+        placer: DecodePlacer,
+        relocate: Relocate,
+    ) -> None:
+        self._state = state
+        self._instances = instances
+        self._placer = placer
+        self._relocate = relocate
+        self._emptying: dict[str, set[StreamKey]] = {}  # by worker: who was asked for
+        self.next_wakeup = inf
+        """When a request may be told to move that did a moment ago, inf for never."""
+
+    def update(self, instance: Instance) -> None:
+        """A worker's snapshot: it drains, or it is not what it was."""
+        if instance.draining or instance.has_changed:
+            self._emptying.setdefault(instance.info.worker_id, set())
+
+    def forget(self, worker_id: str) -> None:
+        """The worker is gone."""
+        self._emptying.pop(worker_id, None)
+
+    def decide(self, *, now: float) -> None:
+        """Order what can go now."""
+        self.next_wakeup = inf
+        for worker_id in list(self._emptying):
+            instance = self._instances[worker_id]
+            if not instance.takes_prefill:
+                self._call_back(instance, self._emptying[worker_id])
+            if not instance.takes_decode:
+                self._empty(instance, now)
+            if not (instance.draining or self._is_misplaced(instance)):
+                instance.has_changed = False
+                del self._emptying[worker_id]
+
+    def _held(self, instance: Instance, *, decoding: bool) -> list[Tracked]:
+        entries = [self._state.tracked[key] for key in instance.keys]
+        return [e for e in entries if e.stage is Stage.PLACED and e.is_decoding is decoding]
+
+    def _is_misplaced(self, instance: Instance) -> bool:
+        """Whether a worker that serves on holds, or will, what is not of its role."""
+        if instance.takes_decode:
+            return not instance.takes_prefill and bool(self._held(instance, decoding=False))
+        coming = any(k in self._state.tracked for k in instance.inbound_keys)
+        return coming or any(self._is_ours(key) for key in instance.keys)
+
+    def _is_ours(self, key: StreamKey) -> bool:
+        entry = self._state.tracked[key]
+        return entry.relocating or (entry.stage is Stage.PLACED and entry.is_decoding)
+
+    # --- what has not begun -----------------------------------------------------------
+
+    def _call_back(self, instance: Instance, asked: set[StreamKey]) -> None:
+        """Once a request: a worker that has begun it says nothing, and goes on."""
+        waiting = [e for e in self._held(instance, decoding=False) if e.key not in asked]
+        keys = tuple(entry.key for entry in waiting if self._has_another(instance, entry))
+        if keys:
+            asked.update(keys)
+            self._state.tell_worker(instance.info.worker_id, GiveBack(keys))
+
+    def _has_another(self, instance: Instance, entry: Tracked) -> bool:
+        """Whether somebody else could prefill it."""
+        return any(
+            other.takes_prefill
+            and other.info.model == entry.model
+            and (entry.request is None or other.could_hold(entry.request))
+            for other in self._instances.values()
+            if other is not instance
+        )
+
+    # --- what decodes -----------------------------------------------------------------
+
+    def _empty(self, instance: Instance, now: float) -> None:
+        """Those that run longest first, as many as the links take."""
+        settings = self._state.settings
+        leaving = sum(self._state.tracked[key].relocating for key in instance.keys)
+        room = settings.moves_per_link - leaving
+        ready: list[Tracked] = []
+        for entry in self._held(instance, decoding=True):
+            rests_until = entry.moved_at + settings.handoff_rest
+            if now >= rests_until:
+                ready.append(entry)
+            else:
+                self.next_wakeup = min(self.next_wakeup, rests_until)
+        if room <= 0 or not ready:
+            return
+        units = self._placer.units(instance.info.model)
+        considered = considered_units(units)
+        choices = self._choose(sorted(ready, key=_longest), units, room)
+        for choice in choices:
+            self._relocate(choice.request, choice.unit, now)
+        if choices:
+            self._explain(instance, considered, choices, len(ready) - len(choices), now)
+
+    def _choose(
+        self, ready: Sequence[Tracked], units: Sequence[DecodeUnit], room: int
+    ) -> list[Choice[Tracked]]:
+        """By the placement policy, among units whose link has room."""
+        links = {u.unit.worker_id: self._link_room(u.unit.worker_id) for u in units}
+        chosen: list[Choice[Tracked]] = []
+        for entry in ready:
+            open_units = [u for u in units if links[u.unit.worker_id] > 0]
+            if len(chosen) == room or not open_units:
+                break
+            for choice in self._placer.placement(entry.model).place([entry], open_units):
+                links[choice.unit.worker_id] -= 1
+                chosen.append(choice)
+        return chosen
+
+    def _link_room(self, worker_id: str) -> int:
+        """How many more may move to a worker."""
+        tracked = self._state.tracked
+        arriving = (tracked.get(key) for key in self._instances[worker_id].inbound_keys)
+        num_moving = sum(entry is not None and entry.relocating for entry in arriving)
+        return self._state.settings.moves_per_link - num_moving
+
+    def _explain(
+        self,
+        instance: Instance,
+        considered: tuple[Considered, ...],
+        choices: Sequence[Choice[Tracked]],
+        num_left: int,
+        now: float,
+    ) -> None:
+        chosen = tuple(
+            Chosen(c.request.key, c.request.request_id, c.unit, c.score, 0.0) for c in choices
+        )
+        rule = self._state.settings.placement
+        model = instance.info.model
+        self._state.explain(Decision("drain", now, model, rule, considered, chosen, num_left))
+
+
+def _longest(entry: Tracked) -> tuple[float, StreamKey]:
+    """By the most tokens still to come, as predicted or as allowed."""
+    if entry.request is None:
+        return 0.0, entry.key
+    request = entry.request
+    total = request.predicted_output_tokens or request.sampling.max_tokens
+    return entry.num_tokens - len(request.prompt_token_ids) - total, entry.key

@@ -1,0 +1,64 @@
+"""γ-Ada where end-to-end latencies are known: fitted once per model, handed to all of its workers.
+
+A worker alone sees the completions of its own requests, and one that only prefills sees none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import inf
+
+from headway.core.scheduler.instance import Instance
+from headway.core.scheduler.state import SchedulerState
+from headway.messages import FinishedRequest, Tuned
+from headway.policies.batching.gamma_ada import GammaAda
+from headway.request import FinishReason
+
+_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class GammaFits:
+    """One fit a model, by the settings' ``gamma_fit``; without it nothing happens."""
+
+    def __init__(self, state: SchedulerState, instances: Mapping[str, Instance]) -> None:
+        self._state = state
+        self._instances = instances
+        self._fits: dict[str, GammaAda] = {}
+
+    def completed(
+        self, instance: Instance, finished: Iterable[FinishedRequest], *, now: float
+    ) -> bool:
+        """Requests whose end a worker reports, before they are forgotten here; whether γ is new."""
+        settings, model = self._state.settings, instance.info.model
+        if settings.gamma_fit is None:
+            return False
+        fit = self._fits.get(model)
+        if fit is None:
+            fit = self._fits[model] = settings.gamma_fit.fit()
+            fit.gamma = self._state.gammas.get(model, fit.gamma)
+        times = self._response_times(finished, now)
+        if not sum(fit.completed(seconds) for seconds in times):
+            return False
+        self._state.gammas[model] = fit.gamma
+        for _, other in sorted(self._instances.items()):
+            if other.info.model == model:
+                self.tell(other)
+        return True
+
+    def recall(self, model: str, gamma: float) -> None:
+        """Go on from an earlier leader's fit; 0 for none."""
+        if self._state.settings.gamma_fit is not None and 0 < gamma < inf:
+            self._state.gammas[model] = gamma
+
+    def tell(self, instance: Instance) -> None:
+        """A worker is to know its model's γ, once there is one."""
+        gamma = self._state.gammas.get(instance.info.model)
+        if gamma is not None:
+            self._state.tell_worker(instance.info.worker_id, Tuned(gamma))
+
+    def _response_times(self, finished: Iterable[FinishedRequest], now: float) -> Iterable[float]:
+        """Seconds since the arrival at the gateway, of those whose arrival is known here."""
+        for each in finished:
+            entry = self._state.tracked.get(each.key)
+            if each.finish_reason in _ENDS and entry is not None and entry.request is not None:
+                yield now - entry.request.arrival_at

@@ -1,0 +1,193 @@
+"""Running requests that move: to even out load (STAR), where an answer begins (PASCAL), or because
+their worker is to be emptied (``scheduler_drains``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+
+import numpy as np
+
+from headway.cluster import UnitId
+from headway.core.scheduler.decode import DecodePlacer, considered_units
+from headway.core.scheduler.drains import Drains
+from headway.core.scheduler.events import Chosen, Considered, Decision
+from headway.core.scheduler.instance import Instance
+from headway.core.scheduler.state import SchedulerState, Stage, Tracked
+from headway.messages import HeldRequest, LoadReport, RunningRequests
+from headway.policies import registry
+from headway.policies.placement import Choice, DecodeUnit
+from headway.policies.rescheduling import Move, Requests, Rescheduling, UnitReport
+from headway.request import StreamKey
+
+
+class Mover:
+    """The one that decides on moves of running requests, whatever the occasion.
+
+    Reports of workers that are part of a move are dropped: their loads are not what they say.
+    """
+
+    def __init__(
+        self,
+        state: SchedulerState,
+        instances: Mapping[str, Instance],
+        placer: DecodePlacer,
+    ) -> None:
+        self._state = state
+        self._instances = instances
+        self._placer = placer
+        self._policies: dict[str, Rescheduling] = {}
+        self._reports: dict[str, LoadReport] = {}
+        self._due_at: dict[str, float] = {}
+        self.drains = Drains(state, instances, placer, self._relocate)
+
+    @property
+    def next_wakeup(self) -> float:
+        """When the next decision is due, inf for never."""
+        return min((self.drains.next_wakeup, *self._due_at.values()))
+
+    # --- at intervals (STAR, Algorithm 1) -----------------------------------------------
+
+    def report(self, instance: Instance, report: LoadReport, *, now: float) -> None:
+        """What runs on a worker now."""
+        self._reports[instance.info.worker_id] = report
+        model = instance.info.model
+        interval = self._policy(model).interval
+        if interval < inf:
+            self._due_at.setdefault(model, now + interval)
+
+    def forget(self, worker_id: str) -> None:
+        """The worker is gone."""
+        self._reports.pop(worker_id, None)
+        self.drains.forget(worker_id)
+
+    def decide(self, *, now: float) -> None:
+        """Empty who drains; move what the policy says, of models whose interval has gone by."""
+        self.drains.decide(now=now)
+        for model, due_at in sorted(self._due_at.items()):
+            if now < due_at:
+                continue
+            policy = self._policy(model)
+            self._due_at[model] = now + policy.interval
+            units = self._units(model)
+            moves = policy.moves(units, self._resting(model, policy.rest, now), now=now)
+            done = [move for move in moves if self._move(move, now)]
+            if done:
+                self._explain(model, units, done, now)
+
+    def _policy(self, model: str) -> Rescheduling:
+        policy = self._policies.get(model)
+        if policy is None:
+            settings = self._state.settings
+            policy = registry.make(
+                "rescheduling", settings.rescheduling, **settings.rescheduling_params
+            )
+            self._policies[model] = policy
+        return policy
+
+    def _reported(self, model: str) -> Iterable[tuple[Instance, LoadReport]]:
+        for worker_id, instance in sorted(self._instances.items()):
+            report = self._reports.get(worker_id)
+            if report is not None and instance.info.model == model:
+                yield instance, report
+
+    def _units(self, model: str) -> list[UnitReport]:
+        return [
+            _unit_report(instance, running)
+            for instance, report in self._reported(model)
+            for running in report.units
+            if running.unit < instance.info.num_units
+        ]
+
+    def _resting(self, model: str, rest: float, now: float) -> frozenset[StreamKey]:
+        """Requests that moved a moment ago, are moving, or are not there any more."""
+        return frozenset(
+            key
+            for instance, report in self._reported(model)
+            for running in report.units
+            for key in running.keys
+            if not self._may_move(key, instance.info.worker_id, now - rest)
+        )
+
+    def _may_move(self, key: StreamKey, worker_id: str, since: float) -> bool:
+        entry = self._state.tracked.get(key)
+        return (
+            entry is not None
+            and entry.stage is Stage.PLACED
+            and entry.worker_id == worker_id
+            and entry.moved_at <= since
+        )
+
+    def _move(self, move: Move, now: float) -> bool:
+        entry = self._state.tracked[move.key]
+        report = self._reports.get(move.source.worker_id)
+        if report is None or move.target.worker_id not in self._reports:
+            return False  # part of another move already
+        running = report.units[move.source.unit]
+        entry.num_tokens = running.num_tokens[running.keys.index(move.key)]
+        self._relocate(entry, move.target, now)
+        return True
+
+    def _relocate(self, entry: Tracked, target: UnitId, now: float) -> None:
+        self._placer.relocate(entry, target, now=now)
+        self._reports.pop(entry.worker_id, None)
+        self._reports.pop(target.worker_id, None)
+
+    def _explain(
+        self, model: str, units: Sequence[UnitReport], moves: Sequence[Move], now: float
+    ) -> None:
+        considered = tuple(
+            Considered(u.unit, (len(u.requests.keys), u.num_tokens), u.capacity_tokens)
+            for u in units
+        )
+        chosen = tuple(
+            Chosen(m.key, self._state.tracked[m.key].request_id, m.target, (m.gain,), 0.0)
+            for m in moves
+        )
+        rule = self._state.settings.rescheduling
+        self._state.explain(Decision("rescheduling", now, model, rule, considered, chosen, 0))
+
+    # --- at the end of reasoning (PASCAL, Algorithm 2) ----------------------------------
+
+    def answering(self, instance: Instance, held: HeldRequest, *, now: float) -> None:
+        """A request's reasoning has ended: its answer may be given elsewhere."""
+        entry = self._state.tracked.get(held.key)
+        here = UnitId(instance.info.worker_id, held.unit)
+        if entry is None or not self._may_move(held.key, here.worker_id, inf):
+            return
+        entry.num_tokens, entry.is_answering = held.num_tokens, True
+        units = self._placer.units(entry.model)
+        present = next((u for u in units if u.unit == here), None)
+        if present is None:
+            return
+        choice = self._placer.placement(entry.model).boundary(entry, present, units)
+        if choice is not None and choice.unit != here:
+            self._relocate(entry, choice.unit, now)
+            self._explain_boundary(entry, choice, units, now)
+
+    def _explain_boundary(
+        self, entry: Tracked, choice: Choice[Tracked], units: Sequence[DecodeUnit], now: float
+    ) -> None:
+        considered = considered_units(units)
+        chosen = (Chosen(entry.key, entry.request_id, choice.unit, choice.score, 0.0),)
+        rule = self._state.settings.placement
+        decision = Decision("boundary", now, entry.model, rule, considered, chosen, 0)
+        self._state.explain(decision)
+
+
+def _unit_report(instance: Instance, running: RunningRequests) -> UnitReport:
+    info = instance.info
+    arriving = instance.inbound_tokens(running.unit)
+    return UnitReport(
+        unit=UnitId(info.worker_id, running.unit),
+        capacity_tokens=info.num_blocks * info.block_size,
+        requests=Requests(
+            running.keys,
+            np.asarray(running.num_tokens, dtype=np.int64),
+            np.asarray(running.remaining, dtype=np.float64),
+        ),
+        future=np.asarray(running.future, dtype=np.float64) + arriving,
+        num_tokens=sum(running.num_tokens) + arriving,
+        accepts=instance.takes_decode,
+    )

@@ -1,0 +1,288 @@
+"""Waiting requests of one model, and the instances that prefill them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from headway.cluster import UnitId
+from headway.core.scheduler.events import Chosen, Considered, Decision, Learned
+from headway.core.scheduler.instance import Instance
+from headway.core.scheduler.prefixes import Prefixes
+from headway.core.scheduler.state import SchedulerState, Stage, Tracked
+from headway.core.scheduler.window import Window
+from headway.errors import Code
+from headway.messages import Dispatch, EndForward, Placed, Rejected, UnitBatch
+from headway.policies import registry
+from headway.policies.dispatch import Dispatching, InstanceLoad, Turn
+from headway.policies.dispatch.sliding import SlidingMean
+from headway.policies.packing import Assigned, Packing, Room
+
+MAX_RETRY_AFTER = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """A model's prefill side at one instant, for metrics; seconds, counts, tokens."""
+
+    model: str
+    num_active: int
+    num_waiting: int
+    num_at_door: int
+    backlog_tokens: int
+    longest_wait_cycles: int
+    flow_level: str
+    interval: float
+    mean_pass_time: float
+    dispatch_latency: float
+    num_bad_times: int
+
+
+class PrefillPool:
+    """Who of one model's window is dispatched, when, and where."""
+
+    def __init__(
+        self, model: str, state: SchedulerState, instances: Mapping[str, Instance]
+    ) -> None:
+        settings = state.settings
+        self.model = model
+        self.window = Window(settings.flow_control, self._entered)
+        self._state = state
+        self._instances = instances
+        self._active: dict[str, None] = {}
+        self._dispatching: Dispatching = registry.make(
+            "dispatch", settings.dispatch, **settings.dispatch_params
+        )
+        self._packing: Packing = registry.make(
+            "packing", settings.packing, **settings.packing_params
+        )
+        self._velocities = SlidingMean(32, 0.0)
+        self._prefixes = Prefixes() if settings.prefix_hits else None
+
+    def _entered(self, entry: Tracked) -> None:
+        self._state.changed(entry.key)
+
+    # --- topology ---------------------------------------------------------------------
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether nothing would be lost with it."""
+        return not self._active and not self.window.num_waiting
+
+    def update(self, worker_id: str) -> None:
+        """An instance came, left, or changed its role or health."""
+        instance = self._instances.get(worker_id)
+        active = instance is not None and instance.takes_prefill
+        if active and instance is not None and instance.info.model == self.model:
+            self._active[worker_id] = None
+            self._dispatching.join(worker_id)
+        else:
+            self._active.pop(worker_id, None)
+            self._dispatching.leave(worker_id)
+        if instance is None and self._prefixes is not None:
+            self._prefixes.forget(worker_id)
+
+    # --- news -------------------------------------------------------------------------
+
+    def accepted(self, round_trip: float) -> None:
+        """A dispatch was acknowledged."""
+        self._dispatching.acknowledged(round_trip)
+
+    def ended(self, instance: Instance, report: EndForward, *, now: float) -> None:
+        """A pass ended: book its loads and times. T̄ is of passes that prefilled, not of decode."""
+        worker_id, pass_time = instance.info.worker_id, report.pass_time
+        had_backlog, reported_at = instance.has_backlog, instance.reported_at
+        for dispatch_id in report.dispatch_ids:
+            instance.accepted(dispatch_id, now=now)
+        num_computed = instance.report(report.loads, now=now)
+        prefilled = instance.info.role.prefills and bool(report.dispatch_ids or had_backlog)
+        prefilled = prefilled and pass_time != 0
+        if prefilled and num_computed > 0 and 0 < pass_time < inf:
+            # Passes may go unreported, but not the time between two reports of a busy worker.
+            busy = max(pass_time, now - reported_at) if had_backlog else pass_time
+            self._velocities.add(num_computed / busy)
+        num_bad = self._dispatching.num_bad_times
+        self._dispatching.ended(
+            worker_id, report.dispatch_ids, pass_time if prefilled else None, now=now
+        )
+        if self._dispatching.num_bad_times > num_bad:
+            self._state.note("bad_pass_time", worker_id=worker_id, detail=repr(pass_time))
+
+    def recall(self, learned: Learned) -> None:
+        """Go on from what an earlier leader had measured."""
+        self.window.cycle = learned.cycle
+        self._dispatching.recall(learned.mean_pass_time, learned.dispatch_latency)
+        self._velocities.recall(learned.velocity)
+
+    def save(self) -> None:
+        """Have what was measured written down, γ with it, where a successor reads it."""
+        if self._state.settings.persists:
+            self._state.learn(self._learned())
+
+    def _learned(self) -> Learned:
+        return Learned(
+            self.model,
+            self.window.cycle,
+            self._dispatching.mean_pass_time,
+            self._dispatching.dispatch_latency,
+            self._velocities.value,
+            self._state.gammas.get(self.model, 0.0),
+        )
+
+    # --- flow control -----------------------------------------------------------------
+
+    def retry_after(self) -> float:
+        """Seconds until the backlog is computed at the measured velocity; a hint, 1 to 60."""
+        velocity = self._velocity()
+        if velocity <= 0:
+            return MAX_RETRY_AFTER
+        return min(max(self.window.backlog_tokens / velocity, 1.0), MAX_RETRY_AFTER)
+
+    def _velocity(self) -> float:
+        """Prompt tokens per second of all active instances."""
+        if self._velocities.value > 0:
+            return self._velocities.value * len(self._active)
+        chunks = (self._instances[w].info for w in self._active)
+        tokens = sum(info.chunk_tokens * info.num_units for info in chunks)
+        return tokens / self._dispatching.mean_pass_time
+
+    def expire(self, *, now: float) -> None:
+        """Deadlines and watchdogs."""
+        for entry in self.window.expire(now=now):
+            assert entry.request is not None, "only submitted requests wait"
+            waited = now - entry.since
+            message = f"the deadline passed after {waited:.3f} s in the scheduler's window"
+            self._state.reject(Rejected(entry.key, Code.DEADLINE_EXCEEDED, message))
+        for expiry in self._dispatching.expire(now=now):
+            self._instances[expiry.worker_id].reset_in_flight()
+            self._state.counters.num_watchdogs += 1
+            detail = f"dispatch {expiry.dispatch_id}: no EndForward for {expiry.waited:.3f} s"
+            self._state.note("watchdog_expired", worker_id=expiry.worker_id, detail=detail)
+
+    # --- dispatch ---------------------------------------------------------------------
+
+    def dispatch(self, *, now: float) -> None:
+        """Use every turn there is now."""
+        tried = False
+        while self.window.num_admitted:
+            loads = [self._instances[worker_id].load for worker_id in self._active]
+            window = self.window
+            turns = self._dispatching.turns(
+                loads, window.num_waiting, now=now, waiting=window.admitted
+            )
+            for turn in turns:
+                tried = True
+                if self._use(turn, now):
+                    break
+                self._dispatching.passed(turn, now=now)
+            else:
+                break
+        if tried:
+            cycle_time = self._dispatching.interval or self._dispatching.mean_pass_time
+            self.window.end_cycle(cycle_time, now=now)
+            self.save()
+
+    def _use(self, turn: Turn, now: float) -> bool:
+        instance = self._instances[turn.worker_id]
+        parts = ([], self.window.pick(turn.keys)) if turn.keys is not None else self.window.split()
+        legacy, new = (
+            [e for e in part if e.request is not None and instance.could_hold(e.request)]
+            for part in parts
+        )
+        if turn.max_requests is not None:
+            legacy, new = [], [*legacy, *new][: turn.max_requests]
+        rooms, chunk = instance.rooms(), instance.info.chunk_tokens
+        considered = tuple(
+            Considered(room.unit, (room.capacity, chunk), room.num_free_blocks) for room in rooms
+        )
+        hits = self._prefixes.hits if self._prefixes is not None else None
+        assigned = self._packing.pack(legacy, new, rooms, hits=hits, capped=turn.capped)
+        if not assigned:
+            return False
+        dispatch = self._send(instance, rooms, assigned, now)
+        self._dispatching.dispatched(turn, dispatch.dispatch_id, now=now)
+        self._explain(turn, considered, assigned, now)
+        return True
+
+    def _send(
+        self,
+        instance: Instance,
+        rooms: Sequence[Room],
+        assigned: Sequence[Assigned[Tracked]],
+        now: float,
+    ) -> Dispatch:
+        worker_id, role = instance.info.worker_id, instance.info.role
+        self.window.dispatched(a.request.key for a in assigned)
+        by_unit: dict[UnitId, list[Tracked]] = {room.unit: [] for room in rooms}
+        for a in assigned:
+            by_unit[a.unit].append(a.request)
+        batches = tuple(
+            UnitBatch(unit.unit, tuple(e.request for e in entries if e.request is not None))
+            for unit, entries in by_unit.items()
+            if entries
+        )
+        dispatch = Dispatch(self._state.next_dispatch_id(), batches)
+        instance.sent(dispatch, now=now)
+        self._state.tell_worker(worker_id, dispatch)
+        for a in assigned:
+            entry = a.request
+            entry.stage, entry.worker_id, entry.unit = Stage.PLACED, worker_id, a.unit.unit
+            entry.adopted = entry.is_decoding = False
+            self._state.changed(entry.key)
+            instance.hold(entry.key)
+            if self._prefixes is not None:
+                capacity = instance.info.num_blocks * instance.info.block_size
+                self._prefixes.sent(entry, a.unit, capacity)
+            placed = Placed(entry.key, worker_id, a.unit.unit, role)
+            self._state.tell_gateway(entry.key.gateway_id, placed)
+        return dispatch
+
+    def _explain(
+        self,
+        turn: Turn,
+        considered: tuple[Considered, ...],
+        assigned: Sequence[Assigned[Tracked]],
+        now: float,
+    ) -> None:
+        chosen = tuple(
+            Chosen(
+                a.request.key,
+                a.request.request_id,
+                a.unit,
+                (a.capacity,),
+                now - a.request.since,
+            )
+            for a in assigned
+        )
+        num_left = self.window.num_admitted
+        self._state.explain(
+            Decision("dispatch", now, self.model, turn.rule, considered, chosen, num_left)
+        )
+
+    # --- time and status --------------------------------------------------------------
+
+    def wakeup(self, *, now: float) -> float:
+        """When time alone may change something; infinite if it cannot."""
+        loads: list[InstanceLoad] = []  # matter only where somebody waits
+        if self.window.num_admitted:
+            loads = [self._instances[worker_id].load for worker_id in self._active]
+        at = self._dispatching.wakeup(loads, self.window.num_admitted, now=now)
+        return min(self.window.next_deadline, at if at is not None else inf)
+
+    def status(self) -> PoolStatus:
+        """For metrics."""
+        window, dispatching = self.window, self._dispatching
+        return PoolStatus(
+            self.model,
+            len(self._active),
+            window.num_waiting,
+            window.num_waiting - window.num_admitted,
+            window.backlog_tokens,
+            window.longest_wait,
+            window.level.value,
+            dispatching.interval,
+            dispatching.mean_pass_time,
+            dispatching.dispatch_latency,
+            dispatching.num_bad_times,
+        )

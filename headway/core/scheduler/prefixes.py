@@ -1,0 +1,81 @@
+"""Which prompts' beginnings every DP unit has been sent: PBAA's ``hit(r, d)``, live.
+
+A worker's own prefix cache decides what is computed; this is the scheduler's guess of it, from
+what it dispatched. A wrong guess costs a little balance and no answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headway.cluster import UnitId
+from headway.core.scheduler.state import Tracked
+from headway.request import Request
+
+GRANULE = 64
+"""Tokens by which beginnings are compared."""
+
+MAX_HOLDERS = 16
+"""A beginning that more units hold, a system prompt, says nothing about where to go."""
+
+Beginning = int
+"""Names the first n * GRANULE tokens of a prompt: a hash of them all."""
+
+
+def beginnings(request: Request) -> tuple[Beginning, ...]:
+    """Of the prompt, shortest first, but for its last token, which is always computed."""
+    tokens = request.prompt_token_ids
+    found: list[Beginning] = []
+    before = 0
+    for start in range(0, (len(tokens) - 1) // GRANULE * GRANULE, GRANULE):
+        before = hash((before, tuple(tokens[start : start + GRANULE])))
+        found.append(before)
+    return tuple(found)
+
+
+class Prefixes:
+    """Of one model's units; each remembers as many beginnings as its KV has room for."""
+
+    def __init__(self) -> None:
+        self._held: dict[UnitId, dict[Beginning, None]] = {}  # least recently sent first
+        self._holders: dict[Beginning, dict[UnitId, None]] = {}
+
+    def hits(self, entry: Tracked) -> Mapping[UnitId, int]:
+        """Prompt tokens of the request that units hold, for those that hold any."""
+        found: dict[UnitId, int] = {}
+        for number, beginning in enumerate(self._beginnings(entry), start=1):
+            holders = self._holders.get(beginning)
+            if holders is None:
+                break
+            if len(holders) <= MAX_HOLDERS:
+                found.update(dict.fromkeys(holders, number * GRANULE))
+        return found
+
+    def sent(self, entry: Tracked, unit: UnitId, capacity_tokens: int) -> None:
+        """The request's prompt will be computed there, in a pool of so many tokens."""
+        held = self._held.setdefault(unit, {})
+        for beginning in reversed(self._beginnings(entry)):  # a longer one is forgotten first
+            held.pop(beginning, None)
+            held[beginning] = None
+            self._holders.setdefault(beginning, {})[unit] = None
+        while len(held) > capacity_tokens // GRANULE:
+            self._forget(unit, next(iter(held)))
+
+    def forget(self, worker_id: str) -> None:
+        """The worker has gone, and its cache with it."""
+        for unit in [unit for unit in self._held if unit.worker_id == worker_id]:
+            for beginning in list(self._held[unit]):
+                self._forget(unit, beginning)
+            del self._held[unit]
+
+    def _beginnings(self, entry: Tracked) -> tuple[Beginning, ...]:
+        if entry.beginnings is None:
+            entry.beginnings = () if entry.request is None else beginnings(entry.request)
+        return entry.beginnings
+
+    def _forget(self, unit: UnitId, beginning: Beginning) -> None:
+        del self._held[unit][beginning]
+        holders = self._holders[beginning]
+        del holders[unit]
+        if not holders:
+            del self._holders[beginning]

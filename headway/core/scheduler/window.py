@@ -1,0 +1,183 @@
+"""The window: requests that wait for a dispatch, and the door in front of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from heapq import heapify, heappop, heappush
+from math import inf
+
+from headway.core.scheduler.state import Tracked
+from headway.policies.packing.flow_control import FlowControl, FlowLevel
+from headway.request import StreamKey
+
+
+class Window:
+    """Waiting requests of one model, in order of arrival here.
+
+    While flow control throttles, newcomers stand at the door: they are not packed, cannot
+    overtake those who have waited too long, and enter more slowly than others leave.
+    ``backlog_tokens``: what all of them, the door's included, have to compute. ``entered`` is
+    told of each that comes in.
+    """
+
+    def __init__(
+        self,
+        flow_control: FlowControl,
+        entered: Callable[[Tracked], object] | None = None,
+    ) -> None:
+        self._flow_control = flow_control
+        self._entered = entered
+        self._admitted: dict[StreamKey, Tracked] = {}
+        self._door: dict[StreamKey, Tracked] = {}
+        self._deadlines: list[tuple[float, StreamKey]] = []
+        self.backlog_tokens = 0
+        self._credit = 0.0
+        self.cycle = 0
+        self._cycle_at = -inf
+
+    # --- reading ----------------------------------------------------------------------
+
+    @property
+    def num_waiting(self) -> int:
+        """All of them, the door's included."""
+        return len(self._admitted) + len(self._door)
+
+    @property
+    def num_admitted(self) -> int:
+        """Those that may be dispatched."""
+        return len(self._admitted)
+
+    @property
+    def admitted(self) -> Collection[Tracked]:
+        """Those that may be dispatched, by arrival here; a view that follows changes."""
+        return self._admitted.values()
+
+    def pick(self, keys: Iterable[StreamKey]) -> list[Tracked]:
+        """Those of them with these keys, in the keys' order."""
+        return [self._admitted[key] for key in keys if key in self._admitted]
+
+    @property
+    def entries(self) -> list[Tracked]:
+        """All of them, by arrival here."""
+        return [*self._admitted.values(), *self._door.values()]
+
+    @property
+    def longest_wait(self) -> int:
+        """Cycles that the one who waits longest has been left over."""
+        first = next(iter(self._admitted.values()), None)
+        return self.cycle - first.cycle if first is not None else 0
+
+    @property
+    def level(self) -> FlowLevel:
+        """What an arriving request meets."""
+        return self._flow_control.level(self.longest_wait)
+
+    @property
+    def next_deadline(self) -> float:
+        """The earliest one; infinite if nobody has any."""
+        return self._deadlines[0][0] if self._deadlines else inf
+
+    def split(self) -> tuple[list[Tracked], list[Tracked]]:
+        """(left over from earlier cycles, new)."""
+        legacy: list[Tracked] = []
+        new: list[Tracked] = []
+        for entry in self._admitted.values():
+            (legacy if entry.left_over else new).append(entry)
+        return legacy, new
+
+    # --- coming and going -------------------------------------------------------------
+
+    def add(self, entry: Tracked) -> None:
+        """A request arrives; one that was at work before (a later attempt) passes the door."""
+        assert entry.request is not None, "only submitted requests wait"
+        if self.level is FlowLevel.OPEN or entry.request.attempt > 0:
+            self._enter(entry)
+        else:
+            self._door[entry.key] = entry
+        self._count(entry, entry.request.deadline_at)
+
+    def take_back(self, entry: Tracked) -> None:
+        """A request that had entered under an earlier leader: its place is its ``cycle``."""
+        assert entry.request is not None, "only submitted requests wait"
+        entry.left_over = True
+        self.cycle = max(self.cycle, entry.cycle)
+        behind: list[Tracked] = []
+        while self._admitted:
+            key, last = self._admitted.popitem()
+            if _place(last) < _place(entry):
+                self._admitted[key] = last
+                break
+            behind.append(last)
+        for each in (entry, *reversed(behind)):
+            self._admitted[each.key] = each
+        self._count(entry, entry.request.deadline_at)
+
+    def _count(self, entry: Tracked, deadline_at: float) -> None:
+        self.backlog_tokens += entry.num_tokens
+        if deadline_at < inf:
+            heappush(self._deadlines, (deadline_at, entry.key))
+            self._compact()
+
+    def _compact(self) -> None:
+        """Forget the deadlines of those who have left, once they are the majority."""
+        if len(self._deadlines) > 64 + 2 * self.num_waiting:
+            alive = self._admitted.keys() | self._door.keys()
+            self._deadlines = [d for d in self._deadlines if d[1] in alive]
+            heapify(self._deadlines)
+
+    def _enter(self, entry: Tracked) -> None:
+        entry.cycle = self.cycle
+        self._admitted[entry.key] = entry
+        if self._entered is not None:
+            self._entered(entry)
+
+    def remove(self, key: StreamKey) -> None:
+        """A request is cancelled or turns out to be elsewhere."""
+        entry = self._admitted.pop(key, None) or self._door.pop(key, None)
+        if entry is not None:
+            self.backlog_tokens -= entry.num_tokens
+        self._open_door()
+
+    def dispatched(self, keys: Iterable[StreamKey]) -> None:
+        """Requests leave for a worker, and earn others the right to enter."""
+        for key in keys:
+            self.backlog_tokens -= self._admitted.pop(key).num_tokens
+            self._credit += self._flow_control.throttle
+        self._open_door()
+
+    def _open_door(self) -> None:
+        if not self._door:
+            self._credit = 0.0
+            return
+        while self._door and (self.level is FlowLevel.OPEN or self._credit >= 1):
+            if self.level is not FlowLevel.OPEN:
+                self._credit -= 1
+            self._enter(self._door.pop(next(iter(self._door))))
+
+    def end_cycle(self, cycle_time: float, *, now: float) -> None:
+        """Algorithm 2, phase 3: who is left over has waited one cycle more.
+
+        Cycles are counted at most once in ``cycle_time``, however many events try a dispatch.
+        """
+        for entry in reversed(self._admitted.values()):
+            if entry.left_over:
+                break  # whoever came before was here, too
+            entry.left_over = True
+        if self._admitted and now >= self._cycle_at + cycle_time:
+            self.cycle += 1
+            self._cycle_at = now
+
+    def expire(self, *, now: float) -> list[Tracked]:
+        """Take out the requests whose deadline has passed."""
+        expired: list[Tracked] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            key = heappop(self._deadlines)[1]
+            entry = self._admitted.get(key) or self._door.get(key)
+            if entry is not None:
+                self.remove(key)
+                expired.append(entry)
+        return expired
+
+
+def _place(entry: Tracked) -> tuple[int, float, StreamKey]:
+    return entry.cycle, entry.since, entry.key

@@ -1,0 +1,1 @@
+"""A worker's core: plans forward passes, owns KV blocks, moves requests."""

@@ -1,0 +1,90 @@
+"""Tokens on their way to gateways: one batch per gateway and event, in parallel arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headway.core.worker.events import SendTokens
+from headway.forward_pass import Sampled
+from headway.messages import StreamFailure, TokenBatch
+from headway.request import FinishReason, Request, TokenLogprobs
+
+
+@dataclass(slots=True)
+class _Pending:
+    address: str
+    stream_ids: list[int] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    finish_reasons: list[FinishReason | None] = field(default_factory=list)
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    failures: list[StreamFailure] = field(default_factory=list)
+    before: dict[int, Sequence[int]] = field(default_factory=dict)
+    num_cached: dict[int, int] = field(default_factory=dict)
+
+
+class TokenOutbox:
+    """Collects what one event produced, by gateway."""
+
+    def __init__(self, worker_id: str) -> None:
+        self._worker_id = worker_id
+        self._pending: dict[str, _Pending] = {}
+
+    def add(
+        self,
+        request: Request,
+        index: int,
+        sampled: Sampled,
+        reason: FinishReason | None,
+        num_cached: int = 0,
+    ) -> None:
+        """One token, with those of the steps before it; ``index`` is its own position.
+
+        ``num_cached`` of its prompt's tokens were in the cache: its first token says so.
+        """
+        pending = self._for(request)
+        if num_cached and index == len(sampled.before):
+            pending.num_cached[len(pending.token_ids)] = num_cached
+        if sampled.before:
+            pending.before[len(pending.token_ids)] = sampled.before
+        if sampled.logprobs is not None:
+            pending.logprobs[len(pending.token_ids)] = sampled.logprobs
+        pending.stream_ids.append(request.stream_id)
+        pending.indices.append(index)
+        pending.token_ids.append(sampled.token_id)
+        pending.finish_reasons.append(reason)
+
+    def fail(self, request: Request, message: str) -> None:
+        """The request ended without a token."""
+        failure = StreamFailure(request.stream_id, FinishReason.ERROR, message)
+        self._for(request).failures.append(failure)
+
+    def flush(self) -> list[SendTokens]:
+        """What has been collected; the outbox is empty afterwards."""
+        sends = [
+            SendTokens(
+                gateway_id,
+                p.address,
+                TokenBatch(
+                    self._worker_id,
+                    p.stream_ids,
+                    p.indices,
+                    p.token_ids,
+                    p.finish_reasons,
+                    p.logprobs,
+                    p.failures,
+                    p.before,
+                    p.num_cached,
+                ),
+            )
+            for gateway_id, p in self._pending.items()
+        ]
+        self._pending.clear()
+        return sends
+
+    def _for(self, request: Request) -> _Pending:
+        pending = self._pending.get(request.gateway_id)
+        if pending is None:
+            pending = self._pending[request.gateway_id] = _Pending(request.gateway_address)
+        return pending

@@ -1,0 +1,70 @@
+"""What a worker's passes were made of, added up until it is reported: velocities come from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import isfinite
+
+from headway.core.worker.sequence import SequenceState
+from headway.cost.pass_time import Share
+from headway.forward_pass import PassItem, PassResult
+from headway.messages import PassWork
+
+_NOTHING = Share()
+
+
+class WorkMeter:
+    """Of units in lock-step a pass's part is the greatest of each term.
+
+    Passes with prompt tokens and those that only decode are added up apart.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[bool, PassWork] = {}
+        self.is_on = False
+        """Whether the scheduler reads it."""
+
+    def ran(self, in_pass: Iterable[tuple[PassItem, SequenceState]], result: PassResult) -> None:
+        """A pass has ended; one that took no time, or no one knows how long, does not count."""
+        pass_time = result.pass_time
+        if not (self.is_on and isfinite(pass_time) and pass_time > 0):
+            return
+        num_steps = max((1 + len(drawn.before) for drawn in result.sampled), default=1)
+        share = _share(in_pass)
+        if share == _NOTHING:
+            return
+        # in each step after the first the KV has grown by a token a request
+        kv_tokens = num_steps * share.kv_tokens + share.batch * (num_steps * (num_steps - 1) // 2)
+        prefills = share.prefill_tokens > 0
+        self._sums[prefills] = self._sums.get(prefills, PassWork()).plus(
+            PassWork(
+                num_steps,
+                num_steps * pass_time,
+                num_steps * share.prefill_tokens,
+                num_steps * share.prefill_context,
+                num_steps * share.batch,
+                kv_tokens,
+            )
+        )
+
+    def take(self) -> tuple[PassWork, ...]:
+        """What has come together since this was asked last."""
+        work = tuple(sums for _, sums in sorted(self._sums.items()))
+        self._sums.clear()
+        return work
+
+
+def _share(in_pass: Iterable[tuple[PassItem, SequenceState]]) -> Share:
+    units: dict[int, list[int]] = {}
+    for item, sequence in in_pass:
+        part = units.setdefault(sequence.unit, [0, 0, 0, 0])
+        count = len(item.token_ids)
+        if count == 1 and item.sample:
+            part[2] += 1
+            part[3] += item.start + 1
+        else:
+            part[0] += count
+            part[1] += count * item.start
+    if not units:
+        return _NOTHING
+    return Share(*(max(term) for term in zip(*units.values(), strict=True)))

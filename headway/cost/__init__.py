@@ -1,0 +1,1 @@
+"""Costs of a model on a device: profiles, pass times, velocities, buckets."""

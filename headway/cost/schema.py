@@ -1,0 +1,131 @@
+"""What a profile says, and what it refuses to say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from headway.cost.buckets import BUCKET_NAMES, NUM_BUCKETS, Buckets
+from headway.cost.pass_time import PassTime
+from headway.cost.velocity import Memory, convertible_velocity
+from headway.errors import Code, HeadwayError, invalid, require_between, require_over
+
+MAKE_ONE = "`headway profile run --model MODEL --out FILE.toml`"
+"""The command that makes a profile: what every error about a missing one names."""
+_MOST = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One instance of one deployment. Memory and chunk are per DP unit, velocities per instance.
+
+    ``num_gpus``: accelerators an instance takes. ``num_units``: its DP units, in lock-step.
+    ``max_batch``: requests that decode together. ``swap_per_token``: seconds to move a token's
+    KV to or from host memory, ``host_capacity_tokens`` what a DP unit may keep there.
+    ``start_up``: seconds from an instance's order to its first request. Velocities are tokens/s:
+    V_P, V_N, V_D by bucket (``decode_tokens_per_s``, nine or none) and V_conv; None or none is
+    *not known*, which is not 0. ``origin``: where all of this comes from, for people.
+    """
+
+    name: str
+    model: str
+    device: str
+    dtype: str
+    parallelism: str
+    origin: str
+    pass_time: PassTime
+    kv_bytes_per_token: int
+    kv_capacity_tokens: int
+    chunk_tokens: int
+    num_gpus: int = 1
+    num_units: int = 1
+    block_size: int = 16
+    max_batch: int = 256
+    swap_per_token: float = 0.0
+    host_capacity_tokens: int = 0
+    link_bytes_per_s: float = 12.5e9
+    start_up: float = 5.0
+    convertible_chunk_tokens: int | None = None
+    prefill_tokens_per_s: float | None = None
+    network_tokens_per_s: float | None = None
+    convertible_tokens_per_s: float | None = None
+    decode_tokens_per_s: Sequence[float] = ()
+    buckets: Buckets = field(default_factory=Buckets)
+
+    def __post_init__(self) -> None:
+        for name in ("name", "model", "device", "dtype", "parallelism", "origin"):
+            if not getattr(self, name).strip():
+                raise invalid(name, getattr(self, name), "a text that says something")
+        for name in _COUNTS:
+            require_between(name, getattr(self, name), 1, _MOST)
+        require_between("kv_capacity_tokens", self.kv_capacity_tokens, self.block_size, _MOST)
+        require_between("swap_per_token", self.swap_per_token, 0, 1)
+        require_between("host_capacity_tokens", self.host_capacity_tokens, 0, _MOST)
+        require_between("start_up", self.start_up, 0, 1e6)
+        require_over("link_bytes_per_s", self.link_bytes_per_s, 0)
+        for name in _VELOCITIES:
+            if getattr(self, name) is not None:
+                require_over(name, getattr(self, name), 0)
+        if self.convertible_chunk_tokens is not None:
+            require_between("convertible_chunk_tokens", self.convertible_chunk_tokens, 1, _MOST)
+        self._check_decode()
+
+    def _check_decode(self) -> None:
+        if len(self.decode_tokens_per_s) not in (0, NUM_BUCKETS):
+            limit = f"{NUM_BUCKETS} velocities, one a bucket, or left out"
+            raise invalid("decode_tokens_per_s", tuple(self.decode_tokens_per_s), limit)
+        for name, velocity in zip(BUCKET_NAMES, self.decode_tokens_per_s, strict=False):
+            require_over(f"decode_tokens_per_s {name}", velocity, 0)
+        object.__setattr__(self, "decode_tokens_per_s", tuple(self.decode_tokens_per_s))
+
+    def as_convertible(self) -> Profile:
+        """The same deployment as a convertible decoder: its passes take its restricted chunk.
+
+        HeadwayError without one.
+        """
+        chunk = self._known("convertible_chunk_tokens", self.convertible_chunk_tokens)
+        return replace(self, chunk_tokens=int(chunk))
+
+    # --- what a stage releases ----------------------------------------------------------
+
+    @property
+    def memory(self) -> Memory:
+        """What one of its DP units holds."""
+        return Memory(self.kv_capacity_tokens, self.chunk_tokens, self.max_batch, self.num_units)
+
+    def prefill_velocity(self) -> float:
+        """``min(V_P, V_N)``, tokens/s; an unknown V_N binds nothing (equation 2).
+
+        HeadwayError without a V_P.
+        """
+        prefill = self._known("prefill_tokens_per_s", self.prefill_tokens_per_s)
+        return min(prefill, self.network_tokens_per_s or prefill)
+
+    def decode_velocity(self, bucket: int) -> float:
+        """V_D of a bucket, tokens/s; HeadwayError without."""
+        if not self.decode_tokens_per_s:
+            raise self._unknown("decode_tokens_per_s")
+        return self.decode_tokens_per_s[bucket]
+
+    def convertible_velocity(self, decode_batch: float | None, tpot_slo: float) -> float:
+        """V_conv at so many decoding requests, or as profiled (None); HeadwayError without."""
+        if decode_batch is None:
+            return self._known("convertible_tokens_per_s", self.convertible_tokens_per_s)
+        chunk = self._known("convertible_chunk_tokens", self.convertible_chunk_tokens)
+        return convertible_velocity(chunk, decode_batch, tpot_slo)
+
+    def _known(self, name: str, value: float | None) -> float:
+        if value is None:
+            raise self._unknown(name)
+        return value
+
+    def _unknown(self, name: str) -> HeadwayError:
+        message = (
+            f"profile {self.name!r} has no {name}: measure it and add it to the file, or make "
+            f"a profile of this deployment with {MAKE_ONE}"
+        )
+        return HeadwayError(Code.FAILED_PRECONDITION, message, param=name)
+
+
+_VELOCITIES = ("prefill_tokens_per_s", "network_tokens_per_s", "convertible_tokens_per_s")
+_COUNTS = ("kv_bytes_per_token", "chunk_tokens", "num_gpus", "num_units", "block_size", "max_batch")

@@ -1,0 +1,169 @@
+"""Token velocities: the tokens per second that each stage of one instance can release.
+
+They are measured by raising the offered rate until the output no longer grows (``saturation``);
+where nothing could be measured, the pass-time model tells what they would be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headway.cost.buckets import NUM_BUCKETS, Buckets
+from headway.cost.pass_time import PassTime
+from headway.errors import Code, HeadwayError, require_between, require_over
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What one DP unit holds: KV and chunk in tokens, ``max_batch`` in requests."""
+
+    kv_capacity_tokens: int
+    chunk_tokens: int
+    max_batch: int
+    num_units: int = 1
+
+
+def prefill_velocity(pass_time: PassTime, memory: Memory) -> float:
+    """V_P, tokens/s: full chunks one after the other, on every unit."""
+    chunk = memory.chunk_tokens
+    return memory.num_units * chunk / pass_time.seconds(chunk, 0, 0, 0)
+
+
+def network_velocity(link_bytes_per_s: float, kv_bytes_per_token: int) -> float:
+    """V_N, tokens/s: whole KV over the link."""
+    return link_bytes_per_s / kv_bytes_per_token
+
+
+def decode_velocity(pass_time: PassTime, memory: Memory, num_input: int, num_output: int) -> float:
+    """V_D of one kind of request, tokens/s: input and output tokens of *completed* requests.
+
+    At saturation a unit holds as many requests as fit whole, on average half grown; each is
+    there for a pass per output token.
+    """
+    size = num_input + num_output
+    batch = min(memory.max_batch, memory.kv_capacity_tokens / size)
+    kv_tokens = batch * (num_input + num_output / 2)
+    seconds = pass_time.seconds(0, 0, batch, kv_tokens)
+    return memory.num_units * batch * size / (num_output * seconds)
+
+
+def decode_velocities(pass_time: PassTime, memory: Memory, buckets: Buckets) -> tuple[float, ...]:
+    """V_D of the nine buckets."""
+    pairs = (buckets.lengths(index) for index in range(NUM_BUCKETS))
+    return tuple(decode_velocity(pass_time, memory, *pair) for pair in pairs)
+
+
+# --- the convertible decoder (TokenScale, section IV-D) ---------------------------------
+
+
+def mean_decode_batch(kv_capacity_tokens: int, mean_request_tokens: float) -> float:
+    """Requests that decode at a time: the KV memory over a request's mean share of it."""
+    require_over("mean_request_tokens", mean_request_tokens, 0)
+    return kv_capacity_tokens / mean_request_tokens
+
+
+def convertible_chunk(
+    pass_time: PassTime, decode_batch: float, kv_tokens: float, tpot_slo: float
+) -> int:
+    """The most prefill tokens + decoding requests whose pass still meets the TPOT SLO.
+
+    0 if decoding alone takes longer.
+    """
+    require_over("tpot_slo", tpot_slo, 0)
+    spare = tpot_slo - pass_time.seconds(0, 0, decode_batch, kv_tokens)
+    if spare < 0:
+        return 0
+    if pass_time.per_prefill_token <= 0:
+        message = "per_prefill_token is 0: prefill tokens would cost nothing; fit it from passes"
+        raise HeadwayError(Code.FAILED_PRECONDITION, message, param="per_prefill_token")
+    return int(decode_batch + spare / pass_time.per_prefill_token)
+
+
+def convertible_velocity(chunk_tokens: float, decode_batch: float, tpot_slo: float) -> float:
+    """``V_conv = (chunk − mean decode batch) / TPOT_SLO``, tokens/s, at least 0 (equation 5)."""
+    require_over("tpot_slo", tpot_slo, 0)
+    return max(0.0, chunk_tokens - decode_batch) / tpot_slo
+
+
+def reserved_bytes(velocity: float, ttft_slo: float, kv_bytes_per_token: int) -> float:
+    """``M = V_conv × TTFT_SLO × bytes per token``: KV memory kept for prompts (equation 6)."""
+    require_between("velocity", velocity, 0, float("inf"))
+    require_over("ttft_slo", ttft_slo, 0)
+    return velocity * ttft_slo * kv_bytes_per_token
+
+
+def takes_decode(kv_tokens: int, kv_capacity_tokens: int, reserved_tokens: float) -> bool:
+    """Whether a convertible decoder takes new decode work: not into what M reserves."""
+    return kv_tokens <= kv_capacity_tokens - reserved_tokens
+
+
+# --- measuring --------------------------------------------------------------------------
+
+
+class Saturation:
+    """What to offer next, until the output rate no longer grows; ``best`` is then its greatest.
+
+    ``offered`` begins at ``first`` and grows by ``factor`` until the output has grown by less than
+    ``tolerance`` of itself ``patience`` times in a row; None once that is so. What is offered may
+    be a rate (tokens/s) or requests at a time, which is a rate times their stay (Little's law).
+    """
+
+    def __init__(
+        self,
+        first: float,
+        *,
+        factor: float = 1.25,
+        tolerance: float = 0.02,
+        patience: int = 1,
+        max_steps: int = 64,
+    ) -> None:
+        require_over("first_rate", first, 0)
+        require_over("factor", factor, 1)
+        require_between("tolerance", tolerance, 0, factor - 1)
+        require_between("patience", patience, 1, max_steps)
+        self.offered: float | None = first
+        self.best = 0.0
+        self._factor, self._tolerance = factor, tolerance
+        self._patience, self._num_flat = patience, 0
+        self._num_left = max_steps
+
+    def add(self, output: float) -> None:
+        """The output rate (tokens/s) at what was offered.
+
+        HeadwayError if it still grows after ``max_steps``.
+        """
+        assert self.offered is not None, "nothing more is to be measured"
+        has_grown = not self.best or output >= self.best * (1 + self._tolerance)
+        self._num_flat = 0 if has_grown else self._num_flat + 1
+        self.best = max(self.best, output)
+        if self._num_flat == self._patience:
+            self.offered = None
+            return
+        if not self._num_left:
+            message = (
+                f"the output still grows at {self.offered:.0f} offered; "
+                "begin with a higher first_rate"
+            )
+            raise HeadwayError(Code.FAILED_PRECONDITION, message, param="first_rate")
+        self._num_left -= 1
+        self.offered *= self._factor
+
+
+def saturation(
+    released: Callable[[float], float],
+    first_rate: float,
+    *,
+    factor: float = 1.25,
+    tolerance: float = 0.02,
+    max_steps: int = 64,
+) -> float:
+    """The greatest output rate that ``released(offered rate)`` reaches, tokens/s.
+
+    The offered rate grows by ``factor`` until the output grows by less than ``tolerance`` of
+    itself; HeadwayError if it still does after ``max_steps``.
+    """
+    search = Saturation(first_rate, factor=factor, tolerance=tolerance, max_steps=max_steps)
+    while search.offered is not None:
+        search.add(released(search.offered))
+    return search.best

@@ -1,0 +1,263 @@
+"""One HTTP/1.1 connection: llhttp parses, this keeps the limits and the order of responses.
+
+A server of our own on ``asyncio.Protocol``, because the ready ones either buffer without end
+for a client that does not read or have no time limit for slow heads (``docs/decisions.md``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol, cast
+
+import httptools
+
+from headway.errors import Code, HeadwayError
+from services.gateway.http.exchange import Exchange, Handler, HttpLimits, HttpRefusal
+
+_LINGER = 2.0  # seconds for a refused client to read why
+
+
+class ServerSide(Protocol):
+    """What a connection needs of its server."""
+
+    handler: Handler
+    limits: HttpLimits
+    date: bytes
+    draining: bool
+    time: Callable[[], float]
+    connections: set[HttpConnection]
+
+
+class HttpConnection(asyncio.Protocol):
+    """``expires_at`` (loop time) is when the server's sweep calls ``expire``; None: never."""
+
+    def __init__(self, server: ServerSide) -> None:
+        self._server = server
+        self._limits = server.limits
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpRequestParser(self)
+        self._waiting: deque[Exchange] = deque()  # pipelined behind the current one
+        self._current: Exchange | None = None
+        self._lingering = False
+        self._reading = False  # in the middle of a request
+        self._head_bytes = 0
+        self.expires_at: float | None = server.time() + self._limits.head_timeout
+        self._begin_message()
+
+    # --- asyncio.Protocol -------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has connected."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        if len(self._server.connections) >= self._limits.max_connections:
+            message = f"{self._limits.max_connections} connections are open, the most allowed"
+            error = HeadwayError(Code.UNAVAILABLE, message, retry_after=1.0)
+            self._refuse(HttpRefusal(503, error))
+            return
+        self._server.connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse; a whole request is served at once, or after those before it."""
+        if self._lingering:
+            return
+        if self._reading is False and self._current is None:
+            self._expire_in(self._limits.head_timeout)  # the first byte of a request
+        self._reading = True
+        if self._in_head:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            cause = error.__context__
+            if not isinstance(cause, HttpRefusal):
+                raise
+            self._refuse(cause)
+        except httptools.HttpParserError as error:
+            self._refuse(_bad(400, f"it is not valid HTTP/1.1: {error}"))
+        else:
+            if self._in_head and self._head_bytes > self._limits.max_head_bytes:
+                limit = self._limits.max_head_bytes
+                self._refuse(_bad(431, f"its head is over {limit} bytes, the most allowed"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has left, or was cut off."""
+        self._server.connections.discard(self)
+        self._lingering = True
+        self._transport = None
+        self._waiting.clear()
+        if self._current is not None:
+            self._current.gone()
+
+    # --- llhttp's callbacks -----------------------------------------------------------
+
+    def on_url(self, url: bytes) -> None:
+        """Some of the request target."""
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header; one after the body (a trailer) is not of use here."""
+        if self._in_head:
+            name = name.lower()
+            known = self._headers.get(name)
+            self._headers[name] = value if known is None else known + b", " + value
+
+    def on_headers_complete(self) -> None:
+        """The head is in: refuse a body that is known to be too long."""
+        self._in_head = False
+        self._expire_in(self._limits.body_timeout)
+        if self._lingering:
+            return
+        headers, version = self._headers, self._parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            raise _bad(400, f"it speaks HTTP/{version}; this server speaks HTTP/1.1")
+        if version == "1.1" and b"host" not in headers:
+            raise _bad(400, "it has no host header, which HTTP/1.1 requires")
+        if self._parser.should_upgrade():  # llhttp would take the body for the new protocol's
+            raise _bad(400, "it asks to upgrade the protocol; have the client use plain HTTP/1.1")
+        authorization = headers.get(b"authorization", b"").decode("latin-1")
+        self._server.handler.screen(self._method, self._path, authorization)
+        self._check_size(int(headers.get(b"content-length") or 0))
+        if headers.get(b"expect", b"").lower() == b"100-continue" and self._transport:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        """Some of the body."""
+        self._check_size(len(self._body) + len(body))
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        if self._lingering or self._transport is None:
+            return
+        http_1_1 = self._parser.get_http_version() == "1.1"
+        exchange = self._exchange(http_1_1=http_1_1, keep_alive=self._parser.should_keep_alive())
+        self._reading = False
+        self._begin_message()
+        if self._current is not None or self._waiting:
+            self._waiting.append(exchange)
+            self._transport.pause_reading()
+        else:
+            self._serve(exchange)
+
+    # --- the exchange's responder -----------------------------------------------------
+
+    def send(self, data: bytes, *, last: bool) -> None:
+        """Bytes of the current response."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._transport.write(data)
+        if not last:
+            return
+        assert self._current is not None, "a response belongs to the current request"
+        keep_alive, self._current = self._current.keep_alive, None
+        if self._lingering:
+            return
+        if not keep_alive or (self._server.draining and not self._waiting):
+            self._transport.close()
+        elif self._waiting:  # not at once: hundreds of pipelined requests would recurse
+            asyncio.get_running_loop().call_soon(self._serve_next)
+        else:
+            self._transport.resume_reading()
+            self._expire_in(self._limits.idle_timeout)
+
+    def cut_off_if_unread(self, limit: int) -> None:
+        """Drop a client that has left over ``limit`` bytes unread."""
+        if self._transport is not None and self._transport.get_write_buffer_size() > limit:
+            self._server.handler.cut_off()
+            self._transport.abort()
+
+    # --- the server's sweep and end ---------------------------------------------------
+
+    def abort(self) -> None:
+        """Drop the client."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a response is owed."""
+        return self._current is not None
+
+    def expire(self) -> None:
+        """Time is up: for a slow request with word, for silence without."""
+        self.expires_at = None
+        if self._transport is None:
+            return
+        if self._lingering or not self._reading:
+            self._transport.abort()
+            return
+        limit = self._limits.head_timeout if self._in_head else self._limits.body_timeout
+        part = "head" if self._in_head else "body"
+        self._refuse(_bad(408, f"its {part} took over {limit:g} s to arrive, the longest allowed"))
+
+    def close_if_idle(self) -> None:
+        """Close unless a response is owed."""
+        if not self.busy and self._transport is not None:
+            self._transport.close()
+
+    def _serve(self, exchange: Exchange) -> None:
+        self._current = exchange
+        self.expires_at = None
+        self._server.handler.serve(exchange)
+
+    def _serve_next(self) -> None:
+        if self._waiting and self._current is None:
+            self._serve(self._waiting.popleft())
+
+    def _refuse(self, refusal: HttpRefusal) -> None:
+        """Say why, and close once the client had time to read it."""
+        if self._transport is None or self._lingering:
+            return
+        self._lingering = True
+        self._expire_in(_LINGER)
+        if self._current is not None:  # a response is under way: nothing can be put behind it
+            self._transport.abort()
+            return
+        self._current = exchange = self._exchange(http_1_1=True, keep_alive=False)
+        self._server.handler.refuse(exchange, refusal)
+        # Closing with unread input would reset the connection before the client has read this.
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._server.connections.add(self)
+
+    @property
+    def _method(self) -> str:
+        return (self._parser.get_method() or b"").decode("latin-1")
+
+    @property
+    def _path(self) -> str:
+        return self._url.partition(b"?")[0].decode("latin-1")
+
+    def _exchange(self, *, http_1_1: bool, keep_alive: bool) -> Exchange:
+        return Exchange(
+            responder=self,
+            method=self._method,
+            path=self._path,
+            headers=self._headers,
+            body=bytes(self._body),
+            http_1_1=http_1_1,
+            keep_alive=keep_alive and not self._server.draining,
+            date=self._server.date,
+            limits=self._limits,
+        )
+
+    def _begin_message(self) -> None:
+        self._in_head = True
+        self._head_bytes = 0
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._body = bytearray()  # not a list: a body may come byte by byte
+
+    def _check_size(self, num_bytes: int) -> None:
+        limit = self._limits.max_body_bytes
+        if num_bytes > limit:
+            raise _bad(413, f"its body has {num_bytes} bytes or more; at most {limit} are allowed")
+
+    def _expire_in(self, seconds: float) -> None:
+        self.expires_at = self._server.time() + seconds
+
+
+def _bad(status: int, what: str) -> HttpRefusal:
+    return HttpRefusal(status, HeadwayError(Code.INVALID_ARGUMENT, f"the request: {what}"))

@@ -1,0 +1,232 @@
+"""The HTTP API: routes, keys, and OpenAI's error JSON for whatever goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from typing import Any, Protocol
+from urllib.parse import unquote
+
+from headway.errors import Code, HeadwayError
+from services.gateway.asks import Ask, ReplyStyle
+from services.gateway.auth import KeyRing
+from services.gateway.calls import Calls, PreparedInput
+from services.gateway.http.exchange import Exchange, HttpRefusal
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.openai.fields import parse_json_object
+from services.gateway.openai.json import CallIdentity, dumps
+from services.gateway.openai.replies import JSON, HttpReply, StreamReply, WholeReply, respond_error
+from services.gateway.openai.requests import parse_chat, parse_completion
+from services.gateway.outputs import Outputs
+
+_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+# A longer body is parsed and tokenised in a thread: the loop stays free for tokens.
+_MOST_INLINE_BYTES = 8192
+_POST = {"/v1/chat/completions": parse_chat, "/v1/completions": parse_completion}
+_GET = frozenset({"/v1/models", "/health", "/metrics"})
+_MODEL, _EXPLAIN = "/v1/models/", "/explain/"
+
+Parse = Callable[[Mapping[str, Any]], tuple[Ask, ReplyStyle]]
+
+
+class Surroundings(Protocol):
+    """What the edge asks of the service around it."""
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+
+    def health(self) -> Mapping[str, Any]:
+        """For ``/health``; ``status`` is ``ok`` or ``draining``."""
+
+    def unexpected(self, error: Exception, where: str) -> None:
+        """Log a bug."""
+
+    async def explain(self, request_id: str) -> Sequence[str]:
+        """What the scheduler has decided for a request: JSON, a decision each."""
+
+
+class HttpEdge:
+    """Serves the exchanges of one HTTP server."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        outputs: Outputs,
+        keys: KeyRing,
+        metrics: GatewayMetrics,
+        surroundings: Surroundings,
+        executor: Executor,
+        *,
+        fingerprint: str,
+        monitoring_needs_key: bool,
+    ) -> None:
+        self._calls = calls
+        self._outputs = outputs
+        self._keys = keys
+        self._metrics = metrics
+        self._around = surroundings
+        self._executor = executor
+        self._fingerprint = fingerprint
+        self._open_paths = frozenset() if monitoring_needs_key else {"/health", "/metrics"}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._started = int(surroundings.now())
+
+    def screen(self, method: str, path: str, authorization: str) -> None:
+        """Look at a request's head before its body is read: who asks, and for what."""
+        if path not in self._open_paths:
+            try:
+                self._keys.check(authorization)
+            except HeadwayError as error:
+                raise HttpRefusal(401, error, "invalid_api_key") from error
+        is_get = path in _GET or path.startswith((_MODEL, _EXPLAIN))
+        if not is_get and path not in _POST:
+            routes = ", ".join([*(f"POST {p}" for p in _POST), *(f"GET {p}" for p in sorted(_GET))])
+            message = f"there is no {path[:80]!r} here; there are {routes}"
+            raise HttpRefusal(404, HeadwayError(Code.NOT_FOUND, message), "unknown_url")
+        if method not in (("GET", "HEAD") if is_get else ("POST",)):
+            message = f"{path} takes {'GET' if is_get else 'POST'}, not {method}"
+            refused = HeadwayError(Code.INVALID_ARGUMENT, message)
+            raise HttpRefusal(405, refused, "method_not_allowed")
+
+    def serve(self, exchange: Exchange) -> None:
+        """Answer a whole request that passed ``screen``."""
+        try:
+            if exchange.path in _POST:
+                self._generate(exchange, _POST[exchange.path])
+            else:
+                self._get(exchange)
+        except HeadwayError as error:
+            self._respond_error(exchange, error)
+        except Exception as error:
+            self._unexpected(exchange, error)
+
+    def refuse(self, exchange: Exchange, refusal: HttpRefusal) -> None:
+        """Answer a request that could not be read, or was screened out."""
+        self._metrics.error(refusal.error.code.value)
+        respond_error(exchange, refusal.error, refusal.status, refusal.code)
+
+    def cut_off(self) -> None:
+        """A client was cut off because it does not read."""
+        self._metrics.slow_client()
+
+    # --- generation -------------------------------------------------------------------
+
+    def _generate(self, exchange: Exchange, parse: Parse) -> None:
+        arrival_at = self._around.now()
+        body, exchange.body = exchange.body, b""  # not kept while the answer is generated
+        if len(body) <= _MOST_INLINE_BYTES:
+            self._open(exchange, arrival_at, *self._read(body, parse))
+            return
+        self._in_task(self._generate_long(exchange, body, parse, arrival_at))
+
+    def _in_task(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _generate_long(
+        self, exchange: Exchange, body: bytes, parse: Parse, arrival_at: float
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.run_in_executor(self._executor, self._read, body, parse)
+            if not exchange.ended:
+                self._open(exchange, arrival_at, *found)
+        except HeadwayError as error:
+            self._respond_error(exchange, error)
+        except Exception as error:
+            self._unexpected(exchange, error)
+
+    def _read(self, body: bytes, parse: Parse) -> tuple[Ask, ReplyStyle, list[PreparedInput]]:
+        ask, style = parse(parse_json_object(body))
+        try:
+            return ask, style, self._calls.prepare(ask)
+        except HeadwayError as error:
+            error.param = style.param(error.param)
+            raise
+
+    def _open(
+        self,
+        exchange: Exchange,
+        arrival_at: float,
+        ask: Ask,
+        style: ReplyStyle,
+        prepared: list[PreparedInput],
+    ) -> None:
+        if exchange.header("x-headway-pacing").lower() == "off":
+            ask = replace(ask, paced=False)
+        call_id = f"{'chatcmpl' if style.chat else 'cmpl'}-{secrets.token_hex(12)}"
+        exchange.add_header("x-request-id", call_id)
+        identity = CallIdentity(
+            call_id, ask.model, int(arrival_at), self._fingerprint, chat=style.chat
+        )
+        kind: type[HttpReply] = StreamReply if style.stream else WholeReply
+        reply = kind(exchange, identity, style, self._calls.model.codec, self._outputs.let_go)
+        self._calls.open(
+            call_id,
+            ask,
+            prepared,
+            reply,
+            arrival_at=arrival_at,
+            keeps_tokens=style.logprobs or style.return_token_ids,
+            streams=style.stream,
+        )
+
+    # --- the rest ---------------------------------------------------------------------
+
+    def _get(self, exchange: Exchange) -> None:
+        path = exchange.path
+        if path == "/health":
+            health = self._around.health()
+            status = 200 if health["status"] == "ok" else 503
+            exchange.respond(status, JSON, dumps(health).encode())
+        elif path == "/metrics":
+            exchange.respond(200, _PROMETHEUS, self._metrics.render())
+        elif path == "/v1/models":
+            found = {"object": "list", "data": [self._model()]}
+            exchange.respond(200, JSON, dumps(found).encode())
+        elif path.startswith(_EXPLAIN):
+            self._in_task(self._get_explanation(exchange, unquote(path[len(_EXPLAIN) :])))
+        else:
+            self._get_model(exchange, unquote(path[len(_MODEL) :]))
+
+    def _get_model(self, exchange: Exchange, name: str) -> None:
+        served = self._calls.model.name
+        if name != served:
+            message = f"model {name!r} is not served here; this gateway serves {served!r}"
+            raise HeadwayError(Code.NOT_FOUND, message, param="model")
+        exchange.respond(200, JSON, dumps(self._model()).encode())
+
+    async def _get_explanation(self, exchange: Exchange, request_id: str) -> None:
+        try:
+            decisions = ",".join(await self._around.explain(request_id))
+            body = f'{{"request_id":{dumps(request_id)},"decisions":[{decisions}]}}'
+            if not exchange.ended:
+                exchange.respond(200, JSON, body.encode())
+        except HeadwayError as error:
+            self._respond_error(exchange, error)
+        except Exception as error:
+            self._unexpected(exchange, error)
+
+    def _model(self) -> dict[str, Any]:
+        model = self._calls.model
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "headway",
+            "max_model_len": model.max_model_len,
+        }
+
+    def _respond_error(self, exchange: Exchange, error: HeadwayError) -> None:
+        self._metrics.error(error.code.value)
+        code = "model_not_found" if error.code is Code.NOT_FOUND else None
+        respond_error(exchange, error, code=code)
+
+    def _unexpected(self, exchange: Exchange, error: Exception) -> None:
+        self._around.unexpected(error, exchange.path)
+        message = "the gateway failed on this request; it has been logged"
+        self._respond_error(exchange, HeadwayError(Code.INTERNAL, message))

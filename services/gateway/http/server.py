@@ -1,0 +1,89 @@
+"""The HTTP listener: accepts, sweeps what is slow, drains."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from email.utils import formatdate
+from pathlib import Path
+
+from services.gateway.http.connection import HttpConnection
+from services.gateway.http.exchange import Handler, HttpLimits
+
+_SWEEP_INTERVAL = 0.25
+_UNSENT_SOCKET_BYTES = 2**18  # the kernel's share of what a slow reader may leave unread
+
+
+class HttpServer:
+    """Hands whole requests to its handler."""
+
+    def __init__(self, handler: Handler, limits: HttpLimits) -> None:
+        self.handler = handler
+        self.limits = limits
+        self.connections: set[HttpConnection] = set()
+        self.draining = False
+        self.date = b""
+        self._loop = asyncio.get_running_loop()
+        self.time = self._loop.time
+        self._listener: asyncio.Server | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def start(
+        self, host: str, port: int, tls: ssl.SSLContext | None = None
+    ) -> tuple[str, int]:
+        """Listen; the address it really listens on. OSError where it is taken."""
+        self._sweep()
+        self._listener = await self._loop.create_server(
+            lambda: HttpConnection(self),
+            host,
+            port,
+            ssl=tls,
+            ssl_handshake_timeout=self.limits.head_timeout if tls else None,
+            backlog=1024,
+            reuse_port=False,  # two servers on one port would share it silently
+        )
+        for listening in self._listener.sockets:
+            # Inherited by what it accepts.
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT_SOCKET_BYTES)
+        bound_host, bound_port = self._listener.sockets[0].getsockname()[:2]
+        return bound_host, bound_port
+
+    async def drain(self, patience: float) -> None:
+        """Accept nothing more; wait ``patience`` seconds for the responses that are owed."""
+        self.draining = True
+        if self._listener is not None:
+            self._listener.close()
+        deadline = self.time() + patience
+        while True:
+            for connection in list(self.connections):
+                connection.close_if_idle()
+            if not any(c.busy for c in self.connections) or self.time() >= deadline:
+                return
+            await asyncio.sleep(0.02)
+
+    def stop(self) -> None:
+        """Close the listener and cut what is left."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self.connections):
+            connection.abort()
+
+    def _sweep(self) -> None:
+        """One timer for all connections, in place of one each."""
+        now = self.time()
+        self.date = b"date: %b\r\n" % formatdate(usegmt=True).encode()
+        for connection in list(self.connections):
+            if connection.expires_at is not None and connection.expires_at <= now:
+                connection.expire()
+        self._timer = self._loop.call_later(_SWEEP_INTERVAL, self._sweep)
+
+
+def tls_context(cert: Path, key: Path) -> ssl.SSLContext:
+    """A server's TLS; OSError or ssl.SSLError where the files do not serve."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(cert, key)
+    return context

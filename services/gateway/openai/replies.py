@@ -1,0 +1,193 @@
+"""Answers over HTTP: as one JSON body, or as server-sent events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from headway.errors import HeadwayError
+from services.gateway.asks import ReplyStyle
+from services.gateway.http.exchange import Exchange
+from services.gateway.openai.json import (
+    CallIdentity,
+    ChunkWriter,
+    LogprobsWriter,
+    Usage,
+    chat_choice,
+    completion_choice,
+    dumps,
+    error_body,
+    status_of,
+)
+from services.gateway.output_text import Piece
+from services.gateway.outputs import Output
+from services.gateway.tokenizer import TextCodec
+
+JSON = "application/json"
+EVENTS = "text/event-stream; charset=utf-8"
+
+LetGo = Callable[[Sequence[Output]], None]
+
+
+class _HttpReply:
+    """What both ways of answering share. ``outputs`` is filled before the first token comes."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        identity: CallIdentity,
+        style: ReplyStyle,
+        codec: TextCodec,
+        let_go: LetGo,
+    ) -> None:
+        self.outputs: list[Output] = []
+        self.num_prompt_tokens = 0
+        self.ended = False
+        self._exchange = exchange
+        self._identity = identity
+        self._style = style
+        self._codec = codec
+        self._let_go = let_go
+        self._num_ended = 0
+        self._logprobs: dict[int, LogprobsWriter] = {}
+        exchange.on_gone = self._gone
+
+    def _usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=self.num_prompt_tokens,
+            completion_tokens=sum(o.text.num_tokens for o in self.outputs),
+            reasoning_tokens=sum(o.text.num_reasoning_tokens for o in self.outputs),
+            cached_tokens=sum(o.num_cached_tokens for o in self.outputs),
+        )
+
+    def _logprobs_of(self, index: int) -> LogprobsWriter:
+        writer = self._logprobs.get(index)
+        if writer is None:
+            writer = LogprobsWriter(self._codec, chat=self._style.chat)
+            self._logprobs[index] = writer
+        return writer
+
+    def _end(self) -> bool:
+        """Whether that was the last output."""
+        self._num_ended += 1
+        self.ended = self._num_ended == len(self.outputs)
+        return self.ended
+
+    def fail(self, error: HeadwayError) -> None:
+        """Answer with the error, once; the other outputs are let go."""
+        if self.ended:
+            return
+        self.ended = True
+        error.param = self._style.param(error.param)
+        if self._exchange.started:
+            self._exchange.write(f"data: {error_body(error)}\n\n".encode(), last=True)
+        else:
+            respond_error(self._exchange, error)
+        self._let_go(self.outputs)
+
+    def _gone(self) -> None:
+        self.ended = True
+        self._let_go(self.outputs)
+
+
+class StreamReply(_HttpReply):
+    """Server-sent events; the status line waits for the first token, or the refusal."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        identity: CallIdentity,
+        style: ReplyStyle,
+        codec: TextCodec,
+        let_go: LetGo,
+    ) -> None:
+        super().__init__(exchange, identity, style, codec, let_go)
+        self._chunks = ChunkWriter(identity, include_usage=style.include_usage)
+        self._keeps_tokens = style.logprobs or style.return_token_ids
+        self._opened: set[int] = set()
+
+    def show(self, output: Output, piece: Piece, end: str | None) -> None:
+        """One event, with the call's last ones behind it where it ends."""
+        index = output.index
+        extra = self._extra(output) if self._keeps_tokens else '"logprobs":null'
+        event = self._chunks.text(index, piece, end, extra)
+        if index not in self._opened:
+            self._opened.add(index)
+            if not self._exchange.started:
+                self._exchange.start(200, EVENTS)
+            if self._style.chat:
+                event = self._chunks.opening(index) + event
+        last = end is not None and self._end()
+        if last:
+            usage = self._chunks.usage(self._usage()) if self._style.include_usage else ""
+            event = f"{event}{usage}data: [DONE]\n\n"
+        self._exchange.write(event.encode(), last=last)
+
+    def _extra(self, output: Output) -> str:
+        token_ids, logprobs = output.take_tokens()
+        extra = '"logprobs":null'
+        if self._style.logprobs and token_ids:
+            extra = (
+                f'"logprobs":{dumps(self._logprobs_of(output.index).write(token_ids, logprobs))}'
+            )
+        if self._style.return_token_ids:
+            extra += f',"token_ids":{dumps(token_ids)}'
+        return extra
+
+
+class WholeReply(_HttpReply):
+    """One JSON body, once every output has ended."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        identity: CallIdentity,
+        style: ReplyStyle,
+        codec: TextCodec,
+        let_go: LetGo,
+    ) -> None:
+        super().__init__(exchange, identity, style, codec, let_go)
+        self._pieces: dict[int, list[Piece]] = {}
+        self._ends: dict[int, str] = {}
+
+    def show(self, output: Output, piece: Piece, end: str | None) -> None:
+        """Keep the piece; answer with the last one."""
+        self._pieces.setdefault(output.index, []).append(piece)
+        if end is not None:
+            self._ends[output.index] = end
+            if self._end():
+                body = {
+                    **self._identity.as_json(chunk=False),
+                    "choices": [self._choice(o) for o in self.outputs],
+                    "usage": self._usage().as_json(),
+                }
+                self._exchange.respond(200, JSON, dumps(body).encode())
+
+    def _choice(self, output: Output) -> dict[str, object]:
+        index = output.index
+        pieces = self._pieces[index]
+        piece = Piece("".join(p.reasoning for p in pieces), "".join(p.answer for p in pieces))
+        token_ids, found = output.take_tokens()
+        logprobs = None
+        if self._style.logprobs:
+            logprobs = self._logprobs_of(index).write(token_ids, found)
+        if self._style.chat:
+            reasoning = self._codec.markers is not None
+            choice = chat_choice(index, piece, self._ends[index], logprobs, reasoning=reasoning)
+        else:
+            choice = completion_choice(index, piece.answer, self._ends[index], logprobs)
+        if self._style.return_token_ids:
+            choice["token_ids"] = token_ids
+        return choice
+
+
+HttpReply = StreamReply | WholeReply
+
+
+def respond_error(
+    exchange: Exchange, error: HeadwayError, status: int = 0, code: str | None = None
+) -> None:
+    """An error response; ``status`` and ``code`` are more exact than the error's own."""
+    if error.retry_after > 0:
+        exchange.add_header("retry-after", str(math.ceil(error.retry_after)))
+    exchange.respond(status or status_of(error.code), JSON, error_body(error, code).encode())

@@ -1,0 +1,1 @@
+"""The local cluster of `headway up`: supervisor, private store, scaler, standby workers."""

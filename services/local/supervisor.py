@@ -1,0 +1,131 @@
+"""All services of one machine: started together, found by health, drained in order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from headway.errors import HeadwayError
+from services.local.supervised import ProcessSpec, SupervisedProcess
+from services.runtime.channel import open_channel
+from services.runtime.config import ServiceConfig, host_and_port
+from services.runtime.store import Store
+
+__all__ = ["ProcessSpec", "SupervisedProcess", "Supervisor"]
+
+_HEALTH_TIMEOUT = 1.0
+_KILL_AFTER = 5.0  # seconds beyond the drain timeout
+_STOP_FIRST = ("gateway", "scheduler")
+"""The rest follows together, but for commands (the store): what drains needs it."""
+
+
+class Supervisor:
+    """A local cluster; ``config`` says which store and cluster, and how long a drain takes."""
+
+    def __init__(
+        self,
+        specs: Sequence[ProcessSpec],
+        config: ServiceConfig,
+        log_folder: Path,
+        say: Callable[[str], None],
+    ) -> None:
+        log_folder.mkdir(parents=True, exist_ok=True)
+        self._config = config
+        self._log_folder = log_folder
+        self._say = say
+        self._store: Store | None = None
+        self.processes = [self._process(spec) for spec in specs]
+
+    def _process(self, spec: ProcessSpec) -> SupervisedProcess:
+        return SupervisedProcess(spec, self._log_folder, self._say, self._serving_address)
+
+    async def start(self) -> None:
+        """Start everything at once: services wait for the store, and for each other, themselves."""
+        for process in self.processes:
+            process.start(self._environment())
+        await asyncio.gather(*(p.serving() for p in self.processes if p.spec.command))
+        self._store = await Store.connect(self._config.store, self._config.cluster)
+
+    def add(self, spec: ProcessSpec) -> SupervisedProcess:
+        """One more, started at once."""
+        process = self._process(spec)
+        self.processes.append(process)
+        process.start(self._environment())
+        return process
+
+    async def remove(self, process: SupervisedProcess) -> None:
+        """Drain one, and know it no more."""
+        await self._stop_all([process])
+        if process in self.processes:
+            self.processes.remove(process)
+
+    def _environment(self) -> Mapping[str, str]:
+        return {
+            **os.environ,
+            # not on the command line, which everybody may read: the URL may hold a password
+            "HEADWAY_STORE": self._config.store,
+            "HEADWAY_CLUSTER": self._config.cluster,
+        }
+
+    async def serving(self) -> None:
+        """Return once every process serves; FAILED_PRECONDITION where one has been given up."""
+        await asyncio.gather(*(process.serving() for process in self.processes))
+
+    async def _serving_address(self, spec: ProcessSpec, pid: int) -> str:
+        """Where the process serves, by its membership and health; "" while it does not."""
+        if spec.command:
+            return spec.address if await _takes_connections(spec.address) else ""
+        if self._store is None:
+            return ""
+        try:
+            members = await self._store.members(spec.membership or spec.service)
+        except HeadwayError:
+            return ""
+        for member in members:
+            mine = member.member_id == spec.service_id and member.detail.get("pid") == str(pid)
+            if mine and (spec.membership or await self._is_healthy(member.address)):
+                return member.address
+        return ""
+
+    async def _is_healthy(self, address: str) -> bool:
+        async with open_channel(address, self._config) as channel:
+            try:
+                reply = await health_pb2_grpc.HealthStub(channel).Check(
+                    health_pb2.HealthCheckRequest(), timeout=_HEALTH_TIMEOUT
+                )
+            except grpc.aio.AioRpcError:
+                return False
+        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+    async def stop(self) -> None:
+        """Drain gateways, then schedulers, then the rest, the store last; none is left behind."""
+        rest = [p for p in self.processes if not p.spec.command]
+        for service in _STOP_FIRST:
+            await self._stop_all([p for p in rest if p.spec.service == service])
+        await self._stop_all(rest)
+        await self._stop_all(self.processes)
+        if self._store is not None:
+            await self._store.close()
+
+    def kill(self) -> None:
+        """End everything now."""
+        for process in self.processes:
+            process.kill()
+
+    async def _stop_all(self, processes: Sequence[SupervisedProcess]) -> None:
+        patience = self._config.drain_timeout + _KILL_AFTER
+        await asyncio.gather(*(process.stop(patience) for process in processes))
+
+
+async def _takes_connections(address: str) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(*host_and_port("address", address))
+    except OSError:
+        return False
+    writer.close()
+    return True

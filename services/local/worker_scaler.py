@@ -1,0 +1,195 @@
+"""Workers of a local cluster that come and go while it runs: the supervisor's own service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import grpc
+
+from headway.errors import HeadwayError, invalid
+from protos import supervisor_pb2, supervisor_pb2_grpc
+from services.local.role_change import set_role
+from services.local.standby_workers import StandbyWorkers, free_id
+from services.local.supervised import SupervisedProcess
+from services.local.supervisor import ProcessSpec, Supervisor
+from services.runtime import wire
+from services.runtime.config import ServiceConfig
+from services.runtime.membership import MembershipLease
+from services.runtime.server import GrpcServer
+from services.runtime.store import Member, Store
+
+MAX_WORKERS = 64
+NUM_STARTS = 64
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class WorkerScaler(supervisor_pb2_grpc.SupervisorServicer):
+    """``make_spec`` makes the worker of a role and a service id; only ``roles`` are scaled.
+
+    A worker that goes gets SIGTERM: it tells the scheduler, and ends when it holds nothing. Those
+    that stand by (``standby``) come first; how long each took from its order is remembered.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        config: ServiceConfig,
+        roles: Iterable[str],
+        make_spec: Callable[[str, str], ProcessSpec],
+        standby: StandbyWorkers | None = None,
+    ) -> None:
+        self._supervisor = supervisor
+        self._config = config
+        self._roles = tuple(roles)
+        self._make_spec = make_spec
+        self._standby = standby
+        self._starting: set[asyncio.Task[None]] = set()
+        self._starts: deque[supervisor_pb2.WorkerStart] = deque(maxlen=NUM_STARTS)
+        self._num_starts = 0
+        self._draining: dict[SupervisedProcess, asyncio.Task[None]] = {}
+        self._undo = AsyncExitStack()
+
+    async def start(self) -> None:
+        """Listen, and be found by membership."""
+        store = await Store.connect(self._config.store, self._config.cluster)
+        self._undo.push_async_callback(store.close)
+        server = GrpcServer(self._config)
+        server.add(
+            lambda s: supervisor_pb2_grpc.add_SupervisorServicer_to_server(self, s),
+            "headway.v1.Supervisor",
+        )
+        address = await server.start()
+        self._undo.push_async_callback(server.stop, 0.0)
+        await server.set_serving(True)
+        lease = MembershipLease(store, Member("supervisor", self._config.service_id, address))
+        lease.start()
+        self._undo.push_async_callback(lease.stop)
+        if self._standby is not None:
+            self._standby.start()
+            self._undo.push_async_callback(self._standby.stop)
+
+    @property
+    def draining(self) -> Collection[SupervisedProcess]:
+        """Those that were told to go and are not gone."""
+        return self._draining.keys()
+
+    async def stop(self) -> None:
+        """Take no more orders; processes stay, and those that drain are waited for."""
+        await self._undo.aclose()
+        for task in self._starting:
+            task.cancel()
+        await asyncio.gather(*self._starting, return_exceptions=True)
+        await asyncio.gather(*self._draining.values())
+
+    def scale(self, role: str, num_workers: int) -> None:
+        """Start or drain until so many are left; returns at once."""
+        if role not in self._roles:
+            raise invalid("role", role, f"one of {', '.join(self._roles)}")
+        if num_workers > MAX_WORKERS:
+            raise invalid("num_workers", num_workers, f"from 0 to {MAX_WORKERS}")
+        there = self._there(role)
+        for _ in range(num_workers - len(there)):
+            task = asyncio.create_task(self._measure(*self._order(role)))
+            self._starting.add(task)
+            task.add_done_callback(self._starting.discard)
+        # those that were given up go first, then the youngest
+        order = sorted(enumerate(there), key=lambda each: (not each[1].is_given_up, -each[0]))
+        for _, process in order[: max(0, len(there) - num_workers)]:
+            process.show("draining")
+            self._draining[process] = asyncio.create_task(self._drain(process))
+
+    async def change_role(self, source: str, target: str, num_workers: int) -> int:
+        """Those that serve, the youngest first; how many have taken the new role."""
+        for role in (source, target):
+            if role not in self._roles:
+                raise invalid("role", role, f"one of {', '.join(self._roles)}")
+        serving = [process for process in self._there(source) if process.address]
+        num_changed = 0
+        for process in serving[::-1][:num_workers]:
+            if await set_role(process, target, self._config):
+                num_changed += 1
+                process.show(f"is a {target} worker now")
+        return num_changed
+
+    def _order(self, role: str) -> tuple[SupervisedProcess, bool]:
+        """One more of a role, and whether it had stood by."""
+        warm = None if self._standby is None else self._standby.take(role, self._make_spec)
+        if warm is not None:
+            return warm, True
+        return self._supervisor.add(self._make_spec(role, free_id(self._supervisor, role))), False
+
+    async def _measure(self, process: SupervisedProcess, warm: bool) -> None:
+        """How long it takes from now, its order, until it is ready."""
+        loop, pid = asyncio.get_running_loop(), process.pid
+        ordered_at, spec = loop.time(), process.spec
+        try:
+            await process.serving()
+        except HeadwayError:  # given up, which its log tells
+            return
+        self._num_starts += 1
+        start = supervisor_pb2.WorkerStart(
+            number=self._num_starts,
+            worker_id=spec.service_id,
+            role=spec.role,
+            seconds=loop.time() - ordered_at,
+            warm=warm and process.pid == pid,
+        )
+        self._starts.append(start)
+        process.show(f"ready after {start.seconds:.2f} s{', stood by' if start.warm else ''}")
+
+    async def _drain(self, process: SupervisedProcess) -> None:
+        try:
+            await self._supervisor.remove(process)
+            process.show("gone")
+        finally:
+            del self._draining[process]
+
+    def _there(self, role: str) -> list[SupervisedProcess]:
+        """Of this role, oldest first, without those that drain."""
+        return [
+            process
+            for process in self._supervisor.processes
+            if process.spec.role == role and process not in self._draining
+        ]
+
+    def _replicas(self) -> supervisor_pb2.Replicas:
+        return supervisor_pb2.Replicas(
+            num_workers={role: len(self._there(role)) for role in self._roles},
+            num_draining=Counter(process.spec.role for process in self._draining),
+            starts=self._starts,
+            num_standby=0 if self._standby is None else self._standby.num_ready,
+        )
+
+    async def Scale(  # noqa: N802 (the proto's name)
+        self, request: supervisor_pb2.ScaleRequest, context: _Context
+    ) -> supervisor_pb2.Replicas:
+        """See ``protos/supervisor.proto``."""
+        try:
+            self.scale(request.role, request.num_workers)
+        except HeadwayError as error:
+            await wire.abort(context, error)
+        return self._replicas()
+
+    async def ChangeRole(  # noqa: N802 (the proto's name)
+        self, request: supervisor_pb2.ChangeRoleRequest, context: _Context
+    ) -> supervisor_pb2.ChangeRoleReply:
+        """See ``protos/supervisor.proto``."""
+        num_changed = 0
+        try:
+            num_changed = await self.change_role(
+                request.source, request.target, request.num_workers
+            )
+        except HeadwayError as error:
+            await wire.abort(context, error)
+        return supervisor_pb2.ChangeRoleReply(num_changed=num_changed)
+
+    async def GetReplicas(  # noqa: N802 (the proto's name)
+        self, request: supervisor_pb2.GetReplicasRequest, context: _Context
+    ) -> supervisor_pb2.Replicas:
+        """See ``protos/supervisor.proto``."""
+        return self._replicas()

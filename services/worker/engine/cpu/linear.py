@@ -1,0 +1,128 @@
+"""Matrix products with weights in the layout that the device multiplies fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.nn.functional import linear, silu
+
+from services.worker.engine.cpu.product import FewRows
+
+ROWS_PACKED_FOR = 32
+"""oneDNN lays weights out for this many rows; measured, that is near the best for 1 to 512."""
+
+MIN_PACKED_WEIGHTS = 2**18
+"""A float32 matrix with fewer is multiplied faster as it is: packed calls cost more each."""
+
+
+Weights = tuple[torch.Tensor, torch.Tensor | None]
+"""A matrix (outputs, inputs) and its bias (outputs,)."""
+
+
+class Linear:
+    """``x · Wᵀ + b`` for rows ``x`` (rows, inputs): (rows, outputs).
+
+    On a CPU with oneDNN large matrices, and all in bfloat16, are packed once.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.num_outputs = weight.shape[0]
+        self.bias = bias
+        self._is_packed = _packs(weight)
+        self._weight = packed(weight) if self._is_packed else weight
+        if self._is_packed:
+            self._packed_product, self._packed_sum = _operators()
+        self._few: FewRows | None = None
+
+    def take_few_rows(self) -> None:
+        """From now on take compiled kernels where there are any for this matrix."""
+        self._few = FewRows.of(self._weight) if self._is_packed else None
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """The product of ``rows``."""
+        return self._product(rows, self.bias)
+
+    def without_bias(self, rows: torch.Tensor) -> torch.Tensor:
+        """``x · Wᵀ``."""
+        return self._product(rows, None)
+
+    def _product(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if self._few is not None and self._few.takes(rows):
+            return self._few.product(rows, bias)
+        if self._is_packed:
+            product: torch.Tensor = self._packed_product(rows, self._weight, bias, "none", [], "")
+            return product
+        return linear(rows, self._weight, bias)
+
+    def added_to(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """``residual`` (rows, outputs) and the product of ``rows``."""
+        if self._few is not None and self._few.takes(rows):
+            return self._few.product(rows, self.bias, residual)
+        if self._is_packed:
+            total: torch.Tensor = self._packed_sum(rows, residual, self._weight, self.bias, "add")
+            return total
+        if self.bias is None:
+            return torch.addmm(residual, rows, self._weight.t())
+        return residual + linear(rows, self._weight, self.bias)
+
+
+class GatedLinear:
+    """``silu(x · Gᵀ) · (x · Uᵀ)`` for rows ``x``: an MLP's gate and up.
+
+    Packed they are two products that end with the gate and with the multiplication, else one.
+    """
+
+    def __init__(self, gate: Weights, up: Weights) -> None:
+        self._few: FewRows | None = None
+        self.is_packed = _packs(gate[0])
+        if self.is_packed:
+            self._gate, self._up = packed(gate[0]), packed(up[0])
+            self._packed_product, self._packed_gating = _operators()
+            self._biases = (gate[1], up[1])
+        else:
+            biases = [bias for _, bias in (gate, up) if bias is not None]
+            bias = torch.cat(biases) if biases else None
+            self._joined = Linear(torch.cat([gate[0], up[0]]), bias)
+
+    def take_few_rows(self) -> None:
+        """From now on take compiled kernels where there are any for these matrices."""
+        self._few = FewRows.of(self._gate, self._up) if self.is_packed else None
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """(rows, width) of ``rows`` (rows, inputs)."""
+        if not self.is_packed:
+            gate, up = self._joined(rows).chunk(2, -1)
+            return silu(gate).mul_(up)
+        gate_bias, up_bias = self._biases
+        if self._few is not None and self._few.takes(rows):
+            return self._few.gated(rows, gate_bias, up_bias)
+        gate = self._packed_product(rows, self._gate, gate_bias, "swish", [], "")
+        gated: torch.Tensor = self._packed_gating(rows, gate, self._up, up_bias, "mul")
+        return gated
+
+    def joined(self, rows: torch.Tensor) -> torch.Tensor:
+        """Gates and ups side by side (rows, 2 * width), where they are not packed."""
+        return self._joined(rows)
+
+
+def _operators() -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
+    """The product, and the one that ends by combining; each is called often: looked up once."""
+    operator = torch.ops.mkldnn._linear_pointwise
+    return operator.default, operator.binary
+
+
+def packed(weight: torch.Tensor) -> torch.Tensor:
+    """The same matrix, laid out for oneDNN."""
+    laid_out: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(
+        weight.contiguous(), ROWS_PACKED_FOR
+    )
+    return laid_out
+
+
+def _packs(weight: torch.Tensor) -> bool:
+    if weight.device.type != "cpu" or not torch._C._has_mkldnn:
+        return False
+    if weight.dtype is torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype is torch.float32 and weight.numel() >= MIN_PACKED_WEIGHTS

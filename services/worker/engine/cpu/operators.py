@@ -1,0 +1,155 @@
+"""The kernels of ``kernels.cpp`` over tensors: contiguous, on a CPU, all of one dtype.
+
+Their threads are torch's (``torch.set_num_threads``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from services.worker.engine.cpu.build import library
+from services.worker.engine.model.attention import Contexts
+
+_POINTER, _COUNT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_ARGUMENTS = {
+    "rms_norm": [_POINTER, _POINTER, _POINTER, _COUNT, _COUNT, _FLOAT, _COUNT],
+    "silu_mul": [_POINTER, _POINTER, _COUNT, _COUNT, _COUNT],
+    "greatest": [_POINTER, _POINTER, _COUNT, _COUNT, _COUNT],
+    "store_and_attend": [_POINTER] * 5,
+}
+_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+
+class _Structure(ctypes.Structure):
+    """One of ``structures.h``; it keeps what its pointers point to."""
+
+    def __init__(self, *fields: torch.Tensor | int | float | None) -> None:
+        self.held = fields
+        tensors = [each for each in fields if isinstance(each, torch.Tensor)]
+        assert all(each.is_contiguous() for each in tensors), "kernels read memory as it lies"
+        addresses = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in fields]
+        super().__init__(*addresses)
+        self.address = ctypes.addressof(self)
+
+
+class Shape(_Structure):
+    """Of attention: heads, KV heads, head size, tokens per block, the scale of scores, the norms'
+    epsilon.
+    """
+
+    _fields_ = (
+        *((name, _COUNT) for name in ("num_heads", "num_kv_heads", "size", "block_size")),
+        *((name, _FLOAT) for name in ("scale", "eps")),
+    )
+
+
+class Layer(_Structure):
+    """Weights (size,) of an RMSNorm over each query and each key head or None, and the layer's
+    keys and values (slots, KV heads, size).
+    """
+
+    _fields_ = tuple((name, _POINTER) for name in ("query_norm", "key_norm", "keys", "values"))
+
+
+class Rows(_Structure):
+    """A pass: ``cos`` and ``sin`` (positions, size), of which the second halves are read; int64
+    ``positions`` and ``slots`` (rows,); int32 ``tables`` (decodes, blocks) and ``lengths``
+    (decodes,), at least 1 each, of the first rows, or None.
+    """
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("cos", "sin", "positions", "slots", "tables", "lengths")),
+        *((name, _COUNT) for name in ("num_rows", "num_decodes", "num_columns", "num_threads")),
+    )
+
+    @staticmethod
+    def of(
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        contexts: Contexts | None,
+    ) -> Rows:
+        """``contexts`` are those of the decodes alone."""
+        threads = torch.get_num_threads()
+        if contexts is None:
+            return Rows(cos, sin, positions, slots, None, None, len(positions), 0, 0, threads)
+        tables, lengths = contexts.tables, contexts.lengths
+        counts = (len(positions), *tables.shape, threads)
+        return Rows(cos, sin, positions, slots, tables, lengths, *counts)
+
+
+class Operators:
+    """Of one dtype: see ``operators_for``."""
+
+    def __init__(self, loaded: ctypes.CDLL, dtype: torch.dtype) -> None:
+        self._rms_norm = _function(loaded, "rms_norm", dtype)
+        self._silu_mul = _function(loaded, "silu_mul", dtype)
+        self._greatest = _function(loaded, "greatest", dtype)
+        self._store_and_attend = _function(loaded, "store_and_attend", dtype)
+
+    def rms_norm(self, rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """``x / sqrt(mean(x²) + eps) · weight`` for each of ``rows`` (rows, size)."""
+        normed = torch.empty_like(rows)
+        self._rms_norm(
+            *(rows.data_ptr(), weight.data_ptr(), normed.data_ptr()),
+            *(*rows.shape, eps, torch.get_num_threads()),
+        )
+        return normed
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """``silu(gate) · up`` (rows, width) of gates and ups side by side (rows, 2 · width)."""
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        gated = gate_up.new_empty(rows, width)
+        self._silu_mul(gate_up.data_ptr(), gated.data_ptr(), rows, width, torch.get_num_threads())
+        return gated
+
+    def greatest(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The greatest of each of ``rows`` (rows, size) and its place, the first of equals; a NaN
+        is the greatest.
+        """
+        places = torch.empty(len(rows), dtype=torch.int64)
+        self._greatest(rows.data_ptr(), places.data_ptr(), *rows.shape, torch.get_num_threads())
+        return rows.gather(-1, places[:, None])[:, 0], places
+
+    def store_and_attend(
+        self, shape: Shape, layer: Layer, rows: Rows, qkv: torch.Tensor, output: torch.Tensor
+    ) -> None:
+        """Norm and rotate queries and keys where they are, store keys and values, and attend.
+
+        ``qkv`` (rows, (heads + 2 KV heads) · size) has queries, keys, values in this order. Only
+        the rows with tables attend, into ``output`` (rows, heads · size); a context includes the
+        row's own token.
+        """
+        self._store_and_attend(
+            shape.address, layer.address, rows.address, qkv.data_ptr(), output.data_ptr()
+        )
+
+
+def greatest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As the sampler's, of logits that there are operators for."""
+    compiled = operators_for(logits.dtype, logits.device)
+    assert compiled is not None, "this model's decoder has none"
+    return compiled.greatest(logits.contiguous())
+
+
+def operators_for(dtype: torch.dtype, device: torch.device) -> Operators | None:
+    """None where there are none: on a GPU, for float16, and without a compiler."""
+    loaded = library() if device.type == "cpu" and dtype in _DTYPES else None
+    return None if loaded is None else _made(loaded, dtype)
+
+
+@cache
+def _made(loaded: ctypes.CDLL, dtype: torch.dtype) -> Operators:
+    return Operators(loaded, dtype)
+
+
+def _function(loaded: ctypes.CDLL, name: str, dtype: torch.dtype) -> Callable[..., Any]:
+    function = getattr(loaded, f"{name}_{_DTYPES[dtype]}")
+    function.argtypes, function.restype = _ARGUMENTS[name], None
+    return function  # type: ignore[no-any-return]

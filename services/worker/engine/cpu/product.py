@@ -1,0 +1,99 @@
+"""Products of few rows with bfloat16 matrices that oneDNN has packed, at the speed of memory."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+import torch
+
+from services.worker.engine.cpu.build import library
+
+MOST_ROWS = 32
+"""With more, reading the weights is no longer what a product waits for."""
+
+_TILE = 32
+_POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
+_TOLERANCE = 2.0**-6
+
+
+class FewRows:
+    """Matrices (outputs, inputs) packed by oneDNN, multiplied where they lie.
+
+    One, or an MLP's gate and up. Of Intel's processors with matrix tiles (AMX).
+    """
+
+    def __init__(self, products: ctypes.CDLL, *packed: torch.Tensor) -> None:
+        self._products = products
+        self._packed = packed
+        self._num_outputs, self._num_inputs = packed[0].shape
+        self._weights = [torch.ops.mkldnn.data_ptr(each) for each in packed]
+
+    @staticmethod
+    def of(*packed: torch.Tensor) -> FewRows | None:
+        """None where there is no such processor, or oneDNN's layout is not the one expected."""
+        shape = packed[0].shape
+        if packed[0].dtype is not torch.bfloat16 or shape[0] % _TILE or shape[1] % _TILE:
+            return None
+        products = _products()
+        if products is None or not all(_is_as_expected(products, each) for each in packed):
+            return None
+        return FewRows(products, *packed)
+
+    def takes(self, rows: torch.Tensor) -> bool:
+        """Whether ``rows`` (rows, inputs) are few enough, and lie as they should."""
+        is_plain = rows.dtype is torch.bfloat16 and rows.is_contiguous()
+        return is_plain and 0 < len(rows) <= MOST_ROWS
+
+    def product(
+        self, rows: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """``rows · Wᵀ``, with ``bias`` (outputs,) and ``residual`` (rows, outputs)."""
+        output = rows.new_empty(len(rows), self._num_outputs)
+        self._products.product_bfloat16(
+            *(rows.data_ptr(), self._weights[0], _address(bias), _address(residual)),
+            *(output.data_ptr(), len(rows), self._num_inputs, self._num_outputs),
+            torch.get_num_threads(),
+        )
+        return output
+
+    def gated(
+        self, rows: torch.Tensor, gate_bias: torch.Tensor | None, up_bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """``silu(rows · Gᵀ) · (rows · Uᵀ)``, each product with its bias."""
+        output = rows.new_empty(len(rows), self._num_outputs)
+        self._products.gated_product_bfloat16(
+            *(rows.data_ptr(), self._weights[0], _address(gate_bias)),
+            *(self._weights[1], _address(up_bias), output.data_ptr()),
+            *(len(rows), self._num_inputs, self._num_outputs, torch.get_num_threads()),
+        )
+        return output
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+@cache
+def _products() -> ctypes.CDLL | None:
+    """The library with its arguments' types, where this processor and its kernel allow tiles."""
+    loaded = library()
+    if loaded is None or not loaded.may_multiply_bfloat16():
+        return None
+    loaded.product_bfloat16.argtypes = [_POINTER] * 5 + [_COUNT] * 4
+    loaded.gated_product_bfloat16.argtypes = [_POINTER] * 6 + [_COUNT] * 4
+    return loaded
+
+
+def _is_as_expected(products: ctypes.CDLL, packed: torch.Tensor) -> bool:
+    """Whether three random rows give what oneDNN gives: its layout is its own affair."""
+    if torch.ops.mkldnn._nbytes(packed) != 2 * packed.shape.numel():
+        return False
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(3, packed.shape[1], generator=generator).bfloat16()
+    operator = torch.ops.mkldnn._linear_pointwise.default
+    expected = operator(rows, packed, None, "none", [], "").float()
+    found = FewRows(products, packed).product(rows, None).float()
+    if not expected.isfinite().all():
+        return False
+    return bool((found - expected).norm() <= _TOLERANCE * expected.norm())

@@ -1,0 +1,1 @@
+"""KV blocks: the device's pool and host memory."""

@@ -1,0 +1,235 @@
+"""KV in host memory, and its way there and back.
+
+What leaves its blocks is copied aside before the pass may write there, and travels on beside it.
+What comes back does so beside the pass, too, or before it where a request in the pass needs it. A
+GPU does this on streams of its own, a CPU in a thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from headway.forward_pass import ForwardPass, Swap
+from services.worker.engine.kv.pool import DTYPES, KvPool, KvStore, refuse_what_does_not_fit
+from services.worker.engine.layout import PassFailure
+
+STAGED_BYTES = 2**28
+"""Of device memory, for KV on its way."""
+
+
+class HostKv(KvStore):
+    """Blocks in host memory, pinned for a GPU: ``blocks`` is (blocks, planes, tokens, heads, size).
+
+    Raises HeadwayError (RESOURCE_EXHAUSTED) where the machine has too little memory.
+    """
+
+    def __init__(self, pool: KvPool, num_blocks: int) -> None:
+        super().__init__(pool.shape, num_blocks, pool.block_size)
+        num_tokens = num_blocks * pool.block_size
+        name = "host_kv_gib: host memory for KV"
+        refuse_what_does_not_fit(name, pool.shape, num_tokens, torch.device("cpu"))
+        num_planes, _, *token = pool.blocks.shape
+        self.blocks = torch.empty(
+            (num_blocks, num_planes, *token),
+            dtype=DTYPES[pool.shape.dtype],
+            pin_memory=pool.blocks.is_cuda,
+        )
+
+    def read_planes(self, first: int, stop: int, slots: torch.Tensor) -> torch.Tensor:
+        """See ``KvStore``."""
+        size = self.block_size
+        return (
+            self.blocks[:, first:stop][slots // size, :, slots % size].transpose(0, 1).contiguous()
+        )
+
+    def write_plane(self, plane: int, slots: torch.Tensor, data: bytearray) -> None:
+        """See ``KvStore``."""
+        size = self.block_size
+        self.blocks[slots // size, plane, slots % size] = self._plane_of(data, len(slots))
+
+
+_Piece = tuple[torch.Tensor, Sequence[int]]
+"""KV of so many blocks, and the host blocks that it goes to."""
+
+
+@dataclass(slots=True)
+class SwapTime:
+    """Seconds that a pass's swaps took, known when it has ended."""
+
+    seconds: float = 0.0
+
+
+class KvSwapper:
+    """Carries out the swaps of passes; one thread's, as the passes are."""
+
+    def __init__(self, pool: KvPool, host: HostKv | None) -> None:
+        self._pool = pool
+        self._host = host
+        self._device = pool.blocks.device
+        self._streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
+        self._copier = ThreadPoolExecutor(1, "kv-copy")
+        if host is not None and pool.blocks.is_cuda:
+            self._streams = _stream(self._device), _stream(self._device)
+
+    @contextmanager
+    def around(self, forward_pass: ForwardPass) -> Iterator[SwapTime]:
+        """The pass's swaps, begun before what is done inside and complete after it.
+
+        PassFailure blames all requests that it swaps where one cannot be.
+        """
+        spent = SwapTime()
+        swaps = (*forward_pass.swapped_out, *forward_pass.swapped_in)
+        try:
+            if not swaps:
+                yield spent
+                return
+            with _blaming(swaps):
+                finish = self._begin(forward_pass)
+            self._pool.writable.set()
+            try:
+                yield spent
+            finally:
+                with _blaming(swaps):
+                    spent.seconds = finish()
+        finally:
+            self._pool.writable.set()
+
+    def _begin(self, forward_pass: ForwardPass) -> Callable[[], float]:
+        """Start; what is returned waits for the end and says how long it took, seconds."""
+        if self._streams is not None:
+            return self._begin_on_streams(forward_pass, *self._streams)
+        began_at = time.perf_counter()
+        pieces = list(self._staged(forward_pass.swapped_out))
+        aside = time.perf_counter() - began_at
+        copying = self._copier.submit(self._copy, pieces, forward_pass.swapped_in)
+        if _waits(forward_pass):
+            copying.result()
+        return lambda: aside + copying.result()
+
+    def _copy(self, pieces: Sequence[_Piece], swapped_in: Sequence[Swap]) -> float:
+        """What is left to do beside a pass; seconds."""
+        began_at = time.perf_counter()
+        for staged, host_blocks in pieces:
+            self._put(staged, host_blocks)
+        self._restore(swapped_in)
+        return time.perf_counter() - began_at
+
+    def _begin_on_streams(
+        self, forward_pass: ForwardPass, out: torch.cuda.Stream, back: torch.cuda.Stream
+    ) -> Callable[[], float]:
+        compute = torch.cuda.current_stream(self._device)
+        marks = [_event() for _ in range(4)]
+        aside = _event()
+        out.wait_stream(compute)
+        with torch.cuda.stream(out):
+            marks[0].record(out)
+            self._save(forward_pass.swapped_out, lambda: aside.record(out))
+            marks[1].record(out)
+        back.wait_stream(compute)
+        if forward_pass.swapped_out:
+            back.wait_event(aside)  # the blocks may be those that something has just left
+            compute.wait_event(aside)
+        with torch.cuda.stream(back):
+            marks[2].record(back)
+            self._restore(forward_pass.swapped_in)
+            marks[3].record(back)
+        if _waits(forward_pass):
+            compute.wait_stream(back)
+
+        def finish() -> float:
+            out.synchronize()
+            back.synchronize()
+            return float(marks[0].elapsed_time(marks[1]) + marks[2].elapsed_time(marks[3])) / 1e3
+
+        return finish
+
+    @torch.inference_mode()
+    def _save(self, swaps: Iterable[Swap], aside: Callable[[], None]) -> None:
+        """To host memory; ``aside`` is called once the blocks may be written to."""
+        for staged, host_blocks in self._staged(swaps):
+            aside()
+            self._put(staged, host_blocks)
+
+    @torch.inference_mode()
+    def _staged(self, swaps: Iterable[Swap]) -> Iterator[_Piece]:
+        """The KV copied aside, the last piece of it; pieces before that are in host memory."""
+        pieces = list(self._pieces(swaps))
+        for n, (blocks, host_blocks) in enumerate(pieces):
+            staged = self._pool.blocks.transpose(0, 1).index_select(0, self._ids(blocks))
+            if n == len(pieces) - 1:
+                yield staged, host_blocks
+            else:
+                self._put(staged, host_blocks)
+
+    @torch.inference_mode()
+    def _put(self, staged: torch.Tensor, host_blocks: Sequence[int]) -> None:
+        for first, start, stop in _runs(host_blocks):
+            target = self._hosted.blocks[first : first + stop - start]
+            target.copy_(staged[start:stop], non_blocking=True)
+
+    @torch.inference_mode()
+    def _restore(self, swaps: Iterable[Swap]) -> None:
+        """From host memory."""
+        for blocks, host_blocks in self._pieces(swaps):
+            shape = (len(blocks), *self._hosted.blocks.shape[1:])
+            staged = torch.empty(shape, dtype=self._hosted.blocks.dtype, device=self._device)
+            for first, start, stop in _runs(host_blocks):
+                source = self._hosted.blocks[first : first + stop - start]
+                staged[start:stop].copy_(source, non_blocking=True)
+            self._pool.blocks.index_copy_(1, self._ids(blocks), staged.transpose(0, 1))
+
+    @property
+    def _hosted(self) -> HostKv:
+        if self._host is None:
+            raise RuntimeError("this worker has no host memory for KV")
+        return self._host
+
+    def _pieces(self, swaps: Iterable[Swap]) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+        """Blocks and host blocks, as many at a time as may be staged."""
+        blocks = [block for swap in swaps for block in swap.blocks]
+        host_blocks = [block for swap in swaps for block in swap.host_blocks]
+        block_bytes = self._pool.block_size * self._pool.shape.bytes_per_token
+        step = max(1, STAGED_BYTES // block_bytes)
+        for start in range(0, len(blocks), step):
+            yield blocks[start : start + step], host_blocks[start : start + step]
+
+    def _ids(self, blocks: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(blocks, device=self._device)
+
+
+def _waits(forward_pass: ForwardPass) -> bool:
+    """Whether a request in the pass needs what comes back."""
+    returning = {swap.key for swap in forward_pass.swapped_in}
+    return bool(returning) and any(item.key in returning for item in forward_pass.items)
+
+
+@contextmanager
+def _blaming(swaps: Sequence[Swap]) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        message = f"KV could not be swapped: {error}"
+        raise PassFailure([swap.key for swap in swaps], message) from error
+
+
+def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """(first block, start, stop): places ``start … stop - 1`` hold consecutive blocks."""
+    start = 0
+    for n in range(1, len(blocks) + 1):
+        if n == len(blocks) or blocks[n] != blocks[n - 1] + 1:
+            yield blocks[start], start, n
+            start = n
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it so
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch leaves it so

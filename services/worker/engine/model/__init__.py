@@ -1,0 +1,1 @@
+"""Models: loading, supported families, decoders, quantisation, tensor parallelism."""

@@ -1,0 +1,195 @@
+"""Paged attention over one flattened, ragged batch, through transformers' attention interface.
+
+The model's own code calls :func:`paged_attention` in each layer with the batch's fresh
+queries, keys and values; :class:`PagedBatch` travels to it as a keyword argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from services.worker.engine.kv.pool import KvPool
+
+ATTENTION_NAME = "headway_paged"
+
+
+class Reads(Enum):
+    """How a decoder reads contexts: as slots, as block tables, or prompts so and decodes so."""
+
+    SLOTS = "slots"
+    DECODES_BY_TABLE = "decodes by table"
+    TABLES = "tables"
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Consecutive rows, one token each, with contexts of like length.
+
+    ``slots`` (rows * length) are the contexts' slots, each padded to the longest with its
+    own first slot, so that no row ever reads another's memory; ``mask`` (rows, 1, 1, length)
+    is minus infinity there, None where nothing is padded.
+    """
+
+    first: int
+    stop: int
+    slots: torch.Tensor
+    mask: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSpan:
+    """Consecutive rows of one request's prompt.
+
+    ``slots`` are those of its whole context and ``mask`` (rows, context) its lower-right
+    causal mask; both None where the context is these rows.
+    """
+
+    first: int
+    stop: int
+    slots: torch.Tensor | None
+    mask: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """What each request reads as kernels take it, those of one row first.
+
+    ``tables`` (requests, blocks) and ``lengths`` (requests,) are int32; ``firsts`` int32, where
+    each of the others has its rows, counted from the first of those, and where they end; None
+    where there are no others.
+    """
+
+    num_decodes: int
+    tables: torch.Tensor
+    lengths: torch.Tensor
+    firsts: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class PagedBatch:
+    """Where a flattened batch's rows are stored, and what each of them reads.
+
+    That is ``contexts`` for kernels, else ``decodes`` and ``prefills``; a CPU's kernels take the
+    ``contexts`` of decodes alone, and ``prefills``.
+    """
+
+    pool: KvPool
+    slots: torch.Tensor
+    decodes: tuple[DecodeGroup, ...] = ()
+    prefills: tuple[PrefillSpan, ...] = ()
+    contexts: Contexts | None = None
+
+
+def attend(
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    batch: PagedBatch,
+    scale: float,
+) -> torch.Tensor:
+    """Store the rows' keys and values, then attend: (rows, heads * size).
+
+    ``query`` is (rows, heads, size), ``key`` and ``value`` (rows, KV heads, size).
+    """
+    keys, values = batch.pool.keys[layer], batch.pool.values[layer]
+    keys.index_copy_(0, batch.slots, key)
+    values.index_copy_(0, batch.slots, value)
+    parts = [_decode(query, keys, values, group, scale) for group in batch.decodes]
+    parts += attend_prefills(layer, query, key, value, batch, scale)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def attend_prefills(
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    batch: PagedBatch,
+    scale: float,
+) -> Iterator[torch.Tensor]:
+    """Each prompt's rows (rows, heads * size), its keys and values being stored."""
+    keys, values = batch.pool.keys[layer], batch.pool.values[layer]
+    for span in batch.prefills:
+        rows = slice(span.first, span.stop)
+        if span.slots is None:
+            fresh = (key[rows].transpose(0, 1), value[rows].transpose(0, 1))
+            yield _prefill(query[rows], *fresh, None, scale)
+        else:
+            context = (_context(keys, span.slots), _context(values, span.slots))
+            yield _prefill(query[rows], *context, span.mask, scale)
+
+
+def _decode(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    group: DecodeGroup,
+    scale: float,
+) -> torch.Tensor:
+    """One query row per request; the heads that share a KV head stand in for query rows."""
+    num_rows = group.stop - group.first
+    num_kv_heads, size = keys.shape[1:]
+    shape = (num_rows, -1, num_kv_heads, size)
+    output = scaled_dot_product_attention(
+        query[group.first : group.stop].reshape(num_rows, num_kv_heads, -1, size),
+        keys.index_select(0, group.slots).view(shape).transpose(1, 2),
+        values.index_select(0, group.slots).view(shape).transpose(1, 2),
+        attn_mask=group.mask,
+        scale=scale,
+    )
+    return output.reshape(num_rows, -1)
+
+
+def _context(plane: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """One request's keys or values: (KV heads, context, size)."""
+    return plane.index_select(0, slots).transpose(0, 1)
+
+
+def _prefill(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+) -> torch.Tensor:
+    """One request's rows (rows, heads, size) over (KV heads, context, size); causal if bare."""
+    output = scaled_dot_product_attention(
+        query.transpose(0, 1).unsqueeze(0),
+        key.unsqueeze(0),
+        value.unsqueeze(0),
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[0],
+    )
+    return output[0].transpose(0, 1).reshape(len(query), -1)
+
+
+def paged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    headway_batch: PagedBatch,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """What transformers' modules call: (1, heads, rows, size) to (1, rows, heads, size)."""
+    layer = module.layer_idx
+    assert isinstance(layer, int), "transformers numbers its attention layers"
+    rows = query[0].transpose(0, 1)
+    fresh = (key[0].transpose(0, 1), value[0].transpose(0, 1))
+    output = attend(layer, rows, *fresh, headway_batch, scaling)
+    return output.view(1, *rows.shape), None
+
+
+AttentionInterface.register(ATTENTION_NAME, paged_attention)

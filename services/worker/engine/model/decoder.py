@@ -1,0 +1,197 @@
+"""The decoder of the Llama, Mistral, Qwen2 and Qwen3 families over one flattened, ragged batch.
+
+The same arithmetic as transformers' modules in fewer, larger operators: queries, keys and values
+are one product, and so are the MLP's gate and up; Qwen3's norms and the rotation are applied to
+queries and keys at once; the rotation's angles are looked up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.linalg import vector_norm
+from torch.nn.functional import embedding
+
+from services.worker.engine.cpu.linear import GatedLinear, Linear, Weights
+from services.worker.engine.kv.pool import KvPool
+from services.worker.engine.model.attention import PagedBatch, Reads, attend
+from services.worker.engine.model.tensor_parallel import (
+    SummedLinear,
+    group_size,
+    own_share,
+    share_of_heads,
+    whole,
+)
+from services.worker.engine.sampler import greatest
+
+_MAX_MLP_ROWS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer; ``qk_norm`` is (heads + KV heads, head size), None where the family has none."""
+
+    input_norm: torch.Tensor
+    qkv: Linear
+    qk_norm: torch.Tensor | None
+    output: Linear
+    mlp_norm: torch.Tensor
+    gated: GatedLinear
+    down: Linear
+
+
+class Decoder:
+    """Token ids to hidden states, keys and values into the paged pool on the way."""
+
+    kernels = "torch"
+    multiplies_few_rows = False  # by kernels of its own
+    greatest = staticmethod(greatest)
+    reads = Reads.SLOTS  # what batches it needs
+
+    def __init__(self, network: Any, config: Any, max_model_len: int) -> None:
+        """Takes the weights out of a transformers model, which is of no use afterwards."""
+        base = network.model
+        self._num_heads, self._num_kv_heads = share_of_heads(config)
+        self._size = _head_size(config)
+        self._scale = self._size**-0.5
+        self._rms = RmsNorm(float(config.rms_norm_eps), own_share(base.norm.weight.data))
+        self._embedding: torch.Tensor = whole(base.embed_tokens.weight.data)
+        self._norm: torch.Tensor = own_share(base.norm.weight.data)
+        self._cos, self._sin = _angles(base.rotary_emb, max_model_len, self._embedding)
+        self._layers: list[LayerWeights] = []
+        for index, layer in enumerate(base.layers):
+            self._layers.append(_take_layer(layer, self._num_heads, self._num_kv_heads))
+            base.layers[index] = torch.nn.Identity()  # one layer at a time is there twice
+
+    def __call__(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, batch: PagedBatch
+    ) -> torch.Tensor:
+        """Hidden states after the final norm (rows, hidden size) of ``token_ids`` (rows,)."""
+        hidden = embedding(token_ids, self._embedding)
+        angles = (
+            self._cos.index_select(0, positions).unsqueeze(1),
+            self._sin.index_select(0, positions).unsqueeze(1),
+        )
+        for index, layer in enumerate(self._layers):
+            hidden = self._attention(index, layer, hidden, angles, batch)
+            hidden = self._mlp(layer, hidden)
+        return self._normed(hidden, self._norm)
+
+    def prepare(self, pool: KvPool) -> None:
+        """Do ahead what passes over ``pool`` would otherwise do first: here nothing."""
+
+    def _normed(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return self._rms(rows, weight)
+
+    def _gated(self, layer: LayerWeights, rows: torch.Tensor) -> torch.Tensor:
+        return layer.gated(rows)
+
+    def _attention(
+        self,
+        index: int,
+        layer: LayerWeights,
+        hidden: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        batch: PagedBatch,
+    ) -> torch.Tensor:
+        normed = self._normed(hidden, layer.input_norm)
+        heads = layer.qkv(normed).view(len(hidden), -1, self._size)
+        num_rotated = self._num_heads + self._num_kv_heads
+        rotated = heads[:, :num_rotated]
+        if layer.qk_norm is not None:
+            rotated = self._rms(rotated, layer.qk_norm)
+        rotated = rotate(rotated, *angles)
+        output = attend(
+            index,
+            rotated[:, : self._num_heads],
+            rotated[:, self._num_heads :],
+            heads[:, num_rotated:],
+            batch,
+            self._scale,
+        )
+        return layer.output.added_to(hidden, output)
+
+    def _mlp(self, layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
+        if len(hidden) > _MAX_MLP_ROWS:  # else its intermediates are memory fresh from the system
+            parts = [self._mlp(layer, part) for part in torch.split(hidden, _MAX_MLP_ROWS)]
+            return torch.cat(parts)
+        gated = self._gated(layer, self._normed(hidden, layer.mlp_norm))
+        return layer.down.added_to(hidden, gated)
+
+
+class RmsNorm:
+    """``x / sqrt(mean(x²) + eps) · weight`` over the last dimension."""
+
+    def __init__(self, eps: float, like: torch.Tensor) -> None:
+        self._eps = eps
+        self._eps_tensor = torch.tensor(eps, device=like.device)
+
+    def __call__(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Of ``rows`` (…, size); ``weight`` is (size,), or (heads, size) for a head each."""
+        if rows.dtype is not torch.float32:  # the mean and the root in float32
+            if weight.dim() == 1:
+                return torch.rms_norm(rows, weight.shape, weight, self._eps)
+            return torch.rms_norm(rows, weight.shape[-1:], None, self._eps).mul_(weight)
+        length = vector_norm(rows, dim=-1, keepdim=True)
+        mean = torch.addcmul(self._eps_tensor, length, length, value=1 / rows.shape[-1])
+        return (rows * torch.rsqrt(mean)).mul_(weight)
+
+
+def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding of (rows, heads, size); ``sin``'s first half is negated already."""
+    return torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, -1), sin)
+
+
+def _head_size(config: Any) -> int:
+    own = getattr(config, "head_dim", None)
+    return int(own or config.hidden_size // config.num_attention_heads)
+
+
+def _angles(
+    rotary: Any, max_model_len: int, like: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines by position (positions, size), in the model's dtype."""
+    positions = torch.arange(max_model_len, device=like.device).unsqueeze(0)
+    with torch.inference_mode():
+        cos, sin = rotary(like[:1].unsqueeze(0), positions)
+    sign = torch.ones_like(sin)
+    sign[..., : sin.shape[-1] // 2] = -1
+    return cos[0].contiguous(), (sin * sign)[0].contiguous()
+
+
+def _take_layer(layer: Any, num_heads: int, num_kv_heads: int) -> LayerWeights:
+    attention, mlp = layer.self_attn, layer.mlp
+    qk_norm = None
+    if hasattr(attention, "q_norm"):
+        query, key = (own_share(norm.weight.data) for norm in (attention.q_norm, attention.k_norm))
+        qk_norm = torch.cat([query.expand(num_heads, -1), key.expand(num_kv_heads, -1)])
+    return LayerWeights(
+        input_norm=own_share(layer.input_layernorm.weight.data),
+        qkv=_joined(attention.q_proj, attention.k_proj, attention.v_proj),
+        qk_norm=qk_norm,
+        output=_summed(attention.o_proj),
+        mlp_norm=own_share(layer.post_attention_layernorm.weight.data),
+        gated=GatedLinear(_weights(mlp.gate_proj), _weights(mlp.up_proj)),
+        down=_summed(mlp.down_proj),
+    )
+
+
+def _joined(*modules: Any) -> Linear:
+    """Several products of the same rows as one."""
+    weights, biases = zip(*(_weights(module) for module in modules), strict=True)
+    return Linear(torch.cat(weights), None if biases[0] is None else torch.cat(biases))
+
+
+def _weights(module: Any) -> Weights:
+    """This process's share of a matrix and of its bias."""
+    bias = None if module.bias is None else own_share(module.bias.data)
+    return own_share(module.weight.data), bias
+
+
+def _summed(module: Any) -> Linear:
+    """A product over what one process holds of its inputs; the bias is nobody's share."""
+    kind = SummedLinear if group_size() > 1 else Linear
+    bias = None if module.bias is None else whole(module.bias.data)
+    return kind(own_share(module.weight.data), bias)

@@ -1,0 +1,56 @@
+"""Which decoder computes a model's layers: with whose kernels between the matrix products."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import Literal
+
+import torch
+
+from headway.errors import Code, HeadwayError
+from services.worker.engine.cpu.decoder import NativeDecoder
+from services.worker.engine.cpu.operators import operators_for
+from services.worker.engine.model.decoder import Decoder
+
+Kernels = Literal["auto", "triton", "native", "torch"]
+
+
+def decoder_class(kernels: Kernels, dtype: torch.dtype, device: torch.device) -> type[Decoder]:
+    """``auto`` takes Triton's on a GPU, compiled ones (native) on a CPU, and where there are none
+    torch's operators. Raises HeadwayError (FAILED_PRECONDITION) for what is not to be had here.
+    """
+    if kernels == "auto":
+        return _best(dtype, device)
+    if kernels == "torch":
+        return Decoder
+    if kernels == "native":
+        if operators_for(dtype, device) is not None:
+            return NativeDecoder
+        needs = "a CPU, float32 or bfloat16, and a C++ compiler (g++)"
+        raise _not_here(kernels, needs)
+    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if not _has_triton() or not (device.type == "cuda" or is_interpreted):
+        raise _not_here(kernels, "a GPU and triton (pip install triton)")
+    return _triton()
+
+
+def _best(dtype: torch.dtype, device: torch.device) -> type[Decoder]:
+    if device.type == "cuda":
+        return _triton() if _has_triton() else Decoder
+    return Decoder if operators_for(dtype, device) is None else NativeDecoder
+
+
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def _triton() -> type[Decoder]:
+    from services.worker.engine.gpu.decoder import KernelDecoder  # a CPU has no Triton
+
+    return KernelDecoder
+
+
+def _not_here(kernels: str, needs: str) -> HeadwayError:
+    message = f"kernels {kernels!r} need {needs}; 'auto' takes what there is"
+    return HeadwayError(Code.FAILED_PRECONDITION, message, param="kernels")

@@ -1,0 +1,109 @@
+"""One replica over several processes, started by torchrun: each holds its share of the heads.
+
+transformers' own ``tp_plan`` says who holds which weights. The first process is the worker; the
+others follow it: they are told of every forward pass and run their share of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import distributed
+from torch.distributed.tensor import DTensor
+
+from headway.errors import Code, HeadwayError
+from services.worker.engine.cpu.linear import Linear
+
+
+def group_size(environ: Mapping[str, str] = os.environ) -> int:
+    """How many processes torchrun has started for this replica; 1 without it."""
+    return int(environ.get("WORLD_SIZE", "1"))
+
+
+def is_follower(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether another process is the worker, and this one holds a share of its model."""
+    return int(environ.get("RANK", "0")) > 0
+
+
+def join_group(device: torch.device) -> torch.device:
+    """Meet the others, if there are any; the device of this process."""
+    if group_size() == 1:
+        return device
+    is_cuda = device.type == "cuda"
+    if not distributed.is_initialized():
+        distributed.init_process_group("nccl" if is_cuda else "gloo")
+    if is_cuda and device.index is None:
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    return device
+
+
+def leave_group() -> None:
+    """End this process's part; its threads would else abort it as it exits."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def agree_on_least(number: int, device: torch.device) -> int:
+    """The least of all processes' numbers."""
+    if group_size() == 1:
+        return number
+    shared = torch.tensor([number], device=device)
+    distributed.all_reduce(shared, distributed.ReduceOp.MIN)
+    return int(shared)
+
+
+def share_of_heads(config: Any) -> tuple[int, int]:
+    """(heads, KV heads) of this process; FAILED_PRECONDITION where they cannot be shared out."""
+    size = group_size()
+    heads, kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
+    if kv_heads % size or heads % size:
+        message = (
+            f"{size} processes cannot share {heads} heads and {kv_heads} KV heads evenly: start "
+            "torchrun with a number of processes that divides both"
+        )
+        raise HeadwayError(Code.FAILED_PRECONDITION, message, param="nproc-per-node")
+    return heads // size, kv_heads // size
+
+
+def own_share(tensor: torch.Tensor) -> torch.Tensor:
+    """Of a weight that is shared out, what this process holds; else the weight."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    share: torch.Tensor = cast(Any, tensor).to_local()
+    return share
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A weight as no process alone may hold it; all must ask."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    full: torch.Tensor = cast(Any, tensor).full_tensor()
+    return full
+
+
+class SummedLinear(Linear):
+    """A product whose inputs are shared out: all processes' parts make the whole."""
+
+    def added_to(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """``residual`` and the sum of all products."""
+        product = self.without_bias(rows)
+        distributed.all_reduce(product)
+        if self.bias is not None:
+            product = product + self.bias
+        return residual + product
+
+
+def tell_followers(message: object) -> None:
+    """What they are to do next; None: to end."""
+    distributed.broadcast_object_list([message], src=0)
+
+
+def next_order() -> Any:
+    """What the worker's process said."""
+    heard: list[Any] = [None]
+    distributed.broadcast_object_list(heard, src=0)
+    return heard[0]

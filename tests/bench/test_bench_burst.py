@@ -1,0 +1,169 @@
+"""``headway bench burst``: what it offers, what policies are told, and what its figures are."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from array import array
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from bench import plots
+from bench.cluster.burst_plan import (
+    CONTENDERS,
+    BurstLoad,
+    filling,
+    saturating_batch,
+    scaling_params,
+)
+from bench.cluster.burst_report import Run, print_runs, write_runs
+from bench.serve.plan import Planned
+from bench.serve.replay import Outcome
+from cli.bench import burst
+from headway.cost.profile import load_profile
+from headway.errors import HeadwayError
+from headway.metrics import RequestTimes
+from headway.policies import registry
+
+LOAD = BurstLoad(1.0, 10.0, 10.0, 20.0, 30.0, prompt_tokens=64, output_tokens=20)
+PROFILE = load_profile("llama-8b-a100")
+
+
+def outcome(arrival_at: float, ttft: float, *, error: str = "") -> Outcome:
+    planned = Planned(0, arrival_at, b"", "", None)
+    if error:
+        return Outcome(planned, arrival_at, error_kind="cut off", error=error)
+    times = RequestTimes(arrival_at, arrival_at + ttft, None, arrival_at + ttft + 1, 20, 0.2)
+    return Outcome(planned, arrival_at, arrival_at + ttft + 1, times, array("d", [0.1, 0.2]))
+
+
+def a_run(*outcomes: Outcome) -> Run:
+    workers = [
+        (0.0, {"prefill": 1, "decode": 1}),
+        (10.5, {"prefill": 1, "decode": 1, "starting": 1}),
+        (14.0, {"prefill": 1, "decode": 2}),
+        (40.0, {"prefill": 1, "decode": 1, "draining": 1}),
+        (41.0, {"prefill": 1, "decode": 1}),
+    ]
+    return Run(outcomes, workers, 0, [(1.0, "because")])
+
+
+def test_arrivals_are_few_then_many_then_few() -> None:
+    instants = BurstLoad(2.0, 20.0, 50.0, 50.0, 50.0, 64, 20).instants()
+    assert instants == sorted(instants)
+    before, burst_, after = (
+        sum(begin <= at < begin + 50 for at in instants) for begin in (0, 50, 100)
+    )
+    assert 60 <= before <= 140
+    assert 850 <= burst_ <= 1150
+    assert 60 <= after <= 140
+
+
+def test_every_policy_is_offered_the_same() -> None:
+    plan, again = LOAD.plan("m"), LOAD.plan("m")
+    assert plan == again
+    body = json.loads(plan.requests[0].body)
+    assert (len(body["prompt"]), body["max_tokens"], body["ignore_eos"]) == (64, 20, True)
+
+
+@pytest.mark.parametrize("name", CONTENDERS)
+def test_every_contender_takes_its_parameters(name: str) -> None:
+    params = dict(scaling_params(name, PROFILE, LOAD, 0.25, 0.7))
+    if CONTENDERS[name] != "fixed":
+        policy = registry.make("scaling", CONTENDERS[name], **params)
+        assert policy.name == CONTENDERS[name]
+    assert params["target_utilisation"] == 0.7
+
+
+def test_thresholds_are_what_the_profile_says_that_an_instance_carries() -> None:
+    params = scaling_params("distserve", PROFILE, LOAD, 0.25, 0.7)
+    assert params["prefill_per_s"] == pytest.approx(PROFILE.prefill_velocity() / 64)
+    assert params["decode_per_s"] == pytest.approx(PROFILE.decode_velocity(0) / 84)
+    assert scaling_params("no-convertibles", PROFILE, LOAD, 0.25, 0.7)["convertibles"] is False
+
+
+@given(rate=st.floats(0.5, 500), utilisation=st.floats(0.1, 1))
+def test_what_fills_an_instance_is_a_little_more_than_it_is_planned_to_carry(
+    rate: float, utilisation: float
+) -> None:
+    num_prompt, num_output = filling(PROFILE, rate, utilisation)
+    largest = PROFILE.buckets.lengths(8)
+    assert 1 <= num_prompt <= largest[0]
+    assert 16 <= num_output <= largest[1]
+    if num_prompt < largest[0]:
+        assert rate * num_prompt > utilisation * PROFILE.prefill_velocity()
+    if num_output < largest[1]:
+        velocity = PROFILE.decode_velocity(PROFILE.buckets.of(num_prompt, num_output))
+        assert rate * (num_prompt + num_output) > utilisation * velocity
+
+
+@given(rate=st.floats(0.01, 1e4))
+def test_the_saturating_batch_is_one_that_a_decoder_can_have(rate: float) -> None:
+    batch = saturating_batch(PROFILE, LOAD, rate)
+    assert 1 <= batch <= PROFILE.max_batch
+
+
+def test_the_saturating_batch_keeps_littles_law() -> None:
+    batch = saturating_batch(PROFILE, LOAD, 20.0)
+    stay = LOAD.output_tokens * PROFILE.pass_time.seconds(0, 0, batch, batch * 74)
+    assert batch == pytest.approx(20.0 * stay) or batch == 1.0
+
+
+def test_figures_tell_of_the_burst_of_workers_and_of_failures() -> None:
+    run = a_run(outcome(5, 0.1), outcome(12, 0.2), outcome(13, 0.6), outcome(50, 0.1, error="x"))
+    figures = run.figures(LOAD, 0.25)
+    assert figures["TTFT P50 in the burst, s"] == pytest.approx(0.4, abs=0.21)
+    assert figures["TTFT of 0.25 s or less, %"] == 50.0
+    assert (figures["workers, most"], figures["workers ordered"], figures["workers gone"]) == (
+        3,
+        1,
+        1,
+    )
+    assert figures["first one ready after, s"] == 4.0
+    assert (figures["requests"], figures["failed"]) == (4, 1)
+
+
+def test_without_a_request_that_ended_there_are_figures_all_the_same() -> None:
+    assert a_run(outcome(5, 0, error="x")).figures(LOAD, 0.25)["TTFT P99, s"] == 0.0
+
+
+def test_the_table_has_a_column_a_policy_and_the_file_has_everything(tmp_path: Path) -> None:
+    runs = {"tokenscale": a_run(outcome(5, 0.1)), "fixed": a_run(outcome(5, 0.3))}
+    console = Console(width=120, record=True, quiet=True, file=None)
+    print_runs(console, LOAD, runs, 0.25)
+    path = tmp_path / "burst.json"
+    write_runs(path, argparse.Namespace(ttft_slo=0.25, seed=0), LOAD, runs)
+    written = json.loads(path.read_text())
+    assert list(written["runs"]) == ["tokenscale", "fixed"]
+    assert written["runs"]["fixed"]["requests"][0]["ttft"] == pytest.approx(0.3)
+    assert written["runs"]["fixed"]["decisions"] == [[1.0, "because"]]
+
+
+def test_ttft_and_workers_are_drawn_over_time(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    series = a_run(outcome(5, 0.1), outcome(12, 0.4)).series()
+    assert dict(series.ttft) == {5.5: pytest.approx(0.1), 12.5: pytest.approx(0.4)}
+    plots.burst(tmp_path, {"a": series.ttft}, {"a": series.workers}, (10.0, 30.0))
+    assert (tmp_path / "burst.svg").stat().st_size > 1000
+    assert (tmp_path / "burst.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--policies", "nonsense"), "--policies is 'nonsense'"),
+        (("--rate", "0"), "--rate is 0"),
+        (("--utilisation", "2"), "--utilisation is 2"),
+        (("--profile", "nowhere.toml"), "headway profile run"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(flags: tuple[str, ...], said: str) -> None:
+    parser = argparse.ArgumentParser()
+    burst.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["burst", "--profile", "llama-8b-a100", *flags])
+    with pytest.raises(HeadwayError, match=said):
+        args.run(args)

@@ -1,0 +1,85 @@
+"""Every study runs from end to end, on few and short runs, and says what it measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from bench.studies import composition, pascal, star, uniboost
+from bench.studies.claims import Claim
+from bench.studies.runs import Job, run
+from cli import main
+from headway.sim.experiment import cluster_spec
+
+
+def is_told(claims: list[Claim]) -> bool:
+    """A claim that does not hold says why, or by how much."""
+    return all(claim.note for claim in claims if not claim.holds)
+
+
+def test_uniboost_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uniboost, "NUM_REQUESTS", 70)
+    claims = uniboost.reproduce([1], 1)
+    assert len(claims) == 20
+    assert is_told(claims)
+
+
+def test_star_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = {name: replace(s, seconds=150.0) for name, s in star.SET_UPS.items()}
+    monkeypatch.setattr(star, "SET_UPS", MappingProxyType(short))
+    claims = star.reproduce([1], 1)
+    assert len(claims) == 16
+    assert is_told(claims)
+
+
+def test_pascal_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pascal, "NUM_REQUESTS", 40)
+    claims = pascal.reproduce([1], 1)
+    assert len(claims) == 18
+    assert is_told([c for c in claims if "adaptive" not in c.claim])
+
+
+def test_composition_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(composition, "NUM_REQUESTS", 25)
+    claims = composition.reproduce([1], 1)
+    assert len(claims) == 16
+    assert is_told(claims)
+
+
+def test_a_run_of_a_study_is_the_same_for_the_same_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(composition, "NUM_REQUESTS", 60)
+    job = Job(composition.SCENARIO, "headway", 12.0, 3)
+    assert composition.measure(job) == composition.measure(job)
+
+
+def test_all_presets_serve_every_request_of_the_mixed_workload() -> None:
+    for system in (composition.PLAIN, composition.OURS, *composition.SINGLES):
+        spec = cluster_spec(composition.preset_of(system), composition.conditions())
+        found = run(spec, composition.requests(12.0, 1, 60))
+        assert sorted(r.num_tokens for r in found.records) == sorted(
+            r.num_output_tokens for r in composition.requests(12.0, 1, 60)
+        )
+
+
+def test_the_rows_are_written_with_their_plots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib", reason="the extra analysis is not installed")
+    monkeypatch.setattr(uniboost, "NUM_REQUESTS", 60)
+    rows, plots = tmp_path / "rows.json", tmp_path / "plots"
+    command = ["reproduce", "uniboost", "--seeds", "1", "--processes", "1"]
+    assert main([*command, "--json", str(rows), "--plots", str(plots)]) == 0
+    assert {row["paper"] for row in json.loads(rows.read_text())} == {"uniboost"}
+    assert (plots / "claims-uniboost.svg").is_file()
+
+
+def test_decisions_are_timed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    assert main(["bench", "policies", "--repeats", "1", "--json", str(file)]) == 0
+    rows = json.loads(file.read_text())
+    assert {row["decision"] for row in rows} >= {"PBAA", "IQR-lex", "STAR, raw loads"}
+    assert all(row["median_ms"] > 0 for row in rows)

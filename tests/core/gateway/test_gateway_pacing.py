@@ -1,0 +1,162 @@
+"""The gateway's pacer: answering tokens go at a reader's pace, and nothing is ever late."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.gateway.core import GatewayCore, GatewaySettings
+from headway.core.gateway.events import Deliver, Delivery, Fail, GatewayAction, Release, Submit
+from headway.core.gateway.events import SchedulerConnected as Connected
+from headway.core.gateway.pacing import Pacers
+from headway.core.reasoning import LEAD
+from headway.messages import TokenBatch
+from headway.policies.pacing import TokenPacerParams
+from headway.policies.pacing.token_pacer import TokenPacer
+from headway.request import FinishReason, Request, SamplingParams
+
+END = 9  # of reasoning
+SETTINGS = GatewaySettings(
+    max_model_len=1000,
+    request_timeout=60.0,
+    pacing="token-pacer",
+    pacing_params={"tpot": 0.1},
+    end_of_reasoning=(END,),
+)
+
+
+def opened(core: GatewayCore, *, reasons: bool = False, paced: bool = True) -> Request:
+    core.handle(Connected(), now=0.0)
+    sampling = SamplingParams(max_tokens=100)
+    actions = core.handle(
+        Submit("r", "m", (1, 2), sampling, 0.0, reasons=reasons, paced=paced), now=0.0
+    )
+    return next(a for a in actions if isinstance(a, Request))
+
+
+def batch(
+    request: Request, first: int, token_ids: Sequence[int], end: FinishReason | None = None
+) -> TokenBatch:
+    count = len(token_ids)
+    reasons = [None] * (count - 1) + [end]
+    indices = range(first, first + count)
+    return TokenBatch("w", [request.stream_id] * count, list(indices), token_ids, reasons, {})
+
+
+def seen(actions: Sequence[GatewayAction]) -> list[int | None]:
+    return [d.token_id for a in actions if isinstance(a, Deliver) for d in a.deliveries]
+
+
+def test_a_burst_of_answering_tokens_is_released_at_the_readers_pace() -> None:
+    core = GatewayCore("g", "g:1", SETTINGS)
+    request = opened(core)
+    assert seen(core.handle(batch(request, 0, [1, 2, 3]), now=1.0)) == [1]
+    assert (core.pacers.num_in_hand, core.pacers.num_paced) == (2, 2)
+    assert core.next_wakeup == pytest.approx(1.1)
+    assert seen(core.wake(now=1.05)) == []
+    assert seen(core.wake(now=1.1001)) == [2]
+    assert seen(core.wake(now=1.2001)) == [3]
+    assert core.pacers.num_in_hand == 0
+
+
+def test_reasoning_passes_at_once_and_the_answer_begins_behind_the_marker() -> None:
+    core = GatewayCore("g", "g:1", SETTINGS)
+    request = opened(core, reasons=True)
+    assert seen(core.handle(batch(request, 0, [1, 2, END, 4, 5]), now=1.0)) == [1, 2, END, 4]
+    assert seen(core.wake(now=1.1001)) == [5]
+
+
+def test_a_marker_of_several_tokens_is_found_across_passes() -> None:
+    core = GatewayCore("g", "g:1", replace(SETTINGS, end_of_reasoning=(7, 8)))
+    request = opened(core, reasons=True)
+    assert seen(core.handle(batch(request, 0, [8, 7]), now=1.0)) == [8, 7]
+    assert seen(core.handle(batch(request, 2, [8, 4, 5]), now=1.0)) == [8, 4]
+
+
+def test_an_answer_without_thoughts_is_paced_as_soon_as_that_is_known() -> None:
+    core = GatewayCore("g", "g:1", replace(SETTINGS, start_of_reasoning=(8,)))
+    request = opened(core, reasons=True)
+    first = [1] * (LEAD + 1)  # the last of them was the last chance to begin
+    assert seen(core.handle(batch(request, 0, [*first, 2, 3]), now=1.0)) == [*first, 2]
+    assert seen(core.wake(now=1.1001)) == [3]
+
+
+def test_thoughts_that_begin_are_not_paced() -> None:
+    core = GatewayCore("g", "g:1", replace(SETTINGS, start_of_reasoning=(8,)))
+    request = opened(core, reasons=True)
+    tokens = [1, 8, *[2] * 10]
+    assert seen(core.handle(batch(request, 0, tokens), now=1.0)) == tokens
+
+
+def test_the_end_of_a_stream_brings_all_that_is_in_hand() -> None:
+    core = GatewayCore("g", "g:1", SETTINGS)
+    request = opened(core)
+    actions = core.handle(batch(request, 0, [1, 2, 3], FinishReason.STOP), now=1.0)
+    assert seen(actions) == [1, 2, 3]
+    assert core.pacers.num_in_hand == 0
+    assert core.num_open == 0
+
+
+def test_a_late_token_goes_at_once_and_due_times_never_shift() -> None:
+    core = GatewayCore("g", "g:1", SETTINGS)
+    request = opened(core)
+    core.handle(batch(request, 0, [1]), now=1.0)
+    assert seen(core.handle(batch(request, 1, [2, 3, 4, 5]), now=1.25)) == [2, 3]
+    assert core.next_wakeup == pytest.approx(1.3)
+
+
+def test_who_wants_no_pacing_gets_every_token_at_once() -> None:
+    core = GatewayCore("g", "g:1", SETTINGS)
+    request = opened(core, paced=False)
+    assert seen(core.handle(batch(request, 0, [1, 2, 3]), now=1.0)) == [1, 2, 3]
+
+
+def test_what_is_in_hand_comes_before_a_failure() -> None:
+    core = GatewayCore("g", "g:1", SETTINGS)
+    request = opened(core)
+    core.handle(batch(request, 0, [1, 2, 3]), now=59.99)
+    actions = core.wake(now=60.0)
+    assert seen(actions) == [2, 3]
+    assert isinstance(actions[-1], Fail)
+
+
+def test_a_client_that_leaves_leaves_nothing_in_hand() -> None:
+    core = GatewayCore("g", "g:1", SETTINGS)
+    request = opened(core)
+    core.handle(batch(request, 0, [1, 2, 3]), now=1.0)
+    core.handle(Release("r"), now=1.01)
+    assert core.pacers.num_in_hand == 0
+    assert seen(core.wake(now=2.0)) == []
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.floats(0, 0.5)), min_size=1, max_size=20),
+    st.floats(0.01, 0.3),
+)
+def test_every_token_comes_once_in_order_and_never_beyond_its_due_time(
+    passes: list[tuple[int, float]], tpot: float
+) -> None:
+    pacers = Pacers(TokenPacer(TokenPacerParams(tpot)))
+    pacers.open("r", reasons=False)
+    arrived: list[float] = []
+    released: list[tuple[int | None, float]] = []
+    now = 0.0
+    for count, pause in passes:
+        until = now + pause
+        while pacers.next_at is not None and pacers.next_at <= until:
+            at = pacers.next_at
+            released += [(d.token_id, at) for d in pacers.release(now=at)]
+        now = until
+        first = len(arrived)
+        arrived += [now] * count
+        new = [Delivery("r", first + i, None, None) for i in range(count)]
+        released += [(d.token_id, now) for d in pacers.pass_on(new, now=now)]
+    released += [(d.token_id, now) for d in pacers.end("r")]
+    assert [token_id for token_id, _ in released] == list(range(len(arrived)))
+    assert pacers.num_in_hand == 0
+    for k, (_, at) in enumerate(released):
+        assert at <= max(arrived[k], arrived[0] + k * tpot) + 1e-9

@@ -1,0 +1,222 @@
+"""The scheduler's core: decode placement and handoffs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from headway.cluster import Role, UnitLoad
+from headway.core.scheduler.events import FromWorker
+from headway.messages import CancelStream, Handoff, HandoffResult
+from tests.fakes.scheduler_text import SchedulerHarness, key, make_info, short_pass
+
+
+def make_cluster(*decoders: str, blocks: int = 100, **fields: object) -> SchedulerHarness:
+    scheduler = SchedulerHarness(replace(short_pass(), **fields))  # type: ignore[arg-type]  # fields by name
+    scheduler.connect(make_info("p"))
+    for worker_id in decoders:
+        scheduler.connect(make_info(worker_id, Role.DECODE, blocks=blocks))
+    return scheduler
+
+
+def prefilled(*decoders: str, blocks: int = 100, **fields: object) -> SchedulerHarness:
+    """Request 1 has been prefilled on p."""
+    scheduler = make_cluster(*decoders, blocks=blocks, **fields)
+    scheduler.submit(1)
+    scheduler.prefill("p", 1)
+    return scheduler
+
+
+def targets(scheduler: SchedulerHarness, worker_id: str = "p") -> list[tuple[int, str]]:
+    return [(o.key.stream_id, o.target_worker_id) for o in scheduler.orders(worker_id, Handoff)]
+
+
+def test_a_prefilled_request_is_handed_to_a_decode_worker() -> None:
+    scheduler = prefilled("d")
+    assert scheduler.orders("p", Handoff) == [Handoff(key(1), "d", "d:1", 0)]
+    scheduler.handed_off("p")
+    assert scheduler.placed() == [(1, "p"), (1, "d")]
+
+
+def test_it_waits_for_a_decode_worker_to_come() -> None:
+    scheduler = prefilled()
+    assert scheduler.core.status().num_awaiting_decode == 1
+    scheduler.connect(make_info("d", Role.DECODE))
+    assert targets(scheduler) == [(1, "d")]
+
+
+def test_it_waits_for_kv_room_and_is_retried_at_the_next_load_report() -> None:
+    scheduler = make_cluster()
+    scheduler.connect(make_info("d", Role.DECODE), loads=(UnitLoad(0, 0, 9, 900, 1),))
+    scheduler.submit(1)
+    scheduler.prefill("p", 1)
+    assert targets(scheduler) == []
+    scheduler.end_forward("d", free=2, running=8, kv_tokens=800)
+    assert targets(scheduler) == [(1, "d")]
+
+
+def test_room_promised_to_a_handoff_is_not_promised_again() -> None:
+    scheduler = make_cluster("d", blocks=3)
+    for stream_id in (1, 2):
+        scheduler.submit(stream_id)
+        scheduler.prefill("p", stream_id)
+    assert targets(scheduler) == [(1, "d")]
+    scheduler.handed_off("p")
+    assert targets(scheduler) == [(1, "d")]
+    scheduler.end_forward("d", free=1, running=1, kv_tokens=11)
+    assert targets(scheduler) == [(1, "d")]
+    scheduler.end_forward("d", free=3, finished=(1,))
+    assert targets(scheduler) == [(1, "d"), (2, "d")]
+
+
+def test_what_is_on_its_way_counts_in_the_next_placement() -> None:
+    scheduler = make_cluster("d1", "d2")
+    for stream_id in (1, 2, 3, 4):
+        scheduler.submit(stream_id)
+        scheduler.prefill("p", stream_id)
+    assert [target for _, target in targets(scheduler)] == ["d1", "d2", "d1", "d2"]
+
+
+def test_handoffs_stay_within_the_model() -> None:
+    scheduler = make_cluster()
+    scheduler.connect(make_info("x", Role.DECODE, model="n"))
+    scheduler.submit(1)
+    scheduler.prefill("p", 1)
+    assert targets(scheduler) == []
+
+
+@pytest.mark.parametrize("role", [Role.DECODE, Role.UNIFIED, Role.CONVERTIBLE])
+def test_every_role_that_decodes_is_a_candidate(role: Role) -> None:
+    scheduler = make_cluster()
+    scheduler.submit(1)
+    scheduler.connect(make_info("d", role))
+    scheduler.prefill("p", 1)
+    assert targets(scheduler) == [(1, "d")]
+
+
+def test_a_draining_worker_is_no_candidate() -> None:
+    scheduler = make_cluster("d")
+    scheduler.connect(scheduler.infos["d"], draining=True)
+    scheduler.submit(1)
+    scheduler.prefill("p", 1)
+    assert targets(scheduler) == []
+
+
+def test_unified_workers_keep_their_own_requests() -> None:
+    scheduler = SchedulerHarness(short_pass())
+    scheduler.connect(make_info("u", Role.UNIFIED))
+    scheduler.submit(1)
+    scheduler.serve("u", running=1, kv_tokens=10)
+    assert scheduler.orders("u", Handoff) == []
+
+
+def test_a_failed_handoff_goes_to_another_unit() -> None:
+    scheduler = prefilled("d1", "d2")
+    scheduler.handed_off("p", ok=False)
+    assert targets(scheduler) == [(1, "d1"), (1, "d2")]
+    assert scheduler.notes() == ["handoff_failed"]
+
+
+def test_a_unit_that_failed_is_tried_again_after_a_rest() -> None:
+    scheduler = prefilled("d")
+    scheduler.handed_off("p", ok=False)
+    scheduler.wait(0.99)
+    assert len(targets(scheduler)) == 1
+    scheduler.wait(0.02)
+    assert targets(scheduler) == [(1, "d"), (1, "d")]
+
+
+def test_after_so_many_failures_the_request_is_computed_again() -> None:
+    scheduler = prefilled("d", num_handoffs_tried=2)
+    scheduler.handed_off("p", ok=False)
+    scheduler.wait(1.1)
+    scheduler.handed_off("p", ok=False)
+    assert scheduler.lost() == [1]
+    assert scheduler.cancelled("p") == [1]
+
+
+def test_a_request_that_its_source_has_lost_goes_back_to_the_gateway() -> None:
+    scheduler = prefilled("d")
+    scheduler.handed_off("p", ok=False, retriable=False)
+    assert scheduler.lost() == [1]
+    assert scheduler.cancelled("d") == [1]
+
+
+def test_a_request_that_moved_is_finished_by_its_new_worker() -> None:
+    scheduler = prefilled("d")
+    scheduler.handed_off("p")
+    scheduler.end_forward("d", finished=(1,))
+    assert scheduler.core.status().num_tracked == 0
+
+
+def test_a_request_may_finish_before_the_news_of_its_move_is_here() -> None:
+    scheduler = prefilled("d")
+    scheduler.end_forward("d", finished=(1,))
+    scheduler.handed_off("p")
+    assert scheduler.core.status().num_tracked == 0
+    assert scheduler.lost() == []
+
+
+def test_a_cancel_of_a_prefilled_request_goes_to_its_source() -> None:
+    scheduler = prefilled()
+    scheduler.post(CancelStream(key(1)))
+    assert scheduler.cancelled("p") == [1]
+    scheduler.connect(make_info("d", Role.DECODE))
+    assert targets(scheduler) == []
+
+
+def test_a_cancel_of_a_moving_request_goes_to_both_ends() -> None:
+    scheduler = prefilled("d")
+    scheduler.post(CancelStream(key(1)))
+    assert (scheduler.cancelled("p"), scheduler.cancelled("d")) == ([1], [1])
+
+
+def test_a_cancelled_request_that_moved_all_the_same_is_cancelled_there() -> None:
+    scheduler = prefilled("d")
+    scheduler.post(CancelStream(key(1)))
+    scheduler.handed_off("p")
+    assert scheduler.cancelled("d") == [1, 1]
+    assert scheduler.placed() == [(1, "p")]
+
+
+def test_a_repeated_result_changes_nothing() -> None:
+    scheduler = prefilled("d")
+    scheduler.handed_off("p")
+    scheduler.handed_off("p")
+    assert scheduler.placed() == [(1, "p"), (1, "d")]
+    assert scheduler.cancelled("d") == []
+
+
+def test_the_end_of_a_move_that_an_earlier_leader_ordered_is_not_trusted() -> None:
+    scheduler = prefilled("d1", "d2")
+    scheduler.post(FromWorker("p", HandoffResult(key(1), "d2", 0, ok=True)))
+    assert scheduler.lost() == [1]
+    assert scheduler.cancelled("d2") == [1]
+    assert scheduler.core.matrix()[0].num_requests == 0  # nothing is on its way to d1
+
+
+def test_an_order_is_repeated_when_an_earlier_leaders_has_failed() -> None:
+    scheduler = prefilled("d1", "d2")
+    scheduler.post(FromWorker("p", HandoffResult(key(1), "d2", 0, ok=False)))
+    assert targets(scheduler) == [(1, "d1"), (1, "d1")]
+
+
+def test_another_target_is_found_when_both_have_failed() -> None:
+    scheduler = prefilled("d1", "d2")
+    scheduler.kill("d1")
+    scheduler.post(FromWorker("p", HandoffResult(key(1), "d2", 0, ok=False)))
+    assert targets(scheduler) == [(1, "d1"), (1, "d2")]
+
+
+def test_a_placement_says_who_was_considered_and_what_each_scored() -> None:
+    scheduler = prefilled("d1", "d2")
+    decision = scheduler.core.decisions[-1]
+    assert (decision.question, decision.rule) == ("placement", "iqr-lex")
+    assert [(c.unit.worker_id, c.load) for c in decision.considered] == [
+        ("d1", (0, 0)),
+        ("d2", (0, 0)),
+    ]
+    assert [(c.request_id, c.unit.worker_id, c.score) for c in decision.chosen] == [
+        ("r1", "d1", (0, 0))
+    ]

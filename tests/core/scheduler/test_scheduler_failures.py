@@ -1,0 +1,293 @@
+"""The scheduler's core: workers that die or come back, and new leaders."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headway.cluster import Role
+from headway.core.scheduler.events import Elected, FromWorker, GatewayConnected
+from headway.messages import (
+    CancelStream,
+    EndForward,
+    FinishedRequest,
+    Handoff,
+    HeldRequest,
+    Lost,
+)
+from headway.request import FinishReason
+from tests.fakes.scheduler_text import SchedulerHarness, key, make_info, make_request, short_pass
+
+
+def make_scheduler(*workers: tuple[str, Role]) -> SchedulerHarness:
+    scheduler = SchedulerHarness(short_pass())
+    for worker_id, role in workers:
+        scheduler.connect(make_info(worker_id, role))
+    return scheduler
+
+
+def moving() -> SchedulerHarness:
+    """Request 1 is on its way from p to d."""
+    scheduler = make_scheduler(("p", Role.PREFILL), ("d", Role.DECODE))
+    scheduler.submit(1)
+    scheduler.prefill("p", 1)
+    return scheduler
+
+
+def held(stream_id: int, *, handoff: bool = False, request_id: str = "") -> HeldRequest:
+    return HeldRequest(key(stream_id), request_id or f"r{stream_id}", 0, 12, handoff)
+
+
+# --- workers that die ---------------------------------------------------------------------
+
+
+def test_what_a_dead_worker_held_or_was_being_sent_is_lost_and_the_window_is_not() -> None:
+    scheduler = make_scheduler(("u", Role.UNIFIED))
+    scheduler.submit(1)
+    scheduler.serve("u", running=1)
+    scheduler.submit(2)
+    scheduler.submit(3, 1)
+    scheduler.kill("u")
+    assert sorted(scheduler.lost()) == [1, 2]
+    assert scheduler.core.status().pools[0].num_waiting == 1
+
+
+def test_each_gateway_is_told_once_of_all_it_has_lost() -> None:
+    scheduler = make_scheduler(("u", Role.UNIFIED))
+    for stream_id, gateway_id in ((1, "g"), (2, "h"), (3, "g")):
+        scheduler.submit(stream_id, gateway_id=gateway_id)
+        scheduler.serve("u", running=1)
+    scheduler.kill("u")
+    assert [sorted(k.stream_id for k in m.keys) for m in scheduler.answers(Lost)] == [[1, 3]]
+    assert [m.keys for m in scheduler.answers(Lost, "h")] == [(key(2, "h"),)]
+
+
+def test_the_interval_follows_a_death_at_once() -> None:
+    scheduler = make_scheduler(("p1", Role.PREFILL), ("p2", Role.PREFILL))
+    assert scheduler.core.status().pools[0].interval == 0.05
+    scheduler.kill("p1")
+    assert scheduler.core.status().pools[0].interval == 0.1
+
+
+def test_a_lost_request_that_comes_again_unchanged_is_told_so_again() -> None:
+    scheduler = make_scheduler(("u", Role.UNIFIED))
+    scheduler.submit(1)
+    scheduler.kill("u")
+    scheduler.submit(1)
+    assert scheduler.lost() == [1, 1]
+
+
+def test_a_cancelled_request_is_not_lost() -> None:
+    scheduler = make_scheduler(("u", Role.UNIFIED))
+    scheduler.submit(1)
+    scheduler.post(CancelStream(key(1)))
+    scheduler.kill("u")
+    assert scheduler.lost() == []
+    assert scheduler.core.status().num_tracked == 0
+
+
+def test_a_request_whose_source_dies_on_the_way_is_lost_and_stopped_at_its_target() -> None:
+    scheduler = moving()
+    scheduler.kill("p")
+    assert scheduler.lost() == [1]
+    assert scheduler.cancelled("d") == [1]
+
+
+def test_a_request_whose_target_dies_on_the_way_goes_to_another() -> None:
+    scheduler = moving()
+    scheduler.kill("d")
+    assert scheduler.lost() == []
+    scheduler.connect(make_info("e", Role.DECODE))
+    scheduler.handed_off("p", ok=False)
+    assert scheduler.orders("p", Handoff)[-1].target_worker_id == "e"
+
+
+def test_a_request_that_had_reached_its_target_before_that_died_is_lost() -> None:
+    scheduler = moving()
+    scheduler.kill("d")
+    scheduler.handed_off("p", ok=True)
+    assert scheduler.lost() == [1]
+
+
+def test_a_target_that_died_and_came_back_without_the_request_does_not_keep_it() -> None:
+    scheduler = moving()
+    scheduler.kill("d")
+    scheduler.connect(make_info("d", Role.DECODE))
+    scheduler.handed_off("p", ok=True)
+    assert scheduler.lost() == [1]
+    assert scheduler.cancelled("d") == [1]
+
+
+def test_a_target_that_came_back_with_the_request_keeps_it() -> None:
+    scheduler = moving()
+    scheduler.kill("d")
+    scheduler.connect(make_info("d", Role.DECODE), held(1))
+    scheduler.handed_off("p", ok=True)
+    assert scheduler.lost() == []
+    assert scheduler.placed()[-1] == (1, "d")
+
+
+def test_a_worker_that_comes_back_is_told_to_stop_what_was_lost_with_it() -> None:
+    scheduler = make_scheduler(("u", Role.UNIFIED))
+    scheduler.submit(1)
+    scheduler.kill("u")
+    scheduler.connect(make_info("u", Role.UNIFIED), held(1))
+    assert scheduler.cancelled("u") == [1]
+
+
+def test_a_worker_that_comes_back_with_another_shape_loses_what_it_held() -> None:
+    scheduler = make_scheduler(("u", Role.UNIFIED))
+    scheduler.submit(1)
+    scheduler.connect(make_info("u", Role.DECODE, chunk=50))
+    assert scheduler.lost() == [1]
+    scheduler.submit(2)
+    assert scheduler.dispatched("u") == [1]
+
+
+def test_what_a_later_snapshot_leaves_out_ends_with_the_next_report() -> None:
+    scheduler = make_scheduler(("u", Role.UNIFIED))
+    scheduler.submit(1)
+    scheduler.serve("u", running=1)
+    scheduler.connect(scheduler.infos["u"], draining=True)
+    assert scheduler.core.status().num_tracked == 1  # it may have been on its way there
+    scheduler.end_forward("u", finished=(1,))
+    assert scheduler.core.status().num_tracked == 0
+    assert scheduler.lost() == []
+
+
+def test_a_later_snapshot_knows_nothing_of_a_dispatch_in_flight() -> None:
+    scheduler = make_scheduler(("u", Role.UNIFIED))
+    scheduler.submit(1)
+    scheduler.connect(scheduler.infos["u"], draining=True)
+    assert scheduler.core.status().num_tracked == 1
+
+
+def test_a_worker_without_any_load_holds_nothing_of_what_was_believed_there() -> None:
+    scheduler = make_scheduler(("u", Role.UNIFIED))
+    scheduler.submit(1)
+    scheduler.end_forward("u", dispatch_ids=(), kv_tokens=0)
+    assert scheduler.lost() == []  # the dispatch is on its way
+    scheduler.accept("u")
+    scheduler.end_forward("u", kv_tokens=1)
+    assert scheduler.lost() == []
+    scheduler.end_forward("u", kv_tokens=0)
+    assert scheduler.lost() == [1]
+
+
+# --- new leaders --------------------------------------------------------------------------
+
+
+def new_leader(*worker_ids: str) -> SchedulerHarness:
+    scheduler = SchedulerHarness(short_pass(), elect=False)
+    scheduler.post(Elected(2, worker_ids))
+    scheduler.post(GatewayConnected("g"))
+    return scheduler
+
+
+def test_a_new_leader_leaves_running_requests_where_they_are() -> None:
+    scheduler = new_leader("u")
+    scheduler.submit(1)
+    scheduler.connect(make_info("u", Role.UNIFIED), held(1))
+    scheduler.wait(5.0)
+    assert scheduler.dispatched("u") == []
+    scheduler.end_forward("u", dispatch_ids=(), finished=(1,))
+    assert scheduler.core.status().num_tracked == 0
+
+
+def test_a_request_that_a_worker_holds_is_known_when_its_gateway_submits_it_later() -> None:
+    scheduler = new_leader("u")
+    scheduler.connect(make_info("u", Role.UNIFIED), held(1))
+    scheduler.submit(1)
+    assert scheduler.dispatched("u") == []
+
+
+def test_a_request_that_finished_before_its_gateway_submits_it_again_is_not_run() -> None:
+    scheduler = new_leader("u")
+    scheduler.connect(make_info("u", Role.UNIFIED))
+    scheduler.end_forward("u", dispatch_ids=(), finished=(1,))
+    scheduler.submit(1)
+    assert scheduler.dispatched("u") == []
+
+
+def test_a_new_leader_places_what_it_finds_prefilled() -> None:
+    scheduler = new_leader("p", "d")
+    scheduler.connect(make_info("p"), held(1, handoff=True))
+    assert scheduler.orders("p", Handoff) == []
+    scheduler.connect(make_info("d", Role.DECODE))
+    assert [o.target_worker_id for o in scheduler.orders("p", Handoff)] == ["d"]
+
+
+def test_a_new_leader_goes_on_with_a_move_that_it_finds_half_done() -> None:
+    for first, second in (("p", "d"), ("d", "p")):
+        scheduler = new_leader("p", "d")
+        snapshots = {
+            "p": (make_info("p"), held(1, handoff=True)),
+            "d": (make_info("d", Role.DECODE), held(1)),
+        }
+        scheduler.connect(*snapshots[first])
+        scheduler.connect(*snapshots[second])
+        assert [o.target_worker_id for o in scheduler.orders("p", Handoff)] == ["d"]
+        scheduler.handed_off("p")
+        assert scheduler.placed() == [(1, "d")]
+        assert scheduler.cancelled("p") == scheduler.cancelled("d") == []
+
+
+def test_a_held_request_of_which_a_later_attempt_was_submitted_is_stopped() -> None:
+    scheduler = new_leader("u")
+    scheduler.post(make_request(2, request_id="r", attempt=1))
+    scheduler.connect(make_info("u", Role.UNIFIED), held(1, request_id="r"))
+    assert scheduler.cancelled("u") == [1]
+    assert scheduler.dispatched("u") == [2]
+
+
+def test_a_later_attempt_stops_the_held_one() -> None:
+    scheduler = new_leader("u")
+    scheduler.connect(make_info("u", Role.UNIFIED), held(1, request_id="r"))
+    scheduler.post(make_request(2, request_id="r", attempt=1))
+    assert scheduler.cancelled("u") == [1]
+
+
+def test_a_request_cancelled_before_its_worker_was_heard_is_stopped_there() -> None:
+    scheduler = new_leader("u")
+    scheduler.post(CancelStream(key(1)))
+    scheduler.connect(make_info("u", Role.UNIFIED), held(1))
+    assert scheduler.cancelled("u") == [1]
+
+
+def test_held_requests_of_a_gateway_that_never_comes_are_cancelled() -> None:
+    scheduler = SchedulerHarness(short_pass(), elect=False)
+    scheduler.post(Elected(2, ("u",)))
+    scheduler.connect(make_info("u", Role.UNIFIED), held(1))
+    scheduler.wait(5.1)
+    assert scheduler.cancelled("u") == [1]
+
+
+def test_a_request_found_running_on_two_workers_goes_on_where_it_is_further() -> None:
+    for num_tokens, stopped, kept in ((20, "u", "v"), (12, "v", "u")):
+        scheduler = new_leader("u", "v")
+        scheduler.connect(make_info("u", Role.UNIFIED), held(1))
+        scheduler.connect(make_info("v", Role.UNIFIED), replace(held(1), num_tokens=num_tokens))
+        assert (scheduler.cancelled(stopped), scheduler.cancelled(kept)) == ([1], [])
+        end = FinishedRequest(key(1), 0, 10, 2, FinishReason.CANCELLED)
+        scheduler.post(FromWorker(stopped, EndForward(1, 0.0, (), (), (), (end,))))
+        assert scheduler.core.status().num_tracked == 1
+        scheduler.end_forward(kept, dispatch_ids=(), finished=(1,))
+        assert scheduler.core.status().num_tracked == 0
+
+
+def test_a_request_that_its_worker_cancelled_unasked_is_lost() -> None:
+    scheduler = make_scheduler(("u", Role.UNIFIED))
+    scheduler.submit(1)
+    end = FinishedRequest(key(1), 0, 10, 2, FinishReason.CANCELLED)
+    scheduler.post(FromWorker("u", EndForward(1, 0.0, (), (), (), (end,))))
+    assert scheduler.lost() == [1]
+
+
+def test_a_worker_that_finishes_what_another_one_was_given_ends_it_there() -> None:
+    scheduler = new_leader()
+    scheduler.connect(make_info("u", Role.UNIFIED))
+    scheduler.connect(make_info("v", Role.UNIFIED))
+    scheduler.submit(1)
+    assert scheduler.dispatched("u") == [1]
+    scheduler.end_forward("v", dispatch_ids=(), finished=(1,))
+    assert scheduler.cancelled("u") == [1]
+    assert scheduler.core.status().num_tracked == 0

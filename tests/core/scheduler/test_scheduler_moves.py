@@ -1,0 +1,144 @@
+"""The scheduler's core: running requests that move, and what becomes of a move that fails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headway.cluster import Role, UnitLoad
+from headway.core.scheduler.events import FromWorker
+from headway.messages import (
+    CancelStream,
+    EndForward,
+    Handoff,
+    HeldRequest,
+    LoadReport,
+    RunningRequests,
+)
+from tests.fakes.scheduler_text import SchedulerHarness, key, make_info, short_pass
+
+
+def make_cluster(**fields: object) -> SchedulerHarness:
+    """Two decode workers; requests 1 to 3 run on d0."""
+    chosen = {"rescheduling": "star", "placement": "least-kv", **fields}
+    settings = replace(short_pass(), **chosen)  # type: ignore[arg-type]  # fields by name
+    scheduler = SchedulerHarness(settings)
+    scheduler.connect(make_info("p"))
+    scheduler.connect(make_info("d0", Role.DECODE, blocks=1000))
+    for number in (1, 2, 3):
+        scheduler.submit(number)
+        scheduler.prefill("p", number)
+        scheduler.handed_off("p")
+    scheduler.connect(make_info("d1", Role.DECODE, blocks=1000))
+    return scheduler
+
+
+def report(scheduler: SchedulerHarness, worker_id: str, **tokens: int) -> None:
+    numbers = [int(name[1:]) for name in tokens]
+    unit = RunningRequests(
+        0, tuple(key(n) for n in numbers), tuple(tokens.values()), (500.0,) * len(numbers), ()
+    )
+    scheduler.post(FromWorker(worker_id, LoadReport((unit,))))
+
+
+def moves(scheduler: SchedulerHarness) -> list[tuple[int, str]]:
+    return [(o.key.stream_id, o.target_worker_id) for o in scheduler.orders("d0", Handoff)]
+
+
+def unbalanced(**fields: object) -> SchedulerHarness:
+    """… after the first decision."""
+    scheduler = make_cluster(**fields)
+    report(scheduler, "d0", r1=900, r2=800, r3=700)
+    report(scheduler, "d1")
+    scheduler.wait(6.0)
+    return scheduler
+
+
+def test_a_running_request_moves_to_the_unit_with_less_load() -> None:
+    scheduler = unbalanced()
+    assert moves(scheduler) == [(1, "d1")]
+    assert scheduler.decisions()[-1].question == "rescheduling"
+
+
+def test_its_gateway_is_told_when_it_has_moved() -> None:
+    scheduler = unbalanced()
+    scheduler.handed_off("d0")
+    assert scheduler.placed()[-1] == (1, "d1")
+    assert scheduler.core.status().counters.num_relocations == 1
+
+
+def test_a_move_that_fails_leaves_it_where_it_runs() -> None:
+    scheduler = unbalanced()
+    scheduler.handed_off("d0", ok=False)
+    scheduler.end_forward("d0")
+    assert moves(scheduler) == [(1, "d1")]
+    assert scheduler.lost() == []
+    scheduler.end_forward("d0", finished=(1, 2, 3))
+    assert scheduler.core.status().num_tracked == 0
+
+
+def test_one_that_could_not_leave_any_more_is_not_lost() -> None:
+    scheduler = unbalanced()
+    scheduler.handed_off("d0", ok=False, retriable=False)
+    assert scheduler.lost() == []
+    assert scheduler.cancelled("d0") == []
+
+
+def test_who_has_moved_rests() -> None:
+    scheduler = unbalanced()
+    scheduler.handed_off("d0")
+    report(scheduler, "d0", r2=100)
+    report(scheduler, "d1", r1=5000, r3=700)
+    scheduler.wait(5.0)
+    assert scheduler.orders("d1", Handoff) == []
+
+
+def test_reports_of_workers_in_a_move_are_not_used_again() -> None:
+    scheduler = unbalanced()
+    scheduler.wait(20.0)
+    assert moves(scheduler) == [(1, "d1")]
+
+
+def test_a_request_that_ends_while_it_moves_is_stopped_at_the_target() -> None:
+    scheduler = unbalanced()
+    scheduler.end_forward("d0", finished=(1,))
+    assert scheduler.orders("d1", CancelStream) == [CancelStream(key(1))]
+
+
+def test_a_target_that_dies_leaves_it_at_its_source() -> None:
+    scheduler = unbalanced()
+    scheduler.kill("d1")
+    scheduler.handed_off("d0", ok=False)
+    assert scheduler.lost() == []
+
+
+def test_a_source_that_dies_loses_it() -> None:
+    scheduler = unbalanced()
+    scheduler.kill("d0")
+    assert sorted(scheduler.lost()) == [1, 2, 3]
+
+
+def test_nothing_moves_under_another_policy() -> None:
+    scheduler = unbalanced(rescheduling="none")
+    assert moves(scheduler) == []
+
+
+# --- the phase boundary ---------------------------------------------------------------
+
+
+def answering(scheduler: SchedulerHarness, num_reasoning: int) -> None:
+    held = HeldRequest(key(1), "r1", 0, 900, awaiting_handoff=False)
+    loads = (UnitLoad(0, 0, 3, 2400, 700, num_reasoning=num_reasoning),)
+    scheduler.post(FromWorker("d0", EndForward(1, 0.0, (), loads, answering=(held,))))
+
+
+def test_an_answer_goes_where_the_fewest_requests_reason() -> None:
+    scheduler = make_cluster(placement="pascal")
+    answering(scheduler, num_reasoning=3)
+    assert moves(scheduler) == [(1, "d1")]
+    assert scheduler.decisions()[-1].question == "boundary"
+
+
+def test_an_answer_stays_under_policies_that_do_not_ask() -> None:
+    scheduler = make_cluster()
+    answering(scheduler, num_reasoning=3)
+    assert moves(scheduler) == []

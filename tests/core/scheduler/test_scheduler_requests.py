@@ -1,0 +1,242 @@
+"""The scheduler's core: which requests are taken, and what repeats and cancels do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from headway.cluster import Role, UnitLoad
+from headway.core.scheduler.events import (
+    GatewayConnected,
+    GatewayGone,
+)
+from headway.errors import Code
+from headway.messages import CancelStream, Rejected
+from headway.policies.packing.flow_control import FlowControl
+from tests.fakes.scheduler_text import (
+    SchedulerHarness,
+    key,
+    make_info,
+    short_pass,
+)
+
+
+def make_scheduler(**fields: object) -> SchedulerHarness:
+    return SchedulerHarness(replace(short_pass(), **fields))  # type: ignore[arg-type]  # fields by name
+
+
+# --- admission ----------------------------------------------------------------------------
+
+
+def refusal(scheduler: SchedulerHarness) -> Rejected:
+    assert len(scheduler.rejected()) == 1
+    return scheduler.rejected()[0]
+
+
+def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
+    scheduler = make_scheduler()
+    scheduler.connect(make_info("p", model="m"))
+    scheduler.submit(1, model="x")
+    assert refusal(scheduler).code is Code.NOT_FOUND
+    assert refusal(scheduler).message == "model is 'x'; the models served are: m"
+
+
+def test_a_request_over_the_context_is_refused_with_value_and_limit() -> None:
+    scheduler = make_scheduler()
+    scheduler.connect(make_info("u", Role.UNIFIED, max_len=100, blocks=50))
+    scheduler.submit(1, 90, max_tokens=11)
+    assert refusal(scheduler).code is Code.INVALID_ARGUMENT
+    assert "together 101; the limit is 100" in refusal(scheduler).message
+
+
+def test_a_request_over_every_pool_is_refused() -> None:
+    scheduler = make_scheduler()
+    scheduler.connect(make_info("p", blocks=10))
+    scheduler.connect(make_info("d", Role.DECODE, blocks=100))
+    scheduler.submit(1, 100)
+    assert refusal(scheduler).code is Code.INVALID_ARGUMENT
+    assert "largest prefill instance holds 100" in refusal(scheduler).message
+
+
+def test_a_request_goes_to_the_worker_that_could_hold_it() -> None:
+    scheduler = make_scheduler()
+    scheduler.connect(make_info("u1", Role.UNIFIED, max_len=50))
+    scheduler.connect(make_info("u2", Role.UNIFIED, max_len=500))
+    scheduler.submit(1, 90)
+    assert scheduler.dispatched("u2") == [1]
+
+
+def test_a_full_window_refuses_with_a_hint_when_to_try_again() -> None:
+    scheduler = make_scheduler(max_waiting=2)
+    scheduler.connect(make_info("p", chunk=100))
+    for stream_id in range(1, 5):
+        scheduler.submit(stream_id, 300)
+    assert refusal(scheduler).key == key(4)
+    assert refusal(scheduler).code is Code.RESOURCE_EXHAUSTED
+    assert refusal(scheduler).retry_after == pytest.approx(1.0)  # 600 tokens at 1000 a second
+
+
+def test_the_hint_follows_the_measured_velocity() -> None:
+    scheduler = make_scheduler(max_waiting=1)
+    scheduler.connect(make_info("p", chunk=100, blocks=1000))
+    scheduler.submit(1, 500)
+    scheduler.submit(2, 1000)
+    scheduler.serve("p", queued=400, pass_time=0.5)  # 100 tokens in 0.5 s
+    scheduler.submit(3)
+    assert scheduler.rejected()[-1].retry_after == pytest.approx(1000 / 200)
+
+
+def test_a_later_attempt_is_never_refused_for_want_of_room() -> None:
+    scheduler = make_scheduler(max_waiting=1)
+    scheduler.submit(1)
+    scheduler.submit(2, attempt=1)
+    assert scheduler.rejected() == []
+
+
+def test_flow_control_throttles_and_then_refuses() -> None:
+    scheduler = make_scheduler(flow_control=FlowControl(num_cycles=2))
+    info = make_info("p", blocks=20)
+    scheduler.connect(info, loads=(UnitLoad(0, 0, 0, 150, 5),))
+    scheduler.submit(1, 150)
+    scheduler.wait(0.25)
+    assert scheduler.core.status().pools[0].flow_level == "throttled"
+    scheduler.submit(2)
+    assert scheduler.core.status().pools[0].num_at_door == 1
+    scheduler.wait(0.3)
+    scheduler.submit(3)
+    assert refusal(scheduler).key == key(3)
+    assert refusal(scheduler).code is Code.RESOURCE_EXHAUSTED
+    assert refusal(scheduler).retry_after > 0
+    scheduler.end_forward("p", dispatch_ids=(), pass_time=0.0, after=0.1)
+    assert scheduler.dispatched("p") == [1]
+
+
+def test_flow_control_applies_without_any_prefill_worker() -> None:
+    scheduler = make_scheduler(max_waiting=1)
+    scheduler.submit(1)
+    scheduler.submit(2)
+    assert refusal(scheduler).code is Code.RESOURCE_EXHAUSTED
+
+
+def test_a_deadline_that_passes_in_the_window_is_told() -> None:
+    scheduler = make_scheduler()
+    scheduler.submit(1, deadline_at=scheduler.now + 0.5)
+    scheduler.wait(0.49)
+    assert scheduler.rejected() == []
+    scheduler.wait(0.02)
+    assert refusal(scheduler).code is Code.DEADLINE_EXCEEDED
+    scheduler.connect(make_info("p"))
+    assert scheduler.dispatched("p") == []
+
+
+def test_a_deadline_that_has_passed_is_refused_at_once() -> None:
+    scheduler = make_scheduler()
+    scheduler.submit(1, deadline_at=scheduler.now - 0.5)
+    assert refusal(scheduler).code is Code.DEADLINE_EXCEEDED
+
+
+# --- repeats, cancels, gateways -----------------------------------------------------------
+
+
+def test_a_repeated_submission_is_ignored_while_it_waits_and_while_it_runs() -> None:
+    scheduler = make_scheduler()
+    scheduler.submit(1)
+    scheduler.submit(1)
+    scheduler.connect(make_info("p"))
+    scheduler.submit(1)
+    scheduler.serve("p")
+    assert scheduler.dispatched("p") == [1]
+
+
+def test_a_finished_request_is_not_run_again() -> None:
+    scheduler = make_scheduler()
+    scheduler.connect(make_info("p"))
+    scheduler.submit(1)
+    scheduler.serve("p", finished=(1,))
+    assert scheduler.core.status().num_tracked == 0
+    scheduler.submit(1)
+    assert scheduler.dispatched("p") == [1]
+
+
+def test_ended_requests_are_remembered_in_bounds() -> None:
+    scheduler = make_scheduler(num_keys_remembered=2)
+    scheduler.connect(make_info("p"))
+    for stream_id in (1, 2, 3):
+        scheduler.submit(stream_id)
+        scheduler.serve("p", finished=(stream_id,))
+    scheduler.submit(1)
+    assert scheduler.dispatched("p") == [1, 2, 3, 1]
+
+
+def test_a_refused_request_is_refused_again() -> None:
+    scheduler = make_scheduler()
+    scheduler.connect(make_info("p"))
+    scheduler.submit(1, model="x")
+    scheduler.submit(1, model="x")
+    assert [r.code for r in scheduler.rejected()] == [Code.NOT_FOUND] * 2
+
+
+def test_a_new_attempt_replaces_the_older_one() -> None:
+    scheduler = make_scheduler()
+    scheduler.connect(make_info("p"))
+    scheduler.submit(1, request_id="r")
+    scheduler.submit(2, request_id="r", attempt=1)
+    assert scheduler.cancelled("p") == [1]
+    scheduler.submit(3, request_id="r", attempt=2)
+    scheduler.serve("p", finished=(1,))
+    assert scheduler.dispatched("p") == [1, 3]
+
+
+def test_an_older_attempt_that_comes_late_is_not_run() -> None:
+    scheduler = make_scheduler()
+    scheduler.submit(2, request_id="r", attempt=1)
+    scheduler.submit(1, request_id="r", attempt=0)
+    scheduler.connect(make_info("p"))
+    assert scheduler.dispatched("p") == [2]
+
+
+def test_a_cancel_before_dispatch_takes_the_request_out_of_the_window() -> None:
+    scheduler = make_scheduler()
+    scheduler.submit(1)
+    scheduler.post(CancelStream(key(1)))
+    scheduler.connect(make_info("p"))
+    assert scheduler.dispatched("p") == []
+
+
+def test_a_cancel_after_dispatch_goes_to_the_worker() -> None:
+    scheduler = make_scheduler()
+    scheduler.connect(make_info("p"))
+    scheduler.submit(1)
+    scheduler.post(CancelStream(key(1)))
+    assert scheduler.cancelled("p") == [1]
+
+
+def test_a_cancel_that_comes_before_its_request_is_kept() -> None:
+    scheduler = make_scheduler()
+    scheduler.connect(make_info("p"))
+    scheduler.post(CancelStream(key(1)))
+    scheduler.submit(1)
+    assert scheduler.dispatched("p") == []
+
+
+def test_requests_of_a_gateway_that_stays_away_are_cancelled() -> None:
+    scheduler = make_scheduler()
+    scheduler.connect(make_info("p"))
+    scheduler.submit(1)
+    scheduler.submit(2)
+    scheduler.post(GatewayGone("g"))
+    scheduler.wait(4.9)
+    assert scheduler.cancelled("p") == []
+    scheduler.wait(0.2)
+    assert 1 in scheduler.cancelled("p")
+
+
+def test_requests_of_a_gateway_that_comes_back_in_time_go_on() -> None:
+    scheduler = make_scheduler()
+    scheduler.connect(make_info("p"))
+    scheduler.submit(1)
+    scheduler.post(GatewayGone("g"))
+    scheduler.post(GatewayConnected("g"), after=3.0)
+    scheduler.wait(10.0)
+    assert scheduler.cancelled("p") == []

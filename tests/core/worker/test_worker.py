@@ -1,0 +1,338 @@
+"""The worker's core: passes, finishing, preemption, handoffs and reports."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headway.cluster import Role, WorkerInfo
+from headway.core.worker.core import WorkerCore, WorkerSettings
+from headway.core.worker.events import (
+    GatewayGone,
+    PassFailed,
+    RefuseKv,
+    SchedulerConnected,
+    SendTokens,
+)
+from headway.forward_pass import PassResult, Sampled
+from headway.messages import (
+    Accepted,
+    CancelStream,
+    Dispatch,
+    Drain,
+    EndForward,
+    Handoff,
+    HandoffResult,
+    Snapshot,
+    UnitBatch,
+)
+from headway.policies.batching import Batching
+from headway.policies.batching.sarathi import Sarathi
+from headway.request import FinishReason, Request, SamplingParams, StreamKey
+from tests.fakes.paged import EOS, WorkerHarness, expected_output, transfer
+
+
+def make_worker(
+    role: Role = Role.UNIFIED,
+    *,
+    blocks: int = 32,
+    block_size: int = 4,
+    chunk: int = 16,
+    units: int = 1,
+    batching: Batching | None = None,
+    **settings: Any,
+) -> WorkerHarness:
+    info = WorkerInfo("w", "w:1", role, "m", units, chunk, block_size, blocks, 1000, 8)
+    core = WorkerCore(info, [EOS], batching or Sarathi(), WorkerSettings(**settings))
+    return WorkerHarness(core, block_size)
+
+
+def make_request(
+    stream_id: int, prompt: int = 6, *, max_tokens: int = 5, gateway_id: str = "g", **sampling: Any
+) -> Request:
+    return Request(
+        request_id=f"r{stream_id}",
+        attempt=0,
+        stream_id=stream_id,
+        gateway_id=gateway_id,
+        gateway_address="g:1",
+        model="m",
+        prompt_token_ids=tuple(range(stream_id + 1, stream_id + 1 + prompt)),
+        sampling=SamplingParams(temperature=0.0, max_tokens=max_tokens, **sampling),
+        arrival_at=float(stream_id),
+    )
+
+
+def dispatch(*requests: Request, dispatch_id: int = 1, unit: int = 0) -> Dispatch:
+    return Dispatch(dispatch_id, (UnitBatch(unit, requests),))
+
+
+def output_of(worker: WorkerHarness, stream_id: int) -> list[int]:
+    stream = worker.tokens[stream_id]
+    return [stream[i] for i in sorted(stream)]
+
+
+def reports(worker: WorkerHarness) -> list[EndForward]:
+    return [a for a in worker.log if isinstance(a, EndForward)]
+
+
+def test_a_request_yields_its_tokens_and_ends_by_length() -> None:
+    worker = make_worker()
+    request = make_request(1)
+    worker.post(dispatch(request))
+    worker.run_all()
+    assert output_of(worker, 1) == expected_output(request.prompt_token_ids, 5)
+    assert worker.ends == {1: ["length"]}
+    assert worker.core.num_held == 0
+
+
+def test_a_prompt_longer_than_the_chunk_takes_several_passes() -> None:
+    worker = make_worker(chunk=4)
+    request = make_request(1, prompt=11, max_tokens=1)
+    worker.post(dispatch(request))
+    num_passes = 0
+    while worker.run_pass():
+        num_passes += 1
+    assert num_passes == 3
+    assert output_of(worker, 1) == expected_output(request.prompt_token_ids, 1)
+
+
+def test_decoding_requests_come_before_prefills_in_a_chunk() -> None:
+    worker = make_worker(chunk=8)
+    worker.post(dispatch(make_request(1, prompt=2, max_tokens=9)))
+    worker.run_pass()
+    worker.post(dispatch(make_request(2, prompt=30), dispatch_id=2))
+    worker.run_pass()
+    items = worker.passes[0].items
+    assert [(i.key.stream_id, len(i.token_ids)) for i in items] == [(1, 1), (2, 7)]
+
+
+def test_a_repeated_dispatch_is_acknowledged_and_otherwise_ignored() -> None:
+    worker = make_worker()
+    request = make_request(1)
+    worker.post(dispatch(request))
+    again = worker.post(dispatch(request))
+    assert Accepted(1) in again
+    worker.run_all()
+    assert worker.ends == {1: ["length"]}
+
+
+def test_a_resubmitted_request_goes_on_behind_its_tokens() -> None:
+    worker = make_worker()
+    first = make_request(1)
+    whole = expected_output(first.prompt_token_ids, 5)
+    second = replace(first, output_token_ids=tuple(whole[:3]))
+    worker.post(dispatch(second))
+    worker.run_all()
+    assert worker.tokens[1] == {3: whole[3], 4: whole[4]}
+
+
+def test_full_blocks_preempt_the_latest_and_every_request_still_ends_right() -> None:
+    worker = make_worker(blocks=8, block_size=2, chunk=64)
+    requests = [make_request(i, prompt=3, max_tokens=10) for i in (1, 2, 3)]
+    worker.post(dispatch(*requests))
+    worker.run_all()
+    for request in requests:
+        expected = expected_output(request.prompt_token_ids, 10)
+        assert output_of(worker, request.stream_id) == expected
+    assert worker.core.loads[0].num_free_blocks == 8
+
+
+def test_a_request_that_can_never_fit_is_refused_with_the_limit() -> None:
+    worker = make_worker(blocks=4, block_size=2)
+    actions = worker.post(dispatch(make_request(1, prompt=8)))
+    failure = next(a for a in actions if isinstance(a, SendTokens)).batch.failures[0]
+    assert "8 tokens" in failure.message
+    assert "limit is 8" in failure.message
+    report = reports(worker)[-1]
+    assert report.finished[0].finish_reason is FinishReason.ERROR
+    assert report.pass_time == 0.0
+
+
+def test_an_unknown_unit_or_model_fails_the_request_alone() -> None:
+    worker = make_worker()
+    worker.post(dispatch(make_request(1), unit=3))
+    assert worker.ends == {1: ["error"]}
+    worker.post(dispatch(make_request(2), dispatch_id=2))
+    worker.run_all()
+    assert worker.ends[2] == ["length"]
+
+
+@pytest.mark.parametrize("passes_before", [0, 1, 2])
+def test_a_cancelled_request_frees_its_blocks(passes_before: int) -> None:
+    worker = make_worker()
+    request = make_request(1, max_tokens=50)
+    worker.post(dispatch(request))
+    for _ in range(passes_before):
+        worker.run_pass()
+    worker.post(CancelStream(request.key))
+    worker.run_all()
+    assert worker.core.num_held == 0
+    assert worker.core.loads[0].num_free_blocks == 32
+    assert reports(worker)[-1].finished[0].finish_reason is FinishReason.CANCELLED
+
+
+def test_a_gateway_that_is_gone_takes_its_requests_with_it() -> None:
+    worker = make_worker()
+    mine = make_request(1, gateway_id="gone", max_tokens=50)
+    other = make_request(2)
+    worker.post(dispatch(mine, other))
+    worker.post(GatewayGone("gone"))
+    worker.run_all()
+    assert worker.ends == {2: ["length"]}
+    assert worker.core.num_held == 0
+
+
+def draw(worker: WorkerHarness, key: StreamKey, token: int) -> None:
+    forward_pass = worker.passes.popleft()
+    worker.post(PassResult(forward_pass.pass_id, 0.01, (Sampled(key, token),)))
+
+
+def test_end_of_sequence_ends_a_request_unless_told_to_ignore_it() -> None:
+    worker = make_worker()
+    request = make_request(1)
+    worker.post(dispatch(request))
+    draw(worker, request.key, EOS)
+    assert worker.ends == {1: ["stop"]}
+    ignoring = make_request(2, ignore_eos=True)
+    worker.post(dispatch(ignoring, dispatch_id=2))
+    draw(worker, ignoring.key, EOS)
+    assert 2 not in worker.ends
+
+
+def test_a_stop_token_counts_only_after_min_tokens() -> None:
+    worker = make_worker()
+    request = make_request(1, stop_token_ids=(7,), min_tokens=2)
+    worker.post(dispatch(request))
+    draw(worker, request.key, 7)
+    assert worker.ends == {}
+    draw(worker, request.key, 7)
+    assert worker.ends == {1: ["stop"]}
+
+
+def test_a_failed_pass_ends_the_requests_to_blame_and_goes_on_with_the_others() -> None:
+    worker = make_worker()
+    bad, good = make_request(1), make_request(2)
+    worker.post(dispatch(bad, good))
+    forward_pass = worker.passes.popleft()
+    worker.post(PassFailed(forward_pass.pass_id, (bad.key,), "logits are NaN"))
+    worker.run_all()
+    assert worker.ends == {1: ["error"], 2: ["length"]}
+
+
+def test_end_forward_names_the_dispatch_whose_pass_ended() -> None:
+    worker = make_worker()
+    worker.post(dispatch(make_request(1), dispatch_id=41))
+    worker.post(dispatch(make_request(2), dispatch_id=42))
+    worker.run_pass()
+    assert reports(worker)[-1].dispatch_ids == (41,)
+    worker.run_pass()
+    assert reports(worker)[-1].dispatch_ids == (42,)
+
+
+def test_a_prefill_worker_emits_the_first_token_and_holds_the_blocks() -> None:
+    worker = make_worker(Role.PREFILL)
+    request = make_request(1)
+    worker.post(dispatch(request))
+    worker.run_all()
+    assert len(worker.tokens[1]) == 1
+    held = reports(worker)[-1].prefilled[0]
+    assert (held.key, held.num_tokens, held.awaiting_handoff) == (request.key, 7, True)
+    assert worker.core.loads[0].num_free_blocks == 30
+
+
+def test_a_handed_off_request_resumes_at_the_exact_next_token() -> None:
+    source, target = make_worker(Role.PREFILL, block_size=4), make_worker(Role.DECODE, block_size=4)
+    request = make_request(1, prompt=9, max_tokens=12)
+    source.post(dispatch(request))
+    source.run_all()
+    source.post(Handoff(request.key, "t", "t:1", 0))
+    assert transfer(source, target)
+    target.run_all()
+    tokens = {**source.tokens[1], **target.tokens[1]}
+    expected = expected_output(request.prompt_token_ids, 12)
+    assert [tokens[i] for i in range(12)] == expected
+    assert source.core.num_held == target.core.num_held == 0
+
+
+def test_a_failed_transfer_leaves_the_request_with_the_source() -> None:
+    source, target = make_worker(Role.PREFILL), make_worker(Role.DECODE)
+    request = make_request(1)
+    source.post(dispatch(request))
+    source.run_all()
+    source.post(Handoff(request.key, "t", "t:1", 0))
+    assert not transfer(source, target, fails=True)
+    result = source.log[-1]
+    assert isinstance(result, HandoffResult)
+    assert not result.ok
+    assert result.retriable
+    source.post(Handoff(request.key, "t", "t:1", 0))
+    assert transfer(source, target)
+    target.run_all()
+    assert target.ends == {1: ["length"]}
+
+
+def test_an_offer_without_room_is_refused_with_the_count_of_blocks() -> None:
+    source = make_worker(Role.PREFILL)
+    target = make_worker(Role.DECODE, blocks=3)
+    for stream_id, prompt in ((1, 8), (2, 8)):
+        request = make_request(stream_id, prompt=prompt, max_tokens=3)
+        source.post(dispatch(request, dispatch_id=stream_id))
+        source.run_all()
+        source.post(Handoff(request.key, "t", "t:1", 0))
+    assert transfer(source, target)
+    assert not transfer(source, target)
+    refusal = next(a for a in target.log if isinstance(a, RefuseKv))
+    assert "needs 3" in refusal.error.message
+
+
+def test_a_cancel_during_a_transfer_waits_for_its_end() -> None:
+    source, target = make_worker(Role.PREFILL), make_worker(Role.DECODE)
+    request = make_request(1)
+    source.post(dispatch(request))
+    source.run_all()
+    source.post(Handoff(request.key, "t", "t:1", 0))
+    cancelled = CancelStream(request.key)
+    assert not transfer(source, target, fails=True, after_offer=lambda: _post(source, cancelled))
+    assert source.core.num_held == 0
+    result = next(a for a in source.log if isinstance(a, HandoffResult))
+    assert not result.retriable
+
+
+def _post(worker: WorkerHarness, event: CancelStream) -> None:
+    held = worker.core.num_held
+    worker.post(event)
+    assert worker.core.num_held == held
+
+
+def test_a_handoff_of_an_unknown_request_is_answered_as_not_retriable() -> None:
+    worker = make_worker(Role.PREFILL)
+    actions = worker.post(Handoff(StreamKey("g", 9), "t", "t:1", 0))
+    result = next(a for a in actions if isinstance(a, HandoffResult))
+    assert not result.ok
+    assert not result.retriable
+
+
+def test_a_new_scheduler_gets_a_snapshot_of_what_is_held() -> None:
+    worker = make_worker(Role.PREFILL)
+    request = make_request(1)
+    worker.post(dispatch(request))
+    worker.run_all()
+    worker.post(Drain())
+    snapshot = next(a for a in worker.post(SchedulerConnected()) if isinstance(a, Snapshot))
+    assert snapshot.draining
+    assert [h.key for h in snapshot.held] == [request.key]
+    assert snapshot.held[0].awaiting_handoff
+
+
+def test_dp_units_share_passes_but_not_blocks() -> None:
+    worker = make_worker(units=2, blocks=8)
+    one, two = make_request(1), make_request(2)
+    worker.post(Dispatch(1, (UnitBatch(0, (one,)), UnitBatch(1, (two,)))))
+    items = worker.passes[0].items
+    assert max(items[0].block_table) < 8 <= min(items[1].block_table)
+    worker.run_all()
+    for request in (one, two):
+        assert output_of(worker, request.stream_id) == expected_output(request.prompt_token_ids, 5)

@@ -1,0 +1,114 @@
+"""The worker's core: what it hands back, whom it tells of, and another role."""
+
+from __future__ import annotations
+
+from headway.cluster import Role
+from headway.core.worker.events import TransferEnded
+from headway.messages import (
+    ChangeRole,
+    Drain,
+    EndForward,
+    GiveBack,
+    HandedBack,
+    Handoff,
+    HandoffResult,
+    Snapshot,
+)
+from headway.request import StreamKey
+from tests.core.worker.test_worker import dispatch, make_request, make_worker, output_of
+from tests.fakes.paged import WorkerHarness, expected_output, transfer
+
+
+def key(stream_id: int) -> StreamKey:
+    return StreamKey("g", stream_id)
+
+
+def handed_back(worker: WorkerHarness) -> list[int]:
+    return [k.stream_id for a in worker.log if isinstance(a, HandedBack) for k in a.keys]
+
+
+def told(worker: WorkerHarness) -> list[int]:
+    reports = [a for a in worker.log if isinstance(a, EndForward)]
+    return [h.key.stream_id for r in reports for h in r.prefilled if h.decoding]
+
+
+def test_it_hands_back_what_it_has_not_begun_and_computes_the_rest() -> None:
+    worker = make_worker(Role.PREFILL, chunk=6)
+    worker.post(dispatch(make_request(1, prompt=6)))
+    worker.post(dispatch(make_request(2, prompt=6), dispatch_id=2))
+    worker.post(GiveBack((key(1), key(2), key(3))))
+    assert handed_back(worker) == [2]
+    worker.run_pass()
+    assert worker.core.num_held == 1
+    assert worker.core.loads[0].queued_prefill_tokens == 0
+
+
+def test_what_was_handed_back_may_come_again() -> None:
+    worker = make_worker(chunk=6)
+    worker.post(dispatch(make_request(1, prompt=6, max_tokens=2)))
+    worker.post(dispatch(make_request(2, prompt=6, max_tokens=2), dispatch_id=2))
+    worker.post(GiveBack((key(2),)))
+    worker.post(dispatch(make_request(2, prompt=6, max_tokens=2), dispatch_id=3))
+    worker.run_all()
+    assert len(output_of(worker, 2)) == 2
+
+
+def test_a_drain_says_who_can_move_and_tells_of_the_others_when_they_can() -> None:
+    worker = make_worker(Role.UNIFIED, chunk=6)
+    worker.post(dispatch(make_request(1, prompt=6, max_tokens=20)))
+    worker.run_pass()
+    worker.post(dispatch(make_request(2, prompt=10, max_tokens=20), dispatch_id=2))
+    worker.post(Drain())
+    snapshot = next(a for a in reversed(worker.log) if isinstance(a, Snapshot))
+    assert {h.key.stream_id: h.decoding for h in snapshot.held} == {1: True, 2: False}
+    worker.run_all()
+    assert sorted(told(worker)) == [1, 2]  # once each
+
+
+def test_a_prefiller_that_becomes_a_decoder_goes_on_with_what_awaits_a_handoff() -> None:
+    worker = make_worker(Role.PREFILL)
+    worker.post(dispatch(make_request(1, prompt=6, max_tokens=5)))
+    worker.run_pass()
+    assert not worker.passes
+    worker.post(ChangeRole(Role.DECODE))
+    worker.run_all()
+    assert output_of(worker, 1) == expected_output(range(2, 8), 5)
+
+
+def test_a_decoder_that_becomes_a_prefiller_decodes_until_it_is_told_to_move() -> None:
+    worker, target = make_worker(Role.DECODE), make_worker(Role.DECODE)
+    worker.post(dispatch(make_request(1, prompt=6, max_tokens=9)))
+    worker.run_pass()
+    worker.post(ChangeRole(Role.PREFILL))
+    worker.run_pass()
+    assert worker.passes  # it goes on
+    worker.post(dispatch(make_request(2, prompt=6, max_tokens=9), dispatch_id=2))
+    worker.post(Handoff(key(1), "w2", "w2:1", 0))
+    worker.run_pass()
+    assert transfer(worker, target)
+    worker.run_all()
+    target.run_all()
+    assert output_of(worker, 1) + output_of(target, 1) == expected_output(range(2, 8), 9)
+    assert len(output_of(worker, 2)) == 1  # and waits for its handoff
+
+
+def test_a_handoff_that_fails_after_the_role_has_changed_leaves_it_decoding() -> None:
+    worker = make_worker(Role.PREFILL)
+    worker.post(dispatch(make_request(1, prompt=6, max_tokens=5)))
+    worker.run_pass()
+    worker.post(Handoff(key(1), "w2", "w2:1", 0))
+    worker.post(ChangeRole(Role.DECODE))
+    worker.post(TransferEnded(key(1), "w2", 0, ok=False))
+    worker.run_all()
+    assert output_of(worker, 1) == expected_output(range(2, 8), 5)
+
+
+def test_it_hands_nothing_off_to_itself() -> None:
+    worker = make_worker(Role.DECODE)
+    worker.post(dispatch(make_request(1, prompt=6, max_tokens=5)))
+    worker.run_pass()
+    worker.post(Handoff(key(1), "w", "w:1", 0))
+    worker.run_all()
+    results = [a for a in worker.log if isinstance(a, HandoffResult)]
+    assert [(r.ok, r.retriable) for r in results] == [(False, False)]
+    assert output_of(worker, 1) == expected_output(range(2, 8), 5)

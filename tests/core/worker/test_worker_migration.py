@@ -1,0 +1,113 @@
+"""A running request moves to another worker between two tokens."""
+
+from __future__ import annotations
+
+from headway.cluster import Role
+from headway.core.worker.events import PassFailed
+from headway.messages import CancelStream, Handoff, HandoffResult
+from headway.request import StreamKey
+from tests.core.worker.test_worker import dispatch, make_request, make_worker, output_of
+from tests.fakes.paged import WorkerHarness, expected_output, transfer
+
+MOVE = Handoff(StreamKey("g", 1), "w2", "w2:1", 0)
+
+
+def decoding(max_tokens: int = 9) -> WorkerHarness:
+    """A worker in the pass of a request's third token."""
+    worker = make_worker(Role.DECODE)
+    worker.post(dispatch(make_request(1, max_tokens=max_tokens)))
+    worker.run_pass()
+    worker.run_pass()
+    assert worker.passes
+    return worker
+
+
+def results(worker: WorkerHarness) -> list[HandoffResult]:
+    return [a for a in worker.log if isinstance(a, HandoffResult)]
+
+
+def test_it_leaves_at_the_end_of_its_pass_and_goes_on_at_the_exact_token() -> None:
+    source, target = decoding(), make_worker(Role.DECODE)
+    source.post(MOVE)
+    assert not source.transfers
+    source.run_pass()
+    assert not source.passes
+    assert transfer(source, target)
+    target.run_all()
+    assert output_of(source, 1) + output_of(target, 1) == expected_output(range(2, 8), 9)
+    assert sorted(target.tokens[1]) == [3, 4, 5, 6, 7, 8]
+    assert source.core.num_held == 0
+    assert [(r.ok, r.target_worker_id) for r in results(source)] == [(True, "w2")]
+
+
+def test_it_goes_on_at_the_source_where_the_transfer_fails() -> None:
+    source, target = decoding(), make_worker(Role.DECODE)
+    source.post(MOVE)
+    source.run_pass()
+    assert not transfer(source, target, fails=True)
+    source.run_all()
+    assert output_of(source, 1) == expected_output(range(2, 8), 9)
+    assert target.core.num_held == 0
+    assert [(r.ok, r.retriable) for r in results(source)] == [(False, True)]
+
+
+def test_the_source_keeps_its_blocks_until_the_target_has_acknowledged() -> None:
+    source = decoding()
+    source.post(MOVE)
+    source.run_pass()
+    (load,) = source.core.loads
+    assert load.num_free_blocks < 32
+    transfer(source, make_worker(Role.DECODE))
+    assert source.core.loads[0].num_free_blocks == 32
+
+
+def test_one_that_ends_before_it_could_leave_is_told_of() -> None:
+    source = decoding(max_tokens=3)
+    source.post(MOVE)
+    source.run_pass()
+    assert source.ends == {1: ["length"]}
+    assert not source.transfers
+    assert [(r.ok, r.retriable) for r in results(source)] == [(False, False)]
+
+
+def test_one_that_is_cancelled_before_it_could_leave_is_told_of() -> None:
+    source = decoding()
+    source.post(MOVE)
+    source.post(CancelStream(StreamKey("g", 1)))
+    source.run_pass()
+    assert not source.transfers
+    assert [r.ok for r in results(source)] == [False]
+    assert source.core.num_held == 0
+
+
+def test_a_repeated_order_moves_it_once() -> None:
+    source = decoding()
+    source.post(MOVE)
+    source.post(MOVE)
+    source.run_pass()
+    source.post(MOVE)
+    assert len(source.transfers) == 1
+
+
+def test_one_whose_prompt_is_not_computed_stays() -> None:
+    source = make_worker(Role.DECODE, chunk=4)
+    source.post(dispatch(make_request(1, prompt=12)))
+    source.post(MOVE)
+    assert [(r.ok, r.retriable) for r in results(source)] == [(False, False)]
+
+
+def test_a_failed_pass_ends_it_where_it_was() -> None:
+    source = decoding()
+    source.post(MOVE)
+    source.post(PassFailed(source.passes.popleft().pass_id, (), "out of memory"))
+    assert [r.ok for r in results(source)] == [False]
+    assert not source.transfers
+
+
+def test_a_pass_that_failed_for_another_lets_it_go() -> None:
+    source = decoding()
+    source.post(dispatch(make_request(2), dispatch_id=2))
+    source.run_pass()
+    source.post(MOVE)
+    source.post(PassFailed(source.passes.popleft().pass_id, (StreamKey("g", 2),), "bad input"))
+    assert len(source.transfers) == 1

@@ -1,0 +1,164 @@
+"""Requests that begin alike share their first blocks; nothing else about them changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from headway.core.worker.events import PassFailed, SendTokens
+from headway.forward_pass import ForwardPass
+from headway.messages import CancelStream
+from headway.policies.batching.fcfs import Fcfs
+from headway.request import Request, StreamKey
+from tests.core.worker.test_worker import dispatch, make_request, make_worker, output_of
+from tests.fakes.paged import WorkerHarness, expected_output
+
+PREFIX = tuple(range(100, 112))  # three blocks
+
+
+def asking(stream_id: int, prompt: Sequence[int], max_tokens: int = 5) -> Request:
+    return replace(make_request(stream_id, max_tokens=max_tokens), prompt_token_ids=tuple(prompt))
+
+
+def submit(worker: WorkerHarness, *requests: Request) -> None:
+    worker.post(dispatch(*requests, dispatch_id=requests[0].stream_id))
+
+
+def num_computed(worker: WorkerHarness, stream_id: int) -> int:
+    passes = [a for a in worker.log if isinstance(a, ForwardPass)]
+    items = [i for p in passes for i in p.items if i.key.stream_id == stream_id]
+    return sum(len(item.token_ids) for item in items)
+
+
+def num_cached(worker: WorkerHarness) -> dict[int, int]:
+    """What each request's first token says."""
+    batches = [a.batch for a in worker.log if isinstance(a, SendTokens)]
+    return {b.stream_ids[n]: count for b in batches for n, count in b.num_cached.items()}
+
+
+def assert_right(worker: WorkerHarness, *requests: Request) -> None:
+    for request in requests:
+        expected = expected_output(request.prompt_token_ids, request.sampling.max_tokens)
+        assert output_of(worker, request.stream_id) == expected
+    assert worker.core.num_held == 0
+    assert worker.core.loads[0].num_free_blocks == 32
+
+
+def test_a_known_prefix_is_not_computed_again_and_the_first_token_says_so() -> None:
+    worker = make_worker(prefix_caching=True)
+    first, second = asking(1, (*PREFIX, 1)), asking(2, (*PREFIX, 2, 3))
+    submit(worker, first)
+    worker.run_all()
+    submit(worker, second)
+    worker.run_all()
+    assert num_computed(worker, 2) == 2 + 5 - 1
+    assert num_cached(worker) == {2: 12}
+    counts = worker.core.prefix_counts
+    assert (counts.num_asked_tokens, counts.num_hit_tokens) == (13 + 14, 12)
+    assert_right(worker, first, second)
+
+
+def test_what_is_known_is_not_told_of_as_work_to_do() -> None:
+    worker = make_worker(prefix_caching=True, chunk=13)
+    submit(worker, asking(1, (*PREFIX, 1)))
+    worker.run_pass()
+    submit(worker, asking(2, (*PREFIX, 2, 3)))
+    assert worker.core.loads[0].queued_prefill_tokens == 2
+    worker.run_pass()
+    worker.run_all()
+    assert num_computed(worker, 2) == 2 + 5 - 1
+
+
+def test_without_prefix_caching_everything_is_computed() -> None:
+    worker = make_worker()
+    for number in (1, 2):
+        submit(worker, asking(number, PREFIX))
+        worker.run_all()
+    assert num_computed(worker, 2) == 12 + 5 - 1
+    assert worker.core.prefix_counts.num_asked_tokens == 0
+
+
+def test_a_whole_prompt_that_is_known_still_has_its_last_token_computed() -> None:
+    worker = make_worker(prefix_caching=True)
+    requests = [asking(number, PREFIX) for number in (1, 2)]
+    for request in requests:
+        submit(worker, request)
+        worker.run_all()
+    assert num_cached(worker) == {2: 8}
+    assert_right(worker, *requests)
+
+
+def test_two_that_arrive_together_compute_their_own_and_a_third_shares() -> None:
+    worker = make_worker(prefix_caching=True, chunk=64)
+    requests = [asking(number, (*PREFIX, number)) for number in (1, 2, 3)]
+    submit(worker, *requests[:2])
+    assert len(worker.passes[0].items) == 2
+    worker.run_pass()
+    submit(worker, requests[2])
+    worker.run_all()
+    assert num_cached(worker) == {3: 12}
+    assert_right(worker, *requests)
+
+
+def test_a_conversations_next_turn_begins_with_what_was_generated() -> None:
+    worker = make_worker(prefix_caching=True)
+    first = asking(1, PREFIX, max_tokens=10)
+    submit(worker, first)
+    worker.run_all()
+    answer = output_of(worker, 1)
+    second = asking(2, (*PREFIX, *answer, 7, 8))
+    submit(worker, second)
+    worker.run_all()
+    assert num_cached(worker) == {2: 20}  # the last token's KV was never computed
+    assert_right(worker, first, second)
+
+
+def test_cancelling_one_leaves_the_other_its_blocks() -> None:
+    worker = make_worker(prefix_caching=True)
+    first, second = asking(1, (*PREFIX, 1), 20), asking(2, (*PREFIX, 2), 20)
+    submit(worker, first)
+    worker.run_pass()
+    submit(worker, second)
+    worker.run_pass()
+    worker.run_pass()
+    worker.post(CancelStream(StreamKey("g", 1)))
+    worker.run_all()
+    assert_right(worker, second)
+
+
+def test_a_preempted_request_begins_with_what_is_left_of_its_own_blocks() -> None:
+    worker = make_worker(blocks=8, batching=Fcfs(), watermark=0.0, prefix_caching=True)
+    first, second = asking(1, range(8), 14), asking(2, range(50, 58), 14)
+    submit(worker, first, second)
+    worker.run_all()
+    alone = 8 + 14 - 1
+    assert alone < num_computed(worker, 2) < alone + 16
+    assert output_of(worker, 2) == expected_output(range(50, 58), 14)
+    assert num_cached(worker) == {}
+
+
+def test_blocks_that_are_shared_need_no_room() -> None:
+    worker = make_worker(blocks=6, watermark=0.0, prefix_caching=True)
+    first, second = asking(1, (*PREFIX, 1, 2), 2), asking(2, (*PREFIX, 3, 4), 2)
+    submit(worker, first)
+    worker.run_pass()
+    submit(worker, second)
+    worker.run_pass()
+    assert {i.key.stream_id for p in worker.passes for i in p.items} <= {2}
+    assert num_computed(worker, 2) >= 2
+    worker.run_all()
+    assert output_of(worker, 2) == expected_output(second.prompt_token_ids, 2)
+
+
+def test_a_failed_request_takes_what_it_began_with_out_of_the_cache() -> None:
+    worker = make_worker(prefix_caching=True)
+    submit(worker, asking(1, PREFIX, 1))
+    worker.run_all()
+    submit(worker, asking(2, (*PREFIX, 2)))
+    failed = PassFailed(worker.passes.popleft().pass_id, (StreamKey("g", 2),), "not finite")
+    worker.post(failed)
+    last = asking(3, (*PREFIX, 3))
+    submit(worker, last)
+    worker.run_all()
+    assert num_computed(worker, 3) == 13 + 5 - 1
+    assert_right(worker, last)

@@ -1,0 +1,187 @@
+"""A running request's full blocks leave while it runs; it stops for what is left alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headway.cluster import Role
+from headway.core.worker.events import StartTransfer, StopTransfer
+from headway.messages import CancelStream, Handoff, HandoffResult
+from headway.policies.batching.fcfs import Fcfs
+from headway.request import StreamKey
+from tests.core.worker.test_worker import dispatch, make_request, make_worker, output_of
+from tests.fakes.paged import WorkerHarness, break_off, expected_output, send_part
+
+KEY = StreamKey("g", 1)
+MOVE = Handoff(KEY, "w2", "w2:1", 0)
+PROMPT = 21
+
+
+def moving(*, rounds: int = 3, max_tokens: int = 30, **options: Any) -> WorkerHarness:
+    """A worker with two blocks' more than a request's prompt computed, that is told to move it."""
+    worker = make_worker(Role.DECODE, chunk=64, move_rounds=rounds, **options)
+    worker.post(dispatch(make_request(1, PROMPT, max_tokens=max_tokens)))
+    for _ in range(3):
+        worker.run_pass()
+    worker.post(MOVE)
+    return worker
+
+
+def parts(worker: WorkerHarness) -> list[tuple[int, int, bool]]:
+    starts = [a for a in worker.log if isinstance(a, StartTransfer)]
+    return [(s.first_token, s.num_computed_tokens, s.more) for s in starts]
+
+
+def results(worker: WorkerHarness) -> list[bool]:
+    return [a.ok for a in worker.log if isinstance(a, HandoffResult)]
+
+
+def assert_whole(source: WorkerHarness, target: WorkerHarness, max_tokens: int = 30) -> None:
+    source.run_all()
+    target.run_all()
+    first, rest = source.tokens[1], target.tokens.get(1, {})
+    assert not set(first) & set(rest)
+    whole = {**first, **rest}
+    assert [whole[n] for n in range(max_tokens)] == expected_output(
+        range(2, 2 + PROMPT), max_tokens
+    )
+    for worker in (source, target):
+        assert worker.core.num_held == 0
+        (load,) = worker.core.loads
+        assert load.num_free_blocks == 32
+
+
+def test_it_runs_on_while_full_blocks_are_sent_and_stops_for_less_than_a_block() -> None:
+    source, target = moving(), make_worker(Role.DECODE)
+    assert parts(source) == [(0, 20, True)]
+    for _ in range(6):
+        source.run_pass()
+    assert len(source.tokens[1]) == 9
+    assert send_part(source, target) is None
+    assert parts(source)[1:] == [(20, 28, True)]
+    source.run_pass()
+    assert send_part(source, target) is None
+    assert len(parts(source)) == 2  # under a block is left: it goes when its pass has ended
+    source.run_pass()
+    assert parts(source)[2:] == [(28, 31, False)]
+    assert not source.passes
+    assert send_part(source, target) is None
+    assert results(source) == [True]
+    assert_whole(source, target)
+
+
+def test_after_so_many_rounds_it_stops_however_much_is_left() -> None:
+    source, target = moving(rounds=1), make_worker(Role.DECODE)
+    for _ in range(9):
+        source.run_pass()
+    send_part(source, target)
+    source.run_pass()
+    assert parts(source) == [(0, 20, True), (20, 33, False)]
+    send_part(source, target)
+    assert_whole(source, target)
+
+
+def test_one_with_less_than_a_block_stops_at_once() -> None:
+    source = make_worker(Role.DECODE, block_size=32, move_rounds=3)
+    source.post(dispatch(make_request(1, max_tokens=9)))
+    source.run_pass()
+    source.post(MOVE)
+    source.run_pass()
+    assert parts(source) == [(0, 7, False)]
+
+
+def test_one_that_ends_meanwhile_goes_nowhere() -> None:
+    source, target = moving(max_tokens=5), make_worker(Role.DECODE)
+    start = source.transfers[0]
+    source.run_all()
+    assert [a.key for a in source.log if isinstance(a, StopTransfer)] == [KEY]
+    break_off(source, target, start)
+    assert results(source) == [False]
+    assert_whole(source, target, 5)
+
+
+def test_one_that_is_cancelled_meanwhile_ends_when_its_transfer_has() -> None:
+    source, target = moving(), make_worker(Role.DECODE)
+    source.run_pass()
+    source.post(CancelStream(KEY))
+    source.run_all()
+    start = source.transfers[0]
+    send_part(source, target)
+    assert [a.key for a in source.log if isinstance(a, StopTransfer)] == [KEY]
+    break_off(source, target, start)
+    assert (source.core.num_held, target.core.num_held) == (0, 0)
+    assert source.core.loads[0].num_free_blocks == target.core.loads[0].num_free_blocks == 32
+
+
+def test_a_transfer_that_breaks_in_a_round_is_not_felt() -> None:
+    source, target = moving(), make_worker(Role.DECODE)
+    source.run_pass()
+    break_off(source, target, source.transfers.popleft())
+    assert source.passes
+    source.post(MOVE)
+    assert parts(source) == [(0, 20, True), (0, 24, True)]
+    break_off(source, target, source.transfers.popleft())
+    assert results(source) == [False, False]
+    assert_whole(source, target)
+
+
+def test_a_target_without_room_for_its_growth_leaves_it_where_it_is() -> None:
+    source, target = moving(), make_worker(Role.DECODE, blocks=9)
+    target.post(dispatch(make_request(5, 6)))
+    for _ in range(6):
+        source.run_pass()
+    assert send_part(source, target) is None
+    refused = send_part(source, target)
+    assert refused is not None
+    assert "no room" in refused.error.message
+    source.run_all()
+    assert output_of(source, 1) == expected_output(range(2, 2 + PROMPT), 30)
+    assert target.core.loads[0].num_free_blocks == 7
+    target.run_all()
+    assert target.core.loads[0].num_free_blocks == 9
+
+
+def crowded(host_tokens: int) -> tuple[WorkerHarness, WorkerHarness]:
+    """Two requests that outgrow their worker; the second is preempted during its first round."""
+    source = make_worker(
+        Role.DECODE,
+        blocks=8,
+        batching=Fcfs(),
+        watermark=0.0,
+        host_tokens=host_tokens,
+        move_rounds=3,
+    )
+    source.post(dispatch(make_request(1, 8, max_tokens=14), make_request(2, 8, max_tokens=14)))
+    source.run_pass()
+    source.run_pass()
+    source.post(Handoff(StreamKey("g", 2), "w2", "w2:1", 0))
+    while not source.core.restarts.num_forced:
+        assert source.run_pass()
+    return source, make_worker(Role.DECODE)
+
+
+def test_one_that_goes_to_host_memory_in_a_round_leaves_from_there() -> None:
+    source, target = crowded(100)
+    send_part(source, target)
+    source.run_pass()
+    assert source.transfers[0].host_blocks
+    assert source.transfers[0].first_token == 8
+    send_part(source, target)
+    source.run_all()
+    target.run_all()
+    assert output_of(source, 1) == expected_output(range(2, 10), 14)
+    assert output_of(source, 2) + output_of(target, 2) == expected_output(range(3, 11), 14)
+    assert source.core.loads[0].num_free_blocks == 8
+
+
+def test_one_that_loses_its_kv_in_a_round_stays() -> None:
+    source, target = crowded(0)
+    start = source.transfers[0]
+    send_part(source, target)
+    assert [a.key.stream_id for a in source.log if isinstance(a, StopTransfer)] == [2]
+    break_off(source, target, start)
+    source.run_all()
+    for number in (1, 2):
+        assert output_of(source, number) == expected_output(range(number + 1, number + 9), 14)
+    assert source.core.loads[0].num_free_blocks == 8
+    assert target.core.loads[0].num_free_blocks == 32

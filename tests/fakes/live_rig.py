@@ -1,0 +1,102 @@
+"""Real workers with the small model, and a gateway's token sink, for a scheduler's live tests."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from headway.request import Request, SamplingParams
+from protos import gateway_pb2, gateway_pb2_grpc
+from services.runtime import wire
+from services.runtime.clock import Clock
+from services.runtime.config import ServiceConfig
+from services.runtime.logs import get_logger
+from services.runtime.server import GrpcServer
+from services.runtime.service import Runtime
+from services.runtime.store import Member, Store
+from services.worker.config import WorkerConfig
+from services.worker.main import build
+from services.worker.service import WorkerService
+from tests.fakes.scheduler_rig import Rig, make_request
+
+MODEL = Path(__file__).resolve().parents[2] / "models" / "headway-mini"
+
+
+class Sink(gateway_pb2_grpc.TokenSinkServicer):
+    """A gateway's token sink: who sent which token of which stream."""
+
+    def __init__(self) -> None:
+        self.indices: dict[int, list[int]] = defaultdict(list)
+        self.tokens: dict[int, dict[int, int]] = defaultdict(dict)
+        self.senders: dict[int, dict[str, None]] = defaultdict(dict)
+
+    async def Attach(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
+        worker_id = ""
+        async for packed in request_iterator:
+            batch = wire.unpack_token_batch(packed)
+            worker_id = batch.worker_id or worker_id
+            columns = (batch.stream_ids, batch.indices, batch.token_ids)
+            for stream_id, index, token_id in zip(*columns, strict=True):
+                self.indices[stream_id].append(index)
+                self.tokens[stream_id][index] = token_id
+                self.senders[stream_id][worker_id] = None
+        return
+        yield gateway_pb2.TokenControl()
+
+    def text(self, stream_id: int) -> list[int]:
+        """Its tokens by index."""
+        return [token for _, token in sorted(self.tokens[stream_id].items())]
+
+
+@asynccontextmanager
+async def token_sink(rig: Rig) -> AsyncIterator[tuple[Sink, str]]:
+    """A sink and its address."""
+    sink, server = Sink(), GrpcServer(ServiceConfig(**rig.config))
+    server.add(
+        lambda it: gateway_pb2_grpc.add_TokenSinkServicer_to_server(sink, it),
+        "headway.v1.TokenSink",
+    )
+    address = await server.start()
+    try:
+        yield sink, address
+    finally:
+        await server.stop(0.1)
+
+
+@asynccontextmanager
+async def live_worker(
+    rig: Rig, worker_id: str, role: str = "unified"
+) -> AsyncIterator[WorkerService]:
+    """One that loads the model and joins."""
+    options = {"model": str(MODEL), "num_threads": 1, "num_blocks": 640, "role": role}
+    config = WorkerConfig(**rig.config, service_id=worker_id, **options)  # type: ignore[arg-type]  # options by name
+    store = await Store.connect(config.store, config.cluster)
+    runtime: Runtime[WorkerConfig] = Runtime(
+        config, Clock(), store, GrpcServer(config), get_logger()
+    )
+    service = await build(runtime)
+    runtime.address = await runtime.server.start()
+    await service.start()
+    await store.join(Member("worker", worker_id, runtime.address, role, MODEL.name), 60.0)
+    try:
+        yield service
+    finally:
+        await service.stop()
+        await runtime.server.stop(0.1)
+        await store.close()
+
+
+def long_request(stream_id: int, address: str, num_tokens: int) -> Request:
+    """So many tokens, whatever they are; greedy."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    return replace(
+        make_request(stream_id, model=MODEL.name),
+        gateway_address=address,
+        prompt_token_ids=(60 + stream_id, 2, 3, 4),
+        sampling=sampling,
+        predicted_output_tokens=float(num_tokens),
+    )

@@ -1,0 +1,131 @@
+"""A worker's state and its planner alone: passes are computed by the test, tokens are zeros."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from headway.cluster import Role, WorkerInfo
+from headway.core.worker.plan import PassPlanner
+from headway.core.worker.sequence import SequenceState
+from headway.core.worker.state import WorkerState
+from headway.core.worker.unit_plan import Limits
+from headway.forward_pass import PassItem, Sampled
+from headway.policies.batching import Batching
+from headway.request import FinishReason, Request, SamplingParams, StreamKey
+
+MARKER = 7
+"""Ends the reasoning of a request that reasons."""
+
+
+@dataclass
+class Planned:
+    """One DP unit, its planner, and what has ended."""
+
+    state: WorkerState
+    planner: PassPlanner
+    policy: Batching
+    now: float = 0.0
+    pace: float = 0.1
+    lengths: dict[StreamKey, int] = field(default_factory=dict)
+    answers: dict[StreamKey, int] = field(default_factory=dict)
+    ended: list[SequenceState] = field(default_factory=list)
+
+    def come(
+        self, name: int, prompt: int, output: int, *, reasoning: int = 0, arrival_at: float = -1.0
+    ) -> SequenceState:
+        """A request of so many tokens; the first ``reasoning`` of its output are not shown."""
+        key = StreamKey("g", name)
+        self.lengths[key], self.answers[key] = output, reasoning
+        request = Request(
+            request_id=str(name),
+            attempt=0,
+            stream_id=name,
+            gateway_id="g",
+            gateway_address="g:1",
+            model="m",
+            prompt_token_ids=(1,) * prompt,
+            sampling=SamplingParams(max_tokens=output),
+            arrival_at=self.now if arrival_at < 0 else arrival_at,
+            reasons=reasoning > 0,
+        )
+        self.state.queue(request, 0)
+        return self.state.units[0].sequences[key]
+
+    def fresh_order(self) -> list[StreamKey]:
+        """All candidates, ranked and sorted anew."""
+        unit = self.state.units[0]
+        found = [s for key in unit.sequences if (s := unit.candidate(key)) is not None]
+        ranked = sorted((self.policy.rank(s, now=self.now).rank, s.key) for s in found)
+        return [key for _, key in ranked]
+
+    def plan(self) -> list[PassItem]:
+        """The next pass, not yet run."""
+        return self.planner.plan(self.state.units[0], now=self.now)
+
+    def run(self, items: list[PassItem], pass_time: float = 0.01) -> None:
+        """Compute a pass: every request draws its next token."""
+        self.now += pass_time
+        for item in items:
+            sequence = self.state.find(item.key)
+            assert sequence is not None
+            sequence.num_passes -= 1
+            sequence.computed(len(item.token_ids))
+            if item.sample:
+                self.draw(sequence, pass_time)
+        self.planner.passed(pass_time, sum(len(i.token_ids) for i in items), 1)
+
+    def draw(self, sequence: SequenceState, pass_time: float) -> None:
+        """Its next token; it ends with its last."""
+        ends_reasoning = len(sequence.output) + 1 == self.answers[sequence.key]
+        token = Sampled(sequence.key, MARKER if ends_reasoning else 1)
+        self.state.drew(sequence, token, now=self.now, step=pass_time, pace=self.pace)
+        is_long = sequence.num_tokens >= self.state.max_len
+        if is_long or len(sequence.output) >= self.lengths[sequence.key]:
+            self.planner.completed(sequence, now=self.now)
+            self.state.end(sequence, FinishReason.LENGTH)
+            self.ended.append(sequence)
+
+    def step(self, num_passes: int = 1) -> list[PassItem]:
+        """So many passes; the last one's items."""
+        items: list[PassItem] = []
+        for _ in range(num_passes):
+            items = self.plan()
+            self.run(items)
+        return items
+
+    def finish(self, limit: int = 20_000) -> None:
+        """Until every request has ended."""
+        while self.state.units[0].sequences:
+            assert limit > 0, "the planner never serves who is left"
+            limit -= 1
+            self.step()
+
+    @property
+    def evicted(self) -> Counter[int]:
+        """Voluntary evictions of requests that are here, by name."""
+        sequences = self.state.units[0].sequences.values()
+        return Counter({s.key.stream_id: s.num_evictions for s in sequences})
+
+
+def make_planned(
+    policy: Batching,
+    *,
+    blocks: int = 10,
+    block_size: int = 4,
+    chunk: int = 64,
+    watermark: float = 0.0,
+    max_running: int = 0,
+    host_tokens: int = 0,
+) -> Planned:
+    """One unit under this policy."""
+    info = WorkerInfo("w", "w:1", Role.UNIFIED, "m", 1, chunk, block_size, blocks, 100_000, 8)
+    lengths: dict[StreamKey, int] = {}
+    state = WorkerState(info, [0], [MARKER], lengths.__getitem__, host_tokens=host_tokens)
+    planner = PassPlanner(policy, Limits(chunk, watermark, max_running))
+    return Planned(state, planner, policy, lengths=lengths)
+
+
+def names(items: list[PassItem]) -> list[int]:
+    """Who is served."""
+    return [item.key.stream_id for item in items]
