@@ -17,7 +17,7 @@ from headway.core.scheduler.events import (
     SchedulerEvent,
     SendToWorker,
 )
-from headway.core.scheduler.state import SchedulerSettings
+from headway.core.scheduler.settings import SchedulerSettings
 from headway.messages import Accepted, Dispatch, EndForward, FinishedRequest, Snapshot
 from headway.request import FinishReason, Request, SamplingParams
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from headway.core.scheduler.state import SchedulerSettings
+from headway.core.scheduler.settings import SchedulerSettings
 from headway.policies import registry
 from headway.policies.batching import Batching
 from headway.policies.batching.uniboost import UniBoostParams

@@ -32,7 +32,7 @@ from headway.core.scheduler.events import (
     SendToWorker,
     WorkerGone,
 )
-from headway.core.scheduler.state import SchedulerSettings
+from headway.core.scheduler.settings import SchedulerSettings
 from headway.core.scheduler.wants import wanted_reports
 from headway.core.worker.core import WorkerSettings
 from headway.core.worker.events import SchedulerConnected as WorkerFoundScheduler

@@ -8,7 +8,7 @@ from functools import partial
 from types import MappingProxyType
 
 from headway.core.scheduler.events import Decision
-from headway.core.scheduler.state import SchedulerSettings
+from headway.core.scheduler.settings import SchedulerSettings
 from headway.core.settings import Costs, policy_settings
 from headway.errors import invalid
 from headway.policies.packing.flow_control import FlowControl

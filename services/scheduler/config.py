@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from headway.core.scheduler.state import SchedulerSettings
+from headway.core.scheduler.settings import Graces, SchedulerSettings
 from headway.core.settings import policy_settings
 from headway.policies import registry
 from headway.policies.packing.flow_control import FlowControl
@@ -76,8 +76,7 @@ class SchedulerConfig(PresetConfig):
             max_waiting=self.max_waiting,
             kv_watermark=self.kv_watermark,
             num_decisions_kept=self.num_decisions_kept,
-            election_grace=self.election_grace,
-            gateway_grace=self.gateway_grace,
+            graces=Graces(election=self.election_grace, gateway=self.gateway_grace),
             prefix_hits=self.prefix_hits,
         )
         settings = policy_settings(preset, limits=limits).scheduler

@@ -16,7 +16,7 @@ from headway.core.scheduler.events import (
     SendToWorker,
     WorkerGone,
 )
-from headway.core.scheduler.state import SchedulerSettings
+from headway.core.scheduler.settings import SchedulerSettings
 from headway.core.scheduler.wants import wanted_reports
 from headway.messages import ControlHello, Dispatch, Handoff, Lost, Placed, Rejected
 from services.runtime.driver import Driver

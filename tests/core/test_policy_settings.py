@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.core.scheduler.state import SchedulerSettings
+from headway.core.scheduler.settings import SchedulerSettings
 from headway.core.settings import Costs, policy_settings
 from headway.errors import HeadwayError
 from headway.policies import registry

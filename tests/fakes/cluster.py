@@ -41,7 +41,7 @@ from headway.core.scheduler.events import (
     SendToWorker,
     WorkerGone,
 )
-from headway.core.scheduler.state import SchedulerSettings
+from headway.core.scheduler.settings import SchedulerSettings
 from headway.core.worker.core import WorkerCore, WorkerSettings
 from headway.core.worker.events import (
     AcceptKv,

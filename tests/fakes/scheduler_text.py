@@ -19,7 +19,7 @@ from headway.core.scheduler.events import (
     SendToWorker,
     WorkerGone,
 )
-from headway.core.scheduler.state import SchedulerSettings
+from headway.core.scheduler.settings import SchedulerSettings
 from headway.messages import (
     Accepted,
     CancelStream,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from headway.cluster import Role
-from headway.core.scheduler.state import SchedulerSettings
+from headway.core.scheduler.settings import SchedulerSettings
 from headway.cost.profile import load_profile
 from headway.errors import HeadwayError
 from headway.policies.dispatch import InstanceLoad, Turn

@@ -8,13 +8,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headway.cluster import Role
-from headway.core.scheduler.state import SchedulerSettings
+from headway.core.scheduler.settings import Graces, SchedulerSettings
 from headway.policies.packing.flow_control import FlowControl
 from tests.fakes.cluster import Cluster
 from tests.fakes.paged import expected_output
 
 # Links may take as long as they like here, so tokens may be on their way for ever.
-PATIENT = SchedulerSettings(finish_grace=1e9, persists=True)
+PATIENT = SchedulerSettings(graces=Graces(finish=1e9), persists=True)
 ROLES = st.sampled_from(
     [
         [Role.UNIFIED],

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headway.cluster import Role
-from headway.core.scheduler.state import SchedulerSettings
+from headway.core.scheduler.settings import MoveLimits, SchedulerSettings
 from headway.messages import Handoff
 from tests.fakes.cluster import Cluster
 from tests.fakes.paged import expected_output
@@ -25,7 +25,7 @@ ROLES = st.sampled_from(
 POLICIES = st.sampled_from(
     [
         PATIENT,
-        replace(PATIENT, moves_per_link=1, handoff_rest=0.05),
+        replace(PATIENT, moves=MoveLimits(per_link=1, rest=0.05)),
         replace(PATIENT, dispatch="immediate", packing="round-robin", placement="round-robin"),
     ]
 )
@@ -140,7 +140,7 @@ def step_until_decoding(cluster: Cluster, place: int, number: int) -> None:
 def test_a_worker_that_drains_is_empty_long_before_its_requests_end(
     number: int, length: int, per_link: int
 ) -> None:
-    policies = replace(PATIENT, moves_per_link=per_link)
+    policies = replace(PATIENT, moves=MoveLimits(per_link=per_link))
     cluster = Cluster([Role.PREFILL, Role.DECODE, Role.DECODE], policies, blocks=100)
     cluster.drain(2)
     asked = {}

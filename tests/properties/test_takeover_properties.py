@@ -27,7 +27,7 @@ from tests.properties.test_cluster_properties import (
 
 ELECT = st.tuples(st.just("elect"), st.integers(0, 3), st.just(0))
 PLAN = st.lists(st.one_of(SUBMIT, STEP, STEP, STEP, TIME, ELECT), max_size=80)
-PROMPT_STORE = replace(PATIENT, memory_grace=1e9)
+PROMPT_STORE = replace(PATIENT, graces=replace(PATIENT.graces, memory=1e9))
 
 
 class Witness(Cluster):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headway.cluster import Role
 from headway.core.scheduler.events import Decision
-from headway.core.scheduler.state import SchedulerSettings
+from headway.core.scheduler.settings import SchedulerSettings
 from headway.sim.cluster import ClusterSpec, SimCluster, SimRequest
 from headway.sim.kernel import Kernel
 from headway.sim.network import NetworkParams

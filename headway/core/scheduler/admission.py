@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 
 from headway.core.scheduler.instance import Instance, total_tokens
-from headway.core.scheduler.state import SchedulerSettings
+from headway.core.scheduler.settings import SchedulerSettings
 from headway.errors import Code
 from headway.messages import Rejected
 from headway.policies.packing.flow_control import FlowLevel

@@ -31,7 +31,8 @@ from headway.core.scheduler.memory import Memory
 from headway.core.scheduler.moves import Mover
 from headway.core.scheduler.prefill import MAX_RETRY_AFTER, PoolStatus, PrefillPool
 from headway.core.scheduler.reports import WorkerReports
-from headway.core.scheduler.state import Counters, SchedulerSettings, SchedulerState, Stage, Tracked
+from headway.core.scheduler.settings import SchedulerSettings
+from headway.core.scheduler.state import Counters, SchedulerState, Stage, Tracked
 from headway.errors import Code
 from headway.messages import (
     Accepted,
@@ -121,7 +122,7 @@ class SchedulerCore:
     def wake(self, *, now: float) -> Sequence[SchedulerAction]:
         """React to the passing of time."""
         for gateway_id, gone_at in list(self._gone.items()):
-            if now >= gone_at + self.settings.gateway_grace:
+            if now >= gone_at + self.settings.graces.gateway:
                 self._cancel_all(gateway_id)
         if self._ends_grace(now):
             self._recheck_waiting()
@@ -147,7 +148,7 @@ class SchedulerCore:
         return self._state.take_actions()
 
     def _compute_wakeup(self, now: float) -> float:
-        times = [gone_at + self.settings.gateway_grace for gone_at in self._gone.values()]
+        times = [gone_at + self.settings.graces.gateway for gone_at in self._gone.values()]
         times += [pool.wakeup(now=now) for pool in self._pools.values()]
         times += [self._decode.next_wakeup, self._mover.next_wakeup, self._grace_until]
         times.append(self._memory.next_wakeup)
@@ -160,7 +161,7 @@ class SchedulerCore:
         self._state.fencing_token = event.fencing_token
         unheard = [w for w in event.worker_ids if w not in self._instances]
         self._unheard = dict.fromkeys(unheard)
-        self._grace_until = now + self.settings.election_grace
+        self._grace_until = now + self.settings.graces.election
         self._memory.recall(event.saved, unheard, now=now)
         for learned in event.learned:
             self._pool(learned.model).recall(learned)

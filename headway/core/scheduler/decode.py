@@ -259,9 +259,9 @@ class DecodePlacer:
             return
         entry.stage = Stage.PREFILLED
         entry.num_failed_handoffs += 1
-        tries_left = entry.num_failed_handoffs < self._state.settings.num_handoffs_tried
+        tries_left = entry.num_failed_handoffs < self._state.settings.moves.num_tried
         if result.retriable and tries_left:
-            entry.rests[target] = now + self._state.settings.handoff_rest
+            entry.rests[target] = now + self._state.settings.moves.rest
             self._rest_until = min(self._rest_until, entry.rests[target])
             self._wait(entry)
             return

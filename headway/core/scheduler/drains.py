@@ -102,10 +102,10 @@ class Drains:
         """Those that run longest first, as many as the links take."""
         settings = self._state.settings
         leaving = sum(self._state.tracked[key].relocating for key in instance.keys)
-        room = settings.moves_per_link - leaving
+        room = settings.moves.per_link - leaving
         ready: list[Tracked] = []
         for entry in self._held(instance, decoding=True):
-            rests_until = entry.moved_at + settings.handoff_rest
+            rests_until = entry.moved_at + settings.moves.rest
             if now >= rests_until:
                 ready.append(entry)
             else:
@@ -140,7 +140,7 @@ class Drains:
         tracked = self._state.tracked
         arriving = (tracked.get(key) for key in self._instances[worker_id].inbound_keys)
         num_moving = sum(entry is not None and entry.relocating for entry in arriving)
-        return self._state.settings.moves_per_link - num_moving
+        return self._state.settings.moves.per_link - num_moving
 
     def _explain(
         self,

@@ -42,7 +42,7 @@ class Memory:
         """Begin with this; ``unheard`` are the members that have yet to send a snapshot."""
         self._saved = {each.key: each for each in saved if each.key not in self._state.tracked}
         self._unheard = dict.fromkeys(unheard)
-        self._until = now + self._state.settings.memory_grace if self._saved else inf
+        self._until = now + self._state.settings.graces.memory if self._saved else inf
 
     def take(self, key: StreamKey) -> SavedRequest | None:
         """What was known of a request; from now on it is tracked."""

@@ -250,7 +250,7 @@ class WorkerReports:
             moving = self._state.tracked.get(key)
             if moving is not None and moving.stage is Stage.MOVING:
                 moving.distrusted.add(instance.info.worker_id)
-        since = now - self._state.settings.finish_grace
+        since = now - self._state.settings.graces.finish
         lost = [k for k in instance.finished_since(since) if k not in self._state.tracked]
         for key in instance.keys:
             entry = self._state.tracked[key]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
-from types import MappingProxyType
 from typing import Any
 
 from headway.cluster import UnitId
@@ -21,6 +20,7 @@ from headway.core.scheduler.events import (
     SendToGateway,
     SendToWorker,
 )
+from headway.core.scheduler.settings import SchedulerSettings
 from headway.cost.buckets import Buckets
 from headway.messages import (
     CancelStream,
@@ -32,54 +32,7 @@ from headway.messages import (
     Rejected,
     Tuned,
 )
-from headway.policies.batching.uniboost import UniBoostParams
-from headway.policies.packing.flow_control import FlowControl
 from headway.request import Request, StreamKey
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerSettings:
-    """Policies by name with their parameters, and what bounds the scheduler; seconds, counts.
-
-    ``gamma_fit``: how the workers' γ is fitted here (γ-Ada); None where their policy has none.
-    ``election_grace``: a new leader dispatches when every member has sent its snapshot, or after
-    this. ``gateway_grace``: requests of a gateway that stays away longer are cancelled.
-    ``kv_watermark``: share of a unit's blocks that a dispatch leaves free unless the unit is
-    empty, as the workers' own. ``handoff_rest``: a unit that failed a request's handoff is not
-    tried for it meanwhile. ``moves_per_link``: the most requests that a worker that drains sends,
-    or a worker is sent, at a time. ``finish_grace``: a request's last tokens are at its gateway
-    this long after its worker reported the end, or lost if that worker dies before. ``persists``:
-    whether changes are written down for a successor; ``memory_grace``: what an earlier leader wrote
-    down, and nobody has told of this long after the election, is forgotten. ``prefix_hits``:
-    whether packing is told whose prompts begin like those that a unit was sent (SBS, cache-aware);
-    tokens have to be real for that. ``measures_work``: whether workers tell what their passes were
-    made of, for the autoscaler's velocities.
-    """
-
-    dispatch: str = "sbs"
-    dispatch_params: Mapping[str, float | str] = field(default_factory=lambda: MappingProxyType({}))
-    packing: str = "pbaa"
-    packing_params: Mapping[str, float | str] = field(default_factory=lambda: MappingProxyType({}))
-    placement: str = "iqr-lex"
-    placement_params: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    rescheduling: str = "none"
-    rescheduling_params: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    gamma_fit: UniBoostParams | None = None
-    flow_control: FlowControl = field(default_factory=FlowControl)
-    max_waiting: int = 4096
-    election_grace: float = 1.0
-    gateway_grace: float = 5.0
-    kv_watermark: float = 0.1
-    handoff_rest: float = 1.0
-    finish_grace: float = 2.0
-    memory_grace: float = 5.0
-    persists: bool = False
-    prefix_hits: bool = False
-    measures_work: bool = False
-    num_handoffs_tried: int = 5
-    moves_per_link: int = 4
-    num_decisions_kept: int = 1000
-    num_keys_remembered: int = 65_536
 
 
 class Stage(Enum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from headway.core.scheduler.state import SchedulerSettings
+from headway.core.scheduler.settings import SchedulerSettings
 from headway.messages import WantedReports
 from headway.policies import registry
 

@@ -12,7 +12,7 @@ from headway.core.scheduler.events import (
     SendToGateway,
     SendToWorker,
 )
-from headway.core.scheduler.state import SchedulerSettings
+from headway.core.scheduler.settings import SchedulerSettings
 from headway.messages import Dispatch, Placed
 from tests.fakes.scheduler_text import (
     SchedulerHarness,

@@ -8,6 +8,7 @@ import pytest
 
 from headway.cluster import Role, UnitLoad
 from headway.core.scheduler.events import FromWorker
+from headway.core.scheduler.settings import MoveLimits
 from headway.messages import CancelStream, Handoff, HandoffResult
 from tests.fakes.scheduler_text import SchedulerHarness, key, make_info, short_pass
 
@@ -128,7 +129,7 @@ def test_a_unit_that_failed_is_tried_again_after_a_rest() -> None:
 
 
 def test_after_so_many_failures_the_request_is_computed_again() -> None:
-    scheduler = prefilled("d", num_handoffs_tried=2)
+    scheduler = prefilled("d", moves=MoveLimits(num_tried=2))
     scheduler.handed_off("p", ok=False)
     scheduler.wait(1.1)
     scheduler.handed_off("p", ok=False)

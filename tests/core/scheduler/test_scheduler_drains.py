@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from headway.cluster import Role
 from headway.core.scheduler.events import FromWorker
+from headway.core.scheduler.settings import MoveLimits
 from headway.messages import GiveBack, HandedBack, Handoff, HandoffResult, HeldRequest
 from tests.fakes.scheduler_text import SchedulerHarness, key, make_info, short_pass
 
@@ -62,7 +63,7 @@ def _result(order: Handoff, *, ok: bool = True) -> HandoffResult:
 
 
 def test_a_link_takes_so_many_at_a_time_and_then_the_next() -> None:
-    scheduler = make_cluster(num_running=5, moves_per_link=2)
+    scheduler = make_cluster(num_running=5, moves=MoveLimits(per_link=2))
     scheduler.connect(make_info("d1", Role.DECODE, blocks=1000))
     drain(scheduler, "d0", 1, 2, 3, 4, 5)
     assert len(moves(scheduler)) == 2
@@ -71,7 +72,7 @@ def test_a_link_takes_so_many_at_a_time_and_then_the_next() -> None:
 
 
 def test_a_target_is_sent_no_more_than_its_link_takes() -> None:
-    scheduler = make_cluster(num_running=2, moves_per_link=2)
+    scheduler = make_cluster(num_running=2, moves=MoveLimits(per_link=2))
     scheduler.connect(make_info("d2", Role.DECODE, blocks=1))  # too small for any of these
     for number in (3, 4):
         scheduler.submit(number)
@@ -97,13 +98,13 @@ def test_a_move_that_fails_is_tried_again_after_a_rest() -> None:
     drain(scheduler, "d0", 1)
     scheduler.handed_off("d0", ok=False)
     assert len(moves(scheduler)) == 1
-    scheduler.wait(scheduler.core.settings.handoff_rest + 0.01)
+    scheduler.wait(scheduler.core.settings.moves.rest + 0.01)
     assert moves(scheduler) == [(1, "d1"), (1, "d1")]
     assert scheduler.lost() == []
 
 
 def test_those_that_run_longest_go_first() -> None:
-    scheduler = make_cluster(num_running=0, moves_per_link=1)
+    scheduler = make_cluster(num_running=0, moves=MoveLimits(per_link=1))
     for number, max_tokens in ((1, 5), (2, 500), (3, 50)):
         scheduler.submit(number, max_tokens=max_tokens)
         scheduler.prefill("p", number)

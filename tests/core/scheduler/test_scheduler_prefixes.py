@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from headway.cluster import UnitId
 from headway.core.scheduler.prefixes import GRANULE, MAX_HOLDERS, Prefixes
-from headway.core.scheduler.state import SchedulerSettings, Stage, Tracked
+from headway.core.scheduler.settings import SchedulerSettings
+from headway.core.scheduler.state import Stage, Tracked
 from tests.fakes.scheduler_text import SchedulerHarness, key, make_info, make_request, short_pass
 
 ENDLESS = 1_000_000

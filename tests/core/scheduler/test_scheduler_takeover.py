@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from headway.cluster import Role, UnitId
 from headway.core.scheduler.events import Elected, GatewayConnected, Learned, Persist, SavedRequest
-from headway.core.scheduler.state import SchedulerSettings
+from headway.core.scheduler.settings import SchedulerSettings
 from headway.errors import Code
 from headway.messages import CancelStream, Handoff, HeldRequest, Tuned
 from headway.policies.batching.uniboost import UniBoostParams
@@ -233,7 +233,7 @@ def test_a_worker_that_stays_silent_is_not_waited_for_longer_than_the_grace() ->
     successor = Successive(dispatched_leader(), "w", "x")
     successor.connect(make_info("x", Role.UNIFIED))
     successor.submit(1)
-    successor.wait(LIVE.memory_grace + 0.1)
+    successor.wait(LIVE.graces.memory + 0.1)
     assert successor.dispatched("x") == [1]
 
 
@@ -250,7 +250,7 @@ def test_what_nobody_tells_of_is_forgotten_and_removed() -> None:
     successor = Successive(dispatched_leader(), "w")
     successor.connect(make_info("w", Role.UNIFIED))
     assert key(1) in successor.saved()
-    successor.wait(LIVE.memory_grace + 0.1)
+    successor.wait(LIVE.graces.memory + 0.1)
     assert successor.saved() == {}
 
 
