@@ -257,7 +257,7 @@ def test_a_layer_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
     config = Qwen3Config.from_pretrained(folder)
     config.layer_types = ["full_attention", "chunked_attention"]
     with pytest.raises(HeadwayError, match="a layer's type is 'chunked_attention'; served are"):
-        refuse_unsupported(config)
+        refuse_unsupported(config.to_dict())
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])

@@ -65,7 +65,7 @@ def load_model(
     what is no checkpoint, FAILED_PRECONDITION for an unsupported one, with the way out.
     """
     config = _read_config(model)
-    refuse_unsupported(config)
+    refuse_unsupported(config.to_dict())
     if max_model_len is not None:
         refuse_length(config, max_model_len)
     if quantization and kernels not in ("auto", "torch"):

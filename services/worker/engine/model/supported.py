@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from headway.errors import Code, HeadwayError
@@ -35,32 +36,37 @@ VARIANTS = {
 }
 
 
-def refuse_unsupported(config: Any) -> None:
-    """Raise HeadwayError for a checkpoint that paged attention would compute wrongly."""
-    if config.model_type not in FAMILIES:
-        reason = f" ({KNOWN[config.model_type]})" if config.model_type in KNOWN else ""
+def refuse_unsupported(config: Mapping[str, Any]) -> None:
+    """Raise HeadwayError for a checkpoint that paged attention would compute wrongly.
+
+    ``config`` holds the fields of a checkpoint's ``config.json``, with or without defaults.
+    """
+    model_type = config.get("model_type")
+    if model_type not in FAMILIES:
+        reason = f" ({KNOWN[model_type]})" if model_type in KNOWN else ""
         families = ", ".join(FAMILIES)
-        raise unsupported(f"its model_type is {config.model_type!r}{reason}; served are {families}")
-    if config.hidden_act != "silu":
-        raise unsupported(f"its hidden_act is {config.hidden_act!r}; served is 'silu'")
-    if getattr(config, "quantization_config", None) is not None:
+        raise unsupported(f"its model_type is {model_type!r}{reason}; served are {families}")
+    activation = config.get("hidden_act", "silu")
+    if activation != "silu":
+        raise unsupported(f"its hidden_act is {activation!r}; served is 'silu'")
+    if config.get("quantization_config") is not None:
         raise unsupported("its weights are quantised; take the unquantised checkpoint")
     _refuse_variants(config)
-    _refuse_rotations(getattr(config, "rope_parameters", None) or {})
+    _refuse_rotations(config.get("rope_parameters") or config.get("rope_scaling") or {})
 
 
-def _refuse_variants(config: Any) -> None:
+def _refuse_variants(config: Mapping[str, Any]) -> None:
     for name, variant in VARIANTS.items():
-        value = getattr(config, name, None)
+        value = config.get(name)
         if value:
             raise unsupported(f"its {name} is {value!r} ({variant}); served is none")
-    for kind in getattr(config, "layer_types", None) or ():
+    for kind in config.get("layer_types") or ():
         if kind not in LAYER_TYPES:
             raise unsupported(f"a layer's type is {kind!r}; served are {', '.join(LAYER_TYPES)}")
 
 
-def _refuse_rotations(rope: dict[str, Any]) -> None:
-    rope_type = rope.get("rope_type", "default")
+def _refuse_rotations(rope: Mapping[str, Any]) -> None:
+    rope_type = rope.get("rope_type") or rope.get("type") or "default"
     if rope_type not in ROPE_TYPES:
         served = ", ".join(ROPE_TYPES)
         raise unsupported(f"its rope_type is {rope_type!r}; served are {served}")
@@ -107,6 +113,6 @@ def refuse_length(config: Any, asked: int) -> None:
 
 
 def unsupported(reason: str) -> HeadwayError:
-    """For the checkpoint as a whole."""
+    """Return the refusal of a checkpoint."""
     message = f"the checkpoint cannot be served: {reason}"
     return HeadwayError(Code.FAILED_PRECONDITION, message, param="model")
