@@ -23,8 +23,8 @@ from headway.cost.profile import (
 )
 from headway.cost.velocity import prefill_velocity
 from headway.errors import HeadwayError
+from tests.fakes.pass_times import TRUE
 
-TRUE = PassTime(0.012, 71e-6, 1e-4, 1e-7, 2e-9)
 TEXT = profile_text(load_profile("llama-8b-a100"))
 
 

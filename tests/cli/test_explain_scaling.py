@@ -13,7 +13,7 @@ from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, StartUp, T
 from services.autoscaler.config import AutoscalerConfig
 from services.runtime import wire
 from services.runtime.store import Member, Store
-from tests.services.autoscaler.test_keda import decided, served
+from tests.fakes.autoscaler_service import decided, served
 
 
 def decision(at: float, num_prefill: int, **figures: object) -> PublishTargets:

@@ -14,8 +14,7 @@ from services.local.metrics_targets import targets, write_targets
 from services.local.prometheus import address_of, beside, in_order
 from services.local.store import free_port
 from services.local.supervised import ProcessSpec
-from tests.deploy.test_compose import COMPOSE
-from tests.deploy.test_compose_autoscale import OVER
+from tests.fakes.compose_files import COMPOSE, OVER
 
 ROOT = Path(__file__).resolve().parents[2]
 GATEWAY, WORKER = (

@@ -11,7 +11,7 @@ from headway.core.worker.sequence import SequenceState, Stage
 from headway.core.worker.state import WorkerState
 from headway.forward_pass import Sampled
 from headway.request import Phase
-from tests.core.worker.test_worker import make_request, make_worker
+from tests.fakes.worker_core import make_request, make_worker
 
 START, END = 8, 9
 MARKERS = Markers((END,), (START,))

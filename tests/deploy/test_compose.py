@@ -5,28 +5,13 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from services.autoscaler.config import AutoscalerConfig
-from services.gateway.config import GatewayConfig
-from services.predictor.config import PredictorConfig
-from services.runtime.config import ServiceConfig
-from services.scheduler.config import SchedulerConfig
-from services.worker.config import WorkerConfig
+from tests.fakes.compose_files import COMPOSE, CONFIGS, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
-CONFIGS: dict[str, type[ServiceConfig]] = {
-    "services.autoscaler": AutoscalerConfig,
-    "services.gateway": GatewayConfig,
-    "services.predictor": PredictorConfig,
-    "services.scheduler": SchedulerConfig,
-    "services.worker": WorkerConfig,
-}
-COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 OURS = {name: spec for name, spec in COMPOSE["services"].items() if name != "redis"}
 
 
@@ -75,7 +60,7 @@ def test_the_podman_script_refuses_to_guess_a_command() -> None:
 def test_the_image_carries_what_the_services_import_and_is_not_run_by_root() -> None:
     lines = (ROOT / "Dockerfile").read_text().splitlines()
     copied = {line.split()[1] for line in lines if line.startswith("COPY") and "toml" not in line}
-    assert copied == {"headway", "services", "protos", "models"}
+    assert copied == {"headway", "services", "protos", "models", "bench", "cli"}
     kept = (ROOT / ".dockerignore").read_text().split()
     assert kept[0] == "*"
     assert {f"!{name}" for name in copied} <= set(kept)

@@ -7,13 +7,9 @@ import subprocess
 import sys
 from typing import Any
 
-import yaml
-
 from services.autoscaler.config import AutoscalerConfig
-from tests.deploy.test_compose import COMPOSE, CONFIGS, ROOT
+from tests.fakes.compose_files import COMPOSE, CONFIGS, OVER, PATH
 
-PATH = ROOT / "deploy" / "compose.autoscale.yaml"
-OVER: dict[str, Any] = yaml.safe_load(PATH.read_text())
 SCALED = {name: spec for name, spec in OVER["services"].items() if "extends" in spec}
 
 

@@ -17,7 +17,7 @@ from headway.policies import registry
 from services.autoscaler.config import AutoscalerConfig
 from services.runtime.config import ServiceConfig
 from services.worker.config import WorkerConfig
-from tests.deploy.test_compose import CONFIGS
+from tests.fakes.compose_files import CONFIGS
 from tests.fakes.kustomize import render
 
 ROOT = Path(__file__).resolve().parents[2]

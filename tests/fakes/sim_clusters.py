@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import pytest
+
 from headway.cluster import Role
 from headway.cost.pass_time import PassTime
 from headway.cost.schema import Profile
@@ -66,3 +68,15 @@ def run(
         cluster.submit(request)
     kernel.run(until)
     return records, cluster
+
+
+def told(records: list[Record]) -> list[Record]:
+    return sorted(records, key=lambda r: r.request_id)
+
+
+def close(one: list[Record], other: list[Record]) -> None:
+    assert [r.request_id for r in told(one)] == [r.request_id for r in told(other)]
+    for a, b in zip(told(one), told(other), strict=True):
+        assert (a.num_tokens, a.finished, a.error) == (b.num_tokens, b.finished, b.error)
+        for name in ("ttft", "ttfat", "ttlt"):
+            assert getattr(a, name) == pytest.approx(getattr(b, name), abs=1e-9)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
 from headway.cluster import Role
 from headway.core.scheduler.settings import SchedulerSettings
-from headway.cost.profile import load_profile
 from headway.errors import HeadwayError
 from headway.policies.dispatch import InstanceLoad, Turn
 from headway.policies.dispatch.tokenscale import (
@@ -18,26 +17,8 @@ from headway.policies.dispatch.tokenscale import (
     TokenScaleRouting,
     TokenScaleRoutingParams,
 )
-from headway.request import StreamKey
 from tests.fakes.scheduler_text import SchedulerHarness, make_info
-
-# 10,000 tokens/s on a prefiller; (1000 − B) / 0.1 s on a convertible decoder
-PROFILE = replace(
-    load_profile("llama-8b-a100"), prefill_tokens_per_s=10_000.0, convertible_chunk_tokens=1000
-)
-PARAMS = TokenScaleRoutingParams(profile=PROFILE, margin=0.0)
-
-
-@dataclass(frozen=True)
-class Prompt:
-    name: int
-    num_tokens: int
-    arrival_at: float = 0.0
-    is_burst: bool = False
-
-    @property
-    def key(self) -> StreamKey:
-        return StreamKey("g", self.name)
+from tests.fakes.tokenscale import PARAMS, Prompt
 
 
 def prefiller(worker_id: str, in_flight: int = 0, **fields: object) -> InstanceLoad:

@@ -28,7 +28,7 @@ from headway.policies.scaling.learned import (
     velocity_sample,
 )
 from headway.policies.scaling.protocol import WorkSample
-from tests.test_profile import TRUE
+from tests.fakes.pass_times import TRUE
 
 TABLE_2 = (23535, 8146, 5138, 33106, 9794, 5766, 39551, 11310, 6495)
 

@@ -8,22 +8,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headway.cluster import Role
-from headway.core.scheduler.settings import Graces, SchedulerSettings
+from headway.core.scheduler.settings import SchedulerSettings
 from headway.policies.packing.flow_control import FlowControl
 from tests.fakes.cluster import Cluster
-from tests.fakes.paged import expected_output
-
-# Links may take as long as they like here, so tokens may be on their way for ever.
-PATIENT = SchedulerSettings(graces=Graces(finish=1e9), persists=True)
-ROLES = st.sampled_from(
-    [
-        [Role.UNIFIED],
-        [Role.UNIFIED, Role.UNIFIED],
-        [Role.PREFILL, Role.DECODE],
-        [Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE],
-        [Role.PREFILL, Role.UNIFIED, Role.DECODE],
-    ]
+from tests.fakes.cluster_plans import (
+    PATIENT,
+    ROLES,
+    STEP,
+    SUBMIT,
+    TIME,
+    Plan,
+    check,
+    run,
 )
+
 POLICIES = st.sampled_from(
     [
         PATIENT,
@@ -31,9 +29,6 @@ POLICIES = st.sampled_from(
         replace(PATIENT, dispatch="immediate", packing="round-robin", placement="round-robin"),
     ]
 )
-SUBMIT = st.tuples(st.just("submit"), st.integers(1, 40), st.integers(1, 12))
-STEP = st.tuples(st.just("step"), st.integers(0, 30), st.integers(1, 8))
-TIME = st.tuples(st.just("time"), st.integers(0, 200), st.just(0))
 LEAVE = st.tuples(st.just("leave"), st.integers(0, 12), st.just(0))
 TROUBLE = st.tuples(
     st.sampled_from(["kill", "revive", "blip-worker", "blip-gateway", "elect"]),
@@ -42,75 +37,6 @@ TROUBLE = st.tuples(
 )
 CALM = st.lists(st.one_of(SUBMIT, STEP, STEP, STEP, TIME), max_size=60)
 STORM = st.lists(st.one_of(SUBMIT, STEP, STEP, STEP, TIME, LEAVE, TROUBLE), max_size=80)
-Plan = list[tuple[str, int, int]]
-
-
-def run(cluster: Cluster, plan: Plan) -> dict[str, tuple[int, int]]:
-    """Follow the plan; what was asked for, by request id."""
-    asked: dict[str, tuple[int, int]] = {}
-    for name, first, second in plan:
-        if name == "submit":
-            asked[f"r{cluster.num_submitted}"] = first, second
-            cluster.submit(first, second)
-        elif name == "step":
-            for _ in range(second):
-                steps = cluster.steps()
-                if steps:
-                    steps[first % len(steps)]()
-        elif name == "time":
-            cluster.pass_time(first / 100)
-        elif name == "leave":
-            cluster.leave(first)
-        else:
-            trouble(cluster, name, first)
-    for place in range(len(cluster.roles)):
-        cluster.revive(place)
-    cluster.settle()
-    for _ in cluster.roles:  # with the next report, nothing is believed that is not so
-        asked[f"r{cluster.num_submitted}"] = 30, 2
-        cluster.submit(30, 2)
-    cluster.settle()
-    return asked
-
-
-def trouble(cluster: Cluster, name: str, number: int) -> None:
-    place = number % len(cluster.roles)
-    match name:
-        case "kill":
-            cluster.kill(place)
-        case "revive":
-            cluster.revive(place)
-        case "blip-worker":
-            cluster.blip_worker(place)
-        case "blip-gateway":
-            cluster.blip_gateway()
-        case "elect":
-            cluster.elect(number)
-
-
-def check(cluster: Cluster, asked: dict[str, tuple[int, int]]) -> None:
-    assert cluster.failed == {}
-    for number, (request_id, (num_prompt, max_tokens)) in enumerate(asked.items()):
-        expected = expected_output(cluster.prompt(number, num_prompt), max_tokens)
-        output = cluster.outputs[request_id]
-        assert output == expected[: len(output)]
-        if cluster.ended[request_id] != "left":
-            assert cluster.ended[request_id] == "length"
-            assert len(output) == max_tokens
-    check_at_rest(cluster)
-
-
-def check_at_rest(cluster: Cluster) -> None:
-    """Nothing is held, nothing is tracked, and every unit has all that it is."""
-    assert all(worker.core.num_held == 0 for worker in cluster.workers.values())
-    status = cluster.scheduler.status()
-    assert status.num_tracked == status.num_awaiting_decode == 0
-    assert all(pool.num_waiting == pool.backlog_tokens == 0 for pool in status.pools)
-    for unit in cluster.scheduler.matrix():
-        assert unit.capacity == cluster.shape["chunk"]
-        assert unit.num_free_blocks == cluster.shape["blocks"]
-        if cluster.workers[unit.unit.worker_id].info.role.decodes:
-            assert unit.num_requests == unit.kv_tokens == 0
 
 
 @settings(max_examples=150, deadline=None)

@@ -11,8 +11,8 @@ from headway.cluster import Role
 from headway.core.scheduler.settings import MoveLimits, SchedulerSettings
 from headway.messages import Handoff
 from tests.fakes.cluster import Cluster
+from tests.fakes.cluster_plans import PATIENT, STEP, SUBMIT, TIME, check, trouble
 from tests.fakes.paged import expected_output
-from tests.properties.test_cluster_properties import PATIENT, STEP, SUBMIT, TIME, check, trouble
 
 ROLES = st.sampled_from(
     [

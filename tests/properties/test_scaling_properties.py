@@ -20,7 +20,7 @@ from headway.policies.scaling.meter import RateMeter
 from headway.policies.scaling.pool import Bounds, Pool
 from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Scaling, Targets
 from headway.policies.scaling.tokenscale import TokenScale, TokenScaleParams
-from tests.papers.test_tokenscale_routing import PARAMS, PROFILE, Prompt
+from tests.fakes.tokenscale import PARAMS, PROFILE, Prompt
 
 POLICIES = ("aibrix", "blitzscale", "distserve", "tokenscale", "utilisation")
 TOKENS = st.floats(0, 1e6)

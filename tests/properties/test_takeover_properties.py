@@ -14,16 +14,7 @@ from headway.messages import Dispatch
 from headway.request import StreamKey
 from tests.fakes.cluster import Cluster
 from tests.fakes.cluster_parts import FakeWorker
-from tests.properties.test_cluster_properties import (
-    PATIENT,
-    ROLES,
-    STEP,
-    SUBMIT,
-    TIME,
-    Plan,
-    check,
-    run,
-)
+from tests.fakes.cluster_plans import PATIENT, ROLES, STEP, SUBMIT, TIME, Plan, check, run
 
 ELECT = st.tuples(st.just("elect"), st.integers(0, 3), st.just(0))
 PLAN = st.lists(st.one_of(SUBMIT, STEP, STEP, STEP, TIME, ELECT), max_size=80)

@@ -13,19 +13,7 @@ from headway.core.scheduler.settings import SchedulerSettings
 from headway.sim.cluster import ClusterSpec, SimCluster, SimRequest
 from headway.sim.kernel import Kernel
 from headway.sim.records import Record
-from tests.fakes.sim_clusters import disaggregated, instance, poisson, run
-
-
-def told(records: list[Record]) -> list[Record]:
-    return sorted(records, key=lambda r: r.request_id)
-
-
-def close(one: list[Record], other: list[Record]) -> None:
-    assert [r.request_id for r in told(one)] == [r.request_id for r in told(other)]
-    for a, b in zip(told(one), told(other), strict=True):
-        assert (a.num_tokens, a.finished, a.error) == (b.num_tokens, b.finished, b.error)
-        for name in ("ttft", "ttfat", "ttlt"):
-            assert getattr(a, name) == pytest.approx(getattr(b, name), abs=1e-9)
+from tests.fakes.sim_clusters import close, disaggregated, instance, poisson, run
 
 
 @pytest.mark.parametrize("seed", range(3))

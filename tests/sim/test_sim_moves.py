@@ -17,8 +17,7 @@ from headway.sim.cluster import ClusterSpec, SimCluster, SimRequest
 from headway.sim.kernel import Kernel
 from headway.sim.network import NetworkParams
 from headway.sim.records import Record
-from tests.fakes.sim_clusters import PASS_TIME, instance, poisson, run
-from tests.sim.test_sim_cluster import close
+from tests.fakes.sim_clusters import PASS_TIME, close, instance, poisson, run
 
 PROMPT, OUTPUT = 1000, 300
 UNTIL = 120.0  # the scheduler looks for moves for ever

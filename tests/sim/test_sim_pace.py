@@ -12,8 +12,7 @@ from headway.cluster import Role
 from headway.errors import HeadwayError
 from headway.sim.cluster import ClusterSpec, SimRequest
 from headway.sim.pace import Pace
-from tests.fakes.sim_clusters import disaggregated, instance, poisson, run
-from tests.sim.test_sim_cluster import close
+from tests.fakes.sim_clusters import close, disaggregated, instance, poisson, run
 
 times = st.lists(st.tuples(st.floats(1e-3, 0.1), st.floats(1e-3, 1.0)), min_size=1, max_size=20)
 

@@ -9,8 +9,8 @@ import pytest
 from cli import main
 from headway.cost.profile import load_profile
 from headway.policies import registry
+from services.local import up
 from services.local.autoscale import refuse_wrong_options
-from tests.cli.test_up_autoscale import parsed
 from tests.fakes.local_cluster import MODEL
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
@@ -56,7 +56,8 @@ def test_a_profile_is_measured_and_drives_the_simulator_and_the_autoscaler(
     assert 0 < profile.start_up < 120
     assert profile.pass_time.seconds(64, 0, 0, 0) > 0
     assert registry.make("scaling", "tokenscale", profile=str(out)).name == "tokenscale"
-    refuse_wrong_options(parsed("--autoscale", "--preset", "tokenscale", "--profile", str(out)))
+    flags = ["--autoscale", "--preset", "tokenscale", "--profile", str(out)]
+    refuse_wrong_options(up.parse(flags))
 
     scenario = tmp_path / "small.toml"
     scenario.write_text(SCENARIO, encoding="utf-8")

@@ -9,8 +9,8 @@ import pytest
 
 from services.autoscaler.actuators.process import ProcessActuator
 from services.runtime.config import ServiceConfig
+from tests.fakes.load import PATIENCE, Load
 from tests.fakes.local_cluster import local_cluster, until
-from tests.system.test_autoscale import PATIENCE, Load
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 

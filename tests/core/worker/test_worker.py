@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from headway.cluster import Role, WorkerInfo
-from headway.core.worker.core import WorkerCore, WorkerSettings
+from headway.cluster import Role
 from headway.core.worker.events import (
     GatewayGone,
     PassFailed,
@@ -22,60 +20,14 @@ from headway.messages import (
     CancelStream,
     Dispatch,
     Drain,
-    EndForward,
     Handoff,
     HandoffResult,
     Snapshot,
     UnitBatch,
 )
-from headway.policies.batching import Batching
-from headway.policies.batching.sarathi import Sarathi
-from headway.request import FinishReason, Request, SamplingParams, StreamKey
+from headway.request import FinishReason, StreamKey
 from tests.fakes.paged import EOS, WorkerHarness, expected_output, transfer
-
-
-def make_worker(
-    role: Role = Role.UNIFIED,
-    *,
-    blocks: int = 32,
-    block_size: int = 4,
-    chunk: int = 16,
-    units: int = 1,
-    batching: Batching | None = None,
-    **settings: Any,
-) -> WorkerHarness:
-    info = WorkerInfo("w", "w:1", role, "m", units, chunk, block_size, blocks, 1000, 8)
-    core = WorkerCore(info, [EOS], batching or Sarathi(), WorkerSettings(**settings))
-    return WorkerHarness(core, block_size)
-
-
-def make_request(
-    stream_id: int, prompt: int = 6, *, max_tokens: int = 5, gateway_id: str = "g", **sampling: Any
-) -> Request:
-    return Request(
-        request_id=f"r{stream_id}",
-        attempt=0,
-        stream_id=stream_id,
-        gateway_id=gateway_id,
-        gateway_address="g:1",
-        model="m",
-        prompt_token_ids=tuple(range(stream_id + 1, stream_id + 1 + prompt)),
-        sampling=SamplingParams(temperature=0.0, max_tokens=max_tokens, **sampling),
-        arrival_at=float(stream_id),
-    )
-
-
-def dispatch(*requests: Request, dispatch_id: int = 1, unit: int = 0) -> Dispatch:
-    return Dispatch(dispatch_id, (UnitBatch(unit, requests),))
-
-
-def output_of(worker: WorkerHarness, stream_id: int) -> list[int]:
-    stream = worker.tokens[stream_id]
-    return [stream[i] for i in sorted(stream)]
-
-
-def reports(worker: WorkerHarness) -> list[EndForward]:
-    return [a for a in worker.log if isinstance(a, EndForward)]
+from tests.fakes.worker_core import dispatch, make_request, make_worker, output_of, reports
 
 
 def test_a_request_yields_its_tokens_and_ends_by_length() -> None:

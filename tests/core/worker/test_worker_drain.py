@@ -15,8 +15,8 @@ from headway.messages import (
     Snapshot,
 )
 from headway.request import StreamKey
-from tests.core.worker.test_worker import dispatch, make_request, make_worker, output_of
 from tests.fakes.paged import WorkerHarness, expected_output, transfer
+from tests.fakes.worker_core import dispatch, make_request, make_worker, output_of
 
 
 def key(stream_id: int) -> StreamKey:

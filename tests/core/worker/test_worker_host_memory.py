@@ -9,20 +9,16 @@ from headway.messages import CancelStream, Handoff, HandoffResult, LoadReport, W
 from headway.policies.batching.fcfs import Fcfs
 from headway.policies.batching.pascal import Pascal, PascalParams
 from headway.request import StreamKey
-from tests.core.worker.test_worker import dispatch, make_request, make_worker, output_of, reports
 from tests.fakes.paged import WorkerHarness, expected_output, transfer
-
-
-def crowded(host_tokens: int) -> WorkerHarness:
-    """Two requests that grow beyond 8 blocks of 4 tokens together."""
-    worker = make_worker(blocks=8, batching=Fcfs(), watermark=0.0, host_tokens=host_tokens)
-    worker.post(dispatch(make_request(1, 8, max_tokens=14), make_request(2, 8, max_tokens=14)))
-    return worker
-
-
-def num_swapped(worker: WorkerHarness) -> tuple[int, int]:
-    passes = [a for a in worker.log if isinstance(a, ForwardPass)]
-    return sum(len(p.swapped_out) for p in passes), sum(len(p.swapped_in) for p in passes)
+from tests.fakes.worker_core import (
+    crowded,
+    dispatch,
+    make_request,
+    make_worker,
+    num_swapped,
+    output_of,
+    reports,
+)
 
 
 def is_evicted(worker: WorkerHarness) -> bool:

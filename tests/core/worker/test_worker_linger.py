@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headway.forward_pass import ForwardPass
-from tests.core.worker.test_worker import dispatch, make_request, make_worker, output_of
 from tests.fakes.paged import WorkerHarness
+from tests.fakes.worker_core import dispatch, make_request, make_worker, output_of
 
 
 def leftover(linger: float = 0.5) -> WorkerHarness:

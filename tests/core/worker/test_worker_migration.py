@@ -6,8 +6,8 @@ from headway.cluster import Role
 from headway.core.worker.events import PassFailed
 from headway.messages import CancelStream, Handoff, HandoffResult
 from headway.request import StreamKey
-from tests.core.worker.test_worker import dispatch, make_request, make_worker, output_of
 from tests.fakes.paged import WorkerHarness, expected_output, transfer
+from tests.fakes.worker_core import dispatch, make_request, make_worker, output_of
 
 MOVE = Handoff(StreamKey("g", 1), "w2", "w2:1", 0)
 

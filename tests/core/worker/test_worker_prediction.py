@@ -23,8 +23,8 @@ from headway.policies.batching.trail import Trail
 from headway.policies.estimation.countdown import Countdown, CountdownParams
 from headway.presets import PRESETS
 from headway.request import StreamKey
-from tests.core.worker.test_worker import dispatch, make_request, make_worker
 from tests.fakes.paged import WorkerHarness, transfer
+from tests.fakes.worker_core import dispatch, make_request, make_worker
 
 KEY = StreamKey("g", 1)
 

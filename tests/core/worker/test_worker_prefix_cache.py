@@ -10,8 +10,8 @@ from headway.forward_pass import ForwardPass
 from headway.messages import CancelStream
 from headway.policies.batching.fcfs import Fcfs
 from headway.request import Request, StreamKey
-from tests.core.worker.test_worker import dispatch, make_request, make_worker, output_of
 from tests.fakes.paged import WorkerHarness, expected_output
+from tests.fakes.worker_core import dispatch, make_request, make_worker, output_of
 
 PREFIX = tuple(range(100, 112))  # three blocks
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headway.core.worker.rates import MemoryRates
 from headway.forward_pass import ForwardPass, PassItem, PassResult, Swap
 from headway.request import SamplingParams, StreamKey
-from tests.core.worker.test_worker_host_memory import crowded, num_swapped
+from tests.fakes.worker_core import crowded, num_swapped
 
 KEY = StreamKey("g", 1)
 

@@ -9,8 +9,8 @@ from headway.core.worker.events import StartTransfer, StopTransfer
 from headway.messages import CancelStream, Handoff, HandoffResult
 from headway.policies.batching.fcfs import Fcfs
 from headway.request import StreamKey
-from tests.core.worker.test_worker import dispatch, make_request, make_worker, output_of
 from tests.fakes.paged import WorkerHarness, break_off, expected_output, send_part
+from tests.fakes.worker_core import dispatch, make_request, make_worker, output_of
 
 KEY = StreamKey("g", 1)
 MOVE = Handoff(KEY, "w2", "w2:1", 0)

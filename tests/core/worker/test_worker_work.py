@@ -5,8 +5,8 @@ from __future__ import annotations
 from headway.cluster import Role
 from headway.core.worker.events import SchedulerConnected
 from headway.messages import EndForward, PassWork, WantedReports
-from tests.core.worker.test_worker import dispatch, make_request, make_worker
 from tests.fakes.paged import WorkerHarness
+from tests.fakes.worker_core import dispatch, make_request, make_worker
 
 
 def worked(worker: WorkerHarness) -> list[PassWork]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import grpc
 import pytest
@@ -16,14 +14,8 @@ from protos import (
     externalscaler_pb2,
     externalscaler_pb2_grpc,
 )
-from services.autoscaler import __main__ as autoscaler
 from services.autoscaler.config import AutoscalerConfig
-from services.autoscaler.service import AutoscalerService
-from services.runtime.clock import Clock
-from services.runtime.logs import get_logger
-from services.runtime.server import GrpcServer
-from services.runtime.service import Runtime
-from services.runtime.store import Store
+from tests.fakes.autoscaler_service import decided, served
 
 TOLERANCE = 0.1  # the HPA's default
 
@@ -56,20 +48,6 @@ class Keda:
         return math.ceil(value.metricValueFloat / specs[0].targetSizeFloat)
 
 
-@asynccontextmanager
-async def served(config: AutoscalerConfig) -> AsyncIterator[tuple[AutoscalerService, str]]:
-    store = await Store.connect(config.store, config.cluster)
-    runtime = Runtime(config, Clock(), store, GrpcServer(config), get_logger())
-    service = await autoscaler.build(runtime)
-    address = await runtime.server.start()
-    try:
-        yield service, address
-    finally:
-        await service.stop()
-        await runtime.server.stop(0)
-        await store.close()
-
-
 @pytest.fixture
 def config(store_url: str, cluster: str) -> AutoscalerConfig:
     return AutoscalerConfig(
@@ -80,13 +58,6 @@ def config(store_url: str, cluster: str) -> AutoscalerConfig:
         interval=0.05,
         model_name="m",
     )
-
-
-async def decided(service: AutoscalerService) -> None:
-    await service.start()
-    async with asyncio.timeout(10):
-        while service.decisions.newest is None:
-            await asyncio.sleep(0.01)
 
 
 async def test_the_hpas_arithmetic_gives_our_number(config: AutoscalerConfig) -> None:

@@ -1,10 +1,15 @@
-"""Checkpoints that the engine's tests share."""
+"""Checkpoints, a served worker and a gateway's sink that the tests here share."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
+import grpc
 import pytest
 
+from protos import gateway_pb2_grpc, worker_pb2_grpc
 from tests.fakes import engine_rig
+from tests.fakes.worker_service import Sink, served
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +24,19 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def llama(checkpoints: dict[str, str]) -> str:
     return checkpoints["llama"]
+
+
+@pytest.fixture
+async def sink() -> AsyncIterator[tuple[Sink, str]]:
+    found, server = Sink(), grpc.aio.server()
+    gateway_pb2_grpc.add_TokenSinkServicer_to_server(found, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield found, f"127.0.0.1:{port}"
+    await server.stop(0)
+
+
+@pytest.fixture
+async def worker(store_url: str, cluster: str) -> AsyncIterator[worker_pb2_grpc.WorkerStub]:
+    async with served(store_url, cluster) as (stub, _):
+        yield stub

@@ -11,9 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from headway.messages import Dispatch, EndForward, Handoff, HandoffResult, UnitBatch
 from headway.request import Request, SamplingParams
-from tests.services.worker.test_worker_service import Leader, Sink, make_request, served, sink
-
-__all__ = ["sink"]
+from tests.fakes.worker_service import Leader, Sink, make_request, served
 
 SEEDED = SamplingParams(
     temperature=0.9,

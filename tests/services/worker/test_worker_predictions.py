@@ -22,9 +22,8 @@ from headway.messages import (
 from protos import worker_pb2_grpc
 from services.predictor.config import PredictorConfig
 from tests.fakes.predictor_rig import constant_predictor, serving
-from tests.services.worker.test_worker_service import Leader, Sink, make_request, sink, worker
+from tests.fakes.worker_service import Leader, Sink, make_request
 
-__all__ = ["sink", "worker"]
 WIDTH = 128
 WANTS = WantedReports(load_interval=0.0, lengths=True)
 

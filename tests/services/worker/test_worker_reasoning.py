@@ -9,9 +9,8 @@ from headway.messages import ControlHello, Dispatch, EndForward, UnitBatch, Want
 from headway.request import Request
 from protos import worker_pb2_grpc
 from services.runtime.reasoning import find_markers
-from tests.services.worker.test_worker_service import Leader, Sink, make_request, sink, worker
+from tests.fakes.worker_service import Leader, Sink, make_request
 
-__all__ = ["sink", "worker"]
 MINI = "models/headway-mini"
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,89 +13,15 @@ import pytest
 from headway.errors import HeadwayError
 from headway.messages import (
     Accepted,
-    ControlHello,
     Dispatch,
     EndForward,
     KvHeader,
-    Snapshot,
     UnitBatch,
 )
-from headway.request import FinishReason, Request, SamplingParams
-from protos import gateway_pb2, gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
+from headway.request import FinishReason
+from protos import worker_pb2, worker_pb2_grpc
 from services.runtime import wire
-from services.runtime.channel import open_channel
-from services.runtime.clock import Clock
-from services.runtime.logs import get_logger
-from services.runtime.server import GrpcServer
-from services.runtime.service import Runtime
-from services.runtime.store import Store
-from services.worker.config import WorkerConfig
-from services.worker.main import build
-
-MODEL = Path(__file__).resolve().parents[3] / "models" / "headway-mini"
-
-
-class Sink(gateway_pb2_grpc.TokenSinkServicer):
-    """A gateway's token sink that keeps what it gets."""
-
-    def __init__(self) -> None:
-        self.tokens: asyncio.Queue[tuple[int, int, int]] = asyncio.Queue()
-        self.cached: dict[int, int] = {}
-
-    async def Attach(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
-        async for packed in request_iterator:
-            batch = wire.unpack_token_batch(packed)
-            self.cached |= {batch.stream_ids[n]: count for n, count in batch.num_cached.items()}
-            rows = zip(batch.stream_ids, batch.indices, batch.token_ids, strict=True)
-            for row in rows:
-                self.tokens.put_nowait(row)
-        return
-        yield gateway_pb2.TokenControl()
-
-
-@pytest.fixture
-async def sink() -> AsyncIterator[tuple[Sink, str]]:
-    found, server = Sink(), grpc.aio.server()
-    gateway_pb2_grpc.add_TokenSinkServicer_to_server(found, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    yield found, f"127.0.0.1:{port}"
-    await server.stop(0)
-
-
-@asynccontextmanager
-async def served(
-    store_url: str, cluster: str, service_id: str = "w", **options: Any
-) -> AsyncIterator[tuple[worker_pb2_grpc.WorkerStub, Runtime[WorkerConfig]]]:
-    """A worker that serves; it is stopped at the end."""
-    config = WorkerConfig(
-        service_id=service_id,
-        store=store_url,
-        cluster=cluster,
-        model=str(MODEL),
-        num_threads=1,
-        gateway_patience=2.0,
-        **{"num_blocks": 160, **options},
-    )
-    store = await Store.connect(store_url, cluster)
-    server = GrpcServer(config)
-    runtime: Runtime[WorkerConfig] = Runtime(config, Clock(), store, server, get_logger())
-    service = await build(runtime)
-    runtime.address = await server.start()
-    try:
-        await service.start()
-        async with open_channel(runtime.address, config) as channel:
-            yield worker_pb2_grpc.WorkerStub(channel), runtime
-    finally:
-        await service.stop()
-        await server.stop(0)
-        await store.close()
-
-
-@pytest.fixture
-async def worker(store_url: str, cluster: str) -> AsyncIterator[worker_pb2_grpc.WorkerStub]:
-    async with served(store_url, cluster) as (stub, _):
-        yield stub
+from tests.fakes.worker_service import Leader, Sink, make_request, served
 
 
 @pytest.mark.parametrize(
@@ -115,49 +39,6 @@ async def test_memory_that_cannot_be_is_refused_at_the_start(
     with pytest.raises(HeadwayError, match=named):
         async with served(store_url, cluster, **options):
             pass
-
-
-class Leader:
-    """One scheduler's control stream."""
-
-    def __init__(self, stub: Any, token: int) -> None:
-        self._call: Any = stub.Control()
-        self._token = token
-
-    async def greet(self) -> Snapshot:
-        await self.send(ControlHello(f"scheduler-{self._token}", self._token))
-        snapshot = await self.hear()
-        assert isinstance(snapshot, Snapshot)
-        return snapshot
-
-    async def send(self, message: Any) -> None:
-        await self._call.write(wire.pack_to_worker(message))
-
-    async def hear(self) -> Any:
-        async with asyncio.timeout(20):
-            packed = await self._call.read()
-            if packed is grpc.aio.EOF:
-                raise await self.ended()
-            return wire.unpack_from_worker(packed)
-
-    async def ended(self) -> grpc.aio.AioRpcError:
-        code, details = await self._call.code(), await self._call.details()
-        metadata = grpc.aio.Metadata()
-        return grpc.aio.AioRpcError(code, metadata, metadata, details)
-
-
-def make_request(address: str, stream_id: int = 1, *, max_tokens: int = 4) -> Request:
-    return Request(
-        request_id=f"r{stream_id}",
-        attempt=0,
-        stream_id=stream_id,
-        gateway_id="g",
-        gateway_address=address,
-        model=MODEL.name,
-        prompt_token_ids=(65, 100, 100, 32, 49),
-        sampling=SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True),
-        arrival_at=1.0,
-    )
 
 
 async def test_a_dispatch_is_accepted_computed_and_reported(
