@@ -115,8 +115,8 @@ def figures(finished: Finished) -> Row:
         **{f"{name}_p99": share_of(values, 0.99) for name, values in times.items()},
         "qoe": statistics.fmean(quality),
         "attainment": statistics.fmean(kept),
-        "restarts": sum(
-            w.core.restarts.num_voluntary + w.core.restarts.num_forced
+        "preemptions": sum(
+            w.core.preemptions.num_voluntary + w.core.preemptions.num_forced
             for w in finished.cluster.workers
         )
         / len(records),

@@ -3,7 +3,7 @@
 The paper's cluster: one prefill and three decode instances of a 7B model on RTX 4090D, lengths as
 its Table 2 gives them (ShareGPT with R1-Distill-Qwen-7B). Its moments are matched by a model:
 the cap of 32,680 tokens with probability 0.178, else a log-normal (7.026, 1.139) cut there. Where
-KV runs out, requests are evicted and computed again, which counts as an OOM.
+KV runs out, requests are preempted and computed again, which counts as an OOM.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _figures(finished: Finished, sampler: LoadSampler, set_up: SetUp) -> Row:
     counters = finished.cluster.scheduler_core.status().counters
     return {
         "tpot_p99": share_of(tpot, 0.99),
-        "ooms": float(sum(w.core.restarts.num_forced for w in decoders)),
+        "ooms": float(sum(w.core.preemptions.num_forced for w in decoders)),
         "variance": sampler.variance(),
         "goodput": kept / set_up.seconds,
         "ttlt_mean": statistics.fmean(r.ttlt for r in records if r.ttlt is not None),
@@ -227,7 +227,7 @@ def _main(found: Results) -> list[Claim]:
                     pair,
                     "none left",
                     most=-0.999,
-                    unit="evictions",
+                    unit="preemptions",
                     why="at times the KV of all three together runs short",
                 ),
             ]

@@ -1,4 +1,4 @@
-"""UniBoost: tails of TTLT and TTFT, restarts, and the regimes in which its order pays.
+"""UniBoost: tails of TTLT and TTFT, preemptions, and the regimes in which its order pays.
 
 One instance, three set-ups: light tails with ample KV (Qwen-72B, 32 places), heavy tails with ample
 KV (Llama-70B, 48 places), and heavy tails where KV is tight (100K tokens). SRPT knows all lengths.
@@ -108,8 +108,8 @@ def _figures(finished: Finished) -> Row:
     records = finished.records[NUM_WARM_UP:]
     ttlt = [r.ttlt for r in records if r.ttlt is not None]
     ttft = [r.ttft for r in records if r.ttft is not None]
-    restarts = finished.cluster.workers[0].core.restarts
-    num_ended = sum(restarts.by_request.values())
+    preemptions = finished.cluster.workers[0].core.preemptions
+    num_ended = sum(preemptions.by_request.values())
     return {
         "ttlt_mean": statistics.fmean(ttlt),
         "ttlt_p99": share_of(ttlt, 0.99),
@@ -117,8 +117,8 @@ def _figures(finished: Finished) -> Row:
         "ttft_p50": share_of(ttft, 0.50),
         "ttft_p95": share_of(ttft, 0.95),
         "ttft_p99": share_of(ttft, 0.99),
-        "not_restarted": restarts.by_request[0] / num_ended,
-        "restarts": (restarts.num_voluntary + restarts.num_forced) / num_ended,
+        "never_preempted": preemptions.by_request[0] / num_ended,
+        "preemptions": (preemptions.num_voluntary + preemptions.num_forced) / num_ended,
         "tokens_per_s": sum(r.num_tokens for r in finished.records) / finished.cluster.ended_at,
     }
 
@@ -219,18 +219,18 @@ def _first_tokens(found: Results) -> list[Claim]:
 def _costs(found: Results) -> list[Claim]:
     claims = []
     for scenario, rate in (("light", 0.50), ("tight", 0.33), ("tight", 0.36)):
-        ours = found.sample(scenario, OURS, rate, "not_restarted")
-        restarts = found.sample(scenario, OURS, rate, "restarts").mean
-        note = f"{restarts:.1f} restarts a request"
+        ours = found.sample(scenario, OURS, rate, "never_preempted")
+        preemptions = found.sample(scenario, OURS, rate, "preemptions").mean
+        note = f"{preemptions:.1f} preemptions a request"
         if scenario == "tight":
             note += "; each arrival may take one credit where nothing else is free"
         claims.append(
             compare(
                 PAPER,
-                f"requests that were never restarted at {rate:g} requests/s",
+                f"requests that were never preempted at {rate:g} requests/s",
                 f"{SET_UPS[scenario].name}, against srpt; share",
                 "over 0.90 at ρ = 0.99",
-                found.sample(scenario, "srpt", rate, "not_restarted"),
+                found.sample(scenario, "srpt", rate, "never_preempted"),
                 ours,
                 holds=ours.mean > 0.90,
                 note=note,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from headway.core.worker.plan import Restarts
+from headway.core.worker.plan import Preemptions
 from headway.core.worker.unit import PrefixCounts
 from headway.forward_pass import ForwardPass
 from headway.messages import EndForward, Tuned
@@ -69,13 +69,13 @@ class WorkerMetrics:
             registry=registry,
         )
         self._counted = PrefixCounts()
-        self._evictions = Counter(
-            "headway_worker_evictions",
+        self._preemptions = Counter(
+            "headway_worker_preemptions",
             "Requests whose blocks were taken, for a better one (voluntary) or by need (forced)",
             ["kind"],
             registry=registry,
         )
-        self._counted_evictions = (0, 0)
+        self._counted_preemptions = (0, 0)
         self._reasoning = Gauge(
             "headway_worker_reasoning_requests",
             "Requests that reason; 0 unless the scheduler's policies read it",
@@ -123,14 +123,14 @@ class WorkerMetrics:
         self._hit.inc(counts.num_hit_tokens - self._counted.num_hit_tokens)
         self._counted = counts
 
-    def evicted(self, restarts: Restarts) -> None:
+    def preempted(self, preemptions: Preemptions) -> None:
         """Show who lost its blocks, since the start."""
-        counts = (restarts.num_voluntary, restarts.num_forced)
+        counts = (preemptions.num_voluntary, preemptions.num_forced)
         for kind, now, before in zip(
-            ("voluntary", "forced"), counts, self._counted_evictions, strict=True
+            ("voluntary", "forced"), counts, self._counted_preemptions, strict=True
         ):
-            self._evictions.labels(kind).inc(now - before)
-        self._counted_evictions = counts
+            self._preemptions.labels(kind).inc(now - before)
+        self._counted_preemptions = counts
 
     def tuned(self, tuned: Tuned) -> None:
         """The scheduler has fitted γ."""

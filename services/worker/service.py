@@ -203,7 +203,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             if isinstance(action, EndForward):
                 self._metrics.reported(action)
                 self._metrics.prefixes(self._core.prefix_counts)
-                self._metrics.evicted(self._core.restarts)
+                self._metrics.preempted(self._core.preemptions)
                 self._predictor.ended(action.finished)
                 self._log_cut_short(action)
             self._control.report(action)

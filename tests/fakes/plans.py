@@ -102,10 +102,10 @@ class Planned:
             self.step()
 
     @property
-    def evicted(self) -> Counter[int]:
-        """Voluntary evictions of requests that are here, by name."""
+    def preempted(self) -> Counter[int]:
+        """Voluntary preemptions of requests that are here, by name."""
         sequences = self.state.units[0].sequences.values()
-        return Counter({s.key.stream_id: s.num_evictions for s in sequences})
+        return Counter({s.key.stream_id: s.num_voluntary for s in sequences})
 
 
 def make_planned(

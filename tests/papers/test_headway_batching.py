@@ -123,10 +123,10 @@ def test_who_has_become_critical_remains_it_until_the_next_level() -> None:
     assert policy.rank(answering(1, 19.0, 128, 128), now=10.0).rank[0] == OTHER
 
 
-# --- evictions --------------------------------------------------------------------------
+# --- preemptions --------------------------------------------------------------------------
 
 
-def test_slack_adds_to_the_gain_of_an_eviction() -> None:
+def test_slack_adds_to_the_gain_of_a_preemption() -> None:
     policy = make(swap_per_token=1e-3)
     victim, better = replace(answering(1, 15.0), arrival_at=9.0), Queued(2, 9.0)
     for candidate in (victim, better):
@@ -135,24 +135,24 @@ def test_slack_adds_to_the_gain_of_an_eviction() -> None:
     assert policy.gain(victim, better) == pytest.approx(plain.gain(victim, better) + 5.0)
 
 
-def test_a_critical_one_may_evict_whoever_has_a_credit() -> None:
+def test_a_critical_one_may_preempt_whoever_has_a_credit() -> None:
     policy = make(swap_per_token=1.0)
     victim, opening = answering(1, 15.0), Queued(2, 9.0, opens_answer=True)
     for candidate in (victim, opening):
         policy.rank(candidate, now=10.0)
-    assert policy.may_evict(victim, opening, now=10.0)
-    policy.evicted(victim, voluntary=True)
-    assert not policy.may_evict(victim, opening, now=10.0)
+    assert policy.may_preempt(victim, opening, now=10.0)
+    policy.preempted(victim, voluntary=True)
+    assert not policy.may_preempt(victim, opening, now=10.0)
 
 
 def test_slack_does_not_duty_cycle_answers_in_and_out() -> None:
-    """Answers that outrun their readers, more than fit: evictions stay bounded by the levels."""
+    """Answers that outrun their readers, more than fit: preemptions stay bounded by the levels."""
     planned = make_planned(make(k=4), blocks=24, block_size=4)
     planned.pace = 0.5
     for name in range(6):
         planned.come(name, 8, 24)
     planned.finish()
-    assert all(s.num_evictions <= 4 for s in planned.ended)  # ⌊log2(24 / 4)⌋ + 2
+    assert all(s.num_voluntary <= 4 for s in planned.ended)  # ⌊log2(24 / 4)⌋ + 2
 
 
 @pytest.mark.parametrize("field", [{"critical_slack": 61.0}, {"slack_step": 0.0}])

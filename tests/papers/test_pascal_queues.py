@@ -75,8 +75,8 @@ def test_reasoning_with_more_kv_than_5000_tokens_is_demoted() -> None:
 
 
 def test_demotion_is_for_good_even_where_the_kv_was_taken() -> None:
-    evicted = replace(reasoning(4901, name=1), running=False, num_kv_tokens=0)
-    assert served(evicted, answering(name=2, arrival_at=9.0)) == [2, 1]
+    preempted = replace(reasoning(4901, name=1), running=False, num_kv_tokens=0)
+    assert served(preempted, answering(name=2, arrival_at=9.0)) == [2, 1]
 
 
 def test_quanta_are_counted_anew_from_the_phase_boundary() -> None:
@@ -94,10 +94,10 @@ def test_a_rank_says_until_when_it_holds() -> None:
 
 def test_memory_goes_to_reasoning_first_and_then_by_quanta() -> None:
     policy = Pascal()
-    assert policy.may_evict(answering(), reasoning(), now=0.0)
-    assert not policy.may_evict(reasoning(), answering(), now=0.0)
-    assert policy.may_evict(reasoning(500), reasoning(), now=0.0)
-    assert not policy.may_evict(reasoning(400), reasoning(), now=0.0)
+    assert policy.may_preempt(answering(), reasoning(), now=0.0)
+    assert not policy.may_preempt(reasoning(), answering(), now=0.0)
+    assert policy.may_preempt(reasoning(500), reasoning(), now=0.0)
+    assert not policy.may_preempt(reasoning(400), reasoning(), now=0.0)
 
 
 def test_the_baseline_is_blind_to_phases() -> None:

@@ -93,7 +93,7 @@ def test_srpt_preempts_whoever_has_more_left() -> None:
     assert names(planned.step()) == [1]
     planned.come(3, 6, 2)
     assert names(planned.step()) == [3]
-    assert planned.evicted[1] == 1
+    assert planned.preempted[1] == 1
 
 
 # --- by predicted size ------------------------------------------------------------------
@@ -107,15 +107,15 @@ def test_trail_serves_the_fewest_predicted_tokens_to_come() -> None:
 def test_trail_preempts_nobody_in_the_late_part_of_its_predicted_output() -> None:
     policy = Trail(TrailParams(c=0.8))
     early, late = predicted(decoding(1, 79), 21.0), predicted(decoding(2, 80), 20.0)
-    assert policy.may_evict(early, predicted(Queued(3), 1.0), now=0.0)
-    assert not policy.may_evict(late, predicted(Queued(3), 1.0), now=0.0)
+    assert policy.may_preempt(early, predicted(Queued(3), 1.0), now=0.0)
+    assert not policy.may_preempt(late, predicted(Queued(3), 1.0), now=0.0)
     assert served(policy, [predicted(Queued(3, num_prompt_tokens=1), 1.0), late]) == [2, 3]
 
 
 @pytest.mark.parametrize(("c", "is_spared"), [(0.0, True), (1.0, False)])
 def test_trail_s_share_spans_all_from_no_preemption_to_srpt(c: float, is_spared: bool) -> None:
     victim = predicted(decoding(1, 1), 500.0)
-    assert Trail(TrailParams(c)).may_evict(victim, Queued(2), now=0.0) is not is_spared
+    assert Trail(TrailParams(c)).may_preempt(victim, Queued(2), now=0.0) is not is_spared
 
 
 def test_ltr_ranks_by_the_length_predicted_on_arrival_and_by_no_later_one() -> None:
@@ -173,22 +173,22 @@ def test_skip_join_mlfq_returns_who_has_waited_too_long_to_the_first_level() -> 
     assert policy.rank(large, now=35.0).rank[0] == 0
 
 
-def test_skip_join_mlfq_evicts_across_levels_only() -> None:
+def test_skip_join_mlfq_preempts_across_levels_only() -> None:
     policy = SkipJoinMlfq(SkipJoinMlfqParams(quantum=64))
     low, high = decoding(1, 100), Queued(2, 9.0, num_prompt_tokens=10)
     peer = decoding(3, 10)
     for candidate in (low, high, peer):
         policy.rank(candidate, now=0.0)
-    assert policy.may_evict(low, high, now=0.0)
-    assert not policy.may_evict(peer, high, now=0.0)
+    assert policy.may_preempt(low, high, now=0.0)
+    assert not policy.may_preempt(peer, high, now=0.0)
 
 
 def test_rr_puts_who_has_used_a_quantum_behind_those_with_fewer() -> None:
     policy = RoundRobin()
     candidates = [decoding(1, 500, 0.0), decoding(2, 499, 9.0), decoding(3, 1000, 0.0)]
     assert served(policy, candidates) == [2, 1, 3]
-    assert not policy.may_evict(decoding(1, 500), decoding(3, 999), now=0.0)
-    assert policy.may_evict(decoding(1, 1000), decoding(3, 999), now=0.0)
+    assert not policy.may_preempt(decoding(1, 500), decoding(3, 999), now=0.0)
+    assert policy.may_preempt(decoding(1, 1000), decoding(3, 999), now=0.0)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""MemGuard: priorities at doubling levels, one voluntary eviction a level, room for growth."""
+"""MemGuard: priorities at doubling levels, one voluntary preemption a level, room for growth."""
 
 from __future__ import annotations
 
@@ -75,49 +75,49 @@ def test_in_a_decode_pool_below_the_first_level_work_is_one_token() -> None:
 OLD, NEW = decoding(1, 70, 0.0, prompt=100), Queued(2, 1.0, num_prompt_tokens=10)
 
 
-def test_a_request_has_one_voluntary_eviction_to_give_at_each_level() -> None:
+def test_a_request_has_one_voluntary_preemption_to_give_at_each_level() -> None:
     policy = guard()
-    assert policy.may_evict(OLD, NEW, now=1.0)
-    policy.evicted(OLD, voluntary=True)
-    assert not policy.may_evict(OLD, NEW, now=1.0)
-    assert not policy.may_evict(replace(OLD, num_output_tokens=127), NEW, now=1.0)
-    assert policy.may_evict(replace(OLD, num_output_tokens=128), NEW, now=1.0)
+    assert policy.may_preempt(OLD, NEW, now=1.0)
+    policy.preempted(OLD, voluntary=True)
+    assert not policy.may_preempt(OLD, NEW, now=1.0)
+    assert not policy.may_preempt(replace(OLD, num_output_tokens=127), NEW, now=1.0)
+    assert policy.may_preempt(replace(OLD, num_output_tokens=128), NEW, now=1.0)
 
 
 def test_credits_are_each_request_s_own() -> None:
     policy = guard()
-    policy.evicted(OLD, voluntary=True)
-    assert policy.may_evict(replace(OLD, name=3), NEW, now=1.0)
+    policy.preempted(OLD, voluntary=True)
+    assert policy.may_preempt(replace(OLD, name=3), NEW, now=1.0)
 
 
-def test_an_eviction_by_need_asks_for_no_credit_and_spends_none() -> None:
+def test_a_preemption_by_need_asks_for_no_credit_and_spends_none() -> None:
     policy = guard()
-    policy.evicted(OLD, voluntary=False)
-    assert policy.may_evict(OLD, NEW, now=1.0)
+    policy.preempted(OLD, voluntary=False)
+    assert policy.may_preempt(OLD, NEW, now=1.0)
 
 
 def test_credits_end_with_the_request() -> None:
     policy = guard()
-    policy.evicted(OLD, voluntary=True)
+    policy.preempted(OLD, voluntary=True)
     policy.forget(OLD.key)
-    assert policy.may_evict(OLD, NEW, now=1.0)
+    assert policy.may_preempt(OLD, NEW, now=1.0)
 
 
 def newcomers(policy: UniBoostMemGuard | UniBoostBase, length: int) -> int:
-    """Voluntary evictions of a request under a stream of small ones that do not fit beside it."""
+    """Voluntary preemptions of a request under a stream of small ones that do not fit beside it."""
     planned = make_planned(policy, blocks=11 * length // 4, chunk=4096)
     large = planned.come(0, 10 * length, length, arrival_at=0.0)
     for name in range(1, 100 * length):
         planned.step(2)
         if large in planned.ended:
-            return large.num_evictions
+            return large.num_voluntary
         planned.come(name, length + 4, 1)
     raise AssertionError("the large one never ends")
 
 
 @pytest.mark.parametrize("k", [1, 4, 16])
 @pytest.mark.parametrize("length", [16, 100, 256])
-def test_voluntary_evictions_are_bounded_by_the_levels(k: int, length: int) -> None:
+def test_voluntary_preemptions_are_bounded_by_the_levels(k: int, length: int) -> None:
     bound = floor(log2(length / k)) + 2
     assert 0 < newcomers(guard(1e-4, k=k), length) <= bound
     assert 0 < newcomers(guard(0.0, k=k), length) <= bound
@@ -127,29 +127,29 @@ def test_the_bound_is_reached_where_every_level_meets_a_better_one() -> None:
     assert newcomers(guard(0.0, k=4), 64) == floor(log2(63 / 4)) + 2  # the 64th token ends it
 
 
-def test_without_levels_every_newcomer_evicts_again() -> None:
+def test_without_levels_every_newcomer_preempts_again() -> None:
     assert newcomers(UniBoostBase(BoostParams(1e-4, 1e-3)), 100) > 90
 
 
-def test_evictions_by_need_are_counted_apart() -> None:
+def test_preemptions_by_need_are_counted_apart() -> None:
     planned = make_planned(guard(inf), blocks=6)
     planned.come(1, 8, 12, arrival_at=0.0)
     planned.come(2, 8, 12, arrival_at=0.0)
     planned.finish()
-    restarts = planned.planner.restarts
-    assert (restarts.num_voluntary, restarts.num_forced > 0) == (0, True)
-    assert sum(restarts.by_request.values()) == 2
+    preemptions = planned.planner.preemptions
+    assert (preemptions.num_voluntary, preemptions.num_forced > 0) == (0, True)
+    assert sum(preemptions.by_request.values()) == 2
 
 
 # --- gain -------------------------------------------------------------------------------
 
 
-def test_an_eviction_must_gain_more_than_the_swap_costs() -> None:
+def test_a_preemption_must_gain_more_than_the_swap_costs() -> None:
     policy = UniBoostMemGuard(MemGuardParams(0.05, 1e-3, swap_per_token=1e-5))
     gain = policy.phi(OLD)[0] - policy.phi(NEW)[0]
     cheap = replace(OLD, num_kv_tokens=int(gain / 1e-5) - 1)
-    assert policy.may_evict(cheap, NEW, now=0.0)
-    assert not policy.may_evict(replace(cheap, num_kv_tokens=int(gain / 1e-5) + 1), NEW, now=0.0)
+    assert policy.may_preempt(cheap, NEW, now=0.0)
+    assert not policy.may_preempt(replace(cheap, num_kv_tokens=int(gain / 1e-5) + 1), NEW, now=0.0)
 
 
 def test_without_a_swap_path_the_kv_costs_what_computing_it_again_does() -> None:
@@ -159,14 +159,14 @@ def test_without_a_swap_path_the_kv_costs_what_computing_it_again_does() -> None
 
 def test_at_gamma_zero_any_gain_will_do() -> None:
     policy = guard(0.0)
-    assert policy.may_evict(replace(OLD, num_kv_tokens=10**9), NEW, now=0.0)
+    assert policy.may_preempt(replace(OLD, num_kv_tokens=10**9), NEW, now=0.0)
 
 
 # --- admission --------------------------------------------------------------------------
 
 
 def crowded(watermark: float) -> Planned:
-    """One that decodes in 6 of 10 blocks and may not be evicted."""
+    """One that decodes in 6 of 10 blocks and may not be preempted."""
     planned = make_planned(UniBoostMemGuard(MemGuardParams(inf, 1e-3)), watermark=watermark)
     planned.come(1, 20, 4, arrival_at=0.0)
     planned.step()

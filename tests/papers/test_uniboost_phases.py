@@ -35,7 +35,7 @@ def test_distboost_preempts_nobody() -> None:
     planned.step()
     planned.come(2, 16, 9, arrival_at=0.0)
     assert names(planned.step(2)) == [1]
-    assert planned.planner.restarts.num_voluntary == 0
+    assert planned.planner.preemptions.num_voluntary == 0
 
 
 # --- UniBoost-Base ----------------------------------------------------------------------
@@ -53,7 +53,7 @@ def test_base_lets_a_prefill_take_the_blocks_of_a_decode() -> None:
     planned.step(3)
     planned.come(2, 8, 9)
     assert names(planned.step()) == [2]
-    assert planned.evicted[1] == 1
+    assert planned.preempted[1] == 1
 
 
 def test_base_moves_a_request_with_every_token() -> None:
@@ -64,9 +64,9 @@ def test_base_moves_a_request_with_every_token() -> None:
 
 
 def test_base_thrashes_where_memory_is_short_and_memguard_exists_for_that() -> None:
-    """Two that take turns at attaining least: each token may evict the other."""
+    """Two that take turns at attaining least: each token may preempt the other."""
     planned = make_planned(UniBoostBase(PARAMS), blocks=10)
     planned.come(1, 20, 16, arrival_at=0.0)
     planned.come(2, 20, 16, arrival_at=0.0)
     planned.finish()
-    assert planned.planner.restarts.num_voluntary > 10
+    assert planned.planner.preemptions.num_voluntary > 10

@@ -17,7 +17,7 @@ from tests.fakes.plans import Planned, make_planned
 
 K = 4
 BOUNDED = ("headway", "uniboost", "uniboost-memguard")
-"""Policies with one voluntary eviction a request and level."""
+"""Policies with one voluntary preemption a request and level."""
 
 SMALL: dict[str, dict[str, Any]] = {
     "headway": {"k": K, "slack_step": 0.05, "critical_slack": 0.1},
@@ -98,7 +98,7 @@ class Kept:
 
     def stop(self, sequence: SequenceState, size: int) -> None:
         if sequence.stage is Stage.RUNNING:
-            self.policy.evicted(sequence, voluntary=bool(size % 2))
+            self.policy.preempted(sequence, voluntary=bool(size % 2))
             self.planned.state.units[0].preempt(sequence, voluntary=bool(size % 2))
             self.queue.touch(sequence, now=self.planned.now)
 
@@ -236,12 +236,12 @@ def test_on_a_tight_pool_every_request_ends_and_no_block_is_lost(
     assert unit.pool.num_free == 15
     unit.host.settle()
     assert unit.host.num_free == host_tokens // unit.pool.block_size
-    num_voluntary = sum(s.num_evictions for s in planned.ended)
-    num_restarts = sum(s.num_preemptions for s in planned.ended)
-    restarts = planned.planner.restarts
-    assert (restarts.num_voluntary, restarts.num_forced) == (
+    num_voluntary = sum(s.num_voluntary for s in planned.ended)
+    num_preemptions = sum(s.num_preemptions for s in planned.ended)
+    preemptions = planned.planner.preemptions
+    assert (preemptions.num_voluntary, preemptions.num_forced) == (
         num_voluntary,
-        num_restarts - num_voluntary,
+        num_preemptions - num_voluntary,
     )
     assert planned.policy.preempts or num_voluntary == 0
 
@@ -249,7 +249,7 @@ def test_on_a_tight_pool_every_request_ends_and_no_block_is_lost(
 @pytest.mark.parametrize("name", BOUNDED)
 @settings(max_examples=200, deadline=None)
 @given(load=LOADS, gamma=GAMMAS, chunk=st.integers(4, 40), pace=st.sampled_from([0.001, 0.1, 1.0]))
-def test_voluntary_evictions_are_bounded_by_the_levels_of_a_request(
+def test_voluntary_preemptions_are_bounded_by_the_levels_of_a_request(
     name: str, load: list[tuple[int, int, int, int]], gamma: float, chunk: int, pace: float
 ) -> None:
     policy = make(name, gamma=gamma, seconds_per_token=1e-6, swap_per_token=1e-9)
@@ -258,4 +258,4 @@ def test_voluntary_evictions_are_bounded_by_the_levels_of_a_request(
     run_to_the_end(planned, load)
     for sequence in planned.ended:
         num_levels = floor(log2(max(1, len(sequence.output)) / K)) + 2
-        assert sequence.num_evictions <= max(1, num_levels)
+        assert sequence.num_voluntary <= max(1, num_levels)

@@ -1,4 +1,4 @@
-"""Metrics that show what a preset does: evictions by kind, moves by cause, γ."""
+"""Metrics that show what a preset does: preemptions by kind, moves by cause, γ."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from headway.cluster import UnitId
 from headway.core.scheduler.core import SchedulerCore
 from headway.core.scheduler.events import Chosen, Considered, Decision, SendToWorker
-from headway.core.worker.plan import Restarts
+from headway.core.worker.plan import Preemptions
 from headway.messages import Tuned
 from headway.request import StreamKey
 from services.scheduler.metrics import SchedulerMetrics
@@ -49,11 +49,11 @@ def test_requests_that_are_held_back_are_shown_by_the_leader() -> None:
     assert registry.get_sample_value("headway_scheduler_held_back_requests") == 3
 
 
-def test_evictions_are_counted_by_kind() -> None:
+def test_preemptions_are_counted_by_kind() -> None:
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry)
-    for restarts in (Restarts(2, 1), Restarts(2, 1), Restarts(3, 1)):
-        metrics.evicted(restarts)
-    name = "headway_worker_evictions_total"
+    for preemptions in (Preemptions(2, 1), Preemptions(2, 1), Preemptions(3, 1)):
+        metrics.preempted(preemptions)
+    name = "headway_worker_preemptions_total"
     assert registry.get_sample_value(name, {"kind": "voluntary"}) == 3
     assert registry.get_sample_value(name, {"kind": "forced"}) == 1

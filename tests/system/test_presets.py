@@ -109,17 +109,19 @@ async def test_sbs_holds_requests_and_sends_them_together(start: Start) -> None:
         assert "placement by iqr-lex: to decode-1/0" in told
 
 
-async def test_uniboost_evicts_for_better_requests_and_is_told_a_fitted_gamma(start: Start) -> None:
+async def test_uniboost_preempts_for_better_requests_and_is_told_a_fitted_gamma(
+    start: Start,
+) -> None:
     options = {"max_model_len": 256, "num_blocks": 20, "prefix_caching": False}
     flags = ("--prefill", "0", "--decode", "0", "--unified", "1")
     async with start("uniboost", *flags, **options) as running:
         long = [asyncio.create_task(generate(running, 200)) for _ in range(4)]
 
-        async def has_evicted() -> bool:
+        async def has_preempted() -> bool:
             await generate(running, 2)
-            return await running.metric("headway_worker_evictions_total", "unified-1") > 0
+            return await running.metric("headway_worker_preemptions_total", "unified-1") > 0
 
-        await until(has_evicted)
+        await until(has_preempted)
         await asyncio.gather(*long)
 
         async def is_told() -> bool:

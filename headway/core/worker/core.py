@@ -26,7 +26,7 @@ from headway.core.worker.events import (
 )
 from headway.core.worker.failures import end_failed_pass
 from headway.core.worker.loads import load_report, loads_with_phases
-from headway.core.worker.plan import PassPlanner, Restarts
+from headway.core.worker.plan import PassPlanner, Preemptions
 from headway.core.worker.prediction import Predictions
 from headway.core.worker.sequence import SequenceState, Stage
 from headway.core.worker.settings import WorkerSettings
@@ -129,9 +129,9 @@ class WorkerCore:
         )
 
     @property
-    def restarts(self) -> Restarts:
+    def preemptions(self) -> Preemptions:
         """How often requests lost their blocks."""
-        return self._planner.restarts
+        return self._planner.preemptions
 
     def wake(self, *, now: float) -> Sequence[WorkerAction]:
         """Begin the pass that lingered."""

@@ -16,10 +16,10 @@ from headway.policies.batching.queue import Entry, RankedQueue
 
 
 @dataclass(slots=True)
-class Restarts:
+class Preemptions:
     """Requests that lost their blocks: for better ones, and by others' KV growth.
 
-    ``by_request``: of those that have completed, how many were restarted so often.
+    ``by_request``: of those that have completed, how many were preempted so often.
     """
 
     num_voluntary: int = 0
@@ -51,7 +51,7 @@ class PassPlanner:
         self._policy = batching
         self._limits = limits
         self._units: dict[int, _Unit] = {}
-        self.restarts = Restarts()
+        self.preemptions = Preemptions()
 
     def plan(self, unit: UnitState, *, now: float, gently: bool = False) -> list[PassItem]:
         """The unit's items, in the policy's order; marks the sequences as in the pass.
@@ -67,8 +67,8 @@ class PassPlanner:
         items = plan.items(kept.refused if kept.refused_version == version else None)
         kept.served, kept.refused, kept.refused_version = plan.served, plan.refused, version
         kept.is_short = plan.is_short
-        self.restarts.num_voluntary += plan.num_voluntary
-        self.restarts.num_forced += plan.num_forced
+        self.preemptions.num_voluntary += plan.num_voluntary
+        self.preemptions.num_forced += plan.num_forced
         return items
 
     @property
@@ -119,7 +119,7 @@ class PassPlanner:
 
     def completed(self, sequence: SequenceState, *, now: float) -> None:
         """Its last token has been drawn."""
-        self.restarts.by_request[sequence.num_preemptions] += 1
+        self.preemptions.by_request[sequence.num_preemptions] += 1
         self._policy.completed(sequence, now=now)
 
     def tune(self, gamma: float) -> None:

@@ -38,7 +38,7 @@ class SequenceState:
     num_computed: int = 0
     num_cached_tokens: int = 0  # of the prompt, that this pool need not compute
     num_preemptions: int = 0
-    num_evictions: int = 0  # the voluntary ones of them
+    num_voluntary: int = 0  # the voluntary ones of them
     answer_start: int | None = 0  # output tokens before the answer, None while it reasons
     in_hand_until: float = -inf
     predicted_total: float | None = None  # output tokens

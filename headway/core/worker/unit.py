@@ -134,7 +134,7 @@ class UnitState:
         sequence.num_named = 0
         self.move(sequence, Stage.WAITING)
         sequence.num_preemptions += 1
-        sequence.num_evictions += voluntary
+        sequence.num_voluntary += voluntary
 
     def _is_swap_sooner(self, sequence: SequenceState) -> bool:
         if not sequence.num_computed or not self.host.num_free:

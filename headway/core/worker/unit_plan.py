@@ -53,7 +53,7 @@ class UnitPlan:
         self._running: list[Place[SequenceState]] = queue.running
         self._waiting: list[Place[SequenceState]] = queue.waiting
         self._turn = 0  # running[:turn] have had theirs
-        self._end = len(self._running)  # running[end:] have been evicted by need
+        self._end = len(self._running)  # running[end:] have been preempted by need
         self._num_admitted = 0
         self._may_admit = True
         self._yielded: Place[SequenceState] | None = None  # the best of those that have
@@ -123,7 +123,7 @@ class UnitPlan:
             self._may_admit, self.refused = False, sequence
             return False
         for victim in victims:
-            self._evict(victim[2].candidate, voluntary=True)
+            self._preempt(victim[2].candidate, voluntary=True)
         if victims:  # nobody passes those who have just made room
             self._yielded = min(victims if self._yielded is None else [*victims, self._yielded])
         self._unit.admit(sequence)
@@ -150,7 +150,7 @@ class UnitPlan:
             victim = place[2].candidate
             if victim.stage is not Stage.RUNNING:
                 continue
-            if self._policy.may_evict(victim, sequence, now=self._now):
+            if self._policy.may_preempt(victim, sequence, now=self._now):
                 victims.append(place)
                 num_blocks += self._unit.pool.num_own(victim.blocks)
                 if self._fits(sequence, num_blocks):
@@ -180,7 +180,7 @@ class UnitPlan:
             victim = self._worst()
             if victim is None:
                 return False
-            self._evict(victim, voluntary=False)
+            self._preempt(victim, voluntary=False)
             self._may_admit = False  # nobody passes one who has just lost its blocks
         return True
 
@@ -192,8 +192,8 @@ class UnitPlan:
                 return victim
         return None
 
-    def _evict(self, victim: SequenceState, *, voluntary: bool) -> None:
-        self._policy.evicted(victim, voluntary=voluntary)
+    def _preempt(self, victim: SequenceState, *, voluntary: bool) -> None:
+        self._policy.preempted(victim, voluntary=voluntary)
         self._unit.preempt(victim, voluntary=voluntary)
         self.num_voluntary += voluntary
         self.num_forced += not voluntary

@@ -5,7 +5,7 @@ at the pacer. Adding it says that this work can wait that long for free. Who ope
 is about to let its reader wait, is critical and goes before all.
 
 Slack only reorders: it falls at any time and rises only at MemGuard's levels, of all generated
-tokens or of the answer's, and MemGuard's credit bounds evictions as ever.
+tokens or of the answer's, and MemGuard's credit bounds preemptions as ever.
 """
 
 from __future__ import annotations

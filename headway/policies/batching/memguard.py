@@ -1,8 +1,8 @@
 """``uniboost-memguard``: UniBoost's third phase, priorities that move at levels only.
 
 Generated tokens enter Φ quantised, ``w_q = k · 2^⌊log2(w/k)⌋`` and 0 below k. Quantising alone does
-not bound preemptions, for every arrival may evict again: a request also has one voluntary
-eviction to give at each level. So one that generates S tokens is voluntarily evicted at most
+not bound preemptions, for every arrival may preempt again: a request also has one voluntary
+preemption to give at each level. So one that generates S tokens is voluntarily preempted at most
 ``⌊log2(S/k)⌋ + 2`` times (once, below k).
 """
 
@@ -53,7 +53,7 @@ class MemGuardParams(BoostParams):
 
 
 class UniBoostMemGuard(Boosted):
-    """Boosted arrival over service quantised at doubling levels, one eviction a level."""
+    """Boosted arrival over service quantised at doubling levels, one preemption a level."""
 
     preempts = True
 
@@ -62,7 +62,7 @@ class UniBoostMemGuard(Boosted):
         super().__init__(params)
         self.k = int(params.k)
         self._swap_per_token = params.swap_per_token
-        self._evicted_at: dict[StreamKey, int] = {}
+        self._preempted_at: dict[StreamKey, int] = {}
 
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
         """By Φ of the prompt's work and the quantised rest."""
@@ -75,7 +75,7 @@ class UniBoostMemGuard(Boosted):
         work = prompt_work(candidate) + quantised(candidate.num_output_tokens, self.k)
         return self.priority(candidate, max(1, work))
 
-    def may_evict(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
+    def may_preempt(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
         """One credit a request and level, and only for more than what the swap costs."""
         return self.has_credit(victim) and self.gain(victim, for_) > self.swap_cost(victim)
 
@@ -84,19 +84,19 @@ class UniBoostMemGuard(Boosted):
         return inf if self.gamma == 0.0 else self.phi(victim)[0] - self.phi(for_)[0]
 
     def has_credit(self, victim: Candidate) -> bool:
-        """Whether it was not voluntarily evicted at this level before."""
-        return self._evicted_at.get(victim.key, -1) < level_of(victim.num_output_tokens, self.k)
+        """Whether it was not voluntarily preempted at this level before."""
+        return self._preempted_at.get(victim.key, -1) < level_of(victim.num_output_tokens, self.k)
 
     def swap_cost(self, victim: Candidate) -> float:
         """Seconds until its KV is back, out and in."""
         per_token = self._swap_per_token or self.seconds(1)
         return victim.num_kv_tokens * per_token
 
-    def evicted(self, victim: Candidate, *, voluntary: bool) -> None:
+    def preempted(self, victim: Candidate, *, voluntary: bool) -> None:
         """A voluntary one spends the level's credit; by need none is asked for."""
         if voluntary:
-            self._evicted_at[victim.key] = level_of(victim.num_output_tokens, self.k)
+            self._preempted_at[victim.key] = level_of(victim.num_output_tokens, self.k)
 
     def forget(self, key: StreamKey) -> None:
         """Its credits go with it."""
-        self._evicted_at.pop(key, None)
+        self._preempted_at.pop(key, None)

@@ -44,7 +44,7 @@ class Pascal(Batching):
         queue, quanta = self._turn(candidate)
         return Ranked((queue, quanta, candidate.arrival_at), self._until(candidate, queue))
 
-    def may_evict(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
+    def may_preempt(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
         """Only one of a lower queue, or that has used more quanta in the same."""
         return self._turn(for_) < self._turn(victim)
 

@@ -122,11 +122,11 @@ class Batching(ABC):
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
         """Where it stands, whatever order candidates are asked about in."""
 
-    def may_evict(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
+    def may_preempt(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
         """Whether a running request may yield to a waiting one that ranks before it."""
         return True
 
-    def evicted(self, victim: Candidate, *, voluntary: bool) -> None:
+    def preempted(self, victim: Candidate, *, voluntary: bool) -> None:
         """Its blocks were taken, for a better one (``voluntary``) or by another's KV growth."""
 
     def passed(self, pass_time: float, num_tokens: int, num_steps: int = 1) -> None:

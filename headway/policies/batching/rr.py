@@ -35,7 +35,7 @@ class RoundRobin(Batching):
         until = candidate.attained_tokens + self._quantum - used
         return Ranked((quanta, candidate.arrival_at), until)
 
-    def may_evict(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
+    def may_preempt(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
         """Only one that has used more quanta."""
         quantum = self._quantum
         return for_.num_output_tokens // quantum < victim.num_output_tokens // quantum

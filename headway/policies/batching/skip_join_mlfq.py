@@ -70,7 +70,7 @@ class SkipJoinMlfq(Batching):
             due_at if not candidate.running and place.level > 0 else inf,
         )
 
-    def may_evict(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
+    def may_preempt(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
         """Not within a level."""
         return self._places[for_.key].level < self._places[victim.key].level
 

@@ -1,7 +1,7 @@
 """``trail``: SRPT on predicted remaining lengths with limited preemption (TRAIL, ICLR '25).
 
 A request may be preempted while it has generated less than a share c of its predicted output;
-after that its KV is worth more than what its eviction would gain.
+after that its KV is worth more than what its preemption would gain.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Trail(Batching):
         remaining = prompt_remaining(candidate) + predicted_remaining(candidate)
         return Ranked((not late, remaining, candidate.arrival_at), candidate.attained_tokens + 1)
 
-    def may_evict(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
+    def may_preempt(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
         """Not in its late part."""
         return not self._is_late(victim)
 

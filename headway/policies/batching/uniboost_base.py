@@ -1,6 +1,6 @@
 """``uniboost-base``: UniBoost's second phase, one queue for prefill and decode, ordered by Φ.
 
-Every token moves a request, and whoever ranks better may evict: it thrashes where KV is short.
+Every token moves a request, and whoever ranks better may preempt: it thrashes where KV is short.
 """
 
 from __future__ import annotations

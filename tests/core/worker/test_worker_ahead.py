@@ -115,7 +115,7 @@ def test_nobody_loses_blocks_to_a_pass_that_is_planned_ahead() -> None:
             assert not ahead.swapped_out
             for item in ahead.items:
                 assert len(item.block_table) * 4 >= item.start + len(item.token_ids)
-        seen += worker.core.restarts.num_forced
+        seen += worker.core.preemptions.num_forced
         worker.run_pass()
     assert seen, "the pool was too small for both"
     for stream_id, prompt in ((0, (1, 2, 3, 4)), (1, (4, 3, 2, 1))):
@@ -129,7 +129,7 @@ def test_a_better_request_takes_blocks_once_nothing_is_in_flight() -> None:
         worker.run_pass()
     dispatch(worker, asking(1, (9, 8, 7, 6, 5, 4, 3, 2, 1), 3))
     worker.run_all()
-    assert worker.core.restarts.num_voluntary + worker.core.restarts.num_forced
+    assert worker.core.preemptions.num_voluntary + worker.core.preemptions.num_forced
     assert list(worker.tokens[0].values()) == expected_output((1, 2, 3, 4, 5, 6), 9)
     assert list(worker.tokens[1].values()) == expected_output((9, 8, 7, 6, 5, 4, 3, 2, 1), 3)
 

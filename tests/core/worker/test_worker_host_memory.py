@@ -21,12 +21,12 @@ from tests.fakes.worker_core import (
 )
 
 
-def is_evicted(worker: WorkerHarness) -> bool:
+def is_preempted(worker: WorkerHarness) -> bool:
     return worker.core.loads[0].host_tokens > 0
 
 
-def until_evicted(worker: WorkerHarness) -> None:
-    while not is_evicted(worker):
+def until_preempted(worker: WorkerHarness) -> None:
+    while not is_preempted(worker):
         assert worker.run_pass()
 
 
@@ -50,20 +50,20 @@ def test_without_host_memory_it_is_computed_again() -> None:
 
 def test_a_cancelled_request_leaves_host_memory() -> None:
     worker = crowded(100)
-    until_evicted(worker)
+    until_preempted(worker)
     worker.post(CancelStream(StreamKey("g", 2)))
-    assert not is_evicted(worker)
+    assert not is_preempted(worker)
     worker.run_all()
     assert output_of(worker, 1) == expected_output(range(2, 10), 14)
 
 
 def test_a_request_moves_to_another_worker_out_of_host_memory() -> None:
     source, target = crowded(100), make_worker(Role.DECODE)
-    until_evicted(source)
+    until_preempted(source)
     source.run_pass()  # which carries the swap out
     source.post(Handoff(StreamKey("g", 2), "w2", "w2:1", 0))
     assert transfer(source, target)
-    assert not is_evicted(source)
+    assert not is_preempted(source)
     target.run_all()
     source.run_all()
     assert output_of(source, 2) + output_of(target, 2) == expected_output(range(3, 11), 14)
@@ -85,11 +85,11 @@ def test_kv_that_finds_no_blocks_waits_in_the_targets_host_memory() -> None:
 
 def test_a_move_that_fails_leaves_it_in_host_memory() -> None:
     source, target = crowded(100), make_worker(Role.DECODE)
-    until_evicted(source)
+    until_preempted(source)
     source.run_pass()
     source.post(Handoff(StreamKey("g", 2), "w2", "w2:1", 0))
     assert not transfer(source, target, fails=True)
-    assert is_evicted(source)
+    assert is_preempted(source)
     source.run_all()
     assert output_of(source, 2) == expected_output(range(3, 11), 14)
     assert [a.ok for a in source.log if isinstance(a, HandoffResult)] == [False]
@@ -144,7 +144,7 @@ def test_a_worker_that_has_nothing_left_says_so_at_once() -> None:
 
 def test_a_move_out_of_host_memory_waits_until_the_kv_is_there() -> None:
     source, target = crowded(100), make_worker(Role.DECODE)
-    until_evicted(source)
+    until_preempted(source)
     assert source.passes[0].swapped_out
     source.post(Handoff(StreamKey("g", 2), "w2", "w2:1", 0))
     assert not source.transfers
@@ -158,7 +158,7 @@ def test_a_move_out_of_host_memory_waits_until_the_kv_is_there() -> None:
 def test_host_blocks_of_a_swap_in_flight_come_free_when_the_pass_has_ended() -> None:
     worker = crowded(100)
     host = worker.core._state.units[0].host
-    until_evicted(worker)
+    until_preempted(worker)
     num_taken = 25 - host.num_free
     assert num_taken
     worker.post(CancelStream(StreamKey("g", 2)))
@@ -169,10 +169,10 @@ def test_host_blocks_of_a_swap_in_flight_come_free_when_the_pass_has_ended() -> 
 
 def test_kv_that_could_not_be_swapped_out_is_computed_again() -> None:
     worker = crowded(100)
-    until_evicted(worker)
+    until_preempted(worker)
     failed = worker.passes.popleft()
     worker.post(PassFailed(failed.pass_id, (StreamKey("g", 2),), "no room"))
-    assert not is_evicted(worker)
+    assert not is_preempted(worker)
     worker.run_all()
     for number in (1, 2):
         assert output_of(worker, number) == expected_output(range(number + 1, number + 9), 14)
@@ -180,7 +180,7 @@ def test_kv_that_could_not_be_swapped_out_is_computed_again() -> None:
 
 def test_a_pass_that_failed_before_its_swaps_loses_no_token() -> None:
     worker = crowded(100)
-    until_evicted(worker)
+    until_preempted(worker)
     worker.post(PassFailed(worker.passes.popleft().pass_id, (), "the device is gone"))
     assert worker.ends == {1: ["error"]}
     worker.run_all()

@@ -24,7 +24,7 @@ class ByName(Batching):
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
         return Ranked((candidate.key.stream_id,))
 
-    def may_evict(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
+    def may_preempt(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
         self.num_asked += 1
         return victim.key.stream_id in self.yields
 
@@ -83,7 +83,7 @@ def test_a_policy_that_does_not_preempt_takes_no_blocks_for_a_better_one() -> No
     planned.step()
     planned.come(2, 8, 9, arrival_at=1.0)
     assert names(planned.step()) == [1]
-    assert planned.planner.restarts.num_voluntary == 0
+    assert planned.planner.preemptions.num_voluntary == 0
 
 
 def test_a_better_one_takes_the_blocks_of_the_worst_that_may_yield() -> None:
@@ -93,9 +93,9 @@ def test_a_better_one_takes_the_blocks_of_the_worst_that_may_yield() -> None:
     planned.step()
     planned.come(1, 10, 9)
     assert names(planned.step()) == [1, 4, 5, 6]
-    assert planned.evicted[7] == 1
-    assert planned.planner.restarts.num_voluntary == 1
-    assert planned.planner.restarts.num_forced == 0
+    assert planned.preempted[7] == 1
+    assert planned.planner.preemptions.num_voluntary == 1
+    assert planned.planner.preemptions.num_forced == 0
 
 
 def test_victims_are_spared_where_the_policy_says_so() -> None:
@@ -114,7 +114,7 @@ def test_nobody_yields_where_all_together_would_not_be_enough() -> None:
     planned.step()
     planned.come(1, 20, 9)
     assert names(planned.step()) == [4, 5, 6, 7]
-    assert planned.planner.restarts.num_voluntary == 0
+    assert planned.planner.preemptions.num_voluntary == 0
 
 
 def test_a_small_victim_is_spared_where_a_larger_one_alone_is_enough() -> None:
@@ -145,15 +145,15 @@ def test_who_stands_before_those_that_made_room_enters_too() -> None:
     assert names(planned.step()) == [1, 2]
 
 
-def test_one_that_was_evicted_computes_its_tokens_again_and_ends() -> None:
+def test_one_that_was_preempted_computes_its_tokens_again_and_ends() -> None:
     planned = make_planned(ByName(5), blocks=5)
     victim = planned.come(5, 10, 9)
     planned.step(4)
     planned.come(1, 8, 2)
     planned.step()
-    assert (victim.num_computed, victim.blocks, victim.num_evictions) == (0, [], 1)
+    assert (victim.num_computed, victim.blocks, victim.num_voluntary) == (0, [], 1)
     planned.finish()
-    assert planned.planner.restarts.by_request == {0: 1, 1: 1}
+    assert planned.planner.preemptions.by_request == {0: 1, 1: 1}
 
 
 def test_memory_goes_from_answers_to_reasoning() -> None:
@@ -201,9 +201,9 @@ def test_growth_takes_the_blocks_of_the_last_in_the_order() -> None:
     first, last = planned.come(1, 11, 12), planned.come(2, 11, 12)
     while not last.num_preemptions:
         planned.step()
-    assert (first.num_preemptions, last.num_evictions) == (0, 0)
-    assert planned.planner.restarts.num_forced == 1
-    assert planned.planner.restarts.num_voluntary == 0
+    assert (first.num_preemptions, last.num_voluntary) == (0, 0)
+    assert planned.planner.preemptions.num_forced == 1
+    assert planned.planner.preemptions.num_voluntary == 0
     planned.finish()
 
 

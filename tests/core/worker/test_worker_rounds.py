@@ -155,7 +155,7 @@ def crowded(host_tokens: int) -> tuple[WorkerHarness, WorkerHarness]:
     source.run_pass()
     source.run_pass()
     source.post(Handoff(StreamKey("g", 2), "w2", "w2:1", 0))
-    while not source.core.restarts.num_forced:
+    while not source.core.preemptions.num_forced:
         assert source.run_pass()
     return source, make_worker(Role.DECODE)
 
