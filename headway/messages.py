@@ -53,6 +53,16 @@ class GatewayHello:
     address: str
 
 
+@dataclass(frozen=True, slots=True)
+class CancelStream:
+    """Stop a request and free its blocks; unknown keys are ignored."""
+
+    key: StreamKey
+
+
+FromGateway = GatewayHello | Request | CancelStream
+ToGateway = Placed | Rejected | Lost
+
 # --- scheduler and worker -------------------------------------------------------------
 
 
@@ -112,13 +122,6 @@ class Handoff:
     target_worker_id: str
     target_address: str
     target_unit: int
-
-
-@dataclass(frozen=True, slots=True)
-class CancelStream:
-    """Stop a request and free its blocks; unknown keys are ignored."""
-
-    key: StreamKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +278,11 @@ class HandoffResult:
     retriable: bool = True
     message: str = ""
 
+
+Order = Dispatch | Handoff | CancelStream | GiveBack | Drain | Tuned
+"""What a leader asks of a worker, after its hello."""
+ToWorker = ControlHello | Order
+FromWorker = Snapshot | Accepted | EndForward | HandoffResult | HandedBack | LoadReport
 
 # --- worker to worker -----------------------------------------------------------------
 

@@ -10,12 +10,12 @@ from headway.cluster import Role, UnitLoad, WorkerInfo
 from headway.core.scheduler.core import SchedulerCore
 from headway.core.scheduler.events import (
     Elected,
-    FromWorker,
     GatewayConnected,
     Persist,
     SchedulerAction,
     SchedulerEvent,
     SendToWorker,
+    WorkerReported,
 )
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.messages import Accepted, Dispatch, EndForward, FinishedRequest, Snapshot
@@ -52,7 +52,7 @@ class _Cycle:
         )
         self._tell(Elected(1, ("worker",)))
         self._tell(GatewayConnected("gateway"))
-        self._tell(FromWorker("worker", Snapshot(info, self._loads)))
+        self._tell(WorkerReported("worker", Snapshot(info, self._loads)))
         self.run(self.arrivals())
 
     def arrivals(self) -> list[Request]:
@@ -82,9 +82,9 @@ class _Cycle:
         for request in arrivals:
             actions += self._tell(request)
         self._now += _PASS_TIME
-        actions += self._tell(FromWorker("worker", self._end()))
+        actions += self._tell(WorkerReported("worker", self._end()))
         assert self._sent is not None, "whoever waits is dispatched when a pass ends"
-        actions += self._tell(FromWorker("worker", Accepted(self._sent.dispatch_id)))
+        actions += self._tell(WorkerReported("worker", Accepted(self._sent.dispatch_id)))
         persists = [action for action in actions if isinstance(action, Persist)]
         saved = {each.key: each for persist in persists for each in persist.saved}
         packed = [(pack_key(each.key), pack_request(each)) for each in saved.values()]

@@ -21,7 +21,15 @@ import grpc
 import uvloop
 
 from headway.cluster import Role
-from headway.messages import CancelStream, GatewayHello, Lost, Placed, Rejected, TokenBatch
+from headway.messages import (
+    CancelStream,
+    GatewayHello,
+    Lost,
+    Placed,
+    Rejected,
+    ToGateway,
+    TokenBatch,
+)
 from headway.request import FinishReason, Request, StreamKey, TokenLogprobs
 from protos import gateway_pb2, gateway_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from services.runtime import wire
@@ -31,7 +39,6 @@ from services.runtime.server import GrpcServer
 from services.runtime.store import Store
 
 _LEASE = 3.0
-Told = Placed | Rejected | Lost
 
 
 @dataclass(slots=True)
@@ -149,7 +156,7 @@ class Emulated:
     delay: float = 0.0
     worker_id: str = "emulated"
     links: dict[str, TokenLink] = field(default_factory=dict)
-    gateways: dict[str, asyncio.Queue[Told | None]] = field(default_factory=dict)
+    gateways: dict[str, asyncio.Queue[ToGateway | None]] = field(default_factory=dict)
     submitted: list[Request] = field(default_factory=list)
     keeps_submitted: bool = True
     rejection: Rejected | None = None  # the answer to every submission, with its own key
@@ -210,7 +217,7 @@ class Emulated:
                 self.submitted.append(message)
             self._submit(message, self.gateways[gateway_id])
 
-    def _submit(self, request: Request, gateway: asyncio.Queue[Told | None]) -> None:
+    def _submit(self, request: Request, gateway: asyncio.Queue[ToGateway | None]) -> None:
         if self.rejection is not None:
             code, said = self.rejection.code, self.rejection.message
             gateway.put_nowait(Rejected(request.key, code, said, self.rejection.retry_after))
@@ -250,7 +257,7 @@ class _Scheduler(scheduler_pb2_grpc.SchedulerServicer):
         messages = aiter(request_iterator)
         hello = wire.unpack_to_scheduler(await anext(messages))
         assert isinstance(hello, GatewayHello)
-        told: asyncio.Queue[Told | None] = asyncio.Queue()
+        told: asyncio.Queue[ToGateway | None] = asyncio.Queue()
         self._emulated.gateways[hello.gateway_id] = told
         reader = asyncio.create_task(self._read(messages, hello.gateway_id))
         try:

@@ -21,6 +21,7 @@ from headway.messages import (
     HandoffResult,
     HeldRequest,
     KvHeader,
+    Order,
     Snapshot,
     UnitBatch,
 )
@@ -78,7 +79,7 @@ class WorkerLink:
         elif isinstance(report, HandoffResult):
             _settle(self._handed, report.key, report)
 
-    async def _send(self, order: Dispatch | Handoff | CancelStream) -> None:
+    async def _send(self, order: Order) -> None:
         if self._lost is not None:
             raise self._lost
         async with self._writing:  # one write at a time

@@ -24,20 +24,20 @@ from headway.core.scheduler.core import SchedulerCore
 from headway.core.scheduler.events import (
     Decision,
     Elected,
-    FromWorker,
     GatewayConnected,
     SchedulerAction,
     SchedulerEvent,
     SendToGateway,
     SendToWorker,
     WorkerGone,
+    WorkerReported,
 )
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.core.scheduler.wants import wanted_reports
 from headway.core.worker.core import WorkerSettings
 from headway.core.worker.events import SchedulerConnected as WorkerFoundScheduler
 from headway.core.worker.events import SendTokens
-from headway.messages import CancelStream
+from headway.messages import CancelStream, FromWorker
 from headway.policies import registry
 from headway.policies.batching import Batching
 from headway.policies.estimation import Estimation
@@ -48,7 +48,7 @@ from headway.sim.network import Network, NetworkParams
 from headway.sim.node import Node
 from headway.sim.pace import Pace
 from headway.sim.records import Record, Segment
-from headway.sim.worker import MODEL, InstanceSpec, Policies, SimWorker, ToScheduler
+from headway.sim.worker import MODEL, InstanceSpec, Policies, SimWorker
 
 GATEWAY = "gateway"
 MOST_STEPS = 1 << 20
@@ -325,11 +325,11 @@ class SimCluster:
         if worker is not None:
             worker.post(message)  # type: ignore[arg-type]  # orders are events of its core
 
-    def to_scheduler(self, worker_id: str, message: ToScheduler) -> None:
+    def to_scheduler(self, worker_id: str, message: FromWorker) -> None:
         """A worker's message, after its way."""
-        event = FromWorker(worker_id, message)
+        event = WorkerReported(worker_id, message)
         self.kernel.after(self.spec.network.latency, partial(self._hear, worker_id, event))
 
-    def _hear(self, worker_id: str, event: FromWorker) -> None:
+    def _hear(self, worker_id: str, event: WorkerReported) -> None:
         if worker_id in self._workers:
             self.scheduler.post(event)

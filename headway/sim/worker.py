@@ -12,6 +12,7 @@ from headway.core.worker.core import WorkerCore, WorkerSettings
 from headway.core.worker.events import (
     AcceptKv,
     AcknowledgeKv,
+    AskPredictor,
     KvContinued,
     KvOffered,
     KvSent,
@@ -26,13 +27,8 @@ from headway.core.worker.events import (
 from headway.cost.schema import Profile
 from headway.forward_pass import ForwardPass, PassResult
 from headway.messages import (
-    Accepted,
-    EndForward,
-    HandedBack,
+    FromWorker,
     Handoff,
-    HandoffResult,
-    LoadReport,
-    Snapshot,
 )
 from headway.policies.batching import Batching
 from headway.policies.estimation import Estimation
@@ -46,7 +42,6 @@ from headway.sim.transfers import Transfers
 MODEL = "model"
 HASHED_TOKENS = 512
 """Tokens of a block that a trace names by a hash (Mooncake)."""
-ToScheduler = Snapshot | Accepted | EndForward | HandoffResult | HandedBack | LoadReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +92,7 @@ class Surroundings(Protocol):
     def worker(self, worker_id: str) -> SimWorker | None:
         """Another instance, if it lives."""
 
-    def to_scheduler(self, worker_id: str, message: ToScheduler) -> None:
+    def to_scheduler(self, worker_id: str, message: FromWorker) -> None:
         """Tell the scheduler."""
 
     def to_gateway(self, send: SendTokens, steps: Steps, num_steps: int) -> None:
@@ -203,14 +198,9 @@ class SimWorker:
                 self._transfers.stop(key)
             case AcceptKv(key) | AcknowledgeKv(key) | RefuseKv(key):
                 self._answers[key] = action
-            case (
-                Snapshot()
-                | Accepted()
-                | EndForward()
-                | HandoffResult()
-                | HandedBack()
-                | LoadReport()
-            ):
+            case AskPredictor():
+                pass  # simulated instances predict by themselves
+            case _:
                 self._around.to_scheduler(self.worker_id, action)
 
     # --- KV from another instance -----------------------------------------------------

@@ -9,7 +9,7 @@ import grpc
 
 from headway.core.gateway.events import SchedulerConnected, SchedulerDisconnected
 from headway.errors import Code, HeadwayError
-from headway.messages import CancelStream, GatewayHello, Lost, Placed, Rejected
+from headway.messages import CancelStream, GatewayHello, ToGateway
 from headway.request import Request
 from protos import scheduler_pb2, scheduler_pb2_grpc
 from services.runtime import wire
@@ -21,7 +21,7 @@ from services.runtime.store import Leader, Store
 _ConnectCall = grpc.aio.StreamStreamCall[
     scheduler_pb2.GatewayMessage, scheduler_pb2.SchedulerMessage
 ]
-Told = SchedulerConnected | SchedulerDisconnected | Placed | Rejected | Lost
+Told = SchedulerConnected | SchedulerDisconnected | ToGateway
 
 _CONNECT_TIMEOUT = 2.0
 _CALL_TIMEOUT = 5.0

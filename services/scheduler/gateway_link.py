@@ -10,17 +10,21 @@ import grpc
 from headway.core.scheduler.events import Decision, GatewayConnected, GatewayGone
 from headway.core.scheduler.explanations import lines_about
 from headway.errors import Code, HeadwayError, invalid
-from headway.messages import CancelStream, GatewayHello, Lost, Placed, Rejected
+from headway.messages import (
+    CancelStream,
+    FromGateway,
+    GatewayHello,
+    ToGateway,
+)
 from headway.request import Request
 from protos import scheduler_pb2, scheduler_pb2_grpc
 from services.runtime import wire
 from services.runtime.logs import get_logger
 
-Answer = Placed | Rejected | Lost
 Told = GatewayConnected | GatewayGone | Request | CancelStream
 _HELLO_TIMEOUT = 5.0
 
-_Queue = asyncio.Queue[Answer | HeadwayError]
+_Queue = asyncio.Queue[ToGateway | HeadwayError]
 
 _MOST_GATHERED = 1024
 
@@ -61,7 +65,7 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
 
     # --- answers ----------------------------------------------------------------------
 
-    def send(self, gateway_id: str, answer: Answer) -> None:
+    def send(self, gateway_id: str, answer: ToGateway) -> None:
         """Queue one answer; without a stream it is dropped, for the gateway will ask again."""
         queue = self._queues.get(gateway_id)
         if queue is None:
@@ -110,7 +114,7 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
 
     async def _serve(
         self, messages: AsyncIterator[scheduler_pb2.GatewayMessage]
-    ) -> AsyncIterator[list[Answer]]:
+    ) -> AsyncIterator[list[ToGateway]]:
         try:
             async with asyncio.timeout(_HELLO_TIMEOUT):
                 gateway_id = _greeting(await anext(messages, None))
@@ -158,9 +162,9 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
             post(GatewayGone(gateway_id))
 
 
-async def _gathered(queue: _Queue) -> list[Answer]:
+async def _gathered(queue: _Queue) -> list[ToGateway]:
     """The next answer and those behind it: one message costs as much as a hundred answers."""
-    answers: list[Answer] = []
+    answers: list[ToGateway] = []
     entry = await queue.get()
     while not isinstance(entry, HeadwayError):
         answers.append(entry)
@@ -182,9 +186,7 @@ def _greeting(first: scheduler_pb2.GatewayMessage | None) -> str:
     return hello.gateway_id
 
 
-def _checked(
-    message: GatewayHello | Request | CancelStream, gateway_id: str
-) -> Request | CancelStream:
+def _checked(message: FromGateway, gateway_id: str) -> Request | CancelStream:
     if isinstance(message, GatewayHello):
         raise invalid("a later message", "GatewayHello", "a Request or a CancelRequest")
     named = message.gateway_id if isinstance(message, Request) else message.key.gateway_id

@@ -18,7 +18,7 @@ from headway.core.scheduler.events import (
 )
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.core.scheduler.wants import wanted_reports
-from headway.messages import ControlHello, Dispatch, Handoff, Lost, Placed, Rejected
+from headway.messages import ControlHello, Dispatch, Handoff, Lost, Rejected, ToGateway
 from services.runtime.driver import Driver
 from services.runtime.logs import get_logger
 from services.runtime.membership import MembershipWatch
@@ -176,7 +176,7 @@ class Term:
                 target_unit=order.target_unit,
             )
 
-    def _log_answer(self, answer: Placed | Rejected | Lost) -> None:
+    def _log_answer(self, answer: ToGateway) -> None:
         if isinstance(answer, Rejected):
             self._log.info(
                 "rejected",

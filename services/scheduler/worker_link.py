@@ -7,16 +7,12 @@ from collections.abc import Callable
 
 import grpc
 
-from headway.core.scheduler.events import FromWorker, WorkerGone
+from headway.core.scheduler.events import WorkerGone, WorkerReported
 from headway.errors import Code, HeadwayError
 from headway.messages import (
-    CancelStream,
     ControlHello,
-    Dispatch,
-    GiveBack,
-    Handoff,
+    Order,
     Snapshot,
-    Tuned,
 )
 from protos import worker_pb2, worker_pb2_grpc
 from services.runtime import wire
@@ -25,7 +21,6 @@ from services.runtime.config import ServiceConfig
 from services.runtime.logs import get_logger
 
 _ControlCall = grpc.aio.StreamStreamCall[worker_pb2.SchedulerToWorker, worker_pb2.WorkerToScheduler]
-Order = Dispatch | Handoff | CancelStream | GiveBack | Tuned
 
 _CONNECT_TIMEOUT = 2.0
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
@@ -40,7 +35,7 @@ class WorkerLink:
         worker_id: str,
         address: str,
         hello: ControlHello,
-        post: Callable[[FromWorker | WorkerGone], None],
+        post: Callable[[WorkerReported | WorkerGone], None],
         *,
         max_queued: int,
     ) -> None:
@@ -116,7 +111,7 @@ class WorkerLink:
                         self._queue = queue  # from now on it is known: orders may come
                         writer = asyncio.create_task(self._write(call, queue))
                         self._log.info("worker_connected", role=message.info.role.value)
-                self._post(FromWorker(self._worker_id, message))
+                self._post(WorkerReported(self._worker_id, message))
         finally:
             if writer is not None:
                 writer.cancel()

@@ -8,39 +8,28 @@ from collections.abc import AsyncIterator, Callable
 from headway.core.worker.events import SchedulerConnected
 from headway.errors import Code, HeadwayError, invalid
 from headway.messages import (
-    Accepted,
-    CancelStream,
     ControlHello,
-    Dispatch,
-    Drain,
-    EndForward,
-    GiveBack,
-    HandedBack,
-    Handoff,
-    HandoffResult,
-    LoadReport,
-    Snapshot,
-    Tuned,
+    FromWorker,
+    Order,
 )
 from protos import worker_pb2
 from services.runtime import wire
 from services.runtime.logs import get_logger
 
-Report = Snapshot | Accepted | EndForward | HandoffResult | HandedBack | LoadReport
-Order = SchedulerConnected | Dispatch | Handoff | CancelStream | GiveBack | Drain | Tuned
-
 
 class ControlSession:
     """At most one leader speaks to the worker; a newer fencing token replaces an older one."""
 
-    def __init__(self, post: Callable[[Order], None], num_reports_queued: int = 65_536) -> None:
+    def __init__(
+        self, post: Callable[[SchedulerConnected | Order], None], num_reports_queued: int = 65_536
+    ) -> None:
         self._post = post
         self._fencing_token = 0
         self._num_reports_queued = num_reports_queued
-        self._reports: asyncio.Queue[Report | HeadwayError | None] | None = None
+        self._reports: asyncio.Queue[FromWorker | HeadwayError | None] | None = None
         self._log = get_logger()
 
-    def report(self, report: Report) -> None:
+    def report(self, report: FromWorker) -> None:
         """Queue a report; without a leader it is dropped (the next one gets a snapshot)."""
         if self._reports is None:
             return
@@ -62,7 +51,7 @@ class ControlSession:
     ) -> AsyncIterator[worker_pb2.WorkerToScheduler]:
         """One leader's stream, until it hangs up or a newer leader comes."""
         hello = self._greet(await anext(orders, None))
-        reports: asyncio.Queue[Report | HeadwayError | None]
+        reports: asyncio.Queue[FromWorker | HeadwayError | None]
         reports = asyncio.Queue(self._num_reports_queued)
         self._reports = reports
         reader = asyncio.create_task(self._read(orders, reports))
@@ -95,7 +84,7 @@ class ControlSession:
     async def _read(
         self,
         orders: AsyncIterator[worker_pb2.SchedulerToWorker],
-        reports: asyncio.Queue[Report | HeadwayError | None],
+        reports: asyncio.Queue[FromWorker | HeadwayError | None],
     ) -> None:
         end: HeadwayError | None = None
         try:

@@ -29,7 +29,6 @@ from headway.core.gateway.events import SchedulerDisconnected as GatewayLostSche
 from headway.core.scheduler.core import SchedulerCore
 from headway.core.scheduler.events import (
     Elected,
-    FromWorker,
     GatewayConnected,
     GatewayGone,
     Learned,
@@ -40,6 +39,7 @@ from headway.core.scheduler.events import (
     SendToGateway,
     SendToWorker,
     WorkerGone,
+    WorkerReported,
 )
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.core.worker.core import WorkerCore, WorkerSettings
@@ -303,7 +303,7 @@ class Cluster:
         elif isinstance(action, AskPredictor | StopTransfer):
             return
         elif worker.stream == self.streams[worker_id]:
-            report = FromWorker(worker_id, action)
+            report = WorkerReported(worker_id, action)
             self.send(worker_id, "s", partial(self.to_scheduler, report))
 
     # --- steps ------------------------------------------------------------------------

@@ -18,17 +18,14 @@ from headway.messages import (
     Dispatch,
     EndForward,
     FinishedRequest,
+    FromWorker,
     GatewayHello,
     GiveBack,
-    HandedBack,
     Handoff,
-    HandoffResult,
     HeldRequest,
-    LoadReport,
-    Lost,
     Placed,
-    Rejected,
     Snapshot,
+    ToGateway,
 )
 from headway.request import FinishReason, Request, SamplingParams, StreamKey
 from protos import (
@@ -49,7 +46,6 @@ from services.scheduler.config import SchedulerConfig
 from services.scheduler.service import SchedulerService
 
 M = TypeVar("M")
-Report = Snapshot | Accepted | EndForward | HandoffResult | HandedBack | LoadReport
 PATIENCE = 20.0
 
 
@@ -73,7 +69,7 @@ class EmulatedWorker(worker_pb2_grpc.WorkerServicer):
         self.hellos: list[ControlHello] = []
         self.orders: list[Dispatch | Handoff | CancelStream | GiveBack] = []
         self.server: GrpcServer | None = None
-        self._reports: asyncio.Queue[Report | None] = asyncio.Queue()
+        self._reports: asyncio.Queue[FromWorker | None] = asyncio.Queue()
 
     @property
     def info(self) -> WorkerInfo:
@@ -119,7 +115,7 @@ class EmulatedWorker(worker_pb2_grpc.WorkerServicer):
                 if isinstance(order, Dispatch):
                     self.report(Accepted(order.dispatch_id))
 
-    def report(self, report: Report) -> None:
+    def report(self, report: FromWorker) -> None:
         self._reports.put_nowait(report)
 
     def end_pass(self, *, prefilled: int = 0, finished: int = 0) -> None:
@@ -153,7 +149,7 @@ class PlainGateway:
 
     def __init__(self, gateway_id: str = "g") -> None:
         self.gateway_id = gateway_id
-        self.answers: list[Placed | Rejected | Lost] = []
+        self.answers: list[ToGateway] = []
         self.error: grpc.aio.AioRpcError | None = None
 
     @asynccontextmanager

@@ -10,7 +10,6 @@ from headway.core.scheduler.core import SchedulerCore
 from headway.core.scheduler.events import (
     Decision,
     Elected,
-    FromWorker,
     GatewayConnected,
     Note,
     SchedulerAction,
@@ -18,6 +17,7 @@ from headway.core.scheduler.events import (
     SendToGateway,
     SendToWorker,
     WorkerGone,
+    WorkerReported,
 )
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.messages import (
@@ -134,7 +134,7 @@ class SchedulerHarness:
     ) -> list[SchedulerAction]:
         self.infos[info.worker_id] = info
         snapshot = Snapshot(info, loads or idle_loads(info), held, draining)
-        return self.post(FromWorker(info.worker_id, snapshot))
+        return self.post(WorkerReported(info.worker_id, snapshot))
 
     def submit(self, stream_id: int, num_prompt: int = 10, **fields: object) -> Request:
         request = make_request(stream_id, num_prompt, **fields)  # type: ignore[arg-type]  # fields by name
@@ -144,7 +144,7 @@ class SchedulerHarness:
     def accept(self, worker_id: str, dispatch_id: int | None = None) -> list[SchedulerAction]:
         if dispatch_id is None:
             dispatch_id = self.dispatches(worker_id)[-1].dispatch_id
-        return self.post(FromWorker(worker_id, Accepted(dispatch_id)))
+        return self.post(WorkerReported(worker_id, Accepted(dispatch_id)))
 
     def end_forward(
         self,
@@ -178,7 +178,7 @@ class SchedulerHarness:
             FinishedRequest(key(stream_id), 0, 10, 5, FinishReason.STOP) for stream_id in finished
         )
         report = EndForward(1, pass_time, dispatch_ids, tuple(loads), prefilled, ends)
-        return self.post(FromWorker(worker_id, report), after=after)
+        return self.post(WorkerReported(worker_id, report), after=after)
 
     def serve(self, worker_id: str, **fields: object) -> list[SchedulerAction]:
         """The worker acknowledges its last dispatch and ends the pass 0.1 s later."""
@@ -200,7 +200,7 @@ class SchedulerHarness:
         result = HandoffResult(
             order.key, order.target_worker_id, order.target_unit, ok, retriable, "broken"
         )
-        return self.post(FromWorker(worker_id, result))
+        return self.post(WorkerReported(worker_id, result))
 
     def kill(self, worker_id: str) -> list[SchedulerAction]:
         return self.post(WorkerGone(worker_id, f"worker {worker_id} is gone"))

@@ -9,7 +9,6 @@ from headway.cluster import Role, UnitLoad
 from headway.core.scheduler.core import SchedulerCore
 from headway.core.scheduler.events import (
     Elected,
-    FromWorker,
     GatewayConnected,
     GatewayGone,
     SchedulerAction,
@@ -17,6 +16,7 @@ from headway.core.scheduler.events import (
     SendToGateway,
     SendToWorker,
     WorkerGone,
+    WorkerReported,
 )
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.messages import (
@@ -95,15 +95,15 @@ EVENTS = st.one_of(
     st.just(GatewayConnected("g")),
     st.just(GatewayGone("g")),
     st.builds(WorkerGone, WORKERS, st.just("it died")),
-    st.builds(lambda w: FromWorker(w, Snapshot(INFOS[w], idle_loads(INFOS[w]))), WORKERS),
+    st.builds(lambda w: WorkerReported(w, Snapshot(INFOS[w], idle_loads(INFOS[w]))), WORKERS),
     st.builds(
-        lambda w, held: FromWorker(w, Snapshot(INFOS[w], idle_loads(INFOS[w]), tuple(held))),
+        lambda w, held: WorkerReported(w, Snapshot(INFOS[w], idle_loads(INFOS[w]), tuple(held))),
         WORKERS,
         st.lists(HELD, max_size=3, unique_by=lambda h: h.key),
     ),
-    st.builds(FromWorker, WORKERS, st.builds(Accepted, DISPATCH_IDS)),
-    st.builds(FromWorker, WORKERS, REPORT),
-    st.builds(FromWorker, WORKERS, RESULT),
+    st.builds(WorkerReported, WORKERS, st.builds(Accepted, DISPATCH_IDS)),
+    st.builds(WorkerReported, WORKERS, REPORT),
+    st.builds(WorkerReported, WORKERS, RESULT),
 )
 STEPS = st.lists(st.tuples(EVENTS, st.sampled_from([0.0, 0.001, 0.03, 0.3, 6.0])), max_size=60)
 SETTINGS = SchedulerSettings(

@@ -18,7 +18,6 @@ from headway.cluster import Role
 from headway.core.scheduler.events import (
     Decision,
     Elected,
-    FromWorker,
     GatewayConnected,
     GatewayGone,
     Note,
@@ -26,6 +25,7 @@ from headway.core.scheduler.events import (
     SendToGateway,
     SendToWorker,
     WorkerGone,
+    WorkerReported,
 )
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.messages import (
@@ -37,9 +37,10 @@ from headway.messages import (
     Handoff,
     HandoffResult,
     HeldRequest,
-    Lost,
+    Order,
     Placed,
     Rejected,
+    ToGateway,
     Tuned,
 )
 from headway.policies.packing.flow_control import FlowControl
@@ -135,14 +136,14 @@ class Scenario:
         worker_id, stream_id = words
         end = FinishedRequest(key(int(stream_id)), 0, 10, 1, FinishReason.CANCELLED)
         report = EndForward(1, 0.0, (), (), (), (end,))
-        self.scheduler.post(FromWorker(worker_id, report))
+        self.scheduler.post(WorkerReported(worker_id, report))
 
     def do_moved(self, words: list[str], options: dict[str, str]) -> None:
         source, stream_id, target, outcome = words
         result = HandoffResult(
             key(int(stream_id)), target, 0, outcome == "ok", outcome != "gone", outcome
         )
-        self.scheduler.post(FromWorker(source, result))
+        self.scheduler.post(WorkerReported(source, result))
 
     def do_kill(self, words: list[str], options: dict[str, str]) -> None:
         self.scheduler.post(WorkerGone(words[0], f"worker {words[0]} is gone"))
@@ -172,7 +173,7 @@ class Scenario:
         return ""
 
     @staticmethod
-    def order(order: Dispatch | Handoff | CancelStream | GiveBack | Tuned) -> str:
+    def order(order: Order) -> str:
         if isinstance(order, Dispatch):
             token, number = order.dispatch_id >> 32, order.dispatch_id & 0xFFFFFFFF
             units = ", ".join(
@@ -187,10 +188,11 @@ class Scenario:
             return f"tuned to {order.gamma:g}"
         if isinstance(order, GiveBack):
             return f"give back {' '.join(str(k.stream_id) for k in order.keys)}"
+        assert isinstance(order, CancelStream)
         return f"cancel {order.key.stream_id}"
 
     @staticmethod
-    def answer(answer: Placed | Rejected | Lost) -> str:
+    def answer(answer: ToGateway) -> str:
         if isinstance(answer, Placed):
             return f"{answer.key.stream_id} is on {answer.worker_id}/{answer.unit}"
         if isinstance(answer, Rejected):

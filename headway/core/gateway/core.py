@@ -26,7 +26,15 @@ from headway.core.gateway.pacing import Pacers
 from headway.core.gateway.state import OpenRequest, OpenRequests, Timers
 from headway.core.reasoning import Markers
 from headway.errors import Code, HeadwayError
-from headway.messages import CancelStream, Lost, Placed, Rejected, StreamFailure, TokenBatch
+from headway.messages import (
+    CancelStream,
+    Lost,
+    Placed,
+    Rejected,
+    StreamFailure,
+    ToGateway,
+    TokenBatch,
+)
 from headway.policies import registry
 from headway.policies.burst import Burst
 from headway.request import FinishReason, Request, StreamKey
@@ -213,9 +221,7 @@ class GatewayCore:
                 if state.retry_at is None:
                     self._submit(state, actions, now)
 
-    def _on_scheduler(
-        self, event: Placed | Rejected | Lost, actions: list[GatewayAction], now: float
-    ) -> None:
+    def _on_scheduler(self, event: ToGateway, actions: list[GatewayAction], now: float) -> None:
         keys = event.keys if isinstance(event, Lost) else (event.key,)
         for key in keys:
             state = self._requests.by_stream.get(key.stream_id)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headway.errors import HeadwayError
-from headway.messages import CancelStream, Lost, Placed, Rejected, TokenBatch
+from headway.messages import CancelStream, ToGateway, TokenBatch
 from headway.request import FinishReason, Request, SamplingParams, TokenLogprobs
 
 # --- events ---------------------------------------------------------------------------
@@ -62,9 +62,7 @@ GatewayEvent = (
     | WorkerDetached
     | SchedulerConnected
     | SchedulerDisconnected
-    | Placed
-    | Rejected
-    | Lost
+    | ToGateway
 )
 
 # --- actions --------------------------------------------------------------------------

@@ -16,13 +16,13 @@ from headway.core.scheduler.decode import DecodePlacer
 from headway.core.scheduler.events import (
     Decision,
     Elected,
-    FromWorker,
     GatewayConnected,
     GatewayGone,
     SavedRequest,
     SchedulerAction,
     SchedulerEvent,
     WorkerGone,
+    WorkerReported,
 )
 from headway.core.scheduler.fleet import FleetMeter, Waiting
 from headway.core.scheduler.gamma import GammaFits
@@ -38,6 +38,7 @@ from headway.messages import (
     Accepted,
     CancelStream,
     EndForward,
+    FromWorker,
     HandedBack,
     HandoffResult,
     LoadReport,
@@ -105,7 +106,7 @@ class SchedulerCore:
             case CancelStream(key):
                 self._memory.cancel(key)
                 self._on_cancel(key)
-            case FromWorker(worker_id, message):
+            case WorkerReported(worker_id, message):
                 self._on_worker(worker_id, message, now)
             case WorkerGone(worker_id, reason):
                 self._on_worker_gone(worker_id, reason, now)
@@ -271,7 +272,7 @@ class SchedulerCore:
     def _on_worker(
         self,
         worker_id: str,
-        message: Snapshot | Accepted | EndForward | HandoffResult | HandedBack | LoadReport,
+        message: FromWorker,
         now: float,
     ) -> None:
         if isinstance(message, Snapshot):

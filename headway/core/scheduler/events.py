@@ -7,20 +7,10 @@ from typing import NamedTuple
 
 from headway.cluster import UnitId
 from headway.messages import (
-    Accepted,
     CancelStream,
-    Dispatch,
-    EndForward,
-    GiveBack,
-    HandedBack,
-    Handoff,
-    HandoffResult,
-    LoadReport,
-    Lost,
-    Placed,
-    Rejected,
-    Snapshot,
-    Tuned,
+    FromWorker,
+    Order,
+    ToGateway,
 )
 from headway.request import Request, StreamKey
 
@@ -99,11 +89,11 @@ class GatewayGone:
 
 
 @dataclass(frozen=True, slots=True)
-class FromWorker:
+class WorkerReported:
     """A worker's message; the first on a new control stream is a snapshot."""
 
     worker_id: str
-    message: Snapshot | Accepted | EndForward | HandoffResult | HandedBack | LoadReport
+    message: FromWorker
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +105,7 @@ class WorkerGone:
 
 
 SchedulerEvent = (
-    Elected | Request | CancelStream | GatewayConnected | GatewayGone | FromWorker | WorkerGone
+    Elected | Request | CancelStream | GatewayConnected | GatewayGone | WorkerReported | WorkerGone
 )
 
 # --- actions --------------------------------------------------------------------------
@@ -126,7 +116,7 @@ class SendToWorker:
     """One order for a worker."""
 
     worker_id: str
-    message: Dispatch | Handoff | CancelStream | GiveBack | Tuned
+    message: Order
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +124,7 @@ class SendToGateway:
     """One answer for a gateway; dropped if it is not connected (it will ask again)."""
 
     gateway_id: str
-    message: Placed | Rejected | Lost
+    message: ToGateway
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,14 +23,10 @@ from headway.core.scheduler.events import (
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.cost.buckets import Buckets
 from headway.messages import (
-    CancelStream,
-    Dispatch,
-    GiveBack,
-    Handoff,
     Lost,
-    Placed,
+    Order,
     Rejected,
-    Tuned,
+    ToGateway,
 )
 from headway.request import Request, StreamKey
 
@@ -219,13 +215,11 @@ class SchedulerState:
 
     # --- actions ----------------------------------------------------------------------
 
-    def tell_worker(
-        self, worker_id: str, message: Dispatch | Handoff | CancelStream | GiveBack | Tuned
-    ) -> None:
+    def tell_worker(self, worker_id: str, message: Order) -> None:
         """An order for a worker."""
         self._actions.append(SendToWorker(worker_id, message))
 
-    def tell_gateway(self, gateway_id: str, message: Placed | Rejected | Lost) -> None:
+    def tell_gateway(self, gateway_id: str, message: ToGateway) -> None:
         """An answer for a gateway."""
         self._actions.append(SendToGateway(gateway_id, message))
 

@@ -7,21 +7,12 @@ from dataclasses import dataclass, field
 from headway.errors import HeadwayError
 from headway.forward_pass import ForwardPass, HiddenStates, PassResult
 from headway.messages import (
-    Accepted,
-    CancelStream,
     ChangeRole,
-    Dispatch,
-    Drain,
-    EndForward,
-    GiveBack,
-    HandedBack,
+    FromWorker,
     Handoff,
-    HandoffResult,
     KvHeader,
-    LoadReport,
-    Snapshot,
+    Order,
     TokenBatch,
-    Tuned,
     WantedReports,
 )
 from headway.request import Request, StreamKey
@@ -129,14 +120,9 @@ class Predicted:
 
 TransferEvent = Handoff | TransferEnded | KvSent | KvOffered | KvContinued | KvArrived | KvAborted
 WorkerEvent = (
-    Dispatch
-    | Handoff
-    | CancelStream
-    | GiveBack
-    | Drain
+    Order
     | ChangeRole
     | PassCut
-    | Tuned
     | SchedulerConnected
     | GatewayGone
     | PassResult
@@ -225,12 +211,7 @@ class AskPredictor:
 
 WorkerAction = (
     ForwardPass
-    | Snapshot
-    | Accepted
-    | EndForward
-    | HandoffResult
-    | HandedBack
-    | LoadReport
+    | FromWorker
     | SendTokens
     | StartTransfer
     | StopTransfer

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from headway.cluster import Role, UnitLoad
-from headway.core.scheduler.events import FromWorker
+from headway.core.scheduler.events import WorkerReported
 from headway.core.scheduler.settings import MoveLimits
 from headway.messages import CancelStream, Handoff, HandoffResult
 from tests.fakes.scheduler_text import SchedulerHarness, key, make_info, short_pass
@@ -191,7 +191,7 @@ def test_a_repeated_result_changes_nothing() -> None:
 
 def test_the_end_of_a_move_that_an_earlier_leader_ordered_is_not_trusted() -> None:
     scheduler = prefilled("d1", "d2")
-    scheduler.post(FromWorker("p", HandoffResult(key(1), "d2", 0, ok=True)))
+    scheduler.post(WorkerReported("p", HandoffResult(key(1), "d2", 0, ok=True)))
     assert scheduler.lost() == [1]
     assert scheduler.cancelled("d2") == [1]
     assert scheduler.core.matrix()[0].num_requests == 0  # nothing is on its way to d1
@@ -199,14 +199,14 @@ def test_the_end_of_a_move_that_an_earlier_leader_ordered_is_not_trusted() -> No
 
 def test_an_order_is_repeated_when_an_earlier_leaders_has_failed() -> None:
     scheduler = prefilled("d1", "d2")
-    scheduler.post(FromWorker("p", HandoffResult(key(1), "d2", 0, ok=False)))
+    scheduler.post(WorkerReported("p", HandoffResult(key(1), "d2", 0, ok=False)))
     assert targets(scheduler) == [(1, "d1"), (1, "d1")]
 
 
 def test_another_target_is_found_when_both_have_failed() -> None:
     scheduler = prefilled("d1", "d2")
     scheduler.kill("d1")
-    scheduler.post(FromWorker("p", HandoffResult(key(1), "d2", 0, ok=False)))
+    scheduler.post(WorkerReported("p", HandoffResult(key(1), "d2", 0, ok=False)))
     assert targets(scheduler) == [(1, "d1"), (1, "d2")]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headway.cluster import Role
-from headway.core.scheduler.events import FromWorker
+from headway.core.scheduler.events import WorkerReported
 from headway.core.scheduler.settings import MoveLimits
 from headway.messages import GiveBack, HandedBack, Handoff, HandoffResult, HeldRequest
 from tests.fakes.scheduler_text import SchedulerHarness, key, make_info, short_pass
@@ -53,7 +53,7 @@ def test_what_runs_on_a_worker_that_drains_moves_to_another() -> None:
     assert sorted(moves(scheduler)) == [(1, "d1"), (2, "d1"), (3, "d1")]
     assert scheduler.decisions()[-1].question == "drain"
     for order in scheduler.orders("d0", Handoff):
-        scheduler.post(FromWorker("d0", _result(order)))
+        scheduler.post(WorkerReported("d0", _result(order)))
     assert sorted(scheduler.placed()[-3:]) == [(1, "d1"), (2, "d1"), (3, "d1")]
     assert scheduler.lost() == []
 
@@ -67,7 +67,7 @@ def test_a_link_takes_so_many_at_a_time_and_then_the_next() -> None:
     scheduler.connect(make_info("d1", Role.DECODE, blocks=1000))
     drain(scheduler, "d0", 1, 2, 3, 4, 5)
     assert len(moves(scheduler)) == 2
-    scheduler.post(FromWorker("d0", _result(scheduler.orders("d0", Handoff)[0])))
+    scheduler.post(WorkerReported("d0", _result(scheduler.orders("d0", Handoff)[0])))
     assert len(moves(scheduler)) == 3
 
 
@@ -164,7 +164,7 @@ def test_prompts_that_have_not_begun_are_called_back_and_go_to_another() -> None
     scheduler.connect(make_info("p1"))
     drain_prefill(scheduler)
     assert given_back(scheduler, "p0") == [1, 2]
-    scheduler.post(FromWorker("p0", HandedBack((key(2),))))  # it had begun the other one
+    scheduler.post(WorkerReported("p0", HandedBack((key(2),))))  # it had begun the other one
     scheduler.wait(1.0)
     assert scheduler.dispatched("p1") == [2]
     assert scheduler.lost() == []
@@ -192,7 +192,7 @@ def test_what_was_handed_back_is_no_work_that_the_worker_did() -> None:
     scheduler = prefilling()
     scheduler.connect(make_info("p1"))
     drain_prefill(scheduler)
-    scheduler.post(FromWorker("p0", HandedBack((key(1), key(2)))))
+    scheduler.post(WorkerReported("p0", HandedBack((key(1), key(2)))))
     (unit,) = (u for u in scheduler.core.matrix() if u.unit.worker_id == "p0")
     assert unit.capacity == 100
 
@@ -203,7 +203,7 @@ def test_one_that_only_a_snapshot_told_of_goes_back_to_its_gateway() -> None:
     scheduler.connect(make_info("p1"))
     scheduler.connect(make_info("p0"), unknown, draining=True)
     assert given_back(scheduler, "p0") == [7]
-    scheduler.post(FromWorker("p0", HandedBack((key(7),))))
+    scheduler.post(WorkerReported("p0", HandedBack((key(7),))))
     assert scheduler.lost() == [7]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headway.cluster import Role
-from headway.core.scheduler.events import Elected, FromWorker, GatewayConnected
+from headway.core.scheduler.events import Elected, GatewayConnected, WorkerReported
 from headway.messages import (
     CancelStream,
     EndForward,
@@ -268,7 +268,7 @@ def test_a_request_found_running_on_two_workers_goes_on_where_it_is_further() ->
         scheduler.connect(make_info("v", Role.UNIFIED), replace(held(1), num_tokens=num_tokens))
         assert (scheduler.cancelled(stopped), scheduler.cancelled(kept)) == ([1], [])
         end = FinishedRequest(key(1), 0, 10, 2, FinishReason.CANCELLED)
-        scheduler.post(FromWorker(stopped, EndForward(1, 0.0, (), (), (), (end,))))
+        scheduler.post(WorkerReported(stopped, EndForward(1, 0.0, (), (), (), (end,))))
         assert scheduler.core.status().num_tracked == 1
         scheduler.end_forward(kept, dispatch_ids=(), finished=(1,))
         assert scheduler.core.status().num_tracked == 0
@@ -278,7 +278,7 @@ def test_a_request_that_its_worker_cancelled_unasked_is_lost() -> None:
     scheduler = make_scheduler(("u", Role.UNIFIED))
     scheduler.submit(1)
     end = FinishedRequest(key(1), 0, 10, 2, FinishReason.CANCELLED)
-    scheduler.post(FromWorker("u", EndForward(1, 0.0, (), (), (), (end,))))
+    scheduler.post(WorkerReported("u", EndForward(1, 0.0, (), (), (), (end,))))
     assert scheduler.lost() == [1]
 
 

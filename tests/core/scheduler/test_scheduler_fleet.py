@@ -6,7 +6,7 @@ import math
 
 from headway.cluster import Role, UnitLoad, WorkerInfo
 from headway.core.scheduler.core import SchedulerCore
-from headway.core.scheduler.events import Elected, FromWorker
+from headway.core.scheduler.events import Elected, WorkerReported
 from headway.core.scheduler.fleet import FleetMeter, Waiting
 from headway.core.scheduler.instance import Instance
 from headway.messages import EndForward, PassWork, Snapshot
@@ -68,11 +68,11 @@ def test_a_leader_that_has_not_heard_of_all_workers_tells_nothing() -> None:
     core.handle(Elected(1, ("w",)), now=0.0)
     assert core.fleets(now=0.1) is None
     info = WorkerInfo("w", "", Role.UNIFIED, "m", 1, 256, 16, 100, 1000, 64)
-    core.handle(FromWorker("w", Snapshot(info, (UnitLoad(0, 0, 0, 0, 100),))), now=0.2)
+    core.handle(WorkerReported("w", Snapshot(info, (UnitLoad(0, 0, 0, 0, 100),))), now=0.2)
     fleets = core.fleets(now=0.2)
     assert fleets is not None
     assert fleets["m"].unified.num_ready == 1
-    core.handle(FromWorker("w", EndForward(1, 0.5, (), ())), now=1.0)
+    core.handle(WorkerReported("w", EndForward(1, 0.5, (), ())), now=1.0)
     fleets = core.fleets(now=1.2)
     assert fleets is not None
     assert math.isclose(fleets["m"].unified.busy, 0.5)

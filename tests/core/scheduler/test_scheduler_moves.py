@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headway.cluster import Role, UnitLoad
-from headway.core.scheduler.events import FromWorker
+from headway.core.scheduler.events import WorkerReported
 from headway.messages import (
     CancelStream,
     EndForward,
@@ -37,7 +37,7 @@ def report(scheduler: SchedulerHarness, worker_id: str, **tokens: int) -> None:
     unit = RunningRequests(
         0, tuple(key(n) for n in numbers), tuple(tokens.values()), (500.0,) * len(numbers), ()
     )
-    scheduler.post(FromWorker(worker_id, LoadReport((unit,))))
+    scheduler.post(WorkerReported(worker_id, LoadReport((unit,))))
 
 
 def moves(scheduler: SchedulerHarness) -> list[tuple[int, str]]:
@@ -128,7 +128,7 @@ def test_nothing_moves_under_another_policy() -> None:
 def answering(scheduler: SchedulerHarness, num_reasoning: int) -> None:
     held = HeldRequest(key(1), "r1", 0, 900, awaiting_handoff=False)
     loads = (UnitLoad(0, 0, 3, 2400, 700, num_reasoning=num_reasoning),)
-    scheduler.post(FromWorker("d0", EndForward(1, 0.0, (), loads, answering=(held,))))
+    scheduler.post(WorkerReported("d0", EndForward(1, 0.0, (), loads, answering=(held,))))
 
 
 def test_an_answer_goes_where_the_fewest_requests_reason() -> None:

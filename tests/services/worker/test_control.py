@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from headway.core.worker.events import SchedulerConnected
-from headway.messages import Accepted, CancelStream, ControlHello
+from headway.messages import Accepted, CancelStream, ControlHello, Order
 from headway.request import StreamKey
 from protos import worker_pb2
 from services.runtime import wire
-from services.worker.control import ControlSession, Order
+from services.worker.control import ControlSession
 
 
 class Leader:
@@ -29,16 +29,16 @@ class Leader:
             yield wire.pack_to_worker(await self._orders.get())
 
 
-async def until(orders: list[Order], num: int) -> None:
+async def until(orders: list[SchedulerConnected | Order], num: int) -> None:
     async with asyncio.timeout(10.0):
         while len(orders) < num:
             await asyncio.sleep(0)
 
 
 async def test_an_order_that_comes_after_a_newer_leaders_hello_is_not_obeyed() -> None:
-    obeyed: list[Order] = []
+    obeyed: list[SchedulerConnected | Order] = []
 
-    def post(order: Order) -> None:
+    def post(order: SchedulerConnected | Order) -> None:
         obeyed.append(order)
         if isinstance(order, SchedulerConnected):
             session.report(Accepted(1))  # as the core would send its snapshot
