@@ -8,8 +8,10 @@ from typing import Any, cast
 
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.policies import registry
+from headway.policies.answer import Answer
 from headway.policies.batching import Batching
-from headway.policies.batching.uniboost import UniBoostParams
+from headway.policies.batching.gamma_ada import GammaFit
+from headway.policies.dispatch import Dispatching
 from headway.policies.estimation import Estimation
 from headway.policies.pacing import TokenPacerParams
 from headway.presets import Preset
@@ -37,9 +39,18 @@ class Policy:
     name: str
     params: Mapping[str, Any]
 
+    @property
+    def answer(self) -> Answer:
+        """Its entry in the registry; HeadwayError for an unknown name."""
+        return registry.find(self.question, self.name)
+
     def make(self) -> Any:
-        """A new one; HeadwayError for a name or a parameter that it does not have."""
+        """Make a new one; HeadwayError for a name or a parameter that it does not have."""
         return registry.make(self.question, self.name, **self.params)
+
+    def checked(self) -> Any:
+        """Return its parameters as their dataclass; HeadwayError as ``make``."""
+        return self.answer.checked(f"{self.question} {self.name}", self.params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +94,11 @@ def policy_settings(
 
     def policy(question: str, **known: float) -> Policy:
         name = getattr(preset, question)
-        asked = registry.find(question, name).parameters()
+        answer = registry.find(question, name)
+        asked = answer.parameters()
         found = {param: value for param, value in known.items() if value and param in asked}
-        return Policy(question, name, {**found, **preset.params_of(question)})
+        given = answer.typed(f"{question} {name}", preset.params_of(question))
+        return Policy(question, name, {**found, **given})
 
     batching = policy("batching", swap_per_token=costs.swap_per_token)
     dispatch = policy("dispatch", default_pass_time=costs.first_pass)
@@ -107,7 +120,7 @@ def policy_settings(
         worker=WorkerPolicies(
             batching,
             policy("estimation"),
-            lingers=preset.dispatch == "sbs",
+            lingers=cast("type[Dispatching]", dispatch.answer.make).lingers,
             reader_pace=pacing.params.get("tpot", TokenPacerParams().tpot),
         ),
         burst=policy("burst"),
@@ -116,8 +129,8 @@ def policy_settings(
     )
 
 
-def _gamma_fit(batching: Policy) -> UniBoostParams | None:
-    """How γ is fitted for a batching policy that takes it; HeadwayError as ``Policy.make``."""
-    answer = registry.find(batching.question, batching.name)
-    params = answer.checked(f"batching {batching.name}", batching.params)
-    return params if isinstance(params, UniBoostParams) else None
+def _gamma_fit(batching: Policy) -> GammaFit | None:
+    """Return how γ is fitted for a batching policy that asks for it; HeadwayError as ``make``."""
+    params = batching.checked()
+    fits = cast("type[Batching]", batching.answer.make).fits_gamma
+    return cast(GammaFit, params) if fits else None

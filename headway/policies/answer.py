@@ -1,46 +1,91 @@
-"""One answer to a policy question: what a registry holds under a name."""
+"""One answer to a policy question: how it is made, from what, and where it comes from."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from types import MappingProxyType
+from typing import Any, get_args, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from headway.errors import invalid
+
+_IN_WORDS = MappingProxyType(
+    {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        float | None: "a number or null",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``make(params)`` makes the policy, or ``make()`` where it has no parameters.
+    """A policy by its ``name``; the file that holds it ends with ``ANSWER = Answer(...)``.
 
+    ``make(params)`` makes the policy, or ``make()`` where it has no parameters.
     ``reference``: the paper and its algorithm, section or equation, or the system it is from.
     ``params``: the frozen dataclass of its parameters, which refuses what is out of range.
     """
 
+    name: str
     make: Callable[..., Any]
     reference: str
     params: type | None = None
 
     @property
     def description(self) -> str:
-        """One line: what its docstring says first."""
+        """The first line of the policy's docstring."""
         return (inspect.getdoc(self.make) or "").partition("\n")[0]
 
+    @property
+    def reads_profile(self) -> bool:
+        """Whether it has to be told what an instance carries (a ``profile`` parameter)."""
+        return "profile" in self.parameters()
+
     def parameters(self) -> Mapping[str, object]:
-        """Its parameters by name, with their defaults."""
+        """Return its parameters by name, with their defaults."""
         return {f.name: f.default for f in fields(self.params)} if self.params else {}
 
     def build(self, name: str, given: Mapping[str, object]) -> Any:
-        """The policy with these parameters; HeadwayError for one that it does not have."""
+        """Make the policy with these parameters; HeadwayError for one that it does not have."""
         params = self.checked(name, given)
         return self.make() if params is None else self.make(params)
 
     def checked(self, name: str, given: Mapping[str, object]) -> Any:
-        """Its parameters, None where it has none; HeadwayError as ``build``."""
+        """Return its parameters, None where it has none; HeadwayError as ``build``."""
+        values = self.typed(name, given)
+        return self.params(**values) if self.params else None
+
+    def typed(self, name: str, given: Mapping[str, object]) -> dict[str, Any]:
+        """Return the given parameters with texts read as the type of their field.
+
+        HeadwayError for a parameter that it does not have, or a text that is no such value.
+        """
         known = self.parameters()
         for param in given:
             if param not in known:
                 choices = ", ".join(known) or "left out: there are none"
                 raise invalid(f"{name} parameter", param, choices)
-        return self.params(**given) if self.params else None
+        texts = {param for param, value in given.items() if isinstance(value, str)}
+        hints = get_type_hints(self.params) if texts else {}
+        return {
+            param: _read(f"{name} {param}", str(value), hints[param]) if param in texts else value
+            for param, value in given.items()
+        }
+
+
+def _read(name: str, text: str, hint: Any) -> object:
+    """Return the value of type ``hint`` that a text says; HeadwayError where it says none."""
+    if str in (hint, *get_args(hint)):
+        return text
+    adapter = TypeAdapter(hint, config={"arbitrary_types_allowed": True})
+    for read in (adapter.validate_json, adapter.validate_python):
+        try:
+            return read(text)
+        except ValidationError:
+            continue
+    raise invalid(name, text, _IN_WORDS.get(hint, f"a value of type {hint}"))

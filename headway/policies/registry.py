@@ -1,51 +1,97 @@
-"""Every policy by its question and its name: what flags, tests and reports call them."""
+"""Every policy by its question and its name: what flags, tests and reports call them.
+
+A policy registers itself: its file holds ``ANSWER = Answer(...)``. The file lies in the folder of
+its question, or is named by an entry point ``QUESTION.NAME`` of the group ``headway.policies`` in
+another distribution, or is given by its path (``./edf.py``) in place of a name.
+"""
 
 from __future__ import annotations
 
+import pkgutil
+import sys
 from collections.abc import Mapping
+from functools import cache
+from importlib import import_module, util
+from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
 
-from headway.errors import invalid
-from headway.policies import (
-    batching,
-    burst,
-    dispatch,
-    estimation,
-    pacing,
-    packing,
-    placement,
-    rescheduling,
-    scaling,
-)
+from headway.errors import Code, HeadwayError, invalid
 from headway.policies.answer import Answer
 
+_PACKAGE = "headway.policies"
+_SUFFIX = ".py"
+
+
+def _own(question: str) -> dict[str, Answer]:
+    """Return the answers in the folder of a question, by name."""
+    package = import_module(f"{_PACKAGE}.{question}")
+    modules = [import_module(m.name) for m in _modules(package.__path__, package.__name__)]
+    answers = [module.ANSWER for module in modules if hasattr(module, "ANSWER")]
+    return {answer.name: answer for answer in sorted(answers, key=lambda answer: answer.name)}
+
+
+def _modules(path: Any, name: str) -> list[pkgutil.ModuleInfo]:
+    return list(pkgutil.iter_modules(path, f"{name}."))
+
+
+def _registry() -> dict[str, dict[str, Answer]]:
+    folders = _modules(import_module(_PACKAGE).__path__, _PACKAGE)
+    questions = [folder.name.rpartition(".")[2] for folder in folders if folder.ispkg]
+    found = {question: _own(question) for question in sorted(questions)}
+    for entry in sorted(entry_points(group=_PACKAGE), key=lambda entry: entry.name):
+        question, _, name = entry.name.partition(".")
+        if question not in found or not name or name in found[question]:
+            message = (
+                f"the entry point {entry.name!r} = {entry.value!r} of the group {_PACKAGE} must be "
+                f"QUESTION.NAME with a new name and a question of {', '.join(found)}"
+            )
+            raise HeadwayError(Code.INVALID_ARGUMENT, message)
+        found[question][name] = entry.load()
+    return found
+
+
 REGISTRY: Mapping[str, Mapping[str, Answer]] = MappingProxyType(
-    {
-        "batching": batching.ANSWERS,
-        "burst": burst.ANSWERS,
-        "dispatch": dispatch.ANSWERS,
-        "estimation": estimation.ANSWERS,
-        "pacing": pacing.ANSWERS,
-        "packing": packing.ANSWERS,
-        "placement": placement.ANSWERS,
-        "rescheduling": rescheduling.ANSWERS,
-        "scaling": scaling.ANSWERS,
-    }
+    {question: MappingProxyType(answers) for question, answers in _registry().items()}
 )
 
 
 def find(question: str, name: str) -> Answer:
-    """The answer of that name; refuses what it does not know and lists what it does."""
+    """Return the answer of that name; HeadwayError with the known ones for another name.
+
+    A name that ends in ``.py`` is the path of a file with an ``ANSWER``.
+    """
     answers = REGISTRY.get(question)
     if answers is None:
-        raise invalid("policy question", question, f"one of {', '.join(sorted(REGISTRY))}")
-    answer = answers.get(name)
+        raise invalid("policy question", question, f"one of {', '.join(REGISTRY)}")
+    answer = _from_file(question, name) if name.endswith(_SUFFIX) else answers.get(name)
     if answer is None:
-        raise invalid(question, name, f"one of {', '.join(sorted(answers))}")
+        raise invalid(question, name, f"one of {', '.join(answers)}, or the path of a .py file")
+    return answer
+
+
+@cache
+def _from_file(question: str, path: str) -> Answer:
+    """Return the answer that a file holds; HeadwayError where it cannot be loaded."""
+    name = f"{_PACKAGE}.{question} {path}"  # no module that an import statement can name
+    spec = util.spec_from_file_location(name, path)
+    assert spec is not None
+    module = sys.modules[name] = util.module_from_spec(spec)
+    try:
+        assert spec.loader is not None
+        spec.loader.exec_module(module)
+        answer = module.ANSWER
+    except (OSError, SyntaxError, ImportError, AttributeError) as error:
+        del sys.modules[name]
+        message = (
+            f"{question} {path!r} cannot be loaded ({error}): it must hold ANSWER = Answer(...)"
+        )
+        raise HeadwayError(Code.INVALID_ARGUMENT, message, param=question) from error
+    if not isinstance(answer, Answer):
+        raise invalid(f"ANSWER of {path}", answer, "an Answer(name, class, reference, parameters)")
     return answer
 
 
 def make(question: str, name: str, **params: object) -> Any:
-    """A policy by name, with these parameters; HeadwayError as ``find``, or for a parameter."""
+    """Make a policy by its name with these parameters; HeadwayError as ``find``, or for one."""
     return find(question, name).build(f"{question} {name}", params)

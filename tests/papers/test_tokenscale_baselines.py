@@ -6,7 +6,6 @@ import pytest
 
 from headway.errors import HeadwayError
 from headway.policies import registry
-from headway.policies.scaling import ANSWERS
 from headway.policies.scaling.aibrix import Aibrix, AibrixParams
 from headway.policies.scaling.blitzscale import BlitzScale, BlitzScaleParams
 from headway.policies.scaling.distserve import DistServe, DistServeParams
@@ -54,7 +53,9 @@ def test_blitzscale_counts_requests_in_both_pools() -> None:
 
 
 def test_only_blitzscale_instances_serve_while_they_load() -> None:
-    live = [name for name in sorted(ANSWERS) if registry.make("scaling", name).loads_live]
+    live = [
+        name for name in registry.REGISTRY["scaling"] if registry.make("scaling", name).loads_live
+    ]
     assert live == ["blitzscale"]
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from math import inf
+from pathlib import Path
+
 import pytest
 
 from headway.errors import HeadwayError
@@ -13,6 +17,63 @@ def test_every_registered_policy_can_be_made_with_its_defaults() -> None:
     for question, answers in registry.REGISTRY.items():
         for name in answers:
             assert registry.make(question, name) is not None
+
+
+def test_a_policy_is_found_under_the_name_that_its_own_file_gives_it() -> None:
+    for answers in registry.REGISTRY.values():
+        assert all(answer.name == name for name, answer in answers.items())
+
+
+def test_an_answers_docstring_begins_with_its_name() -> None:
+    for answers in registry.REGISTRY.values():
+        for name, answer in answers.items():
+            assert str(import_module(answer.make.__module__).__doc__).startswith(f"``{name}``")
+
+
+EDF = """
+from dataclasses import dataclass
+
+from headway.policies.answer import Answer
+from headway.policies.batching import Batching, Ranked
+
+
+@dataclass(frozen=True, slots=True)
+class EdfParams:
+    budget: float = 1.0
+
+
+class Edf(Batching):
+    "Earliest deadline first."
+
+    def __init__(self, params: EdfParams | None = None) -> None:
+        self.budget = (params or EdfParams()).budget
+
+    def rank(self, candidate, *, now):
+        return Ranked((candidate.arrival_at + self.budget,))
+
+
+ANSWER = Answer("edf", Edf, "Liu and Layland", EdfParams)
+"""
+
+
+def test_a_file_outside_the_tree_is_named_by_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "edf.py"
+    path.write_text(EDF, "utf-8")
+    assert registry.make("batching", str(path), budget="2").budget == 2.0
+    assert registry.find("batching", str(path)).name == "edf"
+
+
+@pytest.mark.parametrize(
+    "text", ["ANSWER = 1", "import nothing_of_that_name", "def", "EDF = 1", None]
+)
+def test_a_file_that_holds_no_policy_is_refused_by_its_path(
+    tmp_path: Path, text: str | None
+) -> None:
+    path = tmp_path / "edf.py"
+    if text is not None:
+        path.write_text(text, "utf-8")
+    with pytest.raises(HeadwayError, match=r"edf\.py"):
+        registry.find("batching", str(path))
 
 
 def test_parameters_reach_the_policy() -> None:
@@ -32,3 +93,37 @@ def test_an_unknown_question_is_refused_with_the_known_ones() -> None:
 def test_an_unknown_parameter_is_refused_with_the_known_ones() -> None:
     with pytest.raises(HeadwayError, match="must be k"):
         registry.make("placement", "iqr-lex", q=3.0)
+
+
+@pytest.mark.parametrize(
+    ("question", "name", "param", "text", "value"),
+    [
+        ("placement", "iqr-lex", "k", "3", 3.0),
+        ("batching", "uniboost", "gamma", "inf", inf),
+        ("batching", "uniboost", "window", "200", 200),
+        ("placement", "pascal", "migrates", "false", False),
+        ("dispatch", "immediate", "rule", "random", "random"),
+        ("scaling", "tokenscale", "start_up", "null", None),
+    ],
+)
+def test_a_text_is_read_as_the_type_of_its_parameter(
+    question: str, name: str, param: str, text: str, value: object
+) -> None:
+    read = registry.find(question, name).typed(name, {param: text})[param]
+    assert read == value
+    assert type(read) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("question", "name", "param", "limit"),
+    [
+        ("placement", "iqr-lex", "k", "a number"),
+        ("batching", "uniboost", "window", "a whole number"),
+        ("placement", "pascal", "migrates", "true or false"),
+    ],
+)
+def test_a_text_that_is_no_such_value_is_refused(
+    question: str, name: str, param: str, limit: str
+) -> None:
+    with pytest.raises(HeadwayError, match=f"{name} {param} is 'many'; it must be {limit}"):
+        registry.make(question, name, **{param: "many"})

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headway.core.worker.sequence import SequenceState, Stage
 from headway.policies import registry
-from headway.policies.batching import ANSWERS, Batching
+from headway.policies.batching import Batching
 from headway.policies.batching.queue import RankedQueue
 from tests.fakes.plans import Planned, make_planned
 
@@ -152,7 +152,7 @@ class Kept:
             assert all(rank == ranks[key] for rank, key, _ in places)
 
 
-@pytest.mark.parametrize("name", sorted(ANSWERS))
+@pytest.mark.parametrize("name", registry.REGISTRY["batching"])
 @settings(max_examples=150, deadline=None)
 @given(changes=CHANGES, gamma=GAMMAS, check_each=st.booleans())
 def test_the_kept_order_is_all_candidates_sorted_anew(
@@ -202,7 +202,7 @@ def check_pass(planned: Planned) -> None:
     planned.run(items)
 
 
-@pytest.mark.parametrize("name", sorted(ANSWERS))
+@pytest.mark.parametrize("name", registry.REGISTRY["batching"])
 @settings(max_examples=80, deadline=None)
 @given(
     load=LOADS,

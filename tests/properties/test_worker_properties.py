@@ -10,7 +10,6 @@ from headway.cluster import Role, WorkerInfo
 from headway.core.worker.core import WorkerCore, WorkerSettings
 from headway.messages import CancelStream, Dispatch, UnitBatch
 from headway.policies import registry
-from headway.policies.batching import ANSWERS
 from headway.request import Request, SamplingParams, StreamKey
 from tests.fakes.paged import EOS, WorkerHarness, expected_output
 
@@ -50,7 +49,7 @@ def request_of(stream_id: int, num_prompt: int, max_tokens: int) -> Request:
     num_tokens_of_memory=st.integers(34, 60),
     chunk=st.integers(1, 24),
     num_units=st.integers(1, 3),
-    batching=st.sampled_from(sorted(ANSWERS)),
+    batching=st.sampled_from(list(registry.REGISTRY["batching"])),
     host_tokens=st.sampled_from([0, 20, 500]),
     max_running=st.sampled_from([0, 2]),
     caches=st.sampled_from(["nothing", "prompts", "all"]),

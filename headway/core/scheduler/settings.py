@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from headway.policies.batching.uniboost import UniBoostParams
+from headway.policies.batching.gamma_ada import GammaFit
 from headway.policies.packing.flow_control import FlowControl
 
 
@@ -41,7 +41,7 @@ class SchedulerSettings:
     placement_params: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     rescheduling: str = "none"
     rescheduling_params: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    gamma_fit: UniBoostParams | None = None
+    gamma_fit: GammaFit | None = None
     """How the workers' γ is fitted here (γ-Ada); None where their policy has none."""
     flow_control: FlowControl = field(default_factory=FlowControl)
     max_waiting: int = 4096

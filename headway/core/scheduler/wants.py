@@ -1,4 +1,4 @@
-"""What a scheduler asks its workers to report, for its policies to read."""
+"""Reports that a scheduler asks of its workers, for its policies to read."""
 
 from __future__ import annotations
 
@@ -7,19 +7,30 @@ from math import inf
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.messages import WantedReports
 from headway.policies import registry
+from headway.policies.dispatch import Dispatching
+from headway.policies.placement import Placement
+from headway.policies.rescheduling import Rescheduling
 
 _LOADS_EVERY = 1.0  # seconds
 
 
 def wanted_reports(settings: SchedulerSettings) -> WantedReports:
-    """Phases where PASCAL decides, running requests where a policy moves them, and the passes."""
-    policy = registry.make("rescheduling", settings.rescheduling, **settings.rescheduling_params)
-    moves = policy.interval < inf
+    """Return what the policies declare that they read."""
+    dispatching: Dispatching = registry.make(
+        "dispatch", settings.dispatch, **settings.dispatch_params
+    )
+    placement: Placement = registry.make(
+        "placement", settings.placement, **settings.placement_params
+    )
+    rescheduling: Rescheduling = registry.make(
+        "rescheduling", settings.rescheduling, **settings.rescheduling_params
+    )
+    moves = rescheduling.interval < inf
     return WantedReports(
-        phases="pascal" in (settings.placement, settings.dispatch_params.get("rule")),
-        load_interval=min(_LOADS_EVERY, policy.interval / 2) if moves else inf,
-        num_steps=policy.horizon.num_steps,
-        step_tokens=policy.horizon.step_tokens,
-        lengths=policy.reads_lengths,
+        phases=dispatching.reads_phases or placement.reads_phases,
+        load_interval=min(_LOADS_EVERY, rescheduling.interval / 2) if moves else inf,
+        num_steps=rescheduling.horizon.num_steps,
+        step_tokens=rescheduling.horizon.step_tokens,
+        lengths=rescheduling.reads_lengths,
         work=settings.measures_work,
     )

@@ -6,7 +6,8 @@ Neither preempts the other, so long decodes block short prompts: the paper's str
 
 from __future__ import annotations
 
-from headway.policies.batching.boost import Boosted, effective_work
+from headway.policies.answer import Answer
+from headway.policies.batching.boost import Boosted, BoostParams, effective_work
 from headway.policies.batching.protocol import Candidate, Ranked
 
 
@@ -18,3 +19,6 @@ class DistBoost(Boosted):
         if candidate.decoding:
             return Ranked((0.0, candidate.arrival_at, 0.0))
         return Ranked((1.0, *self.priority(candidate, effective_work(candidate))))
+
+
+ANSWER = Answer("distboost", DistBoost, "UniBoost, phase 1", BoostParams)

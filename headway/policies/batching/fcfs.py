@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headway.policies.answer import Answer
 from headway.policies.batching.protocol import Batching, Candidate, Ranked
 
 
@@ -11,3 +12,6 @@ class Fcfs(Batching):
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
         """By arrival."""
         return Ranked((candidate.arrival_at,))
+
+
+ANSWER = Answer("fcfs", Fcfs, "vLLM's default")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import exp, isfinite, log
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +64,14 @@ def tail_slope(times: NDArray[np.float64], num_points: int = 4) -> float | None:
         return None
     slope = -float(t @ survival) / width
     return slope if isfinite(slope) and slope > 0.0 else None
+
+
+class GammaFit(Protocol):
+    """Parameters of a batching policy whose γ is fitted (``Batching.fits_gamma``)."""
+
+    def fit(self) -> GammaAda:
+        """Return a new fit; HeadwayError for what is out of range."""
+        ...
 
 
 class GammaAda:

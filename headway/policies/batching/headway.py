@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import inf
 
 from headway.errors import require_between
+from headway.policies.answer import Answer
 from headway.policies.batching.memguard import level_of, next_level_at
 from headway.policies.batching.protocol import Candidate, Ranked
 from headway.policies.batching.uniboost import UniBoost, UniBoostParams
@@ -116,3 +117,6 @@ class Headway(UniBoost):
             return 1
         counts = (candidate.num_output_tokens, candidate.num_phase_tokens)
         return min(next_level_at(count, self.k) - count for count in counts)
+
+
+ANSWER = Answer("headway", Headway, "Headway, one order in seconds", HeadwayParams)

@@ -6,6 +6,7 @@ else has attained least, so it thrashes where KV is short. It exists for the com
 
 from __future__ import annotations
 
+from headway.policies.answer import Answer
 from headway.policies.batching.protocol import Batching, Candidate, Ranked
 
 
@@ -18,3 +19,6 @@ class Las(Batching):
         """Attained tokens, arrival."""
         attained = candidate.attained_tokens
         return Ranked((attained, candidate.arrival_at), attained + 1)
+
+
+ANSWER = Answer("las", Las, "least attained service")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import inf
 
 from headway.errors import require_between, require_over
+from headway.policies.answer import Answer
 from headway.policies.batching.lengths import predicted_remaining
 from headway.policies.batching.protocol import Batching, Candidate, Ranked
 from headway.request import StreamKey
@@ -67,3 +68,6 @@ class Ltr(Batching):
     def forget(self, key: StreamKey) -> None:
         """Its length goes with it."""
         self._seen.pop(key, None)
+
+
+ANSWER = Answer("ltr", Ltr, "Learning to Rank, NeurIPS '24", LtrParams)

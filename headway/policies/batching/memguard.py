@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import inf
 
 from headway.errors import invalid
+from headway.policies.answer import Answer
 from headway.policies.batching.boost import Boosted, BoostParams, prompt_work
 from headway.policies.batching.protocol import Candidate, Ranked
 from headway.request import StreamKey
@@ -100,3 +101,6 @@ class UniBoostMemGuard(Boosted):
     def forget(self, key: StreamKey) -> None:
         """Its credits go with it."""
         self._preempted_at.pop(key, None)
+
+
+ANSWER = Answer("uniboost-memguard", UniBoostMemGuard, "UniBoost, phase 3", MemGuardParams)

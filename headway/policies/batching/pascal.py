@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import inf
 
 from headway.errors import require_between
+from headway.policies.answer import Answer
 from headway.policies.batching.protocol import Batching, Candidate, Ranked
 from headway.request import Phase
 
@@ -67,3 +68,6 @@ class Pascal(Batching):
         if candidate.phase is Phase.REASONING and queue == HIGH:
             left = min(left, self._room(candidate) + 1)
         return candidate.attained_tokens + left
+
+
+ANSWER = Answer("pascal", Pascal, "PASCAL, section IV-C", PascalParams)

@@ -113,6 +113,9 @@ class Batching(ABC):
     reads_lengths: bool = False
     """Whether its ranks read remaining lengths: else nobody need predict them for it."""
 
+    fits_gamma: bool = False
+    """Whether γ is fitted to end-to-end latencies, as its parameters' ``fit()`` says (γ-Ada)."""
+
     @property
     def epoch(self) -> int:
         """Changes when all ranks must be drawn anew."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.errors import require_between
+from headway.policies.answer import Answer
 from headway.policies.batching.protocol import Batching, Candidate, Ranked
 
 
@@ -39,3 +40,6 @@ class RoundRobin(Batching):
         """Only one that has used more quanta."""
         quantum = self._quantum
         return for_.num_output_tokens // quantum < victim.num_output_tokens // quantum
+
+
+ANSWER = Answer("rr", RoundRobin, "PASCAL's baseline", RoundRobinParams)

@@ -6,6 +6,7 @@ order of arrival, so that no prefill ever stalls a running answer.
 
 from __future__ import annotations
 
+from headway.policies.answer import Answer
 from headway.policies.batching.protocol import Batching, Candidate, Ranked
 
 
@@ -15,3 +16,6 @@ class Sarathi(Batching):
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
         """By what it needs, then arrival."""
         return Ranked((not candidate.decoding, candidate.arrival_at))
+
+
+ANSWER = Answer("sarathi", Sarathi, "Sarathi-Serve, OSDI '24")

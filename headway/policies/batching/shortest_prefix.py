@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headway.policies.answer import Answer
 from headway.policies.batching.boost import prompt_work
 from headway.policies.batching.protocol import Batching, Candidate, Ranked
 
@@ -12,3 +13,6 @@ class ShortestPrefix(Batching):
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
         """Running, uncached prompt tokens, arrival."""
         return Ranked((not candidate.running, prompt_work(candidate), candidate.arrival_at))
+
+
+ANSWER = Answer("shortest-prefix", ShortestPrefix, "UniBoost's baseline, from vLLM")

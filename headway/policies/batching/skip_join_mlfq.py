@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import inf
 
 from headway.errors import require_between, require_over
+from headway.policies.answer import Answer
 from headway.policies.batching.boost import prompt_work
 from headway.policies.batching.protocol import Batching, Candidate, Ranked
 from headway.request import StreamKey
@@ -93,3 +94,6 @@ class SkipJoinMlfq(Batching):
 
     def _quantum(self, level: int) -> int:
         return int(self._params.quantum) << level
+
+
+ANSWER = Answer("skip-join-mlfq", SkipJoinMlfq, "FastServe", SkipJoinMlfqParams)

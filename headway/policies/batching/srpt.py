@@ -6,6 +6,7 @@ where there is none.
 
 from __future__ import annotations
 
+from headway.policies.answer import Answer
 from headway.policies.batching.lengths import known_remaining, prompt_remaining
 from headway.policies.batching.protocol import Batching, Candidate, Ranked
 
@@ -21,3 +22,6 @@ class Srpt(Batching):
         """Remaining tokens, arrival."""
         remaining = prompt_remaining(candidate) + known_remaining(candidate)
         return Ranked((remaining, candidate.arrival_at), candidate.attained_tokens + 1)
+
+
+ANSWER = Answer("srpt", Srpt, "shortest remaining processing time, perfect lengths")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.errors import require_between
+from headway.policies.answer import Answer
 from headway.policies.batching.lengths import predicted_remaining, prompt_remaining
 from headway.policies.batching.protocol import Batching, Candidate, Ranked
 
@@ -46,3 +47,6 @@ class Trail(Batching):
     def _is_late(self, candidate: Candidate) -> bool:
         done = candidate.num_output_tokens
         return done > 0 and done >= self._c * (done + predicted_remaining(candidate))
+
+
+ANSWER = Answer("trail", Trail, "TRAIL, ICLR '25", TrailParams)

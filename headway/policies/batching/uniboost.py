@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headway.policies.answer import Answer
 from headway.policies.batching.gamma_ada import GammaAda, GammaAdaParams
 from headway.policies.batching.memguard import MemGuardParams, UniBoostMemGuard
 from headway.policies.batching.protocol import Candidate
@@ -37,6 +38,8 @@ class UniBoostParams(MemGuardParams):
 class UniBoost(UniBoostMemGuard):
     """Boosted arrival behind MemGuard, γ fitted to the tail of the response times."""
 
+    fits_gamma = True
+
     def __init__(self, params: UniBoostParams | None = None) -> None:
         params = params or UniBoostParams()
         super().__init__(params)
@@ -51,3 +54,6 @@ class UniBoost(UniBoostMemGuard):
         """The pool's γ has come: this worker's own fit ends."""
         super().tune(gamma)
         self._fit = None
+
+
+ANSWER = Answer("uniboost", UniBoost, "UniBoost, all four phases", UniBoostParams)

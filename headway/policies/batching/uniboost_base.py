@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from math import inf
 
-from headway.policies.batching.boost import Boosted, effective_work
+from headway.policies.answer import Answer
+from headway.policies.batching.boost import Boosted, BoostParams, effective_work
 from headway.policies.batching.protocol import Candidate, Ranked
 
 
@@ -21,3 +22,6 @@ class UniBoostBase(Boosted):
         work = effective_work(candidate)
         until = inf if self.gamma == inf else work + 1
         return Ranked(self.priority(candidate, work), until)
+
+
+ANSWER = Answer("uniboost-base", UniBoostBase, "UniBoost, phase 2", BoostParams)

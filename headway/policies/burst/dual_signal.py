@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headway.errors import invalid, require_between
+from headway.policies.answer import Answer
 from headway.policies.burst.protocol import Label
 
 _MOST_KEPT = 65_536
@@ -129,3 +130,6 @@ def burst_ratio(arrivals: Iterable[tuple[float, int]], params: DualSignalParams)
         if detector.arrived(num_tokens, now=now).is_burst:
             num_burst += num_tokens
     return num_burst / num_all if num_all else 0.0
+
+
+ANSWER = Answer("dual-signal", DualSignal, "TokenScale, sections II-C and IV-A", DualSignalParams)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headway.policies.answer import Answer
 from headway.policies.burst.protocol import Label
 
 _NEVER = Label(False, "", 0.0, 0.0)
@@ -13,3 +14,6 @@ class Off:
     def arrived(self, num_input_tokens: int, *, now: float) -> Label:
         """Not a burst."""
         return _NEVER
+
+
+ANSWER = Answer("off", Off, "what a plain deployment does")

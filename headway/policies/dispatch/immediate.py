@@ -8,11 +8,12 @@ from random import Random
 from types import MappingProxyType
 
 from headway.errors import invalid, require_between, require_over
-from headway.policies.dispatch.protocol import InstanceLoad, Turn, Waiting
-from headway.policies.dispatch.untimed import Untimed
+from headway.policies.answer import Answer
+from headway.policies.dispatch.protocol import Dispatching, InstanceLoad, Turn, Waiting
 
 ROUND_ROBIN = "round-robin"
 RANDOM = "random"
+ON_SCHEDULE = "pascal"
 _SCORES: Mapping[str, Callable[[InstanceLoad], tuple[int, ...]]] = MappingProxyType(
     {
         ROUND_ROBIN: lambda load: (),
@@ -20,7 +21,7 @@ _SCORES: Mapping[str, Callable[[InstanceLoad], tuple[int, ...]]] = MappingProxyT
         "join-shortest-queue": lambda load: (load.num_queued,),
         "least-tokens": lambda load: (load.queued_tokens,),
         "least-kv": lambda load: (load.kv_tokens,),
-        "pascal": lambda load: (not load.is_on_schedule, load.kv_tokens),
+        ON_SCHEDULE: lambda load: (not load.is_on_schedule, load.kv_tokens),
     }
 )
 
@@ -47,7 +48,7 @@ class ImmediateParams:
         require_between("window", self.window, 1, 100_000)
 
 
-class Immediate(Untimed):
+class Immediate(Dispatching):
     """Each request goes to an instance at once, by the rule's score; C_avail is not asked.
 
     Ties go to the instance that was served longest ago.
@@ -57,6 +58,7 @@ class Immediate(Untimed):
         params = params or ImmediateParams()
         super().__init__(params.window, params.default_pass_time)
         self._rule = params.rule
+        self.reads_phases = params.rule == ON_SCHEDULE
         self._rng = Random(params.seed)
         self._turns: dict[str, int] = {}
         self._num_turns = 0
@@ -91,3 +93,6 @@ class Immediate(Untimed):
             score = _SCORES[self._rule]
             able.sort(key=lambda load: (score(load), self._turns[load.worker_id], load.worker_id))
         return [Turn(load.worker_id, self._rule, max_requests=1, capped=False) for load in able]
+
+
+ANSWER = Answer("immediate", Immediate, "the field's routers", ImmediateParams)

@@ -1,40 +1,43 @@
-"""What a dispatch policy reads and what it answers."""
+"""The input and the output of a dispatch policy."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from headway.cluster import Role
+from headway.policies.dispatch.sliding import SlidingMean
 from headway.request import StreamKey
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceLoad:
-    """One instance that takes prefill work now, as a dispatch policy sees it.
-
-    ``task_depth``: reported prefill tokens not yet computed, plus dispatches on their way; 0 is
-    quiescence. ``queued_tokens``: U_flight + R_queued over its units. ``num_outstanding``:
-    requests that it was sent and has not let go of; ``num_queued``: those of them that do not
-    run yet. ``has_capacity``: whether any unit has C_avail above 0; ``has_room``: free KV blocks.
-    ``num_decoding``: B over its units; ``free_tokens``: the longest prompt a unit has blocks for.
-    ``kv_tokens``: KV in blocks and in host memory, and what is queued. ``is_on_schedule``: whether
-    no reader of its answers waits (PASCAL's t_i).
-    """
+    """One instance that takes prefill work now, as a dispatch policy sees it."""
 
     worker_id: str
     task_depth: int
+    """Reported prefill tokens not yet computed, plus dispatches on their way; 0: quiescence."""
     queued_tokens: int
+    """U_flight + R_queued over its units."""
     num_outstanding: int
+    """Requests that it was sent and has not let go of."""
     num_queued: int
+    """Those of them that do not run yet."""
     has_capacity: bool
+    """Whether any unit has C_avail above 0."""
     has_room: bool
+    """Whether any unit has free KV blocks."""
     role: Role = Role.PREFILL
     num_decoding: int = 0
+    """B over its units."""
     free_tokens: int = 1 << 62
+    """The longest prompt that a unit has blocks for."""
     kv_tokens: int = 0
+    """KV in blocks and in host memory, and what is queued."""
     is_on_schedule: bool = True
+    """Whether no reader of its answers waits (PASCAL's t_i)."""
 
 
 class Waiting(Protocol):
@@ -81,55 +84,77 @@ class Expiry:
     waited: float
 
 
-class Dispatching(Protocol):
-    """When are waiting requests given to an instance, and to which?
+class Dispatching(ABC):
+    """When waiting requests are given to an instance, and to which.
 
     One object serves the instances of one model. Its caller keeps it told of everything below,
-    and asks for turns after every event.
+    and asks for turns after every event. A policy that never waits overrides ``turns`` alone.
     """
+
+    lingers: bool = False
+    """Whether workers with prompt tokens left over wait a moment for a top-up of their chunk."""
+
+    reads_phases: bool = False
+    """Whether it reads ``is_on_schedule``, which workers have to report."""
+
+    def __init__(self, window: int, default_pass_time: float) -> None:
+        """Keep means over ``window`` passes; the first pass time is ``default_pass_time``, s."""
+        self._pass_times = SlidingMean(window, default_pass_time)
+        self._latencies = SlidingMean(window, 0.0)
 
     @property
     def interval(self) -> float:
         """Seconds between dispatches; 0 where there is no such thing."""
+        return 0.0
 
     @property
     def mean_pass_time(self) -> float:
-        """T̄, seconds."""
+        """T̄ over the last passes, seconds."""
+        return self._pass_times.value
 
     @property
     def dispatch_latency(self) -> float:
-        """L_net, seconds: a dispatch's measured round trip."""
+        """L_net, seconds: the mean round trip of the last dispatches."""
+        return self._latencies.value
 
     @property
     def num_bad_times(self) -> int:
         """Reported pass times that were negative, NaN or infinite, and dropped."""
+        return self._pass_times.num_dropped
 
     def join(self, worker_id: str) -> None:
-        """The instance takes prefill work from now on; a repeat does nothing."""
+        """Take in an instance that takes prefill work from now on; a repeat does nothing."""
 
     def leave(self, worker_id: str) -> None:
-        """It does not any more; unknown ids are ignored."""
+        """Forget an instance that takes no more; unknown ids are ignored."""
 
     def dispatched(self, turn: Turn, dispatch_id: int, *, now: float) -> None:
-        """The turn was used: a dispatch has been sent."""
+        """Note that the turn was used: a dispatch has been sent."""
 
     def passed(self, turn: Turn, *, now: float) -> None:
-        """The turn could not be used: no waiting request fitted."""
+        """Note that the turn could not be used: no waiting request fitted."""
 
     def acknowledged(self, round_trip: float) -> None:
-        """A dispatch was acknowledged this many seconds after it was sent."""
+        """Note that a dispatch was acknowledged this many seconds after it was sent."""
+        self._latencies.add(round_trip)
 
     def recall(self, pass_time: float, latency: float) -> None:
-        """T̄ and L_net of an earlier leader, until the first reports of this one."""
+        """Go on with T̄ and L_net of an earlier leader, until the first reports of this one."""
+        self._pass_times.recall(pass_time)
+        self._latencies.recall(latency)
 
     def ended(
         self, worker_id: str, dispatch_ids: Sequence[int], pass_time: float | None, *, now: float
     ) -> None:
-        """An EndForward came; ``pass_time`` None: no prefill was in the pass."""
+        """Take in an EndForward; ``pass_time`` is None where no prefill was in the pass."""
+        if pass_time is not None:
+            self._pass_times.add(pass_time)
 
     def expire(self, *, now: float) -> Sequence[Expiry]:
         """Give up on instances that have been silent for too long; each dispatch only once."""
+        return ()
 
+    @abstractmethod
     def turns(
         self,
         loads: Sequence[InstanceLoad],
@@ -138,7 +163,7 @@ class Dispatching(Protocol):
         now: float,
         waiting: Collection[Waiting] = (),
     ) -> list[Turn]:
-        """Whose turn it is, best first: the first that can take a request gets the batch.
+        """Return whose turn it is, best first: the first that can take a request gets the batch.
 
         ``waiting``: those of the ``num_waiting`` that may be dispatched, by arrival here.
         """
@@ -146,4 +171,5 @@ class Dispatching(Protocol):
     def wakeup(
         self, loads: Sequence[InstanceLoad], num_waiting: int, *, now: float
     ) -> float | None:
-        """When ``expire`` or ``turns`` may answer more than now without another event."""
+        """Return when ``expire`` or ``turns`` may answer more than now without another event."""
+        return None

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import inf
 
 from headway.errors import require_between, require_over
-from headway.policies.dispatch.protocol import Expiry, InstanceLoad, Turn, Waiting
-from headway.policies.dispatch.sliding import SlidingMean
+from headway.policies.answer import Answer
+from headway.policies.dispatch.protocol import Dispatching, Expiry, InstanceLoad, Turn, Waiting
 
 TOP_UP = "top-up"
 
@@ -48,13 +48,14 @@ class SbsParams:
         require_between("watchdog_floor", self.watchdog_floor, 0, 1e6)
 
 
-class StaggeredBatch:
+class StaggeredBatch(Dispatching):
     """One batch an instance and pass, instances in turns, an adaptive interval apart."""
+
+    lingers = True
 
     def __init__(self, params: SbsParams | None = None) -> None:
         params = params or SbsParams()
-        self._pass_times = SlidingMean(params.window, params.default_pass_time)
-        self._latencies = SlidingMean(params.window, 0.0)
+        super().__init__(params.window, params.default_pass_time)
         self._watchdog_factor = params.watchdog_factor
         self._watchdog_floor = params.watchdog_floor
         self._instances: dict[str, _Instance] = {}
@@ -73,21 +74,6 @@ class StaggeredBatch:
     def _cycle_time(self) -> float:
         return self._pass_times.value + self._latencies.value
 
-    @property
-    def mean_pass_time(self) -> float:
-        """T̄ over the last W passes, seconds."""
-        return self._pass_times.value
-
-    @property
-    def dispatch_latency(self) -> float:
-        """L_net over the last W dispatches, seconds."""
-        return self._latencies.value
-
-    @property
-    def num_bad_times(self) -> int:
-        """Reported pass times that never entered T̄."""
-        return self._pass_times.num_dropped
-
     def join(self, worker_id: str) -> None:
         """N_active grows."""
         self._instances.setdefault(worker_id, _Instance())
@@ -95,15 +81,6 @@ class StaggeredBatch:
     def leave(self, worker_id: str) -> None:
         """N_active shrinks."""
         self._instances.pop(worker_id, None)
-
-    def recall(self, pass_time: float, latency: float) -> None:
-        """T̄ and L_net go on from there."""
-        self._pass_times.recall(pass_time)
-        self._latencies.recall(latency)
-
-    def acknowledged(self, round_trip: float) -> None:
-        """One more value for L_net."""
-        self._latencies.add(round_trip)
 
     # --- readiness --------------------------------------------------------------------
 
@@ -127,8 +104,7 @@ class StaggeredBatch:
         self, worker_id: str, dispatch_ids: Sequence[int], pass_time: float | None, *, now: float
     ) -> None:
         """Ready if this ended the dispatch last given; late and repeated ids release nothing."""
-        if pass_time is not None:
-            self._pass_times.add(pass_time)
+        super().ended(worker_id, dispatch_ids, pass_time, now=now)
         instance = self._instances.get(worker_id)
         if instance is None:
             return
@@ -208,3 +184,6 @@ class StaggeredBatch:
 
 def _can_take(load: InstanceLoad) -> bool:
     return load.has_capacity and load.has_room
+
+
+ANSWER = Answer("sbs", StaggeredBatch, "SBS, Algorithm 1 and section 4.1", SbsParams)

@@ -12,8 +12,8 @@ from math import inf
 from headway.cluster import Role
 from headway.cost.profile import Profile, as_profile
 from headway.errors import invalid, require_between, require_over
-from headway.policies.dispatch.protocol import InstanceLoad, Turn, Waiting
-from headway.policies.dispatch.untimed import Untimed
+from headway.policies.answer import Answer
+from headway.policies.dispatch.protocol import Dispatching, InstanceLoad, Turn, Waiting
 from headway.request import StreamKey
 
 PREFILLER, CONVERTIBLE, AVAILABLE = "prefiller", "convertible", "available"
@@ -80,7 +80,7 @@ class _Place:
         self.has_capacity = False
 
 
-class TokenScaleRouting(Untimed):
+class TokenScaleRouting(Dispatching):
     """To an instance that meets the TTFT SLO: prefillers, then convertibles, else the queue.
 
     A burst request asks convertible decoders first. Who meets no SLO any more waits for a
@@ -181,3 +181,6 @@ class TokenScaleRouting(Untimed):
             if place is not None:
                 free.remove(place)
                 given.setdefault((place.worker_id, AVAILABLE), []).append(request.key)
+
+
+ANSWER = Answer("tokenscale", TokenScaleRouting, "TokenScale, algorithm 1", TokenScaleRoutingParams)

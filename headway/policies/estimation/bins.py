@@ -9,6 +9,7 @@ from math import inf
 from types import MappingProxyType
 
 from headway.errors import invalid, require_between
+from headway.policies.answer import Answer
 from headway.policies.estimation.protocol import Estimable
 
 _K = 1024
@@ -61,3 +62,6 @@ class Bins:
     def _middle(self, length: float) -> float:
         above = min(bisect_right(self._edges, length), len(self._edges) - 1)
         return (self._edges[above - 1] + self._edges[above]) / 2
+
+
+ANSWER = Answer("bins", Bins, "STAR, Table 3: 2, 4 and 6 bins", BinsParams)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.errors import invalid
+from headway.policies.answer import Answer
 from headway.policies.estimation.protocol import Estimable
 
 DEFAULT_BOUNDS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -68,3 +69,6 @@ class BucketMean:
             t / c if c else overall for t, c in zip(self._totals, self._counts, strict=True)
         )
         return LengthTable(tuple(self.bounds), means, tuple(self._counts))
+
+
+ANSWER = Answer("bucket-mean", BucketMean, "STAR, for models without a predictor", BucketMeanParams)

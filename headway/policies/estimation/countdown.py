@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 from headway.errors import require_between
+from headway.policies.answer import Answer
 from headway.policies.estimation.protocol import Estimable
 
 
@@ -31,3 +32,6 @@ class Countdown:
         if prediction is None or not 0 <= prediction < inf:
             return None
         return max(1.0, prediction - request.num_tokens_since_prediction)
+
+
+ANSWER = Answer("countdown", Countdown, "STAR, section 4", CountdownParams)

@@ -7,6 +7,7 @@ from math import erf, exp, sqrt
 from random import Random
 
 from headway.errors import require_between
+from headway.policies.answer import Answer
 from headway.policies.estimation.protocol import Estimable
 
 
@@ -69,3 +70,6 @@ def sigma_of(error: float) -> float:
 
 def _mean_distance(sigma: float) -> float:
     return exp(sigma * sigma / 2) * erf(sigma / sqrt(2))
+
+
+ANSWER = Answer("noisy-oracle", NoisyOracle, "STAR, accuracy sensitivity", NoisyOracleParams)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headway.policies.answer import Answer
 from headway.policies.estimation.protocol import Estimable
 
 
@@ -15,3 +16,6 @@ class Oracle:
         """Tokens still to come; None outside the simulator."""
         left = request.true_remaining
         return None if left is None else max(1.0, float(left))
+
+
+ANSWER = Answer("oracle", Oracle, "STAR, perfect prediction")

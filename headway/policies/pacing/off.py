@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from headway.policies.answer import Answer
+
 
 class PacingOff:
     """Each token goes to its reader at once."""
@@ -35,3 +37,6 @@ class Unpaced:
     def slack(self, *, now: float) -> float:
         """Nothing is ever in hand."""
         return 0.0
+
+
+ANSWER = Answer("off", PacingOff, "PASCAL's baseline")

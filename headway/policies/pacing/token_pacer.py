@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.errors import require_between
+from headway.policies.answer import Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +98,6 @@ def released_at(instants: NDArray[np.float64], tpot: float) -> NDArray[np.float6
         return instants
     due: NDArray[np.float64] = instants[0] + tpot * np.arange(len(instants))
     return np.maximum(instants, due)
+
+
+ANSWER = Answer("token-pacer", TokenPacer, "PASCAL, section IV-D; Andes", TokenPacerParams)

@@ -12,6 +12,7 @@ from heapq import heapify, heappop, heappush
 
 from headway.cluster import UnitId
 from headway.errors import invalid, require_between, require_over
+from headway.policies.answer import Answer
 from headway.policies.batching.boost import boosted
 from headway.policies.packing.protocol import Assigned, Hits, P, Room
 
@@ -144,3 +145,6 @@ def _pack_by_hits(
         heappush(heap, (-chosen.capacity, chosen.unit))
         assigned.append(Assigned(request, chosen.unit, chosen.capacity))
     return assigned
+
+
+ANSWER = Answer("pbaa", Pbaa, "SBS, Algorithm 2; cache-aware where hits are known", PbaaParams)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway.cluster import UnitId
+from headway.policies.answer import Answer
 from headway.policies.packing.protocol import Assigned, Hits, P, Room
 
 
@@ -43,3 +44,6 @@ class RoundRobin:
         """Units behind the last one served come first, then the round starts again."""
         last = self._last.get(room.unit.worker_id)
         return last is not None and room.unit <= last, room.unit
+
+
+ANSWER = Answer("round-robin", RoundRobin, "SBS's baseline")

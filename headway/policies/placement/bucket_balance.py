@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from headway.cost.velocity import takes_decode
 from headway.errors import require_between
+from headway.policies.answer import Answer
 from headway.policies.placement.greedy import Rooms, by_arrival
 from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
 
@@ -51,3 +52,6 @@ class BucketBalance(Placement):
     def _is_open(self, unit: DecodeUnit) -> bool:
         reserved = self._reserved_tokens if unit.is_convertible else 0.0
         return takes_decode(unit.kv_tokens, unit.capacity_tokens, reserved)
+
+
+ANSWER = Answer("bucket-balance", BucketBalance, "TokenScale, section IV-C", BucketBalanceParams)

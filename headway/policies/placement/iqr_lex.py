@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.errors import require_between
+from headway.policies.answer import Answer
 from headway.policies.placement.greedy import place_greedily
 from headway.policies.placement.lex import batch_then_kv
 from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
@@ -30,3 +31,6 @@ class IqrLex(Placement):
     def place(self, requests: Sequence[R], units: Sequence[DecodeUnit]) -> list[Choice[R]]:
         """Longest first; the mask is drawn anew for every request."""
         return place_greedily(requests, units, score=batch_then_kv, k=self._k)
+
+
+ANSWER = Answer("iqr-lex", IqrLex, "SBS, Algorithm 3", IqrLexParams)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headway.policies.answer import Answer
 from headway.policies.placement.greedy import by_arrival, place_greedily
 from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
 
@@ -18,3 +19,6 @@ class LeastKv(Placement):
     def place(self, requests: Sequence[R], units: Sequence[DecodeUnit]) -> list[Choice[R]]:
         """The unit with the least KV, then the fewest requests, then id."""
         return place_greedily(requests, units, score=_kv_then_batch, order=by_arrival)
+
+
+ANSWER = Answer("least-kv", LeastKv, "STAR's current-load placement")

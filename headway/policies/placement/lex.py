@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headway.policies.answer import Answer
 from headway.policies.placement.greedy import place_greedily
 from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
 
@@ -19,3 +20,6 @@ class Lex(Placement):
     def place(self, requests: Sequence[R], units: Sequence[DecodeUnit]) -> list[Choice[R]]:
         """The unit with the fewest requests, then the least KV, then id."""
         return place_greedily(requests, units, score=batch_then_kv)
+
+
+ANSWER = Answer("lex", Lex, "SBS, Algorithm 3 without its mask")

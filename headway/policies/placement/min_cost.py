@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.errors import require_between
+from headway.policies.answer import Answer
 from headway.policies.placement.greedy import place_greedily
 from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
 
@@ -61,3 +62,6 @@ class MinCost(Placement):
 
     def _cost(self, unit: DecodeUnit) -> tuple[float, ...]:
         return (self._params.c * unit.num_requests + self._params.d * unit.kv_tokens,)
+
+
+ANSWER = Answer("min-cost", MinCost, "Headway: the composition's stage 3", MinCostParams)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.errors import require_between
+from headway.policies.answer import Answer
 from headway.policies.placement.greedy import by_arrival, place_greedily
 from headway.policies.placement.protocol import (
     Choice,
@@ -39,6 +40,8 @@ def _first_choice(unit: DecodeUnit) -> tuple[float, ...]:
 class PascalPlacement(Placement):
     """New requests where readers do not wait and KV is least, answers where reasoning is least."""
 
+    reads_phases = True
+
     def __init__(self, params: PascalPlacementParams | None = None) -> None:
         self._params = params or PascalPlacementParams()
 
@@ -71,3 +74,6 @@ class PascalPlacement(Placement):
 
     def _fits(self, request: R, unit: DecodeUnit) -> bool:
         return self._has_room(unit, blocks_wanted(request, unit.block_size, unit.num_blocks))
+
+
+ANSWER = Answer("pascal", PascalPlacement, "PASCAL, Algorithms 1 and 2", PascalPlacementParams)

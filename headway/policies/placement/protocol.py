@@ -105,6 +105,9 @@ class Placement(Protocol):
     reads_buckets: bool = False
     """Whether units have to tell their requests by bucket."""
 
+    reads_phases: bool = False
+    """Whether it reads what units reason and answer, which workers have to report."""
+
     def place(self, requests: Sequence[R], units: Sequence[DecodeUnit]) -> list[Choice[R]]:
         """The placed requests; who is not among them waits. ``units`` are updated."""
         ...

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from random import Random
 
 from headway.errors import require_between
+from headway.policies.answer import Answer
 from headway.policies.placement.greedy import Rooms, by_arrival
 from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
 
@@ -38,3 +39,6 @@ class RandomPlacement(Placement):
                 unit.take(request)
                 choices.append(Choice(request, unit.unit, ()))
         return choices
+
+
+ANSWER = Answer("random", RandomPlacement, "the common baseline", RandomParams)

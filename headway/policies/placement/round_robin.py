@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway.cluster import UnitId
+from headway.policies.answer import Answer
 from headway.policies.placement.greedy import Rooms, by_arrival
 from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
 
@@ -30,3 +31,6 @@ class RoundRobin(Placement):
 
     def _rank(self, unit: DecodeUnit) -> tuple[bool, UnitId]:
         return self._last is not None and unit.unit <= self._last, unit.unit
+
+
+ANSWER = Answer("round-robin", RoundRobin, "STAR's baseline")

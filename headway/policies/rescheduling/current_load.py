@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from headway.errors import require_between, require_over
+from headway.policies.answer import Answer
 from headway.policies.rescheduling.protocol import Horizon, Move, UnitReport
 from headway.policies.rescheduling.variance import Rule, best_moves
 from headway.request import StreamKey
@@ -63,3 +64,6 @@ def _without_prediction(unit: UnitReport) -> UnitReport:
     requests = unit.requests
     unknown = np.full(len(requests.keys), np.nan)
     return replace(unit, requests=replace(requests, remaining=unknown))
+
+
+ANSWER = Answer("current-load", CurrentLoad, "STAR, without prediction", CurrentLoadParams)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from math import inf
 
+from headway.policies.answer import Answer
 from headway.policies.rescheduling.protocol import Horizon, Move, UnitReport
 from headway.request import StreamKey
 
@@ -23,3 +24,6 @@ class NoRescheduling:
     ) -> list[Move]:
         """None."""
         return []
+
+
+ANSWER = Answer("none", NoRescheduling, "STAR's baseline")

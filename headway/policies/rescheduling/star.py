@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from headway.errors import require_between, require_over
+from headway.policies.answer import Answer
 from headway.policies.rescheduling.protocol import Floats, Horizon, Move, UnitReport
 from headway.policies.rescheduling.variance import Rule, best_moves
 from headway.request import StreamKey
@@ -73,3 +74,6 @@ class Star:
     ) -> list[Move]:
         """Best first, each with the loads as those before it leave them."""
         return best_moves(self._rule, units, resting)
+
+
+ANSWER = Answer("star", Star, "STAR, Algorithm 1", StarParams)

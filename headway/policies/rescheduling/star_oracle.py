@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from headway.policies.rescheduling.star import Star
+from headway.policies.answer import Answer
+from headway.policies.rescheduling.star import Star, StarParams
 
 
 class StarOracle(Star):
@@ -10,3 +11,6 @@ class StarOracle(Star):
 
     It decides alike; whoever runs it has the workers estimate with ``oracle``.
     """
+
+
+ANSWER = Answer("star-oracle", StarOracle, "STAR, Algorithm 1 with true lengths", StarParams)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.errors import require_between, require_over
+from headway.policies.answer import Answer
 from headway.policies.scaling.pools import Need, Pools, PoolsParams, awake
 from headway.policies.scaling.protocol import Fleet, Rates, Targets
 from headway.policies.scaling.window import WindowMean
@@ -63,3 +64,6 @@ class Aibrix:
             fleet,
             now=now,
         )
+
+
+ANSWER = Answer("aibrix", Aibrix, "AIBrix; TokenScale's baseline", AibrixParams)

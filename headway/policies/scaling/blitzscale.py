@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.errors import require_between, require_over
+from headway.policies.answer import Answer
 from headway.policies.scaling.pools import Need, Pools, PoolsParams
 from headway.policies.scaling.protocol import Fleet, Rates, Targets
 from headway.policies.scaling.window import WindowMean
@@ -61,3 +62,8 @@ class BlitzScale:
             fleet,
             now=now,
         )
+
+
+ANSWER = Answer(
+    "blitzscale", BlitzScale, "BlitzScale, OSDI '25; TokenScale's baseline", BlitzScaleParams
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.errors import require_between, require_over
+from headway.policies.answer import Answer
 from headway.policies.scaling.pools import Need, Pools, PoolsParams
 from headway.policies.scaling.protocol import Fleet, Rates, Targets
 from headway.policies.scaling.window import WindowMean
@@ -58,3 +59,8 @@ class DistServe:
             fleet,
             now=now,
         )
+
+
+ANSWER = Answer(
+    "distserve", DistServe, "DistServe, OSDI '24; TokenScale's baseline", DistServeParams
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.errors import require_between
+from headway.policies.answer import Answer
 from headway.policies.scaling.protocol import Fleet, Rates, Targets
 
 MAX_INSTANCES = 10_000
@@ -49,3 +50,6 @@ class Fixed:
         return Targets(
             params.num_prefill, params.num_decode, params.num_convertible, params.num_unified, seen
         )
+
+
+ANSWER = Answer("fixed", Fixed, "TokenScale's baseline", FixedParams)

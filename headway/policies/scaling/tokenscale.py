@@ -12,6 +12,7 @@ from math import ceil, fsum
 from headway.cost.buckets import NUM_BUCKETS
 from headway.cost.profile import Profile, as_profile
 from headway.errors import require_between, require_over
+from headway.policies.answer import Answer
 from headway.policies.scaling.learned import LearnedParams, LearnedVelocity, velocity_sample
 from headway.policies.scaling.pools import Need, Pools, PoolsParams
 from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Targets
@@ -183,3 +184,6 @@ def _with_notes(targets: Targets, notes: Sequence[str]) -> Targets:
         targets.num_unified,
         reason,
     )
+
+
+ANSWER = Answer("tokenscale", TokenScale, "TokenScale, section IV-C", TokenScaleParams)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.errors import invalid, require_between
+from headway.policies.answer import Answer
 from headway.policies.scaling.pools import Need, Pools, PoolsParams, awake
 from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Targets
 from headway.policies.scaling.window import WindowMean
@@ -72,3 +73,8 @@ class Utilisation:
         used = max(slow, fast) if panics else slow
         reason = f"{used:.2f} instances {word} over {target:g}" + (" (panic)" if panics else "")
         return awake(Need(used / target, reason), pool)
+
+
+ANSWER = Answer(
+    "utilisation", Utilisation, "Knative's KPA; TokenScale's baseline", UtilisationParams
+)
