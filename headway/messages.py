@@ -116,12 +116,16 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """Send a prefilled request's KV to this unit."""
+    """Send a prefilled request's KV to this unit.
+
+    A target that has greeted a leader with a newer fencing token refuses the KV.
+    """
 
     key: StreamKey
     target_worker_id: str
     target_address: str
     target_unit: int
+    fencing_token: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +162,10 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True)
 class HeldRequest:
-    """A request that a worker holds KV for or has queued; one that is ``decoding`` can move."""
+    """A request that a worker holds KV for or has queued; one that is ``decoding`` can move.
+
+    ``arriving``: its KV is on the way from another worker, which holds the request until then.
+    """
 
     key: StreamKey
     request_id: str
@@ -166,6 +173,7 @@ class HeldRequest:
     num_tokens: int
     awaiting_handoff: bool
     decoding: bool = False
+    arriving: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +238,8 @@ class PassWork:
 class EndForward:
     """One forward pass has ended; ``pass_time`` in seconds, 0 for news without a pass.
 
-    ``prefilled``: who awaits a handoff, and on a worker that drains who can move from now on.
+    ``prefilled``: who awaits a handoff, on a worker that drains who can move from now on, and
+    requests that the last snapshot listed as arriving and that run here now.
     """
 
     pass_id: int
@@ -303,6 +312,8 @@ class KvHeader:
     dtype: str
     shape: tuple[int, ...]
     more: bool = False
+    fencing_token: int = 0
+    """Of the leader that ordered the handoff."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,11 +230,14 @@ class Handoff(_message.Message):
     TARGET_WORKER_ID_FIELD_NUMBER: _builtins.int
     TARGET_ADDRESS_FIELD_NUMBER: _builtins.int
     TARGET_UNIT_FIELD_NUMBER: _builtins.int
+    FENCING_TOKEN_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     stream_id: _builtins.int
     target_worker_id: _builtins.str
     target_address: _builtins.str
     target_unit: _builtins.int
+    fencing_token: _builtins.int
+    """of the leader that orders it"""
     def __init__(
         self,
         *,
@@ -243,10 +246,11 @@ class Handoff(_message.Message):
         target_worker_id: _builtins.str = ...,
         target_address: _builtins.str = ...,
         target_unit: _builtins.int = ...,
+        fencing_token: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "stream_id", b"stream_id", "target_address", b"target_address", "target_unit", b"target_unit", "target_worker_id", b"target_worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "gateway_id", b"gateway_id", "stream_id", b"stream_id", "target_address", b"target_address", "target_unit", b"target_unit", "target_worker_id", b"target_worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -441,6 +445,7 @@ class HeldRequest(_message.Message):
     AWAITING_HANDOFF_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     DECODING_FIELD_NUMBER: _builtins.int
+    ARRIVING_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     stream_id: _builtins.int
     unit: _builtins.int
@@ -450,6 +455,8 @@ class HeldRequest(_message.Message):
     request_id: _builtins.str
     decoding: _builtins.bool
     """it can move"""
+    arriving: _builtins.bool
+    """its KV is on its way here"""
     def __init__(
         self,
         *,
@@ -460,10 +467,11 @@ class HeldRequest(_message.Message):
         awaiting_handoff: _builtins.bool = ...,
         request_id: _builtins.str = ...,
         decoding: _builtins.bool = ...,
+        arriving: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaiting_handoff", b"awaiting_handoff", "decoding", b"decoding", "gateway_id", b"gateway_id", "num_tokens", b"num_tokens", "request_id", b"request_id", "stream_id", b"stream_id", "unit", b"unit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arriving", b"arriving", "awaiting_handoff", b"awaiting_handoff", "decoding", b"decoding", "gateway_id", b"gateway_id", "num_tokens", b"num_tokens", "request_id", b"request_id", "stream_id", b"stream_id", "unit", b"unit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -738,6 +746,7 @@ class KvHeader(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     SHAPE_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    FENCING_TOKEN_FIELD_NUMBER: _builtins.int
     unit: _builtins.int
     num_computed_tokens: _builtins.int
     num_bytes: _builtins.int
@@ -747,6 +756,8 @@ class KvHeader(_message.Message):
     """for example float32"""
     more: _builtins.bool
     """the request still runs: a part follows the data"""
+    fencing_token: _builtins.int
+    """of the leader that ordered the handoff"""
     @_builtins.property
     def request(self) -> _common_pb2.Request:
         """with output_token_ids so far"""
@@ -766,10 +777,11 @@ class KvHeader(_message.Message):
         dtype: _builtins.str = ...,
         shape: _abc.Iterable[_builtins.int] | None = ...,
         more: _builtins.bool = ...,
+        fencing_token: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "dtype", b"dtype", "more", b"more", "num_bytes", b"num_bytes", "num_computed_tokens", b"num_computed_tokens", "request", b"request", "shape", b"shape", "unit", b"unit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "dtype", b"dtype", "fencing_token", b"fencing_token", "more", b"more", "num_bytes", b"num_bytes", "num_computed_tokens", b"num_computed_tokens", "request", b"request", "shape", b"shape", "unit", b"unit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

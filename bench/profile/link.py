@@ -32,6 +32,7 @@ from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
 
 _PIECE = bytes(1 << 20)
+_FENCING_TOKEN = 1
 TIMEOUT = 120.0
 
 
@@ -51,7 +52,7 @@ class WorkerLink:
 
     async def greet(self) -> None:
         """Lead it; HeadwayError where it does not answer."""
-        await self._call.write(wire.pack_to_worker(ControlHello("profile", 1)))
+        await self._call.write(wire.pack_to_worker(ControlHello("profile", _FENCING_TOKEN)))
         snapshot = wire.unpack_from_worker(await self._call.read())
         assert isinstance(snapshot, Snapshot), "a worker answers a hello with a snapshot"
         self.info: WorkerInfo = snapshot.info
@@ -105,7 +106,7 @@ class WorkerLink:
     async def hand_off(self, key: StreamKey, worker_id: str, address: str) -> HandoffResult:
         """Send a held request's KV there."""
         future: asyncio.Future[HandoffResult] = _expect(self._handed, key)
-        await self._send(Handoff(key, worker_id, address, 0))
+        await self._send(Handoff(key, worker_id, address, 0, _FENCING_TOKEN))
         return await future
 
     async def cancel(self, keys: Iterable[StreamKey]) -> None:

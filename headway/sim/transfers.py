@@ -126,6 +126,7 @@ class Transfers:
                 dtype="simulated",
                 shape=(1, 2, num_blocks * self._profile.block_size, 1, 1),
                 more=part.more,
+                fencing_token=part.handoff.fencing_token,
             )
         )
 

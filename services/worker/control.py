@@ -56,7 +56,7 @@ class ControlSession:
         self._reports = reports
         reader = asyncio.create_task(self._read(orders, reports))
         try:
-            self._post(SchedulerConnected(hello.wants))
+            self._post(SchedulerConnected(hello.wants, hello.fencing_token))
             while (report := await reports.get()) is not None:
                 if isinstance(report, HeadwayError):
                     raise report

@@ -134,6 +134,7 @@ class KvSender:
             dtype=self._backend.dtype_name,
             shape=shape,
             more=part.more,
+            fencing_token=part.handoff.fencing_token,
         )
         return worker_pb2.KvChunk(header=wire.pack_kv_header(header))
 

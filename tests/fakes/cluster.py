@@ -124,14 +124,14 @@ class Cluster:
     def attach_worker(self, worker_id: str) -> None:
         self.num_streams += 1
         self.streams[worker_id] = self.num_streams
-        greet = partial(self.greet, self.workers[worker_id], self.num_streams)
+        greet = partial(self.greet, self.workers[worker_id], self.num_streams, self.token)
         self.send("s", worker_id, greet)
 
-    def greet(self, worker: FakeWorker, stream: int) -> None:
+    def greet(self, worker: FakeWorker, stream: int, token: int) -> None:
         """The hello of a new stream arrives: from now on nothing of an older one is obeyed."""
         if stream == self.streams[worker.info.worker_id]:
             worker.stream = stream
-            self.to_worker(worker, SchedulerConnected())
+            self.to_worker(worker, SchedulerConnected(fencing_token=token))
 
     def blip_gateway(self) -> None:
         """The gateway's stream to the scheduler breaks, and is opened again."""
@@ -342,6 +342,7 @@ class Cluster:
             1,
             "int",
             (1, 2, tokens, 1, 1),
+            fencing_token=start.handoff.fencing_token,
         )
         self.to_worker(target, KvOffered(header))
         answer = target.answers.pop(start.request.key)

@@ -193,6 +193,7 @@ def transfer(
         1,
         "int",
         (1, 2, len(tokens), 1, 1),
+        fencing_token=start.handoff.fencing_token,
     )
     answer = next(
         a
@@ -228,7 +229,16 @@ def send_part(source: WorkerHarness, target: WorkerHarness) -> RefuseKv | None:
         question = KvContinued(key, start.num_computed_tokens, new)
     else:
         shape, unit = (1, 2, len(tokens), 1, 1), start.handoff.target_unit
-        header = KvHeader(start.request, unit, start.num_computed_tokens, 0, 1, "int", shape)
+        header = KvHeader(
+            start.request,
+            unit,
+            start.num_computed_tokens,
+            0,
+            1,
+            "int",
+            shape,
+            fencing_token=start.handoff.fencing_token,
+        )
         question = KvOffered(header)
     source.num_told[key] = len(output)
     answers = [a for a in target.post(question) if isinstance(a, AcceptKv | RefuseKv)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from headway.cluster import Role
@@ -19,6 +19,20 @@ from tests.fakes.cluster_plans import PATIENT, ROLES, STEP, SUBMIT, TIME, Plan, 
 ELECT = st.tuples(st.just("elect"), st.integers(0, 3), st.just(0))
 PLAN = st.lists(st.one_of(SUBMIT, STEP, STEP, STEP, TIME, ELECT), max_size=80)
 PROMPT_STORE = replace(PATIENT, graces=replace(PATIENT.graces, memory=1e9))
+
+HANDOFF_BETWEEN_SNAPSHOTS: Plan = [
+    ("step", 0, 4),
+    ("submit", 1, 2),
+    ("submit", 1, 1),
+    ("step", 0, 8),
+    ("submit", 1, 1),
+    ("submit", 1, 1),
+    ("elect", 1, 0),
+    ("submit", 1, 1),
+    ("step", 0, 7),
+    ("step", 1, 3),
+]
+"""A handoff that the old leader ordered ends after its target's snapshot, before its source's."""
 
 
 class Witness(Cluster):
@@ -44,6 +58,7 @@ class Witness(Cluster):
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(roles=ROLES, plan=PLAN, units=st.integers(1, 2))
+@example(roles=[Role.PREFILL, Role.DECODE], plan=HANDOFF_BETWEEN_SNAPSHOTS, units=1)
 def test_no_leader_runs_an_attempt_that_runs_already(
     roles: list[Role], plan: Plan, units: int
 ) -> None:

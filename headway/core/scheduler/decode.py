@@ -135,7 +135,8 @@ class DecodePlacer:
         self._waiting.pop(entry.key, None)
         entry.stage, entry.target = Stage.MOVING, unit
         self._state.changed(entry.key)
-        order = Handoff(entry.key, unit.worker_id, target.info.address, unit.unit)
+        address, token = target.info.address, self._state.fencing_token
+        order = Handoff(entry.key, unit.worker_id, address, unit.unit, token)
         self._state.tell_worker(entry.worker_id, order)
         self._state.counters.num_handoffs += 1
 

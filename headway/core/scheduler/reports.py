@@ -74,6 +74,9 @@ class WorkerReports:
             # Not by us: by its gateway, which will ignore this, or it was an older copy.
             self.end(entry, but=worker_id)
             self._state.lose([key], reason)
+        elif entry.is_arriving_at(worker_id):
+            self.end(entry)
+            self._state.lose([key], f"its KV did not reach worker {worker_id}")
         else:
             entry.distrusted.add(worker_id)
 
@@ -140,7 +143,8 @@ class WorkerReports:
         if entry is None:
             return
         if entry.worker_id != worker_id:
-            self._reconcile(instance, entry, held)
+            reconcile = self._reconcile_arriving if held.arriving else self._reconcile
+            reconcile(instance, entry, held)
         if entry.worker_id != worker_id or entry.stage is Stage.MOVING:
             return
         if held.awaiting_handoff:
@@ -159,6 +163,10 @@ class WorkerReports:
         """A worker holds what was believed elsewhere: the copy that is further ahead goes on."""
         here = UnitId(instance.info.worker_id, held.unit)
         match entry.stage:
+            case Stage.MOVING if entry.is_arriving_at(here.worker_id):
+                self._arrived(instance, entry, held)
+            case Stage.MOVING if not entry.worker_id:
+                self._found_source(instance, entry, held)
             case Stage.MOVING if entry.target is not None and entry.target[0] == here.worker_id:
                 entry.distrusted.discard(here.worker_id)  # its source will say how that went
             case Stage.MOVING:
@@ -173,6 +181,22 @@ class WorkerReports:
                 self._found_source(instance, entry, held)
             case Stage.PLACED | Stage.WAITING:
                 self._relocate(instance, entry, held)
+
+    def _reconcile_arriving(self, instance: Instance, entry: Tracked, held: HeldRequest) -> None:
+        """The request's KV is on the way to a worker by an earlier leader's order."""
+        here = UnitId(instance.info.worker_id, held.unit)
+        is_source_known = entry.stage is Stage.PREFILLED or entry.adopted
+        match entry.stage:
+            case Stage.MOVING if entry.target is not None and entry.target[0] == here.worker_id:
+                return
+            case Stage.WAITING:
+                self._pools[entry.model].window.remove(entry.key)
+                self._arrives(instance, entry, held)
+            case Stage.PREFILLED | Stage.PLACED if is_source_known and instance.takes_decode:
+                entry.relocating = entry.stage is Stage.PLACED
+                self._decode.hand_off(entry, here)
+            case _:
+                self._stop(instance, held)
 
     def _adopt(self, instance: Instance, held: HeldRequest, now: float) -> Tracked | None:
         """An earlier leader's request; one whose gateway has submitted a later attempt stops."""
@@ -194,9 +218,26 @@ class WorkerReports:
             self._state.tell_worker(worker_id, CancelStream(held.key))
             return None
         self._state.track(entry)
-        instance.hold(entry.key)
+        if held.arriving:
+            self._arrives(instance, entry, held)
+        else:
+            instance.hold(entry.key)
         self._recall(entry)
         return entry
+
+    def _arrives(self, instance: Instance, entry: Tracked, held: HeldRequest) -> None:
+        """An earlier leader's move, whose source has not been heard."""
+        entry.stage, entry.worker_id, entry.adopted = Stage.MOVING, "", True
+        entry.target = UnitId(instance.info.worker_id, held.unit)
+        instance.reserve(entry.key, held.unit, held.num_tokens)
+        self._state.changed(entry.key)
+
+    def _arrived(self, instance: Instance, entry: Tracked, held: HeldRequest) -> None:
+        entry.stage, entry.target = Stage.PLACED, None
+        entry.worker_id, entry.unit = instance.info.worker_id, held.unit
+        instance.landed(entry.key)
+        instance.hold(entry.key)
+        self._state.changed(entry.key)
 
     def _recall(self, entry: Tracked) -> None:
         """What an earlier leader knew of it beside: a move that it had ordered, or the last one."""
@@ -229,12 +270,13 @@ class WorkerReports:
 
     def _found_source(self, source: Instance, entry: Tracked, held: HeldRequest) -> None:
         """An earlier leader's move: its target was heard first, and now its source."""
-        target = UnitId(entry.worker_id, entry.unit)
-        if not self._instances[target.worker_id].info.role.decodes:
+        target = entry.target or UnitId(entry.worker_id, entry.unit)
+        if entry.target is None and not self._instances[target.worker_id].info.role.decodes:
             self._relocate(source, entry, held)
             return
         self._instances[target.worker_id].let_go(entry.key)
-        entry.worker_id, entry.unit, entry.relocating = source.info.worker_id, held.unit, False
+        entry.worker_id, entry.unit = source.info.worker_id, held.unit
+        entry.relocating = not held.awaiting_handoff
         source.hold(entry.key)
         self._decode.hand_off(entry, target)
 
@@ -248,7 +290,11 @@ class WorkerReports:
         """
         for key in instance.inbound_keys:
             moving = self._state.tracked.get(key)
-            if moving is not None and moving.stage is Stage.MOVING:
+            if moving is None:
+                continue
+            if moving.is_arriving_at(instance.info.worker_id):
+                instance.hold(key)
+            elif moving.stage is Stage.MOVING:
                 moving.distrusted.add(instance.info.worker_id)
         since = now - self._state.settings.graces.finish
         lost = [k for k in instance.finished_since(since) if k not in self._state.tracked]

@@ -71,6 +71,11 @@ class Tracked:
     cycle: int = -1  # of the window, when it entered
     beginnings: tuple[int, ...] | None = None  # of its prompt, once they have been asked for
 
+    def is_arriving_at(self, worker_id: str) -> bool:
+        """Whether its KV is on the way there from a worker that has not been heard."""
+        is_target = self.target is not None and self.target.worker_id == worker_id
+        return is_target and not self.worker_id
+
     @property
     def arrival_at(self) -> float:
         """Arrival at the gateway where it is known, seconds since the epoch."""

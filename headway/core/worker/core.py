@@ -191,7 +191,8 @@ class WorkerCore:
                 for unit in self._state.units:
                     for key in [k for k in unit.sequences if k.gateway_id == gateway_id]:
                         self._state.cancel(key)
-            case SchedulerConnected(wants):
+            case SchedulerConnected(wants, fencing_token):
+                self._state.fencing_token = fencing_token
                 self._wants = wants
                 self._predictions.is_reported = wants.lengths
                 self._work.is_on = wants.work
@@ -388,10 +389,7 @@ class WorkerCore:
 
     def _snapshot(self) -> Snapshot:
         self._state.prefilled.clear()  # the snapshot says it: awaiting_handoff
-        held = [
-            s.held()
-            for unit in self._state.units
-            for s in unit.sequences.values()
-            if s.stage is not Stage.ARRIVING  # its source answers for it
-        ]
+        sequences = [s for unit in self._state.units for s in unit.sequences.values()]
+        self._state.listed_as_arriving = {s.key for s in sequences if s.stage is Stage.ARRIVING}
+        held = [s.held() for s in sequences]
         return Snapshot(self._state.info, self._state.loads, tuple(held), self._draining)

@@ -25,6 +25,7 @@ class SchedulerConnected:
     """A scheduler leader opened its control stream: it wants a snapshot, and these reports."""
 
     wants: WantedReports = field(default_factory=WantedReports)
+    fencing_token: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -220,4 +220,5 @@ class SequenceState:
             num_tokens=self.num_tokens,
             awaiting_handoff=self.stage is Stage.HANDOFF and self.leaving is None,
             decoding=self.decoding,
+            arriving=self.stage is Stage.ARRIVING,
         )

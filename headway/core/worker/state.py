@@ -71,6 +71,8 @@ class WorkerState:
         self.outbox = TokenOutbox(info.worker_id)
         self.prefilled: list[HeldRequest] = []
         self.finished: list[FinishedRequest] = []
+        self.fencing_token = 0  # of the newest leader that this worker has greeted
+        self.listed_as_arriving: set[StreamKey] = set()  # by the last snapshot
         self.answering: dict[StreamKey, None] = {}  # since the last report
         self.lets_go = False  # the scheduler is told who can move
         self.has_freed_blocks = False  # by a transfer: no pass and no end would tell it

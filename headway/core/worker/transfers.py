@@ -217,6 +217,12 @@ def answer_offer(state: WorkerState, header: KvHeader) -> WorkerAction:
     if present is not None:
         message = "this request's KV is arriving already: try again when that has ended"
         return RefuseKv(request.key, HeadwayError(Code.UNAVAILABLE, message))
+    if header.fencing_token < state.fencing_token:  # the newer leader does not know of this move
+        message = (
+            f"the leader that ordered this handoff has fencing token {header.fencing_token}; one "
+            f"with {state.fencing_token} has come since: wait for its order"
+        )
+        return RefuseKv(request.key, HeadwayError(Code.FAILED_PRECONDITION, message))
     problem = state.problem(request, unit) or _header_problem(header)
     if problem is not None:
         return RefuseKv(request.key, HeadwayError(Code.INVALID_ARGUMENT, problem))
@@ -293,6 +299,11 @@ def end_arrival(state: WorkerState, key: StreamKey, *, ok: bool) -> None:
     sequence = state.find(key)
     if sequence is None or sequence.stage is not Stage.ARRIVING:
         return
+    is_listed = key in state.listed_as_arriving
+    state.listed_as_arriving.discard(key)
+    if not ok and is_listed:
+        state.end(sequence, FinishReason.CANCELLED)
+        return
     if not ok:
         state.units[sequence.unit].remove(sequence)
         state.has_freed_blocks = True
@@ -301,3 +312,5 @@ def end_arrival(state: WorkerState, key: StreamKey, *, ok: bool) -> None:
     state.units[sequence.unit].move(sequence, stage)
     if sequence.cancelled:
         state.end(sequence, FinishReason.CANCELLED)
+    elif is_listed:
+        state.prefilled.append(sequence.held())

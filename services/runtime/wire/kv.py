@@ -25,6 +25,7 @@ def pack_kv_header(header: KvHeader) -> pb.KvHeader:
         dtype=header.dtype,
         shape=header.shape,
         more=header.more,
+        fencing_token=header.fencing_token,
     )
 
 
@@ -43,6 +44,7 @@ def unpack_kv_header(packed: pb.KvHeader) -> KvHeader:
         dtype=an_id(packed.dtype, "dtype"),
         shape=_unpack_shape(packed.shape),
         more=packed.more,
+        fencing_token=packed.fencing_token,
     )
 
 

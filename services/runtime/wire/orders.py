@@ -45,6 +45,7 @@ def pack_to_worker(message: ToWorker) -> pb.SchedulerToWorker:
                 target_worker_id=message.target_worker_id,
                 target_address=message.target_address,
                 target_unit=message.target_unit,
+                fencing_token=message.fencing_token,
             )
             return pb.SchedulerToWorker(handoff=handoff)
         case CancelStream(stream):
@@ -82,6 +83,7 @@ def unpack_to_worker(packed: pb.SchedulerToWorker) -> ToWorker:
                 an_id(handoff.target_worker_id, "target_worker_id"),
                 an_id(handoff.target_address, "target_address"),
                 a_unit(handoff.target_unit),
+                handoff.fencing_token,
             )
         case "cancel":
             return CancelStream(key(packed.cancel.gateway_id, packed.cancel.stream_id))

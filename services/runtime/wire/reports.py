@@ -172,6 +172,7 @@ def _pack_held(held: Iterable[HeldRequest]) -> list[pb.HeldRequest]:
             num_tokens=one.num_tokens,
             awaiting_handoff=one.awaiting_handoff,
             decoding=one.decoding,
+            arriving=one.arriving,
         )
         for one in held
     ]
@@ -186,6 +187,7 @@ def _unpack_held(held: Iterable[pb.HeldRequest]) -> tuple[HeldRequest, ...]:
             one.num_tokens,
             one.awaiting_handoff,
             one.decoding,
+            one.arriving,
         )
         for one in held
     )

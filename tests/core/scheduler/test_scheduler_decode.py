@@ -35,7 +35,7 @@ def targets(scheduler: SchedulerHarness, worker_id: str = "p") -> list[tuple[int
 
 def test_a_prefilled_request_is_handed_to_a_decode_worker() -> None:
     scheduler = prefilled("d")
-    assert scheduler.orders("p", Handoff) == [Handoff(key(1), "d", "d:1", 0)]
+    assert scheduler.orders("p", Handoff) == [Handoff(key(1), "d", "d:1", 0, 1)]
     scheduler.handed_off("p")
     assert scheduler.placed() == [(1, "p"), (1, "d")]
 

@@ -5,12 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headway.cluster import Role, UnitId
-from headway.core.scheduler.events import Elected, GatewayConnected, Learned, Persist, SavedRequest
+from headway.core.scheduler.events import (
+    Elected,
+    FromWorker,
+    GatewayConnected,
+    Learned,
+    Persist,
+    SavedRequest,
+)
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.errors import Code
-from headway.messages import CancelStream, Handoff, HeldRequest, Tuned
+from headway.messages import CancelStream, EndForward, FinishedRequest, Handoff, HeldRequest, Tuned
 from headway.policies.batching.uniboost import UniBoostParams
-from headway.request import StreamKey
+from headway.request import FinishReason, StreamKey
 from tests.fakes.scheduler_text import SchedulerHarness, key, make_info, make_request, short_pass
 
 LIVE = short_pass(SchedulerSettings(persists=True))
@@ -48,8 +55,10 @@ class Successive(SchedulerHarness):
         return {each.model: each for persist in self.persists() for each in persist.learned}
 
 
-def held(stream_id: int, *, waiting: bool = False) -> HeldRequest:
-    return HeldRequest(key(stream_id), f"r{stream_id}", 0, 11, waiting)
+def held(
+    stream_id: int, *, waiting: bool = False, decoding: bool = False, arriving: bool = False
+) -> HeldRequest:
+    return HeldRequest(key(stream_id), f"r{stream_id}", 0, 11, waiting, decoding, arriving)
 
 
 # --- writing down ---------------------------------------------------------------------
@@ -304,3 +313,85 @@ def test_a_snapshot_wins_over_what_was_written_down() -> None:
     assert successor.orders("p", Handoff) == []
     successor.post(make_request(1))
     assert successor.dispatched("p") == []
+
+
+# --- requests that arrive while a new leader comes ------------------------------------
+
+
+def heard_arriving(*others: str) -> Successive:
+    """The target of a move was heard first; nothing was written down."""
+    successor = Successive(None, "d", *others)
+    successor.connect(make_info("d", Role.DECODE), held(1, arriving=True))
+    return successor
+
+
+def test_what_is_arriving_at_a_worker_is_not_dispatched() -> None:
+    successor = heard_arriving("p")
+    successor.connect(make_info("p"))
+    successor.post(make_request(1))
+    assert successor.dispatched("p") == []
+    assert successor.lost() == successor.cancelled("d") == []
+
+
+def test_what_has_arrived_runs_there() -> None:
+    successor = heard_arriving()
+    successor.end_forward("d", prefilled=(held(1, decoding=True),), kv_tokens=11)
+    assert successor.saved()[key(1)].worker_id == "d"
+    successor.end_forward("d", finished=(1,))
+    assert successor.core.status().num_tracked == 0
+
+
+def test_what_does_not_arrive_is_lost_once() -> None:
+    successor = heard_arriving()
+    fails = FinishedRequest(key(1), 0, 10, 1, FinishReason.CANCELLED)
+    successor.post(FromWorker("d", EndForward(1, 0.0, (), (), (), (fails,))))
+    assert successor.lost() == [1]
+    successor.connect(make_info("p"), held(1, waiting=True))
+    assert successor.cancelled("p") == [1]
+
+
+def test_what_was_arriving_at_a_worker_that_dies_is_lost() -> None:
+    successor = heard_arriving()
+    successor.kill("d")
+    assert successor.lost() == [1]
+
+
+def test_a_source_that_is_heard_later_still_answers_for_it() -> None:
+    successor = heard_arriving("p")
+    successor.connect(make_info("p"), held(1, waiting=True))
+    assert [order.target_worker_id for order in successor.orders("p", Handoff)] == ["d"]
+    successor.handed_off("p")
+    assert successor.placed()[-1] == (1, "d")
+
+
+def test_a_running_source_that_is_heard_later_goes_on_where_the_move_fails() -> None:
+    successor = heard_arriving("e")
+    successor.connect(make_info("e", Role.DECODE), held(1, decoding=True))
+    successor.handed_off("e", ok=False)
+    assert successor.lost() == successor.cancelled("e") == []
+    assert successor.saved()[key(1)].worker_id == "e"
+
+
+def test_a_target_that_is_heard_after_its_running_source_is_waited_for() -> None:
+    successor = Successive(None, "d", "e")
+    successor.connect(make_info("e", Role.DECODE), held(1, decoding=True))
+    successor.connect(make_info("d", Role.DECODE), held(1, arriving=True))
+    assert successor.saved()[key(1)].target == UnitId("d", 0)
+    successor.handed_off("e")
+    assert successor.placed()[-1] == (1, "d")
+
+
+def test_what_waits_again_is_not_dispatched_once_a_worker_says_it_arrives() -> None:
+    successor = Successive(None, "d")
+    successor.submit(1)
+    successor.connect(make_info("d", Role.DECODE), held(1, arriving=True))
+    successor.connect(make_info("p"))
+    assert successor.dispatched("p") == []
+
+
+def test_what_was_dispatched_elsewhere_is_not_taken_in_by_a_late_target() -> None:
+    successor = Successive()
+    successor.connect(make_info("p"))
+    successor.submit(1)
+    successor.connect(make_info("d", Role.DECODE), held(1, arriving=True))
+    assert (successor.dispatched("p"), successor.cancelled("d")) == ([1], [1])

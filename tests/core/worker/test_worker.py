@@ -200,7 +200,7 @@ def test_a_handed_off_request_resumes_at_the_exact_next_token() -> None:
     request = make_request(1, prompt=9, max_tokens=12)
     source.post(dispatch(request))
     source.run_all()
-    source.post(Handoff(request.key, "t", "t:1", 0))
+    source.post(Handoff(request.key, "t", "t:1", 0, 1))
     assert transfer(source, target)
     target.run_all()
     tokens = {**source.tokens[1], **target.tokens[1]}
@@ -214,13 +214,13 @@ def test_a_failed_transfer_leaves_the_request_with_the_source() -> None:
     request = make_request(1)
     source.post(dispatch(request))
     source.run_all()
-    source.post(Handoff(request.key, "t", "t:1", 0))
+    source.post(Handoff(request.key, "t", "t:1", 0, 1))
     assert not transfer(source, target, fails=True)
     result = source.log[-1]
     assert isinstance(result, HandoffResult)
     assert not result.ok
     assert result.retriable
-    source.post(Handoff(request.key, "t", "t:1", 0))
+    source.post(Handoff(request.key, "t", "t:1", 0, 1))
     assert transfer(source, target)
     target.run_all()
     assert target.ends == {1: ["length"]}
@@ -233,7 +233,7 @@ def test_an_offer_without_room_is_refused_with_the_count_of_blocks() -> None:
         request = make_request(stream_id, prompt=prompt, max_tokens=3)
         source.post(dispatch(request, dispatch_id=stream_id))
         source.run_all()
-        source.post(Handoff(request.key, "t", "t:1", 0))
+        source.post(Handoff(request.key, "t", "t:1", 0, 1))
     assert transfer(source, target)
     assert not transfer(source, target)
     refusal = next(a for a in target.log if isinstance(a, RefuseKv))
@@ -245,7 +245,7 @@ def test_a_cancel_during_a_transfer_waits_for_its_end() -> None:
     request = make_request(1)
     source.post(dispatch(request))
     source.run_all()
-    source.post(Handoff(request.key, "t", "t:1", 0))
+    source.post(Handoff(request.key, "t", "t:1", 0, 1))
     cancelled = CancelStream(request.key)
     assert not transfer(source, target, fails=True, after_offer=lambda: _post(source, cancelled))
     assert source.core.num_held == 0
@@ -261,7 +261,7 @@ def _post(worker: WorkerHarness, event: CancelStream) -> None:
 
 def test_a_handoff_of_an_unknown_request_is_answered_as_not_retriable() -> None:
     worker = make_worker(Role.PREFILL)
-    actions = worker.post(Handoff(StreamKey("g", 9), "t", "t:1", 0))
+    actions = worker.post(Handoff(StreamKey("g", 9), "t", "t:1", 0, 1))
     result = next(a for a in actions if isinstance(a, HandoffResult))
     assert not result.ok
     assert not result.retriable

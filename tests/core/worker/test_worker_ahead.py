@@ -165,7 +165,7 @@ def test_who_is_to_leave_does_so_after_its_last_pass() -> None:
     worker = harness()
     dispatch(worker, asking())
     worker.run_pass()
-    worker.post(Handoff(StreamKey("g", 0), "other", "other:1", 0))
+    worker.post(Handoff(StreamKey("g", 0), "other", "other:1", 0, 1))
     assert not worker.transfers
     worker.run_pass()
     assert not worker.transfers, "it is in a pass still"

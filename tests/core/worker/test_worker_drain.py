@@ -83,7 +83,7 @@ def test_a_decoder_that_becomes_a_prefiller_decodes_until_it_is_told_to_move() -
     worker.run_pass()
     assert worker.passes  # it goes on
     worker.post(dispatch(make_request(2, prompt=6, max_tokens=9), dispatch_id=2))
-    worker.post(Handoff(key(1), "w2", "w2:1", 0))
+    worker.post(Handoff(key(1), "w2", "w2:1", 0, 1))
     worker.run_pass()
     assert transfer(worker, target)
     worker.run_all()
@@ -96,7 +96,7 @@ def test_a_handoff_that_fails_after_the_role_has_changed_leaves_it_decoding() ->
     worker = make_worker(Role.PREFILL)
     worker.post(dispatch(make_request(1, prompt=6, max_tokens=5)))
     worker.run_pass()
-    worker.post(Handoff(key(1), "w2", "w2:1", 0))
+    worker.post(Handoff(key(1), "w2", "w2:1", 0, 1))
     worker.post(ChangeRole(Role.DECODE))
     worker.post(TransferEnded(key(1), "w2", 0, ok=False))
     worker.run_all()
@@ -107,7 +107,7 @@ def test_it_hands_nothing_off_to_itself() -> None:
     worker = make_worker(Role.DECODE)
     worker.post(dispatch(make_request(1, prompt=6, max_tokens=5)))
     worker.run_pass()
-    worker.post(Handoff(key(1), "w", "w:1", 0))
+    worker.post(Handoff(key(1), "w", "w:1", 0, 1))
     worker.run_all()
     results = [a for a in worker.log if isinstance(a, HandoffResult)]
     assert [(r.ok, r.retriable) for r in results] == [(False, False)]

@@ -61,7 +61,7 @@ def test_a_request_moves_to_another_worker_out_of_host_memory() -> None:
     source, target = crowded(100), make_worker(Role.DECODE)
     until_preempted(source)
     source.run_pass()  # which carries the swap out
-    source.post(Handoff(StreamKey("g", 2), "w2", "w2:1", 0))
+    source.post(Handoff(StreamKey("g", 2), "w2", "w2:1", 0, 1))
     assert transfer(source, target)
     assert not is_preempted(source)
     target.run_all()
@@ -76,7 +76,7 @@ def test_kv_that_finds_no_blocks_waits_in_the_targets_host_memory() -> None:
     target = make_worker(Role.DECODE, blocks=8, watermark=0.0, host_tokens=100)
     target.post(dispatch(make_request(2, 27, max_tokens=4)))
     target.run_pass()
-    source.post(Handoff(StreamKey("g", 1), "w2", "w2:1", 0))
+    source.post(Handoff(StreamKey("g", 1), "w2", "w2:1", 0, 1))
     assert transfer(source, target)
     assert target.core.loads[0].host_tokens == 12
     target.run_all()
@@ -87,7 +87,7 @@ def test_a_move_that_fails_leaves_it_in_host_memory() -> None:
     source, target = crowded(100), make_worker(Role.DECODE)
     until_preempted(source)
     source.run_pass()
-    source.post(Handoff(StreamKey("g", 2), "w2", "w2:1", 0))
+    source.post(Handoff(StreamKey("g", 2), "w2", "w2:1", 0, 1))
     assert not transfer(source, target, fails=True)
     assert is_preempted(source)
     source.run_all()
@@ -146,7 +146,7 @@ def test_a_move_out_of_host_memory_waits_until_the_kv_is_there() -> None:
     source, target = crowded(100), make_worker(Role.DECODE)
     until_preempted(source)
     assert source.passes[0].swapped_out
-    source.post(Handoff(StreamKey("g", 2), "w2", "w2:1", 0))
+    source.post(Handoff(StreamKey("g", 2), "w2", "w2:1", 0, 1))
     assert not source.transfers
     source.run_pass()
     assert transfer(source, target)
@@ -240,7 +240,7 @@ def test_who_did_not_come_back_is_computed_again() -> None:
 def test_who_is_to_leave_does_so_when_it_is_back() -> None:
     source, target = beside(), make_worker(Role.DECODE)
     (swap,) = until_it_returns(source).swapped_in
-    source.post(Handoff(swap.key, "w2", "w2:1", 0))
+    source.post(Handoff(swap.key, "w2", "w2:1", 0, 1))
     assert not source.transfers
     source.run_pass()
     assert transfer(source, target)

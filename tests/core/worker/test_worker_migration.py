@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from headway.cluster import Role
-from headway.core.worker.events import PassFailed
-from headway.messages import CancelStream, Handoff, HandoffResult
-from headway.request import StreamKey
+from headway.core.worker.events import PassFailed, RefuseKv, SchedulerConnected
+from headway.messages import CancelStream, EndForward, Handoff, HandoffResult, Snapshot
+from headway.request import FinishReason, StreamKey
 from tests.fakes.paged import WorkerHarness, expected_output, transfer
 from tests.fakes.worker_core import dispatch, make_request, make_worker, output_of
 
-MOVE = Handoff(StreamKey("g", 1), "w2", "w2:1", 0)
+MOVE = Handoff(StreamKey("g", 1), "w2", "w2:1", 0, 1)
 
 
 def decoding(max_tokens: int = 9) -> WorkerHarness:
@@ -111,3 +111,68 @@ def test_a_pass_that_failed_for_another_lets_it_go() -> None:
     source.post(MOVE)
     source.post(PassFailed(source.passes.popleft().pass_id, (StreamKey("g", 2),), "bad input"))
     assert len(source.transfers) == 1
+
+
+# --- a leader that comes during a move ------------------------------------------------
+
+
+def greet(worker: WorkerHarness, fencing_token: int) -> Snapshot:
+    actions = worker.post(SchedulerConnected(fencing_token=fencing_token))
+    return next(a for a in actions if isinstance(a, Snapshot))
+
+
+def leaving() -> WorkerHarness:
+    """A worker that is about to send a request, by order of the leader with token 1."""
+    source = decoding()
+    source.post(MOVE)
+    source.run_pass()
+    return source
+
+
+def test_a_target_that_has_greeted_a_newer_leader_refuses_the_kv() -> None:
+    source, target = leaving(), make_worker(Role.DECODE)
+    assert greet(target, 2).held == ()
+    assert not transfer(source, target)
+    refusal = next(a for a in target.log if isinstance(a, RefuseKv))
+    assert "fencing token 1" in refusal.error.message
+    assert [h.key for h in greet(source, 2).held] == [MOVE.key]
+    source.run_all()
+    assert output_of(source, 1) == expected_output(range(2, 8), 9)
+
+
+def test_a_target_that_has_greeted_the_same_leader_takes_the_kv() -> None:
+    source, target = leaving(), make_worker(Role.DECODE)
+    greet(target, 1)
+    assert transfer(source, target)
+
+
+def test_a_snapshot_lists_what_is_arriving_and_its_arrival_is_reported() -> None:
+    source, target = leaving(), make_worker(Role.DECODE)
+    snapshots: list[Snapshot] = []
+    transfer(source, target, after_offer=lambda: snapshots.append(greet(target, 2)))
+    (held,) = snapshots[0].held
+    assert (held.key, held.arriving) == (MOVE.key, True)
+    target.run_pass()
+    (arrived,) = reported(target)[0].prefilled
+    assert (arrived.key, arrived.arriving, arrived.decoding) == (MOVE.key, False, True)
+
+
+def test_what_was_listed_as_arriving_and_does_not_arrive_is_reported() -> None:
+    source, target = leaving(), make_worker(Role.DECODE)
+    transfer(source, target, fails=True, after_offer=lambda: _ignore(greet(target, 2)))
+    (finished,) = [f for report in reported(target) for f in report.finished]
+    assert (finished.key, finished.finish_reason) == (MOVE.key, FinishReason.CANCELLED)
+
+
+def test_an_arrival_that_no_snapshot_has_listed_is_no_news() -> None:
+    source, target = leaving(), make_worker(Role.DECODE)
+    transfer(source, target, fails=True)
+    assert all(not (r.finished or r.prefilled) for r in reported(target))
+
+
+def reported(worker: WorkerHarness) -> list[EndForward]:
+    return [a for a in worker.log if isinstance(a, EndForward)]
+
+
+def _ignore(snapshot: Snapshot) -> None:
+    """The snapshot is not looked at."""

@@ -206,7 +206,7 @@ def test_a_prediction_moves_with_its_request() -> None:
     source.run_pass()
     source.run_pass()
     source.post(Predicted((KEY,), (1,), (30.0,)))
-    source.post(Handoff(KEY, "w2", "w2:1", 0))
+    source.post(Handoff(KEY, "w2", "w2:1", 0, 1))
     source.run_pass()
     assert transfer(source, target)
     target.run_pass()

@@ -13,7 +13,7 @@ from tests.fakes.paged import WorkerHarness, break_off, expected_output, send_pa
 from tests.fakes.worker_core import dispatch, make_request, make_worker, output_of
 
 KEY = StreamKey("g", 1)
-MOVE = Handoff(KEY, "w2", "w2:1", 0)
+MOVE = Handoff(KEY, "w2", "w2:1", 0, 1)
 PROMPT = 21
 
 
@@ -154,7 +154,7 @@ def crowded(host_tokens: int) -> tuple[WorkerHarness, WorkerHarness]:
     source.post(dispatch(make_request(1, 8, max_tokens=14), make_request(2, 8, max_tokens=14)))
     source.run_pass()
     source.run_pass()
-    source.post(Handoff(StreamKey("g", 2), "w2", "w2:1", 0))
+    source.post(Handoff(StreamKey("g", 2), "w2", "w2:1", 0, 1))
     while not source.core.preemptions.num_forced:
         assert source.run_pass()
     return source, make_worker(Role.DECODE)

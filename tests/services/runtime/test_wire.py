@@ -81,9 +81,9 @@ loads = st.tuples(
         for unit in (0, 1)
     )
 )
-held = st.lists(st.builds(m.HeldRequest, keys, ids, units, u32, st.booleans()), max_size=3).map(
-    tuple
-)
+held = st.lists(
+    st.builds(m.HeldRequest, keys, ids, units, u32, *[st.booleans()] * 3), max_size=3
+).map(tuple)
 finished = st.lists(
     st.builds(m.FinishedRequest, keys, units, u32, u32, finish_reasons), max_size=3
 ).map(tuple)
@@ -118,7 +118,7 @@ def running_requests(draw: st.DrawFn, unit: int) -> m.RunningRequests:
 to_worker = st.one_of(
     st.builds(m.ControlHello, ids, u64, wants),
     st.builds(m.Dispatch, u64, batches),
-    st.builds(m.Handoff, keys, ids, ids, units),
+    st.builds(m.Handoff, keys, ids, ids, units, u32),
     st.builds(m.CancelStream, keys),
     st.just(m.Drain()),
     st.builds(m.Tuned, st.floats(1e-9, 1e9)),
@@ -161,6 +161,7 @@ kv_headers = st.builds(
     block_size=positive,
     dtype=ids,
     shape=st.tuples(*[positive] * 5),
+    fencing_token=u32,
 )
 
 

@@ -158,7 +158,7 @@ class Memory(RuleBasedStateMachine):
         keys = self.workers[where].decoding()
         if keys:
             target = "ba"[where]
-            self.workers[where].post(Handoff(keys[pick % len(keys)], target, target, 0))
+            self.workers[where].post(Handoff(keys[pick % len(keys)], target, target, 0, 1))
             self.run_passes(where, count)
 
     @precondition(lambda self: any(worker.moves for worker in self.workers))

@@ -68,7 +68,7 @@ async def test_it_goes_on_at_the_exact_token(
         request = asking(address, sampling)
         await leader.send(Dispatch(1, (UnitBatch(0, (request,)),)))
         first = await tokens_of(found, 20)
-        await leader.send(Handoff(request.key, "b", target_runtime.address, 0))
+        await leader.send(Handoff(request.key, "b", target_runtime.address, 0, 1))
         result = await hear(leader, HandoffResult)
         rest = await tokens_of(found, 100)
         report = await hear(other, EndForward)
@@ -98,7 +98,7 @@ async def test_a_target_that_is_not_there_leaves_it_where_it_is(
         request = asking(address, SEEDED)
         await leader.send(Dispatch(1, (UnitBatch(0, (request,)),)))
         first = await tokens_of(found, 5)
-        await leader.send(Handoff(request.key, "b", "127.0.0.1:1", 0))
+        await leader.send(Handoff(request.key, "b", "127.0.0.1:1", 0, 1))
         result = await hear(leader, HandoffResult)
         rest = await tokens_of(found, 115)
     assert not result.ok
@@ -131,7 +131,7 @@ async def test_it_moves_out_of_and_into_host_memory(
         report = await hear(leader, EndForward)
         while not report.loads[0].host_tokens:
             report = await hear(leader, EndForward)
-        await leader.send(Handoff(requests[1].key, "b", target_runtime.address, 0))
+        await leader.send(Handoff(requests[1].key, "b", target_runtime.address, 0, 1))
         got = await tokens_of(found, 360)
     streams = {n: [row[1:] for row in got if row[0] == n] for n in (1, 2, 3)}
     for tokens in streams.values():
