@@ -7,11 +7,11 @@ from dataclasses import replace
 from headway.cluster import Role, UnitId
 from headway.core.scheduler.events import (
     Elected,
-    FromWorker,
     GatewayConnected,
     Learned,
     Persist,
     SavedRequest,
+    WorkerReported,
 )
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.errors import Code
@@ -344,7 +344,7 @@ def test_what_has_arrived_runs_there() -> None:
 def test_what_does_not_arrive_is_lost_once() -> None:
     successor = heard_arriving()
     fails = FinishedRequest(key(1), 0, 10, 1, FinishReason.CANCELLED)
-    successor.post(FromWorker("d", EndForward(1, 0.0, (), (), (), (fails,))))
+    successor.post(WorkerReported("d", EndForward(1, 0.0, (), (), (), (fails,))))
     assert successor.lost() == [1]
     successor.connect(make_info("p"), held(1, waiting=True))
     assert successor.cancelled("p") == [1]
