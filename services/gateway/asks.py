@@ -39,6 +39,7 @@ class Ask:
     split_reasoning: bool = False
     default_max_tokens: int = 0  # 0: as many as fit
     paced: bool = True
+    request_fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

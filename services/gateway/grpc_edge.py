@@ -16,7 +16,7 @@ from services.gateway.asks import Ask, ChatInput, Input
 from services.gateway.auth import KeyRing
 from services.gateway.calls import Calls, PreparedInput
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai.requests import chat_message, stop_strings
+from services.gateway.openai.requests import Conversation, Stops, read
 from services.gateway.output_text import Piece
 from services.gateway.outputs import Output, Outputs
 from services.runtime import wire
@@ -159,7 +159,7 @@ def read_ask(request: gateway_pb2.GenerateRequest) -> Ask:
         model=request.model,
         inputs=(_input(request),),
         sampling=_sampling(request.sampling),
-        stops=stop_strings(list(request.stop)),
+        stops=tuple(read(Stops, {"stop": list(request.stop)}).stop),
         split_reasoning=request.WhichOneof("input") == "chat",
         paced=not request.disable_pacing,
     )
@@ -172,10 +172,8 @@ def _input(request: gateway_pb2.GenerateRequest) -> Input:
     if kind == "token_ids" and request.token_ids.ids:
         return tuple(request.token_ids.ids)
     if kind == "chat" and request.chat.messages:
-        messages = [
-            chat_message({"role": m.role, "content": m.content}, place)
-            for place, m in enumerate(request.chat.messages)
-        ]
+        said = [{"role": m.role, "content": m.content} for m in request.chat.messages]
+        messages = read(Conversation, {"messages": said}).messages
         return ChatInput(messages, {"enable_thinking": False} if request.disable_thinking else {})
     raise invalid("input", kind, "a prompt, a chat with messages, or token ids")
 

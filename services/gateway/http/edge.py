@@ -16,10 +16,9 @@ from services.gateway.auth import KeyRing
 from services.gateway.calls import Calls, PreparedInput
 from services.gateway.http.exchange import Exchange, HttpRefusal
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai.fields import parse_json_object
 from services.gateway.openai.json import CallIdentity, dumps
 from services.gateway.openai.replies import JSON, HttpReply, StreamReply, WholeReply, respond_error
-from services.gateway.openai.requests import parse_chat, parse_completion
+from services.gateway.openai.requests import parse_chat, parse_completion, parse_json_object
 from services.gateway.outputs import Outputs
 
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"

@@ -1,19 +1,34 @@
-"""OpenAI's request bodies: checked by hand, refused by name.
+"""OpenAI's request bodies as pydantic models. A refusal names the field, its value and the limit.
 
-Accepted beyond OpenAI's own: vLLM's ``top_k``, ``min_p``, ``repetition_penalty``, ``ignore_eos``,
-``min_tokens``, ``stop_token_ids``, ``chat_template_kwargs`` and ``return_token_ids``; and
-``headway``, our own: ``{"pacing": false}`` switches the token pacer off.
+Accepted beyond OpenAI's own: every field of ``SamplingParams`` (vLLM's ``top_k``, ``min_p`` and so
+on), vLLM's ``chat_template_kwargs`` and ``return_token_ids``, and our own object ``headway``:
+``{"pacing": false}`` switches the token pacer off.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypeVar, get_type_hints
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Tag,
+    ValidationError,
+    create_model,
+    model_validator,
+    with_config,
+)
+from pydantic_core import from_json
+from typing_extensions import TypedDict
 
 from headway.errors import Code, HeadwayError, invalid
-from headway.request import MAX_LOGPROBS
-from services.gateway.asks import Ask, ChatInput, Input, ReplyStyle
-from services.gateway.openai.fields import Fields, checked_text
+from headway.request import MAX_LOGPROBS, SamplingParams
+from services.gateway.asks import Ask, ChatInput, ReplyStyle
 
 MAX_CHOICES = 128  # inputs × n
 MAX_STOPS = 16
@@ -22,21 +37,14 @@ COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 
 # Accepted and without effect here: bookkeeping of OpenAI's platform.
 HARMLESS = frozenset(
-    {
-        "user",
-        "metadata",
-        "store",
-        "service_tier",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "parallel_tool_calls",
-    }
+    {"user", "metadata", "store", "service_tier", "parallel_tool_calls"}
+    | {"safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
 )
 # Refused, unless the value asks for nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
+    "tool_calls": ([],),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
@@ -45,213 +53,300 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "best_of": (1,),
     "suffix": ("",),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
-    "reasoning_effort": (),
-    "verbosity": (),
     "prompt_logprobs": (0,),
-    "guided_json": (),
     "use_beam_search": (False,),
     "skip_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
+    "continuous_usage_stats": (False,),
+    **dict.fromkeys(("audio", "prediction", "web_search_options", "guided_json"), ()),
+    **dict.fromkeys(("reasoning_effort", "verbosity"), ()),
 }
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_NUMBERS = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
+_OF_STREAMS = frozenset({"include_obfuscation"})
+_OF_ANSWERS = frozenset({"refusal", "annotations"})  # sent back with our own earlier answers
+_SPECIAL = frozenset({*NEUTRAL, *HARMLESS, *_OF_STREAMS, *_OF_ANSWERS})
+
+
+def _drop_neutral(fields: Any, harmless: frozenset[str]) -> Any:
+    """Leave out what asks for nothing; null counts as absent."""
+    if not isinstance(fields, dict) or (
+        fields.keys().isdisjoint(_SPECIAL) and None not in fields.values()
+    ):
+        return fields  # nearly always: a shortcut
+    return {
+        name: value
+        for name, value in fields.items()
+        if value is not None
+        and name not in harmless
+        and (name not in NEUTRAL or not _asks_for_nothing(value, NEUTRAL[name]))
+    }
+
+
+def _asks_for_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:
+    return any(value == allowed and type(value) is type(allowed) for allowed in neutral)
+
+
+# --- the shapes: a tag (~) names an alternative in pydantic's errors ------------------
+
+
+def _read_whole(value: Any) -> Any:
+    """Count 1.0 as a whole number."""
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_read_whole), Field(gt=-(2**64), lt=2**64)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Text = Annotated[str, Field(min_length=0), Tag("~text")]  # a bound finds half surrogate pairs
+TokenIds = Annotated[
+    tuple[Annotated[int, Field(strict=True)], ...],
+    Field(strict=False, min_length=1, fail_fast=True),
+    Tag("~ids"),
+]
+Prompts = Annotated[
+    list[Text | TokenIds],
+    Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True),
+    Tag("~several"),
+]
+StopIds = Annotated[
+    list[Annotated[int, Field(ge=0, lt=2**32)]], Field(fail_fast=True), AfterValidator(tuple)
+]
+StopStrings = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]],
+    Field(max_length=MAX_STOPS),
+    BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop),
+]
+
+
+class TextPart(TypedDict):
+    """A part of a message's content; this model reads text alone."""
+
+    type: Literal["text"]
+    text: Text
+
+
+Parts = Annotated[
+    list[TextPart], AfterValidator(lambda parts: "\n".join(p["text"] for p in parts)), Tag("~parts")
+]
+Role = Literal["system", "developer", "user", "assistant"]
+
+
+@with_config(ConfigDict(extra="forbid", strict=True))
+class Message(TypedDict):
+    """A message as chat templates want it: text content, and a role that they know."""
+
+    role: Annotated[Role, AfterValidator(lambda role: "system" if role == "developer" else role)]
+    content: Text | Parts
+    name: NotRequired[Text]
+    reasoning_content: NotRequired[Text]
+
+
+class Fields(BaseModel):
+    """An object whose unknown fields are refused, unless they ask for nothing."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    harmless: ClassVar[frozenset[str]] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop(cls, fields: Any) -> Any:
+        return _drop_neutral(fields, cls.harmless)
+
+
+class StreamOptions(Fields):
+    """The object ``stream_options``."""
+
+    harmless: ClassVar[frozenset[str]] = _OF_STREAMS
+    include_usage: bool = False
+
+
+class Extension(Fields):
+    """The object ``headway``. All but ``pacing`` are fields of ``Request``, by the same names."""
+
+    pacing: bool = True
+
+
+class Stops(Fields):
+    """The part of a body that ends an output."""
+
+    stop: StopStrings = []
+
+
+class Conversation(Fields):
+    """The part of a body that holds a chat."""
+
+    messages: Annotated[
+        list[Annotated[Message, BeforeValidator(lambda said: _drop_neutral(said, _OF_ANSWERS))],],
+        Field(min_length=1, fail_fast=True),
+    ]
+
+
+class Body(Stops):
+    """What both kinds of request have; the fields of ``SamplingParams`` are added below."""
+
+    harmless: ClassVar[frozenset[str]] = HARMLESS
+    model: Text
+    n: Whole = 1
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+    max_completion_tokens: Whole | None = None
+    headway: Extension | None = None
+
+
+class ChatBody(Body, Conversation):
+    """``POST /v1/chat/completions``."""
+
+    chat_template_kwargs: dict[str, Any] = {}
+    logprobs: bool = False
+    top_logprobs: Whole | None = None
+
+
+class CompletionBody(Body):
+    """``POST /v1/completions``."""
+
+    prompt: Text | TokenIds | Prompts
+    logprobs: Whole | None = None
+
+
+F = TypeVar("F", bound=Fields)
+_KINDS = {int: Whole, float: Number, bool: bool, tuple[int, ...]: StopIds}
+# A client asks for ``num_logprobs`` by other names.
+_SAMPLING = {n: _KINDS[t] for n, t in get_type_hints(SamplingParams).items() if t in _KINDS}
+
+
+def _with_sampling(base: type[F]) -> type[F]:
+    sampling: dict[str, Any] = {name: (kind, None) for name, kind in _SAMPLING.items()}
+    return create_model(base.__name__, __base__=base, **sampling)
+
+
+_CHAT, _COMPLETION = _with_sampling(ChatBody), _with_sampling(CompletionBody)
+
+
+# --- reading --------------------------------------------------------------------------
 
 
 def parse_chat(body: Mapping[str, Any]) -> tuple[Ask, ReplyStyle]:
-    """``POST /v1/chat/completions``."""
-    fields = Fields(body)
-    messages = [chat_message(item, place) for place, item in enumerate(fields.items("messages"))]
-    if not messages:
-        raise invalid("messages", body.get("messages"), "a list of at least one message")
-    options = fields.mapping("chat_template_kwargs")
-    sampling = _sampling(fields)
-    logprobs = fields.flag("logprobs")
-    top_logprobs = fields.integer("top_logprobs")
-    if top_logprobs is not None and not logprobs:
-        raise invalid("top_logprobs", top_logprobs, "left out unless logprobs is true")
-    if logprobs:
-        sampling["num_logprobs"] = _num_logprobs("top_logprobs", top_logprobs or 0)
-    asked = _ask(fields, (ChatInput(messages, options),), sampling)
-    return asked, _style(fields, chat=True, logprobs=logprobs)
+    """Read a body of ``POST /v1/chat/completions``."""
+    fields = read(_CHAT, body)
+    if fields.top_logprobs is not None and not fields.logprobs:
+        raise invalid("top_logprobs", fields.top_logprobs, "left out unless logprobs is true")
+    num_logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
+    sampling = _sampling(fields, "top_logprobs", num_logprobs)
+    inputs = (ChatInput(fields.messages, fields.chat_template_kwargs),)
+    ask = Ask(fields.model, inputs, sampling, split_reasoning=True, **_options(fields, 1))
+    return ask, _style(fields, chat=True, logprobs=fields.logprobs)
 
 
 def parse_completion(body: Mapping[str, Any]) -> tuple[Ask, ReplyStyle]:
-    """``POST /v1/completions``."""
-    fields = Fields(body)
-    inputs = _prompts(fields.any("prompt"))
-    sampling = _sampling(fields)
-    num_logprobs = fields.integer("logprobs")
-    if num_logprobs is not None:
-        sampling["num_logprobs"] = _num_logprobs("logprobs", num_logprobs)
-    asked = _ask(fields, inputs, sampling)
-    return asked, _style(fields, chat=False, logprobs=num_logprobs is not None)
+    """Read a body of ``POST /v1/completions``."""
+    fields = read(_COMPLETION, body)
+    sampling = _sampling(fields, "logprobs", fields.logprobs)
+    inputs = tuple(fields.prompt) if isinstance(fields.prompt, list) else (fields.prompt,)
+    options = _options(fields, len(inputs))
+    ask = Ask(fields.model, inputs, sampling, default_max_tokens=COMPLETION_MAX_TOKENS, **options)
+    return ask, _style(fields, chat=False, logprobs=fields.logprobs is not None)
 
 
-def _ask(fields: Fields, inputs: tuple[Input, ...], sampling: dict[str, Any]) -> Ask:
-    num_choices = fields.integer("n")
-    num_choices = 1 if num_choices is None else num_choices
-    if not 1 <= num_choices <= MAX_CHOICES // len(inputs):
-        limit = f"from 1 to {MAX_CHOICES // len(inputs)} for {len(inputs)} prompts"
-        raise invalid("n", num_choices, limit)
-    chat = isinstance(inputs[0], ChatInput)
-    return Ask(
-        model=fields.text("model"),
-        inputs=inputs,
-        sampling=sampling,
-        num_choices=num_choices,
-        stops=stop_strings(fields.any("stop")),
-        split_reasoning=chat,
-        default_max_tokens=0 if chat else COMPLETION_MAX_TOKENS,
-        paced=_paced(fields),
-    )
+def _options(fields: Body, num_inputs: int) -> dict[str, Any]:
+    """Return what both kinds of body say of an ``Ask``."""
+    most = MAX_CHOICES // num_inputs
+    if not 1 <= fields.n <= most:
+        raise invalid("n", fields.n, f"from 1 to {most} for {num_inputs} prompts")
+    options: dict[str, Any] = {"num_choices": fields.n, "stops": tuple(fields.stop)}
+    if fields.headway is not None:
+        own = fields.headway.model_dump(exclude_unset=True)
+        options |= {"paced": own.pop("pacing", True), "request_fields": own}
+    return options
 
 
-def _paced(fields: Fields) -> bool:
-    ours = Fields(fields.mapping("headway"), "headway")
-    paced = ours.flag("pacing", default=True)
-    ours.refuse_others((), {})
-    return paced
-
-
-def _style(fields: Fields, *, chat: bool, logprobs: bool) -> ReplyStyle:
-    stream = fields.flag("stream")
-    if "stream_options" in fields and not stream:
-        raise invalid("stream_options", fields.any("stream_options"), "left out without stream")
-    options = Fields(fields.mapping("stream_options"), "stream_options")
-    style = ReplyStyle(
-        chat=chat,
-        stream=stream,
-        include_usage=options.flag("include_usage"),
-        return_token_ids=fields.flag("return_token_ids"),
-        logprobs=logprobs,
-    )
-    options.refuse_others({"include_obfuscation"}, {"continuous_usage_stats": (False,)})
-    fields.refuse_others(HARMLESS, NEUTRAL)
-    return style
-
-
-# --- inputs ---------------------------------------------------------------------------
-
-
-def chat_message(item: Any, place: int) -> dict[str, Any]:
-    """One message, as chat templates want it: text content, and a role that they know."""
-    where = f"messages[{place}]"
-    if not isinstance(item, dict):
-        raise invalid(where, item, "an object with role and content")
-    fields = Fields(item, where)
-    role = fields.text("role")
-    if role not in _ROLES:
-        raise invalid(f"{where}.role", role, f"one of {', '.join(_ROLES)}")
-    content = fields.any("content")
-    if isinstance(content, list):
-        content = "\n".join(
-            _text_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)
-        )
-    elif not isinstance(content, str):
-        raise invalid(f"{where}.content", content, "a string or a list of text parts")
-    message: dict[str, Any] = {
-        "role": _ROLES[role],
-        "content": checked_text(content, f"{where}.content"),
-    }
-    for name in ("name", "reasoning_content"):
-        if name in fields:
-            message[name] = fields.text(name)
-    # What a client sends back of our own earlier answers.
-    fields.refuse_others({"refusal", "annotations"}, {"tool_calls": ([],), "audio": ()})
-    return message
-
-
-def _text_part(part: Any, where: str) -> str:
-    if not isinstance(part, dict) or part.get("type") != "text":
-        kind = part.get("type") if isinstance(part, dict) else part
-        raise invalid(f"{where}.type", kind, "'text': this model reads nothing else")
-    return Fields(part, where).text("text")
-
-
-def _prompts(prompt: Any) -> tuple[Input, ...]:
-    """A string, token ids, or a list of either."""
-    limit = "a string, a list of token ids, or a list of up to 128 of either"
-    if isinstance(prompt, str):
-        return (checked_text(prompt, "prompt"),)
-    if not isinstance(prompt, list) or not prompt:
-        raise invalid("prompt", prompt, limit)
-    if all(type(entry) is int for entry in prompt):
-        return (tuple(prompt),)
-    if len(prompt) > MAX_CHOICES:
-        raise invalid("prompt", f"a list of {len(prompt)}", limit)
-    return tuple(_one_prompt(entry, f"prompt[{i}]") for i, entry in enumerate(prompt))
-
-
-def _one_prompt(entry: Any, where: str) -> Input:
-    if isinstance(entry, str):
-        return checked_text(entry, where)
-    if isinstance(entry, list) and entry and all(type(i) is int for i in entry):
-        return tuple(entry)
-    raise invalid(where, entry, "a string or a list of token ids")
-
-
-# --- parameters -----------------------------------------------------------------------
-
-
-def _sampling(fields: Fields) -> dict[str, Any]:
-    """What the body says of sampling, by the names of ``SamplingParams``."""
-    chosen: dict[str, Any] = {}
-    for name in _NUMBERS:
-        number = fields.number(name)
-        if number is not None:
-            chosen[name] = float(number)
-    for name in ("min_tokens", "top_k", "seed"):
-        integer = fields.integer(name)
-        if integer is not None:
-            chosen[name] = integer
+def _sampling(fields: Body, param: str, num_logprobs: int | None) -> dict[str, Any]:
+    """Return what the body says of sampling, by the names of ``SamplingParams``."""
+    said, values = fields.model_fields_set, fields.__dict__
+    chosen = {name: values[name] for name in _SAMPLING if name in said}
     if chosen.get("top_k") == -1:  # vLLM's other word for off
         chosen["top_k"] = 0
     if "seed" in chosen:
         chosen["seed"] %= 2**64  # OpenAI allows negative ones
-    if fields.flag("ignore_eos"):
-        chosen["ignore_eos"] = True
-    stop_token_ids = fields.items("stop_token_ids")
-    if not all(type(i) is int and 0 <= i < 2**32 for i in stop_token_ids):
-        raise invalid("stop_token_ids", stop_token_ids, "a list of token ids")
-    if stop_token_ids:
-        chosen["stop_token_ids"] = tuple(stop_token_ids)
-    max_tokens = _max_tokens(fields)
-    if max_tokens is not None:
-        chosen["max_tokens"] = max_tokens
+    old, new = chosen.get("max_tokens"), fields.max_completion_tokens
+    if new is not None:
+        if old not in (None, new):
+            message = f"max_tokens is {old} and max_completion_tokens is {new}; give one of them"
+            raise HeadwayError(Code.INVALID_ARGUMENT, message, param="max_completion_tokens")
+        chosen["max_tokens"] = new
+    if num_logprobs is not None:
+        if not 0 <= num_logprobs <= MAX_LOGPROBS:
+            raise invalid(param, num_logprobs, f"from 0 to {MAX_LOGPROBS}")
+        chosen["num_logprobs"] = num_logprobs
     return chosen
 
 
-def _max_tokens(fields: Fields) -> int | None:
-    old, new = fields.integer("max_tokens"), fields.integer("max_completion_tokens")
-    if old is not None and new is not None and old != new:
-        message = f"max_tokens is {old} and max_completion_tokens is {new}; give one of them"
-        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="max_completion_tokens")
-    return old if new is None else new
+def _style(fields: Body, *, chat: bool, logprobs: bool) -> ReplyStyle:
+    options = fields.stream_options
+    if options is not None and not fields.stream:
+        raise invalid("stream_options", options.model_dump(), "left out without stream")
+    usage = options is not None and options.include_usage
+    return ReplyStyle(chat, fields.stream, usage, fields.return_token_ids, logprobs)
 
 
-def _num_logprobs(param: str, value: int) -> int:
-    if not 0 <= value <= MAX_LOGPROBS:
-        raise invalid(param, value, f"from 0 to {MAX_LOGPROBS}")
-    return value
+def read(model: type[F], fields: Mapping[str, Any]) -> F:
+    """Check an object's fields. INVALID_ARGUMENT names the first one that is wrong."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise _refusal(error) from None
 
 
-def stop_strings(stop: Any) -> tuple[str, ...]:
-    """A string or a list of some."""
-    stops = [stop] if isinstance(stop, str) else stop or []
-    if not isinstance(stops, list) or len(stops) > MAX_STOPS:
-        raise invalid("stop", stop, f"a string or a list of at most {MAX_STOPS}")
-    for entry in stops:
-        if not isinstance(entry, str) or not 0 < len(entry) <= MAX_STOP_LENGTH:
-            raise invalid("stop", entry, f"a string of 1 to {MAX_STOP_LENGTH} characters")
-        checked_text(entry, "stop")
-    return tuple(stops)
+def _refusal(error: ValidationError) -> HeadwayError:
+    """Turn pydantic's errors into one of ours: the deepest one, with all alternatives there."""
+    errors = [(_path(one["loc"]), one) for one in error.errors(include_url=False)]
+    path, found = max(errors, key=lambda entry: len(entry[0]))
+    param = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)[1:]
+    match found["type"]:
+        case "missing":
+            message = f"{param} is missing; it is required"
+        case "extra_forbidden":
+            trouble = "supported" if path[-1] in NEUTRAL else "a parameter of this API"
+            message = f"{param} is not {trouble}; leave it out"
+        case "string_unicode":
+            message = f"{param} is not valid Unicode: it has half of a surrogate pair"
+        case _:
+            shown = repr(found["input"])
+            shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+            limits = (one["msg"].partition(" should ")[2] for at, one in errors if at == path)
+            limit = " or ".join(limits).replace("dictionary", "object")
+            message = f"{param} is {shown}; it must {limit or 'fit into 64 bits'}"
+    return HeadwayError(Code.INVALID_ARGUMENT, message, param=param)
+
+
+def _path(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Return the way to a value; an entry of ``stop`` and the like is named by the whole list."""
+    path = tuple(step for step in loc if not str(step).startswith("~"))
+    return path[:1] if path[0] in ("stop", "stop_token_ids") else path
+
+
+def parse_json_object(body: bytes) -> dict[str, Any]:
+    """Read the body as a JSON object. INVALID_ARGUMENT says what is wrong with it.
+
+    NaN and Infinity, bad UTF-8 and nesting by the hundred are refused.
+    """
+    try:
+        found = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise _bad_body(_trouble(body, str(error))) from error
+    if not isinstance(found, dict):
+        raise _bad_body(f"is a JSON {type(found).__name__}; it must be an object")
+    return found
+
+
+def _trouble(body: bytes, error: str) -> str:
+    if "recursion" in error:
+        return "is nested too deeply; a request needs about ten levels"
+    try:
+        lines = body.decode().split("\n")
+    except UnicodeDecodeError as bad:
+        return f"is not UTF-8 (byte {bad.start}: {bad.reason})"
+    line, column = (int(number) for number in re.findall(r"\d+", error)[-2:])
+    return f"is not JSON: {error}, at {lines[line - 1][column - 1 : column + 15]!r}"
+
+
+def _bad_body(what: str) -> HeadwayError:
+    return HeadwayError(Code.INVALID_ARGUMENT, f"the request body {what}")

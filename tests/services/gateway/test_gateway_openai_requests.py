@@ -11,8 +11,12 @@ from hypothesis import strategies as st
 
 from headway.errors import Code, HeadwayError
 from services.gateway.asks import Ask, ChatInput, complete_sampling, with_choice
-from services.gateway.openai.fields import parse_json_object
-from services.gateway.openai.requests import HARMLESS, parse_chat, parse_completion
+from services.gateway.openai.requests import (
+    HARMLESS,
+    parse_chat,
+    parse_completion,
+    parse_json_object,
+)
 
 HELLO = [{"role": "user", "content": "hi"}]
 
