@@ -240,6 +240,30 @@ class StreamRef(_message.Message):
 Global___StreamRef: _TypeAlias = StreamRef  # noqa: Y015
 
 @_typing.final
+class CancelStream(_message.Message):
+    """Stop a request and free its blocks; unknown streams are ignored."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GATEWAY_ID_FIELD_NUMBER: _builtins.int
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    gateway_id: _builtins.str
+    stream_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        gateway_id: _builtins.str = ...,
+        stream_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "stream_id", b"stream_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelStream: _TypeAlias = CancelStream  # noqa: Y015
+
+@_typing.final
 class WorkerInfo(_message.Message):
     """What a worker is; constant while it lives, but for its role."""
 
@@ -345,7 +369,7 @@ class UnitLoad(_message.Message):
     HOST_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_REASONING_FIELD_NUMBER: _builtins.int
     NUM_FRESH_ANSWERING_FIELD_NUMBER: _builtins.int
-    HAS_WAITING_READER_FIELD_NUMBER: _builtins.int
+    IS_ON_SCHEDULE_FIELD_NUMBER: _builtins.int
     unit: _builtins.int
     queued_prefill_tokens: _builtins.int
     """accepted, not yet computed"""
@@ -362,8 +386,8 @@ class UnitLoad(_message.Message):
     """
     num_fresh_answering: _builtins.int
     """requests within their answer's first quantum"""
-    has_waiting_reader: _builtins.bool
-    """some answer's next token is late"""
+    is_on_schedule: _builtins.bool
+    """no answer's next token is late"""
     def __init__(
         self,
         *,
@@ -375,11 +399,11 @@ class UnitLoad(_message.Message):
         host_tokens: _builtins.int = ...,
         num_reasoning: _builtins.int = ...,
         num_fresh_answering: _builtins.int = ...,
-        has_waiting_reader: _builtins.bool = ...,
+        is_on_schedule: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_waiting_reader", b"has_waiting_reader", "host_tokens", b"host_tokens", "kv_tokens", b"kv_tokens", "num_free_blocks", b"num_free_blocks", "num_fresh_answering", b"num_fresh_answering", "num_reasoning", b"num_reasoning", "num_running", b"num_running", "queued_prefill_tokens", b"queued_prefill_tokens", "unit", b"unit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_tokens", b"host_tokens", "is_on_schedule", b"is_on_schedule", "kv_tokens", b"kv_tokens", "num_free_blocks", b"num_free_blocks", "num_fresh_answering", b"num_fresh_answering", "num_reasoning", b"num_reasoning", "num_running", b"num_running", "queued_prefill_tokens", b"queued_prefill_tokens", "unit", b"unit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -75,7 +75,7 @@ class GatewayMessage(_message.Message):
     @_builtins.property
     def submit(self) -> _common_pb2.Request: ...
     @_builtins.property
-    def cancel(self) -> Global___CancelRequest: ...
+    def cancel(self) -> _common_pb2.CancelStream: ...
     @_builtins.property
     def batch(self) -> Global___GatewayBatch: ...
     def __init__(
@@ -83,7 +83,7 @@ class GatewayMessage(_message.Message):
         *,
         hello: Global___GatewayHello | None = ...,
         submit: _common_pb2.Request | None = ...,
-        cancel: Global___CancelRequest | None = ...,
+        cancel: _common_pb2.CancelStream | None = ...,
         batch: Global___GatewayBatch | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "body", b"body", "cancel", b"cancel", "hello", b"hello", "submit", b"submit"]  # noqa: Y015
@@ -139,28 +139,6 @@ class GatewayHello(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GatewayHello: _TypeAlias = GatewayHello  # noqa: Y015
-
-@_typing.final
-class CancelRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    GATEWAY_ID_FIELD_NUMBER: _builtins.int
-    STREAM_ID_FIELD_NUMBER: _builtins.int
-    gateway_id: _builtins.str
-    stream_id: _builtins.int
-    def __init__(
-        self,
-        *,
-        gateway_id: _builtins.str = ...,
-        stream_id: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "stream_id", b"stream_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CancelRequest: _TypeAlias = CancelRequest  # noqa: Y015
 
 @_typing.final
 class SchedulerMessage(_message.Message):
@@ -228,10 +206,12 @@ class Placed(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     UNIT_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
+    GATEWAY_ID_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     worker_id: _builtins.str
     unit: _builtins.int
     role: _common_pb2.Role.ValueType
+    gateway_id: _builtins.str
     def __init__(
         self,
         *,
@@ -239,10 +219,11 @@ class Placed(_message.Message):
         worker_id: _builtins.str = ...,
         unit: _builtins.int = ...,
         role: _common_pb2.Role.ValueType = ...,
+        gateway_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["role", b"role", "stream_id", b"stream_id", "unit", b"unit", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "role", b"role", "stream_id", b"stream_id", "unit", b"unit", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -258,12 +239,14 @@ class Rejected(_message.Message):
     CODE_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     RETRY_AFTER_FIELD_NUMBER: _builtins.int
+    GATEWAY_ID_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     code: _builtins.int
     """a gRPC status code"""
     message: _builtins.str
     retry_after: _builtins.float
     """seconds; 0: no hint"""
+    gateway_id: _builtins.str
     def __init__(
         self,
         *,
@@ -271,10 +254,11 @@ class Rejected(_message.Message):
         code: _builtins.int = ...,
         message: _builtins.str = ...,
         retry_after: _builtins.float = ...,
+        gateway_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "message", b"message", "retry_after", b"retry_after", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "gateway_id", b"gateway_id", "message", b"message", "retry_after", b"retry_after", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -286,20 +270,20 @@ class Lost(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    STREAM_IDS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     @_builtins.property
-    def stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def keys(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StreamRef]: ...
     def __init__(
         self,
         *,
-        stream_ids: _abc.Iterable[_builtins.int] | None = ...,
         reason: _builtins.str = ...,
+        keys: _abc.Iterable[_common_pb2.StreamRef] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "stream_ids", b"stream_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -37,7 +37,7 @@ class SchedulerToWorker(_message.Message):
     @_builtins.property
     def handoff(self) -> Global___Handoff: ...
     @_builtins.property
-    def cancel(self) -> Global___CancelStream: ...
+    def cancel(self) -> _common_pb2.CancelStream: ...
     @_builtins.property
     def drain(self) -> Global___Drain: ...
     @_builtins.property
@@ -50,7 +50,7 @@ class SchedulerToWorker(_message.Message):
         hello: Global___ControlHello | None = ...,
         dispatch: Global___Dispatch | None = ...,
         handoff: Global___Handoff | None = ...,
-        cancel: Global___CancelStream | None = ...,
+        cancel: _common_pb2.CancelStream | None = ...,
         drain: Global___Drain | None = ...,
         tuned: Global___Tuned | None = ...,
         give_back: Global___GiveBack | None = ...,
@@ -257,44 +257,22 @@ class Handoff(_message.Message):
 Global___Handoff: _TypeAlias = Handoff  # noqa: Y015
 
 @_typing.final
-class CancelStream(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    GATEWAY_ID_FIELD_NUMBER: _builtins.int
-    STREAM_ID_FIELD_NUMBER: _builtins.int
-    gateway_id: _builtins.str
-    stream_id: _builtins.int
-    def __init__(
-        self,
-        *,
-        gateway_id: _builtins.str = ...,
-        stream_id: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "stream_id", b"stream_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CancelStream: _TypeAlias = CancelStream  # noqa: Y015
-
-@_typing.final
 class GiveBack(_message.Message):
     """Hand back those of these requests of which nothing has been computed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    REQUESTS_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def requests(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StreamRef]: ...
+    def keys(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StreamRef]: ...
     def __init__(
         self,
         *,
-        requests: _abc.Iterable[_common_pb2.StreamRef] | None = ...,
+        keys: _abc.Iterable[_common_pb2.StreamRef] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -387,17 +365,17 @@ class HandedBack(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    REQUESTS_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def requests(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StreamRef]: ...
+    def keys(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StreamRef]: ...
     def __init__(
         self,
         *,
-        requests: _abc.Iterable[_common_pb2.StreamRef] | None = ...,
+        keys: _abc.Iterable[_common_pb2.StreamRef] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -255,7 +255,7 @@ class _Scheduler(scheduler_pb2_grpc.SchedulerServicer):
     ) -> AsyncIterator[scheduler_pb2.SchedulerMessage]:
         """See ``protos/scheduler.proto``."""
         messages = aiter(request_iterator)
-        hello = wire.unpack_to_scheduler(await anext(messages))
+        hello = wire.FROM_GATEWAY.unpack(await anext(messages))
         assert isinstance(hello, GatewayHello)
         told: asyncio.Queue[ToGateway | None] = asyncio.Queue()
         self._emulated.gateways[hello.gateway_id] = told
@@ -265,7 +265,7 @@ class _Scheduler(scheduler_pb2_grpc.SchedulerServicer):
                 gathered = [message]
                 while not told.empty() and (message := told.get_nowait()) is not None:
                     gathered.append(message)
-                yield wire.pack_all_to_gateway(gathered)
+                yield wire.TO_GATEWAY.pack_all(gathered)
                 if message is None:
                     return
         finally:
@@ -283,7 +283,7 @@ class _Scheduler(scheduler_pb2_grpc.SchedulerServicer):
         self, messages: AsyncIterator[scheduler_pb2.GatewayMessage], gateway_id: str
     ) -> None:
         async for packed in messages:
-            for message in wire.unpack_all_to_scheduler(packed):
+            for message in wire.FROM_GATEWAY.unpack_all(packed):
                 self._emulated.take(message, gateway_id)
 
 

@@ -117,8 +117,8 @@ class Front(gateway_pb2_grpc.TokenSinkServicer, worker_pb2_grpc.WorkerServicer):
     ) -> worker_pb2.KvReceipt:
         """One request's KV: read and let go."""
         async for chunk in request_iterator:
-            if chunk.WhichOneof("body") == "header":
-                header = wire.unpack_kv_header(chunk.header)
+            header = wire.KV.unpack(chunk)
+            if isinstance(header, KvHeader):
                 _settle(self._headers, header.request.stream_id, header)
         return worker_pb2.KvReceipt(worker_id=GATEWAY_ID)
 

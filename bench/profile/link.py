@@ -52,8 +52,8 @@ class WorkerLink:
 
     async def greet(self) -> None:
         """Lead it; HeadwayError where it does not answer."""
-        await self._call.write(wire.pack_to_worker(ControlHello("profile", _FENCING_TOKEN)))
-        snapshot = wire.unpack_from_worker(await self._call.read())
+        await self._call.write(wire.TO_WORKER.pack(ControlHello("profile", _FENCING_TOKEN)))
+        snapshot = wire.FROM_WORKER.unpack(await anext(aiter(self._call)))
         assert isinstance(snapshot, Snapshot), "a worker answers a hello with a snapshot"
         self.info: WorkerInfo = snapshot.info
 
@@ -61,7 +61,7 @@ class WorkerLink:
         """Take its reports until it hangs up: who waits for one then gets a HeadwayError."""
         try:
             while (packed := await self._call.read()) is not grpc.aio.EOF:
-                self._take(wire.unpack_from_worker(packed))
+                self._take(wire.FROM_WORKER.unpack(packed))
             detail = "it hung up"
         except grpc.aio.AioRpcError as error:
             detail = f"{error.code().name}: {error.details()}"
@@ -84,7 +84,7 @@ class WorkerLink:
         if self._lost is not None:
             raise self._lost
         async with self._writing:  # one write at a time
-            await self._call.write(wire.pack_to_worker(order))
+            await self._call.write(wire.TO_WORKER.pack(order))
 
     # --- orders ---------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ def _kv(request: Request, like: KvHeader, info: WorkerInfo) -> Iterator[worker_p
         dtype=like.dtype,
         shape=(*like.shape[:2], num_padded, *like.shape[3:]),
     )
-    yield worker_pb2.KvChunk(header=wire.pack_kv_header(header))
+    yield wire.KV.pack(header)
     for start in range(0, num_bytes, len(_PIECE)):
         yield worker_pb2.KvChunk(data=_PIECE[: num_bytes - start])
 

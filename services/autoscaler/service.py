@@ -132,7 +132,7 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
     ) -> autoscaler_pb2.RateReportReply:
         """A gateway's rates."""
         try:
-            self._post(wire.unpack_rate_report(request))
+            self._post(wire.RATE_REPORT.unpack(request))
         except HeadwayError as error:
             await wire.abort(context, error)
         return autoscaler_pb2.RateReportReply()

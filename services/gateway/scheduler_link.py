@@ -104,7 +104,7 @@ class SchedulerLink:
                 if not await self._reach(channel, leader):
                     return False
                 call = scheduler_pb2_grpc.SchedulerStub(channel).Connect()
-                await call.write(wire.pack_to_scheduler(self._hello))
+                await call.write(wire.FROM_GATEWAY.pack(self._hello))
                 stood, self._channel = True, channel
                 await self._converse(call, leader)
         except (TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
@@ -159,11 +159,11 @@ class SchedulerLink:
     ) -> None:
         while True:
             gathered = await _gathered(queue)
-            await call.write(wire.pack_all_to_scheduler(gathered))
+            await call.write(wire.FROM_GATEWAY.pack_all(gathered))
 
     async def _read(self, call: _ConnectCall) -> None:
         async for packed in call:
-            for told in wire.unpack_all_to_gateway(packed, self._config.service_id):
+            for told in wire.TO_GATEWAY.unpack_all(packed):
                 self._post(told)
 
     async def _watch(self, leader: Leader) -> None:

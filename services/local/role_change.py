@@ -7,11 +7,12 @@ from dataclasses import replace
 import grpc
 
 from headway.cluster import Role
-from protos import worker_pb2, worker_pb2_grpc
+from headway.messages import ChangeRole
+from protos import worker_pb2_grpc
 from services.local.supervised import SupervisedProcess
+from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
-from services.runtime.wire.checks import ROLE_TO_PB
 
 _CALL_TIMEOUT = 2.0
 
@@ -19,7 +20,7 @@ _CALL_TIMEOUT = 2.0
 async def set_role(process: SupervisedProcess, role: str, config: ServiceConfig) -> bool:
     """Whether it has taken the role; one that cannot be reached stays what it is."""
     async with open_channel(process.address, config) as channel:
-        request = worker_pb2.SetRoleRequest(role=ROLE_TO_PB[Role(role)])
+        request = wire.SET_ROLE.pack(ChangeRole(Role(role)))
         try:
             await worker_pb2_grpc.WorkerStub(channel).SetRole(request, timeout=_CALL_TIMEOUT)
         except grpc.aio.AioRpcError:

@@ -97,7 +97,7 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
         """See ``protos/scheduler.proto``."""
         try:
             async for answers in self._serve(aiter(request_iterator)):
-                yield wire.pack_all_to_gateway(answers)
+                yield wire.TO_GATEWAY.pack_all(answers)
         except HeadwayError as error:
             await wire.abort(context, error)
 
@@ -150,7 +150,7 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
         end = HeadwayError(Code.CANCELLED, "the gateway has hung up")
         try:
             async for packed in messages:
-                for message in wire.unpack_all_to_scheduler(packed):
+                for message in wire.FROM_GATEWAY.unpack_all(packed):
                     checked = _checked(message, gateway_id)
                     if self._queues.get(gateway_id) is not queue:
                         return
@@ -178,7 +178,7 @@ async def _gathered(queue: _Queue) -> list[ToGateway]:
 
 
 def _greeting(first: scheduler_pb2.GatewayMessage | None) -> str:
-    hello = wire.unpack_to_scheduler(first) if first is not None else None
+    hello = wire.FROM_GATEWAY.unpack(first) if first is not None else None
     if not isinstance(hello, GatewayHello):
         raise invalid("the first message", type(hello).__name__, "a GatewayHello")
     if not hello.gateway_id:

@@ -82,7 +82,7 @@ class WorkerLink:
                 async with asyncio.timeout(_CONNECT_TIMEOUT):
                     await channel.channel_ready()
                 call = worker_pb2_grpc.WorkerStub(channel).Control()
-                await call.write(wire.pack_to_worker(self._hello))
+                await call.write(wire.TO_WORKER.pack(self._hello))
                 stood = await self._converse(call)
         except TimeoutError:
             reason = "it cannot be reached"
@@ -104,7 +104,7 @@ class WorkerLink:
         writer: asyncio.Task[None] | None = None
         try:
             async for packed in call:
-                message = wire.unpack_from_worker(packed)
+                message = wire.FROM_WORKER.unpack(packed)
                 if isinstance(message, Snapshot):
                     self._check(message)
                     if writer is None:
@@ -121,7 +121,7 @@ class WorkerLink:
 
     async def _write(self, call: _ControlCall, queue: asyncio.Queue[Order]) -> None:
         while True:
-            await call.write(wire.pack_to_worker(await queue.get()))
+            await call.write(wire.TO_WORKER.pack(await queue.get()))
 
     def _check(self, snapshot: Snapshot) -> None:
         if snapshot.info.worker_id != self._worker_id:

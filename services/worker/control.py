@@ -60,14 +60,14 @@ class ControlSession:
             while (report := await reports.get()) is not None:
                 if isinstance(report, HeadwayError):
                     raise report
-                yield wire.pack_from_worker(report)
+                yield wire.FROM_WORKER.pack(report)
         finally:
             reader.cancel()
             if self._reports is reports:
                 self._reports = None
 
     def _greet(self, first: worker_pb2.SchedulerToWorker | None) -> ControlHello:
-        hello = wire.unpack_to_worker(first) if first is not None else None
+        hello = wire.TO_WORKER.unpack(first) if first is not None else None
         if not isinstance(hello, ControlHello):
             raise invalid("the first message", type(hello).__name__, "a ControlHello")
         if hello.fencing_token < self._fencing_token:
@@ -89,7 +89,7 @@ class ControlSession:
         end: HeadwayError | None = None
         try:
             async for message in orders:
-                order = wire.unpack_to_worker(message)
+                order = wire.TO_WORKER.unpack(message)
                 if isinstance(order, ControlHello):
                     raise invalid("a later message", "ControlHello", "an order")
                 if self._reports is not reports:

@@ -47,9 +47,9 @@ class KvReceiver:
     async def receive(self, chunks: AsyncIterator[worker_pb2.KvChunk]) -> worker_pb2.KvReceipt:
         """One transfer; raises HeadwayError where it is refused."""
         first = await anext(chunks, None)
-        if first is None or first.WhichOneof("body") != "header":
-            raise invalid("the first message", first and first.WhichOneof("body"), "a header")
-        header = wire.unpack_kv_header(first.header)
+        header = wire.KV.unpack(first) if first is not None else None
+        if not isinstance(header, KvHeader):
+            raise invalid("the first message", type(header).__name__, "a header")
         answer = self._ask(KvOffered(header))
         if isinstance(answer, AcceptKv):
             await self._take(answer, header, chunks)
@@ -82,11 +82,13 @@ class KvReceiver:
         num_tokens, more = header.num_computed_tokens, header.more
         writer = self._writer(answer, header.shape, header.dtype, 0, num_tokens)
         async for chunk in chunks:
-            if chunk.WhichOneof("body") != "part":
-                await _to_the_end(writer.feed, chunk.data)
+            part = wire.KV.unpack(chunk)
+            if isinstance(part, bytes):
+                await _to_the_end(writer.feed, part)
                 continue
+            if isinstance(part, KvHeader):
+                raise invalid("a later message", "KvHeader", "data or a part")
             await asyncio.to_thread(writer.finish)
-            part = wire.unpack_kv_part(chunk.part)
             if not more or part.first_token != num_tokens:
                 limit = f"{num_tokens}, as many as have been sent" if more else "in no part"
                 raise invalid("first_token", part.first_token, limit)

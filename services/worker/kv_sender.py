@@ -102,11 +102,11 @@ class KvSender:
         num_known: int | None = None  # output tokens
         while (part := await transfer.parts.get()) is not None:
             blocks = self._blocks(part)
-            yield self._opening(part, blocks, num_known)
+            yield wire.KV.pack(self._opening(part, blocks, num_known))
             num_known = len(part.request.output_token_ids)
             pieces = self._backend.read_kv_chunks(blocks, from_host=bool(part.host_blocks))
             while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-                yield worker_pb2.KvChunk(data=bytes(piece))
+                yield wire.KV.pack(bytes(piece))
             if not part.more:
                 return
             self._post(KvSent(part.request.key))
@@ -118,14 +118,13 @@ class KvSender:
 
     def _opening(
         self, part: StartTransfer, blocks: Sequence[int], num_known: int | None
-    ) -> worker_pb2.KvChunk:
-        """A header, or what has changed since the part before."""
+    ) -> KvHeader | KvPart:
+        """Return a header, or for a later part what has changed since the one before."""
         shape = self._backend.kv_shape(len(blocks))
         if num_known is not None:
             output = part.request.output_token_ids[num_known:]
-            more = KvPart(part.first_token, part.num_computed_tokens, output, shape, part.more)
-            return worker_pb2.KvChunk(part=wire.pack_kv_part(more))
-        header = KvHeader(
+            return KvPart(part.first_token, part.num_computed_tokens, output, shape, part.more)
+        return KvHeader(
             request=part.request,
             unit=part.handoff.target_unit,
             num_computed_tokens=part.num_computed_tokens,
@@ -136,7 +135,6 @@ class KvSender:
             more=part.more,
             fencing_token=part.handoff.fencing_token,
         )
-        return worker_pb2.KvChunk(header=wire.pack_kv_header(header))
 
     async def close(self) -> None:
         """Give up what is under way."""

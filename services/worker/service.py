@@ -256,7 +256,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """See ``protos/worker.proto``."""
         try:
             self._refuse_while_loading()
-            await self._set_role(wire.unpack_role(request.role))
+            await self._set_role(wire.SET_ROLE.unpack(request).role)
         except HeadwayError as error:
             await wire.abort(context, error)
         return worker_pb2.SetRoleReply()

@@ -84,7 +84,7 @@ class EmulatedWorker(worker_pb2_grpc.WorkerServicer):
         reader = asyncio.create_task(self._read(aiter(request_iterator)))
         try:
             while (report := await reports.get()) is not None:
-                yield wire.pack_from_worker(report)
+                yield wire.FROM_WORKER.pack(report)
         finally:
             reader.cancel()
 
@@ -102,7 +102,7 @@ class EmulatedWorker(worker_pb2_grpc.WorkerServicer):
 
     async def _read(self, orders: AsyncIterator[worker_pb2.SchedulerToWorker]) -> None:
         async for packed in orders:
-            order = wire.unpack_to_worker(packed)
+            order = wire.TO_WORKER.unpack(packed)
             if isinstance(order, ControlHello):
                 self.hellos.append(order)
                 if self.silent:
@@ -165,7 +165,7 @@ class PlainGateway:
                 self._call.cancel()
 
     async def write(self, message: GatewayHello | Request | CancelStream) -> None:
-        await self.write_raw(wire.pack_to_scheduler(message))
+        await self.write_raw(wire.FROM_GATEWAY.pack(message))
 
     async def write_raw(self, packed: scheduler_pb2.GatewayMessage) -> None:
         try:
@@ -179,7 +179,7 @@ class PlainGateway:
     async def _read(self) -> None:
         try:
             async for packed in self._call:
-                self.answers += wire.unpack_all_to_gateway(packed, self.gateway_id)
+                self.answers += wire.TO_GATEWAY.unpack_all(packed)
         except grpc.aio.AioRpcError as error:
             self.error = error
 

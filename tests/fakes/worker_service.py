@@ -90,14 +90,14 @@ class Leader:
         return snapshot
 
     async def send(self, message: Any) -> None:
-        await self._call.write(wire.pack_to_worker(message))
+        await self._call.write(wire.TO_WORKER.pack(message))
 
     async def hear(self) -> Any:
         async with asyncio.timeout(20):
             packed = await self._call.read()
             if packed is grpc.aio.EOF:
                 raise await self.ended()
-            return wire.unpack_from_worker(packed)
+            return wire.FROM_WORKER.unpack(packed)
 
     async def ended(self) -> grpc.aio.AioRpcError:
         code, details = await self._call.code(), await self._call.details()

@@ -1,150 +1,172 @@
-"""What is never taken from a peer unchecked."""
+"""Checks of what a peer says: every refusal names the value and its limit."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
-from enum import Enum
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from headway.cluster import Role, UnitLoad
+from headway.cluster import WorkerInfo
+from headway.core.autoscaler.events import RateReport
 from headway.errors import invalid
-from headway.messages import PassWork
-from headway.request import FinishReason, StreamKey
-from protos import common_pb2 as pb
+from headway.messages import (
+    EndForward,
+    KvHeader,
+    KvPart,
+    PassWork,
+    Rejected,
+    Snapshot,
+    Tuned,
+    WantedReports,
+)
+from headway.policies.scaling.protocol import PoolLoad, WorkSample
+from headway.request import Request, SamplingParams, StreamKey
 
 MAX_ID_CHARS = 256
 MAX_TEXT_CHARS = 4096
 MAX_DP_UNITS = 4096
+MAX_KV_DIMENSION = 2**31
+MAX_KV_BYTES = 2**42
 
-K = TypeVar("K", bound=Enum)
+Check = Callable[[Any, str], Any]
+"""Takes a field's value and name; returns what to believe, or raises ``HeadwayError``."""
 V = TypeVar("V")
-
-ROLE_TO_PB = MappingProxyType(
-    {
-        Role.PREFILL: pb.ROLE_PREFILL,
-        Role.DECODE: pb.ROLE_DECODE,
-        Role.UNIFIED: pb.ROLE_UNIFIED,
-        Role.CONVERTIBLE: pb.ROLE_CONVERTIBLE,
-    }
-)
-ROLE_FROM_PB = MappingProxyType({int(number): role for role, number in ROLE_TO_PB.items()})
-
-FINISH_TO_PB = MappingProxyType(
-    {
-        FinishReason.STOP: pb.FINISH_REASON_STOP,
-        FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
-        FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
-        FinishReason.ERROR: pb.FINISH_REASON_ERROR,
-    }
-)
-FINISH_FROM_PB = MappingProxyType({int(number): reason for reason, number in FINISH_TO_PB.items()})
 
 
 def known(table: Mapping[int, V], number: int, name: str) -> V:
-    """The enum's member; refuses a number that nobody knows."""
+    """Return the enum's member; refuse an unknown number."""
     value = table.get(number)
     if value is None:
         raise invalid(name, number, f"one of {', '.join(str(n) for n in table)}")
     return value
 
 
-def unpack_role(number: int) -> Role:
-    """What a worker is to serve, checked."""
-    return known(ROLE_FROM_PB, number, "role")
-
-
 def an_id(value: str, name: str) -> str:
-    """A name that is there and not endless."""
+    """Refuse an empty or an overlong name."""
     if not 0 < len(value) <= MAX_ID_CHARS:
         raise invalid(name, value, f"1 to {MAX_ID_CHARS} characters long")
     return value
 
 
-def a_unit(value: int) -> int:
-    """A DP unit's number that some worker may have."""
+def a_unit(value: int, name: str) -> int:
+    """Refuse a DP unit that no worker has."""
     if value >= MAX_DP_UNITS:
-        raise invalid("unit", value, f"below {MAX_DP_UNITS}")
+        raise invalid(name, value, f"below {MAX_DP_UNITS}")
     return value
 
 
-def text(value: str) -> str:
-    """A message for people, cut where it is endless."""
+def text(value: str, name: str = "") -> str:
+    """Cut an overlong message for people."""
     return value if len(value) <= MAX_TEXT_CHARS else value[:MAX_TEXT_CHARS] + "…"
 
 
 def finite(value: float, name: str) -> float:
-    """A number that is one."""
+    """Refuse infinities and NaN."""
     if not math.isfinite(value):
         raise invalid(name, value, "a finite number")
     return value
 
 
+def unchecked(value: V, name: str) -> V:
+    """Take any value: the dataclass or its reader refuses what is wrong."""
+    return value
+
+
 def key(gateway_id: str, stream_id: int) -> StreamKey:
-    """A stream's name, checked."""
+    """Return a stream's name, checked."""
     return StreamKey(an_id(gateway_id, "gateway_id"), stream_id)
 
 
-def pack_refs(keys: Iterable[StreamKey]) -> list[pb.StreamRef]:
-    """Streams' names."""
-    return [pb.StreamRef(gateway_id=each.gateway_id, stream_id=each.stream_id) for each in keys]
+def _at_least_one(value: int, name: str) -> int:
+    if value < 1:
+        raise invalid(name, value, "at least 1")
+    return value
 
 
-def unpack_refs(refs: Iterable[pb.StreamRef]) -> tuple[StreamKey, ...]:
-    """Streams' names, checked."""
-    return tuple(key(ref.gateway_id, ref.stream_id) for ref in refs)
+def _num_units(value: int, name: str) -> int:
+    if value > MAX_DP_UNITS:
+        raise invalid(name, value, f"at most {MAX_DP_UNITS}")
+    return _at_least_one(value, name)
 
 
-def pack_work(work: PassWork) -> pb.PassWork:
-    """Passes, added up."""
-    return pb.PassWork(**asdict(work))
+def _deadline(value: float, name: str) -> float:
+    if not value > -math.inf:
+        raise invalid(name, value, "a time, or infinite for none")
+    return value
 
 
-def unpack_work(packed: pb.PassWork) -> PassWork:
-    """The same; how long they took is for the policy to judge."""
-    return PassWork(
-        packed.num_passes,
-        packed.seconds,
-        packed.prefill_tokens,
-        packed.prefill_context,
-        packed.batch,
-        packed.kv_tokens,
-    )
+def _expected_length(value: float, name: str) -> float:
+    if finite(value, name) < 0.0:
+        raise invalid(name, value, "at least 0 (unknown)")
+    return value
 
 
-def pack_loads(loads: Iterable[UnitLoad]) -> list[pb.UnitLoad]:
-    """Loads of DP units."""
-    return [
-        pb.UnitLoad(
-            unit=load.unit,
-            queued_prefill_tokens=load.queued_prefill_tokens,
-            num_running=load.num_running,
-            kv_tokens=load.kv_tokens,
-            num_free_blocks=load.num_free_blocks,
-            host_tokens=load.host_tokens,
-            num_reasoning=load.num_reasoning,
-            num_fresh_answering=load.num_fresh_answering,
-            has_waiting_reader=not load.is_on_schedule,
-        )
-        for load in loads
-    ]
+def _kv_bytes(value: int, name: str) -> int:
+    if value > MAX_KV_BYTES:
+        raise invalid(name, value, f"at most {MAX_KV_BYTES}")
+    return value
 
 
-def unpack_loads(loads: Iterable[pb.UnitLoad]) -> tuple[UnitLoad, ...]:
-    """Loads of DP units; every count is unsigned on the wire."""
-    return tuple(
-        UnitLoad(
-            a_unit(load.unit),
-            load.queued_prefill_tokens,
-            load.num_running,
-            load.kv_tokens,
-            load.num_free_blocks,
-            load.host_tokens,
-            load.num_reasoning,
-            load.num_fresh_answering,
-            not load.has_waiting_reader,
-        )
-        for load in loads
-    )
+def _kv_shape(least_tokens: int) -> Check:
+    least = (1, 1, least_tokens, 1, 1)
+
+    def check(shape: Sequence[int], name: str) -> Sequence[int]:
+        if len(shape) != 5 or not all(
+            low <= size < MAX_KV_DIMENSION for low, size in zip(least, shape, strict=True)
+        ):
+            raise invalid(name, list(shape), "5 positive sizes")
+        return shape
+
+    return check
+
+
+BY_NAME: Mapping[str, Check] = MappingProxyType(
+    {"unit": a_unit, "target_unit": a_unit, "message": text, "reason": text}
+)
+"""Checks of fields of these names, in every message."""
+
+BY_FIELD: Mapping[type, Mapping[str, Check]] = MappingProxyType(
+    {
+        Request: {"deadline_at": _deadline, "predicted_output_tokens": _expected_length},
+        Rejected: {"retry_after": lambda value, name: max(0.0, finite(value, name))},
+        WorkerInfo: {
+            "num_units": _num_units,
+            **dict.fromkeys(
+                ("chunk_tokens", "block_size", "num_blocks", "max_model_len"), _at_least_one
+            ),
+        },
+        KvHeader: {
+            "block_size": _at_least_one,
+            "num_bytes": _kv_bytes,
+            "shape": _kv_shape(least_tokens=1),
+        },
+        KvPart: {"shape": _kv_shape(least_tokens=0)},
+        EndForward: {"pass_time": unchecked},  # for the policy to judge
+        PassWork: {"seconds": unchecked},  # as well
+        WorkSample: {"stage": text},
+        RateReport: {"gateway_id": unchecked, "model": text},
+    }
+)
+"""Checks of single fields, where their name and type do not say enough."""
+
+SELF_CHECKED = frozenset({SamplingParams, WantedReports, Tuned, RateReport, PoolLoad})
+"""Dataclasses whose numbers they, or the event around them, refuse."""
+
+
+def _every_unit_has_a_load(snapshot: Snapshot) -> None:
+    units = [load.unit for load in snapshot.loads]
+    if sorted(units) != list(range(snapshot.info.num_units)):
+        raise invalid("loads", units, f"one for each of {snapshot.info.num_units} units")
+
+
+def _begins_in_what_is_computed(part: KvPart) -> None:
+    if not 0 < part.first_token <= part.num_computed_tokens:
+        limit = f"from 1 to the {part.num_computed_tokens} computed tokens"
+        raise invalid("first_token", part.first_token, limit)
+
+
+OF_THE_WHOLE: Mapping[type, Callable[[Any], None]] = MappingProxyType(
+    {Snapshot: _every_unit_has_a_load, KvPart: _begins_in_what_is_computed}
+)
+"""Checks of fields against each other."""

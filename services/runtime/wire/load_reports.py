@@ -1,4 +1,4 @@
-"""What runs on a worker's units (STAR): arrays in, arrays out, checked as arrays."""
+"""Load reports (STAR): the requests that run on each unit, checked as arrays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_STEPS = 4096
 
 
 def pack_load_report(report: LoadReport) -> pb.LoadReport:
-    """Every unit's running requests."""
+    """Return every unit's running requests as a message."""
     return pb.LoadReport(units=[_pack_unit(running) for running in report.units])
 
 
@@ -37,7 +37,7 @@ def _pack_unit(running: RunningRequests) -> pb.RunningRequests:
 
 
 def unpack_load_report(packed: pb.LoadReport) -> LoadReport:
-    """Every unit's running requests, checked; how many units there are, its reader knows."""
+    """Return every unit's running requests, checked; its reader checks the number of units."""
     if len(packed.units) > MAX_DP_UNITS:
         raise invalid("units", len(packed.units), f"at most {MAX_DP_UNITS}")
     numbers = [running.unit for running in packed.units]
@@ -79,7 +79,7 @@ def _keys(packed: pb.RunningRequests) -> tuple[StreamKey, ...]:
 
 
 def _refuse(values: Sequence[float], name: str, limit: str) -> None:
-    """What is negative or infinite."""
+    """Refuse negative and infinite values."""
     array = np.asarray(values, dtype=np.float64)
     wrong = array[(array < 0) | np.isinf(array)]
     if len(wrong):

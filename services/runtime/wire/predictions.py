@@ -1,4 +1,4 @@
-"""From a worker to the predictor: hidden states and the requests that they are of."""
+"""Questions to the predictor: hidden states, and the requests that they belong to."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from headway.forward_pass import HiddenStates
 from headway.messages import FinishedRequest
 from headway.request import StreamKey
 from protos import predictor_pb2 as pb
-from services.runtime.wire.checks import FINISH_FROM_PB, FINISH_TO_PB, an_id, key, known
+from services.runtime.wire.checks import an_id
+from services.runtime.wire.codec import Codec, codec_of
 
 MAX_ROWS = 65_536
 MAX_WIDTH = 65_536
+_ENDED: Codec[Ended] = codec_of(Ended, pb.EndedRequest)
 _FLOAT16 = np.dtype("<f2")
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a worker asks: states of running requests, and who has ended meanwhile."""
+    """A worker's question: states of running requests, and those that have ended meanwhile."""
 
     model: str
     seen: Seen
@@ -36,7 +38,7 @@ def pack_question(
     ended: Sequence[FinishedRequest] = (),
     num_prompt_tokens: Sequence[int] = (),
 ) -> pb.PredictRequest:
-    """States of one pass."""
+    """Return the states of one pass as a message."""
     places: dict[str, int] = {}
     gateways = [places.setdefault(each.gateway_id, len(places)) for each in hidden.keys]
     return pb.PredictRequest(
@@ -48,20 +50,12 @@ def pack_question(
         gateway_ids=places,
         gateways=gateways,
         stream_ids=[each.stream_id for each in hidden.keys],
-        ended=[
-            pb.EndedRequest(
-                gateway_id=one.key.gateway_id,
-                stream_id=one.key.stream_id,
-                num_output_tokens=one.num_output_tokens,
-                finish_reason=FINISH_TO_PB[one.finish_reason],
-            )
-            for one in ended
-        ],
+        ended=[_ENDED.pack(Ended(o.key, o.num_output_tokens, o.finish_reason)) for o in ended],
     )
 
 
 def unpack_question(packed: pb.PredictRequest) -> Question:
-    """The same, checked; whether the width is the model's, the predictor knows."""
+    """Return the question, checked; the predictor checks the width against its model."""
     num_rows = len(packed.stream_ids)
     if not 0 < num_rows <= MAX_ROWS:
         raise invalid("the number of requests", num_rows, f"from 1 to {MAX_ROWS}")
@@ -77,22 +71,15 @@ def unpack_question(packed: pb.PredictRequest) -> Question:
         raise invalid("hidden", f"{len(packed.hidden)} bytes", f"{num_bytes} bytes long")
     values = np.frombuffer(packed.hidden, dtype=_FLOAT16).reshape(num_rows, packed.width)
     hidden = HiddenStates(_keys(packed), values.astype(np.float16, copy=False))
-    ended = tuple(
-        Ended(
-            key(one.gateway_id, one.stream_id),
-            one.num_output_tokens,
-            known(FINISH_FROM_PB, one.finish_reason, "finish_reason"),
-        )
-        for one in packed.ended
-    )
+    ended = tuple(_ENDED.unpack(one) for one in packed.ended)
     seen = Seen(hidden, tuple(packed.num_output_tokens), tuple(packed.num_prompt_tokens))
     return Question(an_id(packed.model, "model"), seen, ended)
 
 
 def unpack_remaining(packed: pb.PredictReply, num_rows: int) -> tuple[tuple[float, ...], float]:
-    """What the predictor says of so many requests, and what that weighs against earlier words.
+    """Return each request's remaining tokens, and the weight against earlier predictions.
 
-    What is no length the core does not believe.
+    The core refuses single values that are not lengths.
     """
     if len(packed.remaining) != num_rows:
         raise invalid("remaining", len(packed.remaining), f"{num_rows} long, as asked")

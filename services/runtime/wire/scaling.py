@@ -1,130 +1,55 @@
-"""To and from the autoscaler: rates, fleets, decisions."""
+"""Rates, fleets and decisions, to and from the autoscaler."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, replace
 
 from headway.core.autoscaler.events import FleetReport, PublishTargets, RateReport
-from headway.policies.scaling.protocol import (
-    Fleet,
-    PoolLoad,
-    Rates,
-    StartUp,
-    Targets,
-    WorkSample,
-)
+from headway.policies.scaling.protocol import Fleet, Rates, Targets
 from protos import autoscaler_pb2 as pb
-from services.runtime.wire.checks import an_id, finite, pack_work, text, unpack_work
+from services.runtime.wire.checks import finite, text
+from services.runtime.wire.codec import Codec, codec_of
 
-
-def unpack_rate_report(packed: pb.RateReport) -> RateReport:
-    """A gateway's rates; the event refuses what is no figure."""
-    return RateReport(
-        packed.gateway_id,
-        packed.requests_per_s,
-        packed.input_tokens_per_s,
-        packed.output_tokens_per_s,
-        packed.observed_at,
-        packed.window,
-        tuple(packed.bucket_tokens_per_s),
-        text(packed.model),
-    )
+RATE_REPORT: Codec[RateReport] = codec_of(RateReport, pb.RateReport)
+_FLEET: Codec[Fleet] = codec_of(Fleet, pb.FleetReport)
+_RATES: Codec[Rates] = codec_of(Rates, pb.ScalingRates)
+_TARGETS: Codec[Targets] = codec_of(Targets, pb.Targets)
 
 
 def pack_fleet(fleet: Fleet, model: str = "") -> pb.FleetReport:
-    """All instances of a model."""
-    packed = pb.FleetReport(
-        model=model,
-        samples=[
-            pb.WorkSample(worker_id=s.worker_id, stage=s.stage, work=pack_work(s.work))
-            for s in fleet.samples
-        ],
-        prefill=_pack_pool(fleet.prefill),
-        decode=_pack_pool(fleet.decode),
-        convertible=_pack_pool(fleet.convertible),
-        unified=_pack_pool(fleet.unified),
-    )
-    if fleet.start_up is not None:
-        packed.start_up.CopyFrom(pb.StartUp(**asdict(fleet.start_up)))
+    """Return all instances of a model as a message."""
+    packed: pb.FleetReport = _FLEET.pack(fleet)
+    packed.model = model
     return packed
 
 
 def unpack_fleet(packed: pb.FleetReport) -> FleetReport:
-    """The same; the event refuses what is no load."""
-    return FleetReport(
-        Fleet(
-            _unpack_pool(packed.prefill),
-            _unpack_pool(packed.decode),
-            _unpack_pool(packed.convertible),
-            _unpack_pool(packed.unified),
-            tuple(
-                WorkSample(an_id(s.worker_id, "worker_id"), text(s.stage), unpack_work(s.work))
-                for s in packed.samples
-            ),
-            _unpack_start_up(packed.start_up) if packed.HasField("start_up") else None,
-        ),
-        text(packed.model),
-    )
+    """Return all instances of a model, checked."""
+    return FleetReport(_FLEET.unpack(packed), text(packed.model))
 
 
 def pack_targets(decided: PublishTargets) -> pb.Targets:
-    """What is wanted, since when, and why."""
+    """Return what is wanted, since when, and why."""
     return pb.Targets(
         **asdict(decided.targets), decided_at=decided.decided_at, policy=decided.policy
     )
 
 
 def pack_decision(decided: PublishTargets) -> pb.ScalingDecision:
-    """A decision with its figures, for people."""
-    packed = pb.ScalingDecision(targets=pack_targets(decided))
-    if decided.rates is not None:
-        rates = asdict(decided.rates)
-        packed.rates.CopyFrom(pb.ScalingRates(**rates))
-    if decided.fleet is not None:
-        packed.fleet.CopyFrom(pack_fleet(replace(decided.fleet, samples=())))
-    return packed
-
-
-def unpack_decision(packed: pb.ScalingDecision) -> PublishTargets:
-    """The same."""
-    said, rates = packed.targets, None
-    if packed.HasField("rates"):
-        rates = Rates(
-            finite(packed.rates.requests_per_s, "requests_per_s"),
-            finite(packed.rates.input_tokens_per_s, "input_tokens_per_s"),
-            finite(packed.rates.output_tokens_per_s, "output_tokens_per_s"),
-            tuple(packed.rates.bucket_tokens_per_s),
-        )
-    return PublishTargets(
-        Targets(
-            said.num_prefill,
-            said.num_decode,
-            said.num_convertible,
-            said.num_unified,
-            text(said.reason),
-        ),
-        finite(said.decided_at, "decided_at"),
-        text(said.policy),
-        rates,
-        unpack_fleet(packed.fleet).fleet if packed.HasField("fleet") else None,
+    """Return a decision with its figures, for people: without velocity samples."""
+    return pb.ScalingDecision(
+        targets=pack_targets(decided),
+        rates=None if decided.rates is None else _RATES.pack(decided.rates),
+        fleet=None if decided.fleet is None else pack_fleet(replace(decided.fleet, samples=())),
     )
 
 
-def _unpack_start_up(packed: pb.StartUp) -> StartUp:
-    seconds = finite(packed.seconds, "start_up seconds")
-    return StartUp(seconds, packed.num_measured, packed.num_standby)
-
-
-def _pack_pool(pool: PoolLoad) -> pb.PoolLoad:
-    return pb.PoolLoad(**asdict(pool))
-
-
-def _unpack_pool(packed: pb.PoolLoad) -> PoolLoad:
-    return PoolLoad(
-        packed.num_ready,
-        packed.num_starting,
-        packed.num_requests,
-        packed.backlog_tokens,
-        packed.busy,
-        packed.memory,
+def unpack_decision(packed: pb.ScalingDecision) -> PublishTargets:
+    """Return a decision with its figures, checked."""
+    return PublishTargets(
+        _TARGETS.unpack(packed.targets),
+        finite(packed.targets.decided_at, "decided_at"),
+        text(packed.targets.policy),
+        _RATES.unpack(packed.rates) if packed.HasField("rates") else None,
+        unpack_fleet(packed.fleet).fleet if packed.HasField("fleet") else None,
     )

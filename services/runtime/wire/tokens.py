@@ -1,4 +1,4 @@
-"""Token batches: the hot path, about a microsecond a token; arrays in, arrays out."""
+"""Token batches, packed by hand: the hot path, about a microsecond a token."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from headway.messages import StreamFailure, TokenBatch
 from headway.request import MAX_LOGPROBS, FinishReason, TokenLogprobs
 from protos import common_pb2 as common
 from protos import gateway_pb2 as pb
-from services.runtime.wire.checks import FINISH_FROM_PB, FINISH_TO_PB, MAX_ID_CHARS, known, text
+from services.runtime.wire.checks import MAX_ID_CHARS, known, text
 
 _TO_PB: Mapping[FinishReason | None, common.FinishReason.ValueType] = MappingProxyType(
-    {reason: FINISH_TO_PB[reason] for reason in FinishReason}
+    {reason: common.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason}
     | {None: common.FINISH_REASON_UNSPECIFIED}
 )
-_FROM_PB: Mapping[int, FinishReason | None] = MappingProxyType({0: None, **FINISH_FROM_PB})
+_FROM_PB: Mapping[int, FinishReason | None] = MappingProxyType(
+    {number: reason for reason, number in _TO_PB.items()}
+)
+_ENDS = MappingProxyType({number: reason for number, reason in _FROM_PB.items() if reason})
 
 
 def pack_token_batch(batch: TokenBatch) -> pb.TokenBatch:
-    """The tokens of one forward pass for one gateway."""
+    """Return the tokens of one forward pass for one gateway as a message."""
     assert not batch.before, "live workers run one step a pass"
     packed = pb.TokenBatch(
         worker_id=batch.worker_id,
@@ -41,14 +44,14 @@ def pack_token_batch(batch: TokenBatch) -> pb.TokenBatch:
     for failure in batch.failures:
         packed.failures.add(
             stream_id=failure.stream_id,
-            finish_reason=FINISH_TO_PB[failure.finish_reason],
+            finish_reason=_TO_PB[failure.finish_reason],
             message=failure.message,
         )
     return packed
 
 
 def unpack_token_batch(packed: pb.TokenBatch) -> TokenBatch:
-    """The same, checked: arrays of one length, known reasons, positions inside."""
+    """Return the tokens, checked: arrays of one length, known reasons, positions in range."""
     if len(packed.worker_id) > MAX_ID_CHARS:
         raise invalid("worker_id", packed.worker_id, f"at most {MAX_ID_CHARS} characters long")
     num_tokens = len(packed.stream_ids)
@@ -70,7 +73,7 @@ def unpack_token_batch(packed: pb.TokenBatch) -> TokenBatch:
         failures=[
             StreamFailure(
                 failure.stream_id,
-                known(FINISH_FROM_PB, failure.finish_reason, "finish_reason"),
+                known(_ENDS, failure.finish_reason, "finish_reason"),
                 text(failure.message),
             )
             for failure in packed.failures

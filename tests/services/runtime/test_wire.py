@@ -15,6 +15,7 @@ from headway.errors import Code, HeadwayError
 from headway.request import FinishReason, Request, SamplingParams, StreamKey, TokenLogprobs
 from protos import gateway_pb2, scheduler_pb2, worker_pb2
 from services.runtime import wire
+from services.runtime.wire.codec import codec_of
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
@@ -188,22 +189,22 @@ def token_batches(draw: st.DrawFn) -> m.TokenBatch:
 
 @given(to_worker)
 def test_orders_to_workers_round_trip(message: Any) -> None:
-    assert wire.unpack_to_worker(wire.pack_to_worker(message)) == message
+    assert wire.TO_WORKER.unpack(wire.TO_WORKER.pack(message)) == message
 
 
 @given(from_worker)
 def test_workers_reports_round_trip(message: Any) -> None:
-    assert wire.unpack_from_worker(wire.pack_from_worker(message)) == message
+    assert wire.FROM_WORKER.unpack(wire.FROM_WORKER.pack(message)) == message
 
 
 @given(to_scheduler)
 def test_what_gateways_say_round_trips(message: Any) -> None:
-    assert wire.unpack_to_scheduler(wire.pack_to_scheduler(message)) == message
+    assert wire.FROM_GATEWAY.unpack(wire.FROM_GATEWAY.pack(message)) == message
 
 
 @given(to_gateway)
 def test_what_gateways_hear_round_trips(message: Any) -> None:
-    assert wire.unpack_to_gateway(wire.pack_to_gateway(message), "g") == message
+    assert wire.TO_GATEWAY.unpack(wire.TO_GATEWAY.pack(message)) == message
 
 
 @given(token_batches())
@@ -223,20 +224,21 @@ kv_parts = st.builds(
 
 @given(kv_parts)
 def test_kv_parts_round_trip(part: m.KvPart) -> None:
-    assert wire.unpack_kv_part(wire.pack_kv_part(part)) == part
+    assert wire.KV.unpack(wire.KV.pack(part)) == part
 
 
 @given(kv_headers)
 def test_kv_headers_round_trip(header: m.KvHeader) -> None:
-    assert wire.unpack_kv_header(wire.pack_kv_header(header)) == header
+    assert wire.KV.unpack(wire.KV.pack(header)) == header
 
 
 UNPACKERS: tuple[tuple[Any, Any], ...] = (
-    (worker_pb2.SchedulerToWorker, wire.unpack_to_worker),
-    (worker_pb2.WorkerToScheduler, wire.unpack_from_worker),
-    (worker_pb2.KvHeader, wire.unpack_kv_header),
-    (scheduler_pb2.GatewayMessage, wire.unpack_to_scheduler),
-    (scheduler_pb2.SchedulerMessage, lambda packed: wire.unpack_to_gateway(packed, "g")),
+    (worker_pb2.SchedulerToWorker, wire.TO_WORKER.unpack),
+    (worker_pb2.WorkerToScheduler, wire.FROM_WORKER.unpack),
+    (worker_pb2.KvChunk, wire.KV.unpack),
+    (worker_pb2.KvHeader, codec_of(m.KvHeader, worker_pb2.KvHeader).unpack),
+    (scheduler_pb2.GatewayMessage, wire.FROM_GATEWAY.unpack),
+    (scheduler_pb2.SchedulerMessage, wire.TO_GATEWAY.unpack),
     (gateway_pb2.TokenBatch, wire.unpack_token_batch),
 )
 
@@ -264,12 +266,12 @@ def test_any_bytes_are_a_message_or_a_refusal(data: bytes) -> None:
 @settings(max_examples=400)
 @given(
     packed=st.one_of(
-        to_worker.map(wire.pack_to_worker),
-        from_worker.map(wire.pack_from_worker),
-        to_scheduler.map(wire.pack_to_scheduler),
-        to_gateway.map(wire.pack_to_gateway),
+        to_worker.map(wire.TO_WORKER.pack),
+        from_worker.map(wire.FROM_WORKER.pack),
+        to_scheduler.map(wire.FROM_GATEWAY.pack),
+        to_gateway.map(wire.TO_GATEWAY.pack),
         token_batches().map(wire.pack_token_batch),
-        kv_headers.map(wire.pack_kv_header),
+        kv_headers.map(wire.KV.pack),
     ),
     changes=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=4),
 )

@@ -49,13 +49,13 @@ def _running(**changes: Any) -> Any:
 )
 def test_a_bad_request_is_refused_by_name(change: dict[str, Any], named: str) -> None:
     good = Request("r", 0, 1, "g", "g:1", "m", (1,), SamplingParams(), 0.0)
-    packed = wire.pack_request(good)
+    packed = wire.REQUEST.pack(good)
     for name, value in change.items():
-        packed.ClearField(name)  # type: ignore[arg-type]  # a name of the proto
+        packed.ClearField(name)
         if value:
             setattr(packed, name, value)
     with pytest.raises(HeadwayError, match=named):
-        wire.unpack_request(packed)
+        wire.REQUEST.unpack(packed)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_bad_token_batch_is_refused_by_name(batch: dict[str, Any], named: str)
 def test_a_bad_report_is_refused_by_name(report: Any, named: str) -> None:
     packed = worker_pb2.WorkerToScheduler(**report)
     with pytest.raises(HeadwayError, match=named):
-        wire.unpack_from_worker(packed)
+        wire.FROM_WORKER.unpack(packed)
 
 
 @pytest.mark.parametrize(
@@ -125,12 +125,12 @@ def test_a_bad_report_is_refused_by_name(report: Any, named: str) -> None:
 def test_a_hello_that_wants_nonsense_is_refused_by_name(wants: Any, named: str) -> None:
     hello = worker_pb2.ControlHello(scheduler_id="s", wants=worker_pb2.WantedReports(**wants))
     with pytest.raises(HeadwayError, match=named):
-        wire.unpack_to_worker(worker_pb2.SchedulerToWorker(hello=hello))
+        wire.TO_WORKER.unpack(worker_pb2.SchedulerToWorker(hello=hello))
 
 
 def test_a_running_request_that_nothing_is_known_of_is_taken() -> None:
     packed = worker_pb2.WorkerToScheduler(**_running(remaining=[math.nan]))
-    report = wire.unpack_from_worker(packed)
+    report = wire.FROM_WORKER.unpack(packed)
     assert isinstance(report, LoadReport)
     assert math.isnan(report.units[0].remaining[0])
 

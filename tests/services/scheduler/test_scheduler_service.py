@@ -11,7 +11,7 @@ from headway.cluster import Role
 from headway.core.scheduler.explanations import told_of
 from headway.errors import Code, HeadwayError
 from headway.messages import CancelStream, Handoff, HandoffResult, HeldRequest, Lost, Rejected
-from protos import scheduler_pb2, scheduler_pb2_grpc
+from protos import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from services.scheduler.config import SchedulerConfig
 from tests.fakes.scheduler_rig import Rig, key, make_request, until
 
@@ -144,7 +144,7 @@ async def test_a_newer_stream_of_a_gateway_ends_the_older_one(rig: Rig) -> None:
         ),
         (
             scheduler_pb2.GatewayMessage(
-                cancel=scheduler_pb2.CancelRequest(gateway_id="other", stream_id=1)
+                cancel=common_pb2.CancelStream(gateway_id="other", stream_id=1)
             ),
             "as in the stream's hello",
         ),

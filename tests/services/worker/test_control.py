@@ -26,7 +26,7 @@ class Leader:
 
     async def _stream(self) -> AsyncIterator[worker_pb2.SchedulerToWorker]:
         while True:
-            yield wire.pack_to_worker(await self._orders.get())
+            yield wire.TO_WORKER.pack(await self._orders.get())
 
 
 async def until(orders: list[SchedulerConnected | Order], num: int) -> None:

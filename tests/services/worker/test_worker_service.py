@@ -154,7 +154,8 @@ def kv_header(**changes: Any) -> worker_pb2.KvChunk:
         "dtype": "float32",
         "shape": (6, 2, 16, 2, 32),
     }
-    return worker_pb2.KvChunk(header=wire.pack_kv_header(KvHeader(**{**fields, **changes})))
+    packed: worker_pb2.KvChunk = wire.KV.pack(KvHeader(**{**fields, **changes}))
+    return packed
 
 
 @pytest.mark.parametrize(
