@@ -16,6 +16,7 @@ from headway.messages import Dispatch, UnitBatch
 from headway.policies import registry
 from headway.request import Request, SamplingParams
 from services.worker.engine.backend import TorchBackend
+from services.worker.engine.options import EngineOptions
 
 BLOCK_SIZE = 16
 
@@ -35,14 +36,10 @@ class EngineLoop:
         chunk_tokens: int = 2048,
     ) -> None:
         num_blocks = concurrency * max_model_len // BLOCK_SIZE
-        self.backend = TorchBackend.load(
-            model,
-            num_blocks=num_blocks,
-            device=device,
-            dtype=dtype,
-            block_size=BLOCK_SIZE,
-            num_threads=num_threads,
+        options = EngineOptions(
+            num_blocks, block_size=BLOCK_SIZE, device=device, dtype=dtype, num_threads=num_threads
         )
+        self.backend = TorchBackend.load(model, options)
         self.backend.warm_up()
         info = WorkerInfo(
             worker_id="w",
@@ -54,7 +51,7 @@ class EngineLoop:
             block_size=BLOCK_SIZE,
             num_blocks=num_blocks,
             max_model_len=max_model_len,
-            kv_bytes_per_token=self.backend.kv_bytes_per_token,
+            kv_bytes_per_token=self.backend.info.kv_bytes_per_token,
         )
         policy = registry.make("batching", "sarathi")
         self._core = WorkerCore(info, (), policy, WorkerSettings(watermark=0.0))

@@ -28,6 +28,7 @@ from headway.forward_pass import ForwardPass, PassItem
 from headway.request import SamplingParams, StreamKey
 from services.local.store import free_port
 from services.worker.engine.backend import TorchBackend
+from services.worker.engine.options import EngineOptions
 
 START_PATIENCE = 120.0
 BLOCK_SIZE = 16
@@ -45,14 +46,8 @@ class OwnTime:
 
     def __init__(self, model: str) -> None:
         self._tokenizer = Tokenizer.from_file(str(Path(model) / "tokenizer.json"))
-        self._backend = TorchBackend.load(
-            model,
-            device="cpu",
-            dtype="auto",
-            block_size=BLOCK_SIZE,
-            num_blocks=lambda size: 256,
-            num_threads=1,
-        )
+        options = EngineOptions(num_blocks=256, block_size=BLOCK_SIZE, num_threads=1)
+        self._backend = TorchBackend.load(model, options)
         self._backend.warm_up()
 
     def seconds(self, prompt: str) -> float:

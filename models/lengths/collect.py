@@ -19,12 +19,12 @@ from headway.core.worker.events import (
     SchedulerConnected,
     WorkerAction,
 )
+from headway.engine import Backend
 from headway.forward_pass import ForwardPass
 from headway.messages import Dispatch, EndForward, UnitBatch, WantedReports
 from headway.policies import registry
 from headway.request import FinishReason, Request, SamplingParams, StreamKey
 from models.lengths.samples import Collected, SampledRequest
-from services.worker.engine.backend import TorchBackend
 
 GATEWAY = "collect"
 
@@ -49,7 +49,7 @@ class CollectSettings:
 class Collector:
     """One model's worker core, driven in step with its backend."""
 
-    def __init__(self, backend: TorchBackend, settings: CollectSettings) -> None:
+    def __init__(self, backend: Backend, settings: CollectSettings) -> None:
         self._backend = backend
         self._settings = settings
         self._buffer: dict[StreamKey, list[tuple[int, NDArray[np.float16]]]] = {}
@@ -61,14 +61,14 @@ class Collector:
             model=GATEWAY,
             num_units=1,
             chunk_tokens=settings.chunk_tokens,
-            block_size=backend.block_size,
-            num_blocks=backend.num_blocks,
-            max_model_len=backend.model_max_len,
-            kv_bytes_per_token=backend.kv_bytes_per_token,
+            block_size=backend.info.block_size,
+            num_blocks=backend.info.num_blocks,
+            max_model_len=backend.info.max_model_len,
+            kv_bytes_per_token=backend.info.kv_bytes_per_token,
         )
         self._core = WorkerCore(
             info,
-            backend.eos_token_ids,
+            backend.info.eos_token_ids,
             registry.make("batching", "sarathi"),
             WorkerSettings(
                 report_interval=inf,

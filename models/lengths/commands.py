@@ -23,6 +23,7 @@ from rich.progress import (
 )
 from transformers import AutoTokenizer
 
+from headway.engine import ModelSize
 from headway.errors import Code, HeadwayError, invalid, require_between
 from models.lengths.baselines import fit_all
 from models.lengths.collect import Collector, CollectSettings
@@ -31,7 +32,8 @@ from models.lengths.prompts import file_chats, prompts, task_chats
 from models.lengths.samples import Collected, joined, load_samples, save_samples
 from models.lengths.train import Epoch, Trained, TrainSettings, search_space, train
 from services.predictor.versions import newest_version, save_version
-from services.worker.engine.backend import ModelSize, TorchBackend
+from services.worker.engine.backend import TorchBackend
+from services.worker.engine.options import EngineOptions
 
 _SEARCH_EPOCHS = 20  # of each trial; the best one is then trained in full
 _CPU_KV_BYTES = 1 << 30
@@ -40,12 +42,8 @@ _CPU_KV_BYTES = 1 << 30
 def collect(args: argparse.Namespace) -> int:
     """Run the model and write the samples."""
     torch.set_num_threads(args.num_threads)
-    backend = TorchBackend.load(
-        args.model,
-        device=args.device,
-        num_blocks=_num_blocks,
-        num_threads=args.num_threads,
-    )
+    options = EngineOptions(_num_blocks, device=args.device, num_threads=args.num_threads)
+    backend = TorchBackend.load(args.model, options)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     source = task_chats(args.num, args.seed) if args.prompts == "tasks" else None
     chats = source if source is not None else file_chats(Path(args.prompts))[: args.num]

@@ -25,10 +25,6 @@ class WorkerConfig(PresetConfig):
     kernels: Literal["auto", "triton", "native", "torch"] = Field(
         "auto", description="between matrix products; auto: triton on a GPU, native on a CPU"
     )
-    screened_head: bool = Field(
-        True,
-        description="greedy draws by way of codes in 8 bits of a large bfloat16 head, on a CPU",
-    )
     dp: int = Field(1, ge=1, le=64, description="DP units, in lock-step")
     num_threads: int = Field(0, ge=0, description="torch threads; 0: torch's choice")
     block_size: int = Field(16, ge=1, le=512, description="tokens per KV block")

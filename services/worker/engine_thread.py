@@ -1,4 +1,4 @@
-"""The one thread that runs forward passes, so that the event loop never waits for torch."""
+"""The one thread that runs forward passes, so that the event loop never waits for an engine."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from headway.core.worker.events import PassFailed
+from headway.engine import Backend, PassFailure
 from headway.forward_pass import ForwardPass, PassResult
 from services.runtime.logs import get_logger
-from services.worker.engine.backend import PassFailure, TorchBackend
 
 
 class EngineThread:
-    """Runs passes one after the other, as they come, and posts how each ended."""
+    """A queue of passes; each pass's result, or failure, is posted on the event loop."""
 
-    def __init__(
-        self, backend: TorchBackend, post: Callable[[PassResult | PassFailed], None]
-    ) -> None:
+    def __init__(self, backend: Backend, post: Callable[[PassResult | PassFailed], None]) -> None:
         self._backend = backend
         self._post = post
         self._loop = asyncio.get_running_loop()
@@ -25,8 +23,8 @@ class EngineThread:
         self._log = get_logger()
 
     def start(self, forward_pass: ForwardPass) -> None:
-        """Run the pass behind the one under way; its result is posted on the event loop."""
-        self._backend.hold_kv_writes(forward_pass)
+        """Queue a pass behind the one under way."""
+        self._backend.expect(forward_pass)
         future = self._executor.submit(self._backend.run, forward_pass)
         future.add_done_callback(
             lambda done: self._loop.call_soon_threadsafe(self._ended, forward_pass, done)
@@ -51,7 +49,6 @@ class EngineThread:
         )
 
     def close(self) -> None:
-        """Let the pass in flight end, take no other."""
+        """Let the pass in flight end, run no other, and close the engine."""
         self._executor.shutdown(wait=True, cancel_futures=True)
-        self._backend.release_kv_writes()
         self._backend.close()

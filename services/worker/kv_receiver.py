@@ -14,13 +14,12 @@ from headway.core.worker.events import (
     KvOffered,
     RefuseKv,
 )
+from headway.engine import Backend, KvSink
 from headway.errors import Code, HeadwayError, invalid
 from headway.messages import KvHeader, KvPart
 from headway.request import StreamKey
 from protos import worker_pb2
 from services.runtime import wire
-from services.worker.engine.backend import TorchBackend
-from services.worker.engine.kv.pool import KvWriter
 
 KvAnswer = AcceptKv | AcknowledgeKv | RefuseKv
 KvQuestion = KvOffered | KvContinued
@@ -32,7 +31,7 @@ class KvReceiver:
     def __init__(
         self,
         worker_id: str,
-        backend: TorchBackend,
+        backend: Backend,
         post: Callable[[KvQuestion | KvArrived | KvAborted], None],
     ) -> None:
         self._worker_id = worker_id
@@ -108,7 +107,7 @@ class KvReceiver:
 
     def _writer(
         self, answer: AcceptKv, shape: Sequence[int], dtype: str, first_token: int, num_tokens: int
-    ) -> KvWriter:
+    ) -> KvSink:
         return self._backend.kv_writer(
             answer.host_blocks or answer.blocks,
             shape,

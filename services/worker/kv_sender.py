@@ -10,6 +10,7 @@ import grpc
 
 from headway.blocks import blocks_for
 from headway.core.worker.events import KvSent, StartTransfer, TransferEnded
+from headway.engine import Backend
 from headway.messages import KvHeader, KvPart
 from headway.request import StreamKey
 from protos import worker_pb2, worker_pb2_grpc
@@ -17,7 +18,6 @@ from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.logs import get_logger
 from services.worker.config import WorkerConfig
-from services.worker.engine.backend import TorchBackend
 from services.worker.metrics import WorkerMetrics
 
 
@@ -27,7 +27,7 @@ class KvSender:
     def __init__(
         self,
         config: WorkerConfig,
-        backend: TorchBackend,
+        backend: Backend,
         post: Callable[[KvSent | TransferEnded], None],
         metrics: WorkerMetrics,
     ) -> None:
@@ -70,7 +70,7 @@ class KvSender:
 
     async def _try(self, transfer: _Transfer) -> str:
         """Why it failed, "" where it did not. All of a request that has stopped is tried twice."""
-        if not self._backend.holds_whole_kv:
+        if not self._backend.info.holds_whole_kv:
             return "a worker of several processes sends no KV: no process holds a whole block"
         handoff = transfer.last.handoff
         log = self._log.bind(
@@ -104,7 +104,7 @@ class KvSender:
             blocks = self._blocks(part)
             yield wire.KV.pack(self._opening(part, blocks, num_known))
             num_known = len(part.request.output_token_ids)
-            pieces = self._backend.read_kv_chunks(blocks, from_host=bool(part.host_blocks))
+            pieces = self._backend.read_kv(blocks, from_host=bool(part.host_blocks))
             while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
                 yield wire.KV.pack(bytes(piece))
             if not part.more:
@@ -128,9 +128,9 @@ class KvSender:
             request=part.request,
             unit=part.handoff.target_unit,
             num_computed_tokens=part.num_computed_tokens,
-            num_bytes=self._backend.kv_num_bytes(len(blocks)),
+            num_bytes=self._backend.info.kv_num_bytes(len(blocks)),
             block_size=self._config.block_size,
-            dtype=self._backend.dtype_name,
+            dtype=self._backend.info.dtype,
             shape=shape,
             more=part.more,
             fencing_token=part.handoff.fencing_token,

@@ -1,40 +1,79 @@
-"""From a worker's configuration to its backend."""
+"""Loads a worker's engine from its configuration: the only part of the shell that knows torch."""
 
 from __future__ import annotations
 
-from headway.errors import Code, HeadwayError
+from headway.blocks import blocks_for
+from headway.engine import Backend, ModelSize
+from headway.errors import Code, HeadwayError, invalid
 from services.worker.config import WorkerConfig
 from services.worker.engine.backend import TorchBackend
 from services.worker.engine.model.tensor_parallel import group_size
-from services.worker.sizing import blocks_per_unit, host_blocks_per_unit
+from services.worker.engine.options import EngineOptions
+
+GIB = 2**30  # bytes
+MAX_LENGTHS_ON_A_CPU = 64
 
 
-def load_backend(config: WorkerConfig) -> TorchBackend:
-    """The model with its KV pool; HeadwayError for what cannot be served.
+def load_backend(config: WorkerConfig) -> Backend:
+    """Load the model, reserve its KV and warm up; HeadwayError for what cannot be served."""
+    backend = _load(config)
+    backend.warm_up()
+    return backend
 
-    Under torchrun every process calls this, and each holds its share.
-    """
+
+def follow(config: WorkerConfig) -> None:
+    """Hold a share of another process's model until that process ends."""
+    _load(config).follow()
+
+
+def _load(config: WorkerConfig) -> TorchBackend:
+    """Load this process's share: under torchrun every process calls this."""
     if group_size() > 1 and config.role != "unified":
         message = (
             f"role is {config.role!r}; a worker of several processes sends and takes no KV: its "
             "role must be 'unified'"
         )
         raise HeadwayError(Code.FAILED_PRECONDITION, message, param="role")
-    return TorchBackend.load(
-        config.model,
+    options = EngineOptions(
+        num_blocks=lambda size: config.dp * blocks_per_unit(config, size),
+        num_host_blocks=lambda size: config.dp * host_blocks_per_unit(config, size),
+        block_size=config.block_size,
         device=config.device,
         dtype=config.dtype,
-        block_size=config.block_size,
-        num_blocks=lambda size: config.dp * blocks_per_unit(config, size),
-        num_threads=config.num_threads or None,
-        num_host_blocks=lambda size: config.dp * host_blocks_per_unit(config, size),
+        kernels=config.kernels,
         quantization=config.quantization,
         max_model_len=config.max_model_len,
-        screens=config.screened_head,
-        kernels=config.kernels,
+        num_threads=config.num_threads,
     )
+    return TorchBackend.load(config.model, options)
 
 
-def follow(config: WorkerConfig) -> None:
-    """Hold a share of another process's model, until that one ends."""
-    load_backend(config).follow()
+def blocks_per_unit(config: WorkerConfig, size: ModelSize) -> int:
+    """Return the KV blocks of one DP unit.
+
+    Without a number in the configuration: 80 % of a GPU's free memory; on a CPU 1 GiB, or
+    ``MAX_LENGTHS_ON_A_CPU`` requests of the longest length if that is less.
+    """
+    if config.num_blocks:
+        return config.num_blocks
+    budget = int(config.kv_cache_gib * GIB)
+    if not budget and size.free_bytes is not None:
+        budget = int(0.8 * size.free_bytes)
+    if not budget:
+        max_model_len = config.max_model_len or size.max_model_len
+        most = MAX_LENGTHS_ON_A_CPU * max_model_len * config.dp
+        budget = min(GIB, most * size.kv_bytes_per_token)
+    num_tokens = budget // size.kv_bytes_per_token // config.dp
+    return max(1, blocks_for(num_tokens + 1, config.block_size) - 1)
+
+
+def host_blocks_per_unit(config: WorkerConfig, size: ModelSize) -> int:
+    """Return the KV blocks of one DP unit in host memory; HeadwayError if some gives none."""
+    block_bytes = config.block_size * size.kv_bytes_per_token
+    num_blocks = int(config.host_kv_gib * GIB) // block_bytes // config.dp
+    if config.host_kv_gib and not num_blocks:
+        least = config.dp * block_bytes / GIB
+        raise invalid(
+            "host_kv_gib", config.host_kv_gib, f"0 (off) or a block for each DP unit, {least:.2g}"
+        )
+    return num_blocks

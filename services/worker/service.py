@@ -34,7 +34,6 @@ from services.runtime.reasoning import find_markers
 from services.runtime.service import Runtime
 from services.worker.config import WorkerConfig
 from services.worker.control import ControlSession
-from services.worker.engine.backend import TorchBackend
 from services.worker.engine_thread import EngineThread
 from services.worker.kv_receiver import KvReceiver
 from services.worker.kv_sender import KvSender
@@ -77,7 +76,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def start(self) -> None:
         """Load the model, then take work."""
         config = self._config
-        backend = await asyncio.to_thread(self._load)
+        backend = await asyncio.to_thread(load_backend, config)
         reasoning = await asyncio.to_thread(
             find_markers, config.model, config.end_of_reasoning, config.start_of_reasoning
         )
@@ -92,9 +91,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             num_units=config.dp,
             chunk_tokens=config.chunk_tokens,
             block_size=config.block_size,
-            num_blocks=backend.num_blocks // config.dp,
-            max_model_len=config.max_model_len or backend.model_max_len,
-            kv_bytes_per_token=backend.kv_bytes_per_token,
+            num_blocks=backend.info.num_blocks // config.dp,
+            max_model_len=config.max_model_len or backend.info.max_model_len,
+            kv_bytes_per_token=backend.info.kv_bytes_per_token,
         )
         _refuse_a_pool_too_small(info)
         policies = config.policies()
@@ -109,12 +108,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             predict_every=config.predict_every,
             move_rounds=config.move_rounds,
             runs_ahead=config.async_scheduling,
-            swaps_beside=backend.swaps_beside,
-            host_tokens=backend.num_host_blocks // config.dp * config.block_size,
+            swaps_beside=backend.info.swaps_beside,
+            host_tokens=backend.info.num_host_blocks // config.dp * config.block_size,
         )
         self._core = WorkerCore(
             info,
-            backend.eos_token_ids,
+            backend.info.eos_token_ids,
             policies.make_batching(),
             settings,
             estimation=policies.make_estimation(),
@@ -140,16 +139,11 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             "worker_ready",
             role=config.role,
             model=self.model_name,
-            dtype=backend.dtype_name,
-            kernels=backend.kernels,
+            dtype=backend.info.dtype,
+            kernels=backend.info.kernels,
             num_blocks=info.num_blocks,
             max_model_len=info.max_model_len,
         )
-
-    def _load(self) -> TorchBackend:
-        backend = load_backend(self._config)
-        backend.warm_up()
-        return backend
 
     async def drain(self) -> None:
         """Tell the scheduler, then wait until nothing is held."""

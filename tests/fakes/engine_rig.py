@@ -10,28 +10,19 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    MistralConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from headway.blocks import BlockPool
+from headway.engine import Backend
 from headway.forward_pass import ForwardPass, PassItem, Sampled
 from headway.request import SamplingParams, StreamKey, TokenLogprobs
 from services.worker.engine.backend import TorchBackend
 from services.worker.engine.model.decoders import Kernels
+from services.worker.engine.options import EngineOptions
 
 VOCAB_SIZE = 97
 MAX_MODEL_LEN = 1024
-FAMILIES = {
-    "llama": LlamaConfig,
-    "mistral": MistralConfig,
-    "qwen2": Qwen2Config,
-    "qwen3": Qwen3Config,
-}
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=MAX_MODEL_LEN)
 
 torch.set_num_threads(1)
@@ -58,7 +49,7 @@ def save_checkpoint(folder: Path, family: str, **changes: Any) -> str:
     if family == "qwen2":
         settings["head_dim"] = 12  # Qwen2 derives it
     torch.manual_seed(7)
-    config = FAMILIES[family](**(settings | changes))
+    config = cast(Any, AutoConfig).for_model(family, **(settings | changes))
     cast(Any, AutoModelForCausalLM).from_config(config).save_pretrained(folder)
     return str(folder)
 
@@ -84,7 +75,24 @@ def reference_output(folder: str, prompt: tuple[int, ...], num_tokens: int) -> l
 def backend(folder: str, block_size: int, kernels: Kernels = "auto") -> TorchBackend:
     """Of 2,048 tokens; cached, as no test leaves a mark on it that another could see."""
     num_blocks = 2048 // block_size
-    return TorchBackend.load(folder, block_size=block_size, num_blocks=num_blocks, kernels=kernels)
+    return load(folder, block_size=block_size, num_blocks=num_blocks, kernels=kernels)
+
+
+def load(folder: str, **options: Any) -> TorchBackend:
+    return TorchBackend.load(folder, EngineOptions(**options))
+
+
+def read_kv(engine: Backend, blocks: Sequence[int], *, from_host: bool = False) -> bytes:
+    return b"".join(engine.read_kv(blocks, from_host=from_host))
+
+
+def write_kv(
+    engine: Backend, blocks: Sequence[int], shape: Sequence[int], dtype: str, data: bytes
+) -> None:
+    """The inverse of ``read_kv``: the blocks hold all of ``shape``'s tokens."""
+    writer = engine.kv_writer(blocks, shape, dtype, shape[2])
+    writer.feed(data)
+    writer.finish()
 
 
 @dataclass
@@ -129,14 +137,14 @@ class Run:
 class Schedule:
     """Drives runs through a backend: who is in a pass, and with how much, is drawn."""
 
-    def __init__(self, engine: TorchBackend, *, chunk: int = 64, seed: int = 0) -> None:
+    def __init__(self, engine: Backend, *, chunk: int = 64, seed: int = 0) -> None:
         self.engine = engine
         self.chunk = chunk
         self.rng = random.Random(seed)
-        self.pool = BlockPool(engine.num_blocks, engine.block_size)
+        self.pool = BlockPool(engine.info.num_blocks, engine.info.block_size)
         # Used blocks come back in a shuffled order, so that tables are never neat.
         churn: list[int] = []
-        self.pool.grow(churn, engine.num_blocks * engine.block_size)
+        self.pool.grow(churn, engine.info.num_blocks * engine.info.block_size)
         self.rng.shuffle(churn)
         self.pool.release(churn)
 

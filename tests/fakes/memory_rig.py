@@ -24,11 +24,12 @@ from headway.core.worker.events import (
     TransferEnded,
     WorkerEvent,
 )
+from headway.engine import PassFailure
 from headway.forward_pass import ForwardPass, PassResult
 from headway.messages import Dispatch, KvHeader, UnitBatch
 from headway.policies import registry
 from headway.request import Request, StreamKey
-from services.worker.engine.backend import PassFailure, TorchBackend
+from services.worker.engine.backend import TorchBackend
 
 MODEL = "tiny"
 Answer = AcceptKv | AcknowledgeKv | RefuseKv
@@ -97,7 +98,7 @@ class Move:
             backend = self.source.backend
             shape, unit = backend.kv_shape(1), part.handoff.target_unit
             header = KvHeader(
-                part.request, unit, part.num_computed_tokens, 0, 1, backend.dtype_name, shape
+                part.request, unit, part.num_computed_tokens, 0, 1, backend.info.dtype, shape
             )
             answer = self.target.ask(KvOffered(header))
         self.num_told = len(output)
@@ -108,19 +109,19 @@ class Move:
 
     def _deliver(self, answer: AcceptKv) -> None:
         part, backend = self.parts.popleft(), self.source.backend
-        size = backend.block_size
+        size = backend.info.block_size
         held = part.host_blocks or part.blocks
         blocks = held[part.first_token // size : -(-part.num_computed_tokens // size)]
         self.target.save_first()
         writer = self.target.backend.kv_writer(
             answer.host_blocks or answer.blocks,
             backend.kv_shape(len(blocks)),
-            backend.dtype_name,
+            backend.info.dtype,
             part.num_computed_tokens,
             first_token=part.first_token,
             to_host=bool(answer.host_blocks),
         )
-        for piece in backend.read_kv_chunks(blocks, from_host=bool(part.host_blocks)):
+        for piece in backend.read_kv(blocks, from_host=bool(part.host_blocks)):
             writer.feed(piece)
         writer.finish()
         self.answer = None
@@ -167,12 +168,12 @@ class EngineWorker:
             MODEL,
             1,
             chunk,
-            backend.block_size,
-            backend.num_blocks,
+            backend.info.block_size,
+            backend.info.num_blocks,
             max_len,
-            backend.kv_bytes_per_token,
+            backend.info.kv_bytes_per_token,
         )
-        host_tokens = backend.num_host_blocks * backend.block_size
+        host_tokens = backend.info.num_host_blocks * backend.info.block_size
         limits = WorkerSettings(host_tokens=host_tokens, **settings)  # type: ignore[arg-type]  # any
         self.core = WorkerCore(info, (), registry.make("batching", batching), limits)
         self.backend = backend
@@ -257,10 +258,10 @@ class EngineWorker:
         unit.host.settle()
         if self.core.num_held:
             yield f"{self.core.num_held} requests"
-        if unit.pool.num_free != self.backend.num_blocks:
-            yield f"{self.backend.num_blocks - unit.pool.num_free} blocks"
-        if unit.host.num_free != self.backend.num_host_blocks:
-            yield f"{self.backend.num_host_blocks - unit.host.num_free} host blocks"
+        if unit.pool.num_free != self.backend.info.num_blocks:
+            yield f"{self.backend.info.num_blocks - unit.pool.num_free} blocks"
+        if unit.host.num_free != self.backend.info.num_host_blocks:
+            yield f"{self.backend.info.num_host_blocks - unit.host.num_free} host blocks"
         if any(unit.pool._refs) or unit.pool._num_shared_refs:
             yield "references"
 

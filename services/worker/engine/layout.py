@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headway.errors import Code, HeadwayError
+from headway.engine import PassFailure
 from headway.forward_pass import PassItem
-from headway.request import StreamKey
 from services.worker.engine.kv.pool import DTYPES, KvPool
 from services.worker.engine.model.attention import (
     Contexts,
@@ -29,14 +28,6 @@ Ints = NDArray[np.int64]
 
 # Another decode group costs each layer about as much time as this many padded tokens.
 MAX_WASTED_TOKENS = 512
-
-
-class PassFailure(HeadwayError):  # noqa: N818 (an outcome of a pass, as PassResult is)
-    """A forward pass failed because of the requests ``keys``; run again without them."""
-
-    def __init__(self, keys: Sequence[StreamKey], message: str) -> None:
-        super().__init__(Code.INTERNAL, message)
-        self.keys = tuple(keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +84,7 @@ class LayoutBuilder:
     # --- checks -----------------------------------------------------------------------
 
     def _check_shape(self, item: PassItem) -> None:
-        """What numpy would not notice."""
+        """Refuse an item whose sizes contradict each other, which numpy would not notice."""
         stop = item.start + len(item.token_ids)
         if item.start < 0 or not item.token_ids:
             problem = f"its share is {len(item.token_ids)} tokens from position {item.start}"
@@ -107,16 +98,14 @@ class LayoutBuilder:
         raise PassFailure([item.key], f"{_name(item)}: {problem}")
 
     def _check_values(self, items: Sequence[PassItem], rows: _Rows) -> None:
-        """Ids within the vocabulary and the pool; no slot written twice."""
+        """Refuse ids outside the vocabulary and the pool."""
         wrong = (rows.token_ids < 0) | (rows.token_ids >= self._vocab_size)
         _refuse(items, rows.item_of_row, wrong, rows.token_ids, f"token id < {self._vocab_size}")
         num_blocks = self._pool.num_blocks
         wrong = (rows.blocks < 0) | (rows.blocks >= num_blocks)
         _refuse(items, rows.item_of_block, wrong, rows.blocks, f"block id < {num_blocks}")
-        _, firsts = np.unique(rows.slots, return_index=True)
-        if len(firsts) < rows.num_rows:
-            wrong = np.isin(rows.slots, np.delete(rows.slots, firsts))
-            _refuse(items, rows.item_of_row, wrong, rows.slots, "KV slot that no other row takes")
+        is_unique = len(set(rows.slots.tolist())) == rows.num_rows
+        assert is_unique, "the core gives every row a KV slot of its own"
 
     # --- tensors ----------------------------------------------------------------------
 

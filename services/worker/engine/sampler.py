@@ -15,10 +15,11 @@ import torch
 from headway.forward_pass import PassItem
 from headway.request import SamplingParams, TokenLogprobs
 from services.worker.engine.penalties import adjust
-from services.worker.engine.uniform import uniform
 
 GREEDY_TEMPERATURE = 1e-5  # below it a division would only overflow
 NUCLEUS_GUESS = 1024
+_MASK = 2**64 - 1
+_GOLDEN = 0x9E3779B97F4A7C15
 _PART = 128
 _MIN_PARTED = 4096
 
@@ -61,7 +62,7 @@ def draw(
     best, tokens = find(logits)
     finite = best.isfinite()
     logprobs: dict[int, TokenLogprobs] = {}
-    if not all(is_plain(item) for item in items):
+    if not all(_is_plain(item) for item in items):
         logits = logits.float()
         adjusted = adjust(logits, items, eos_token_ids)
         if adjusted is not logits:
@@ -76,7 +77,7 @@ def draw(
     return [(token, logprobs.get(n)) for n, token in enumerate(ids)]
 
 
-def is_plain(item: PassItem) -> bool:
+def _is_plain(item: PassItem) -> bool:
     """Whether the greatest logit is its token, and nothing else is asked."""
     sampling = item.sampling
     return (
@@ -98,6 +99,19 @@ def _draw_random(
     probs = filtered_probs(logits, [item.sampling for item in items])
     uniforms = [uniform(item.sampling.seed, item.num_output_tokens) for item in items]
     return invert(probs, uniforms)
+
+
+def uniform(seed: int, position: int) -> float:
+    """Return entry ``position`` of the stream ``seed``, in [0, 1); SplitMix64 mixes both."""
+    return (_mix(_mix(seed + _GOLDEN) + (position + 1) * _GOLDEN) >> 11) * 2.0**-53
+
+
+def _mix(value: int) -> int:
+    """Apply SplitMix64's output function (Steele, Lea, Flood 2014)."""
+    value &= _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
 
 
 def invert(probs: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:

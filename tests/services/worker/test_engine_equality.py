@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from headway.forward_pass import ForwardPass
 from headway.request import SamplingParams, StreamKey
-from services.worker.engine.backend import TorchBackend
 from services.worker.engine.model.decoders import Kernels
 from tests.fakes.engine_rig import (
     FAMILIES,
     Run,
     Schedule,
     backend,
+    load,
     prompt,
     reference_model,
     reference_output,
@@ -111,13 +111,13 @@ def test_headway_mini_answers_as_generate_does() -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_stays_near_the_models_own_log_probabilities(llama: str, dtype: str) -> None:
-    engine = TorchBackend.load(llama, num_blocks=8, dtype=dtype)
+    engine = load(llama, num_blocks=8, dtype=dtype)
     run = Run(prompt(40), 1, SamplingParams(temperature=0.0, num_logprobs=5))
     Schedule(engine, chunk=17).complete([run])
     with torch.inference_mode():
         logits = reference_model(llama)(torch.tensor([run.prompt])).logits[0, -1]
     expected = logits.log_softmax(-1)
-    assert engine.dtype_name == dtype
+    assert engine.info.dtype == dtype
     assert run.logprobs[0] is not None
     for token, logprob in zip(
         run.logprobs[0].top_token_ids, run.logprobs[0].top_logprobs, strict=True
@@ -126,7 +126,7 @@ def test_half_precision_stays_near_the_models_own_log_probabilities(llama: str, 
 
 
 def test_warming_up_leaves_the_engine_as_it_was(llama: str) -> None:
-    engine = TorchBackend.load(llama, num_blocks=16)
+    engine = load(llama, num_blocks=16)
     engine.warm_up()
     run = Run(prompt(50), 5)
     Schedule(engine).complete([run])
@@ -165,7 +165,7 @@ def test_bfloat16_states_are_those_of_torchs_operators(family: str, tmp_path: Pa
 
 def _last_states(folder: str, kernels: Kernels) -> list[torch.Tensor]:
     """Of three prompts computed in passes that mix single tokens and chunks."""
-    engine = TorchBackend.load(folder, num_blocks=12, dtype="bfloat16", kernels=kernels)
+    engine = load(folder, num_blocks=12, dtype="bfloat16", kernels=kernels)
     runs = [
         Run(prompt(length), 1, key=StreamKey("g", n), blocks=list(range(4 * n, 4 * n + 4)))
         for n, length in enumerate((40, 7, 33))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from headway.engine import ModelSize, PassFailure
 from headway.errors import Code, HeadwayError
 from headway.forward_pass import ForwardPass, Swap
 from services.worker.config import WorkerConfig
-from services.worker.engine.backend import ModelSize, PassFailure, TorchBackend
+from services.worker.engine.backend import TorchBackend
 from services.worker.engine.kv import host as host_kv
-from services.worker.sizing import host_blocks_per_unit
-from tests.fakes.engine_rig import Run, prompt, reference_output
+from services.worker.loading import host_blocks_per_unit
+from tests.fakes.engine_rig import Run, load, prompt, read_kv, reference_output
 
 
 def engine(llama: str, num_host_blocks: int = 9) -> TorchBackend:
-    return TorchBackend.load(llama, num_blocks=8, block_size=4, num_host_blocks=num_host_blocks)
+    return load(llama, num_blocks=8, block_size=4, num_host_blocks=num_host_blocks)
 
 
 def step(engine: TorchBackend, run: Run, out: Swap | None = None, back: Swap | None = None) -> None:
@@ -65,18 +66,18 @@ def test_bytes_travel_to_and_from_host_memory(llama: str) -> None:
     run.blocks = [4, 1, 6]
     step(backend, run)
     backend.run(ForwardPass(2, (), swapped_out=(Swap(run.key, (4, 1, 6), 10, (5, 3, 8)),)))
-    data = backend.read_kv((4, 1, 6))
-    assert b"".join(backend.read_kv_chunks((5, 3, 8), from_host=True)) == data
+    data = read_kv(backend, (4, 1, 6))
+    assert b"".join(backend.read_kv((5, 3, 8), from_host=True)) == data
     writer = backend.kv_writer((0, 2, 1), backend.kv_shape(3), "float32", 12, to_host=True)
     writer.feed(data)
     writer.finish()
-    assert b"".join(backend.read_kv_chunks((0, 2, 1), from_host=True)) == data
+    assert b"".join(backend.read_kv((0, 2, 1), from_host=True)) == data
 
 
 def test_kv_from_elsewhere_waits_until_a_pass_has_saved_its_own(llama: str) -> None:
     backend = engine(llama)
     away = ForwardPass(1, (), swapped_out=(Swap(Run((1,), 1).key, (0,), 4, (0,)),))
-    backend.hold_kv_writes(away)
+    backend.expect(away)
     assert not backend._pool.writable.is_set()
     backend.run(away)
     assert backend._pool.writable.is_set()

@@ -11,7 +11,13 @@ from services.worker.engine.backend import TorchBackend  # noqa: E402
 from services.worker.engine.gpu.cuda_graphs import Run  # noqa: E402
 from services.worker.engine.gpu.decoder import KernelDecoder  # noqa: E402
 from tests.fakes import engine_rig  # noqa: E402
-from tests.fakes.engine_rig import FAMILIES, Schedule, prompt, reference_output  # noqa: E402
+from tests.fakes.engine_rig import (  # noqa: E402
+    FAMILIES,
+    Schedule,
+    load,
+    prompt,
+    reference_output,
+)
 
 INTERPRETED = triton.knobs.runtime.interpret
 if not INTERPRETED and not torch.cuda.is_available():
@@ -20,7 +26,7 @@ if not INTERPRETED and not torch.cuda.is_available():
 
 def engine(folder: str) -> TorchBackend:
     device = "cpu" if INTERPRETED else "cuda"
-    return TorchBackend.load(folder, num_blocks=32, block_size=16, device=device, kernels="triton")
+    return load(folder, num_blocks=32, block_size=16, device=device, kernels="triton")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

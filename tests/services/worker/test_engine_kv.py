@@ -7,24 +7,33 @@ from collections.abc import Sequence
 
 import pytest
 
+from headway.engine import Backend
 from headway.errors import Code, HeadwayError
-from services.worker.engine.backend import TorchBackend
 from services.worker.engine.kv.pool import MAX_PIECE_BYTES
-from tests.fakes.engine_rig import Run, Schedule, backend, prompt, reference_output
+from tests.fakes.engine_rig import (
+    Run,
+    Schedule,
+    backend,
+    load,
+    prompt,
+    read_kv,
+    reference_output,
+    write_kv,
+)
 
 
-def move(run: Run, source: TorchBackend, target: Schedule, piece_bytes: int) -> Run:
+def move(run: Run, source: Backend, target: Schedule, piece_bytes: int) -> Run:
     """As two workers do: whole blocks travel, the computed tokens arrive."""
-    size = source.block_size
+    size = source.info.block_size
     blocks = run.blocks[: -(-run.num_computed // size)]
     arrived = Run(run.prompt, run.num_tokens, run.sampling, output=list(run.output))
     target.pool.grow(arrived.blocks, run.num_computed)
     arrived.num_computed = run.num_computed
     writer = target.engine.kv_writer(
-        arrived.blocks, source.kv_shape(len(blocks)), source.dtype_name, run.num_computed
+        arrived.blocks, source.kv_shape(len(blocks)), source.info.dtype, run.num_computed
     )
-    data = source.read_kv(blocks)
-    assert len(data) == source.kv_num_bytes(len(blocks))
+    data = read_kv(source, blocks)
+    assert len(data) == source.info.kv_num_bytes(len(blocks))
     for start in range(0, len(data), piece_bytes):
         writer.feed(data[start : start + piece_bytes])
     writer.finish()
@@ -40,7 +49,7 @@ def test_a_request_moved_between_backends_goes_on_as_generate_does(
     run = Run(prompt(37), 15)
     while len(run.output) < num_before:
         source.step([run])
-    target = Schedule(TorchBackend.load(llama, block_size=to_size, num_blocks=640 // to_size))
+    target = Schedule(load(llama, block_size=to_size, num_blocks=640 // to_size))
     target.step([neighbour])
     arrived = move(run, source.engine, target, piece_bytes=1000)
     target.complete([neighbour, arrived])
@@ -50,51 +59,51 @@ def test_a_request_moved_between_backends_goes_on_as_generate_does(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_bytes_survive_the_round_trip(llama: str, dtype: str) -> None:
-    engine = TorchBackend.load(llama, num_blocks=20, block_size=4, dtype=dtype)
+    engine = load(llama, num_blocks=20, block_size=4, dtype=dtype)
     Schedule(engine).complete([Run(prompt(60), 1)])
-    data = engine.read_kv([7, 3, 11])
-    engine.write_kv([2, 5, 19], engine.kv_shape(3), dtype, data)
-    assert engine.read_kv([2, 5, 19]) == data
-    assert engine.read_kv([19]) == engine.read_kv([11])
+    data = read_kv(engine, [7, 3, 11])
+    write_kv(engine, [2, 5, 19], engine.kv_shape(3), dtype, data)
+    assert read_kv(engine, [2, 5, 19]) == data
+    assert read_kv(engine, [19]) == read_kv(engine, [11])
 
 
 def test_layers_keys_values_and_tokens_lie_in_the_wires_order(llama: str) -> None:
-    engine = TorchBackend.load(llama, num_blocks=8, block_size=4)
+    engine = load(llama, num_blocks=8, block_size=4)
     layers, two, tokens, kv_heads, head_dim = engine.kv_shape(2)
     assert (layers, two, tokens, kv_heads, head_dim) == (2, 2, 8, 2, 16)
     token_bytes = kv_heads * head_dim * 4
     data = b"".join(
         bytes([16 * plane + token]) * token_bytes for plane in range(4) for token in range(tokens)
     )
-    engine.write_kv([6, 1], (2, 2, 8, 2, 16), "float32", data)
-    second = engine.read_kv([1])
+    write_kv(engine, [6, 1], (2, 2, 8, 2, 16), "float32", data)
+    second = read_kv(engine, [1])
     assert second[::token_bytes] == bytes(
         16 * plane + token for plane in range(4) for token in (4, 5, 6, 7)
     )
 
 
 def test_pieces_are_at_most_a_mebibyte(llama: str) -> None:
-    engine = TorchBackend.load(llama, num_blocks=12_000, block_size=4)
+    engine = load(llama, num_blocks=12_000, block_size=4)
     for blocks in (range(1), range(11_000)):
-        pieces = [len(piece) for piece in engine.read_kv_chunks(blocks)]
-        assert sum(pieces) == engine.kv_num_bytes(len(blocks))
+        pieces = [len(piece) for piece in engine.read_kv(blocks)]
+        assert sum(pieces) == engine.info.kv_num_bytes(len(blocks))
         assert max(pieces) <= MAX_PIECE_BYTES
 
 
 def test_kv_travels_while_passes_run(llama: str) -> None:
-    engine = TorchBackend.load(llama, num_blocks=256, block_size=4)
+    engine = load(llama, num_blocks=256, block_size=4)
     schedule, kept = Schedule(engine), Run(prompt(60), 2)
     while not kept.output:
         schedule.step([kept])
     blocks: list[int] = []
     schedule.pool.grow(blocks, 60)
-    data = engine.read_kv(kept.blocks[:15])
+    data = read_kv(engine, kept.blocks[:15])
     runs = [Run(prompt(length), 12) for length in (9, 33)]
     generation = threading.Thread(target=schedule.complete, args=(runs,))
     generation.start()
     while generation.is_alive():
-        engine.write_kv(blocks, engine.kv_shape(15), "float32", data)
-        assert engine.read_kv(blocks) == data
+        write_kv(engine, blocks, engine.kv_shape(15), "float32", data)
+        assert read_kv(engine, blocks) == data
     generation.join()
     for run in runs:
         assert run.output == reference_output(llama, run.prompt, 12)
@@ -129,20 +138,20 @@ def test_a_foreign_kv_is_refused_with_the_value_and_the_limit(
     num_tokens: int,
     said: str,
 ) -> None:
-    engine = TorchBackend.load(llama, num_blocks=8, block_size=4)
+    engine = load(llama, num_blocks=8, block_size=4)
     with pytest.raises(HeadwayError, match=said) as refused:
         engine.kv_writer(blocks, shape, dtype, num_tokens)
     assert refused.value.code is Code.INVALID_ARGUMENT
 
 
 def test_too_many_and_too_few_bytes_are_refused(llama: str) -> None:
-    engine = TorchBackend.load(llama, num_blocks=8, block_size=4)
-    size = engine.kv_num_bytes(1)
+    engine = load(llama, num_blocks=8, block_size=4)
+    size = engine.info.kv_num_bytes(1)
     for data in (bytes(size - 1), bytes(size + 1)):
         with pytest.raises(HeadwayError, match=f"is {len(data)}; it must be {size}"):
-            engine.write_kv([0], engine.kv_shape(1), "float32", data)
+            write_kv(engine, [0], engine.kv_shape(1), "float32", data)
 
 
 def test_reading_a_block_that_is_not_there_is_refused(llama: str) -> None:
     with pytest.raises(HeadwayError, match="block id is 2048"):
-        backend(llama, 1).read_kv_chunks([5, 2048])
+        backend(llama, 1).read_kv([5, 2048])

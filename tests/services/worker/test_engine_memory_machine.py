@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 from headway.messages import CancelStream, Dispatch, Handoff, UnitBatch
 from headway.request import Request, SamplingParams, StreamKey
 from services.worker.engine.backend import TorchBackend
-from tests.fakes.engine_rig import prompt, reference_output
+from tests.fakes.engine_rig import load, prompt, reference_output
 from tests.fakes.memory_rig import MODEL, Client, EngineWorker, run_alone
 
 PREFIX = prompt(17, 5)
@@ -40,9 +40,9 @@ WHICH = st.integers(0, 1)
 def backends(folder: str) -> tuple[TorchBackend, ...]:
     """Two tight ones, whose blocks differ in size, and one for lone runs."""
     return (
-        TorchBackend.load(folder, num_blocks=11, block_size=4, num_host_blocks=9),
-        TorchBackend.load(folder, num_blocks=14, block_size=3, num_host_blocks=7),
-        TorchBackend.load(folder, num_blocks=16, block_size=8),
+        load(folder, num_blocks=11, block_size=4, num_host_blocks=9),
+        load(folder, num_blocks=14, block_size=3, num_host_blocks=7),
+        load(folder, num_blocks=16, block_size=8),
     )
 
 

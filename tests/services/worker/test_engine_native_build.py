@@ -10,12 +10,11 @@ import torch
 
 from headway.errors import Code, HeadwayError
 from headway.request import SamplingParams
-from services.worker.engine.backend import TorchBackend
 from services.worker.engine.cpu import build
 from services.worker.engine.cpu.decoder import NativeDecoder
 from services.worker.engine.model.decoder import Decoder
 from services.worker.engine.model.decoders import decoder_class
-from tests.fakes.engine_rig import Run, Schedule, prompt
+from tests.fakes.engine_rig import Run, Schedule, load, prompt
 from tests.fakes.kernel_reference import HAS_COMPILER
 
 CPU = torch.device("cpu")
@@ -98,15 +97,15 @@ def test_without_kernels_nothing_is_compiled(
     monkeypatch.setattr(build, "_load", lambda: pytest.fail("it was told to do without"))
     build.library.cache_clear()
     try:
-        engine = TorchBackend.load(llama, num_blocks=16, kernels="torch")
+        engine = load(llama, num_blocks=16, kernels="torch")
         run = Run(prompt(5), 4, SamplingParams(temperature=0.0, presence_penalty=1.0))
         Schedule(engine).complete([run])
     finally:
         build.library.cache_clear()
-    assert engine.kernels == "torch"
+    assert engine.info.kernels == "torch"
     assert not cache_folder.exists()
 
 
 def test_quantised_weights_have_no_such_kernels(llama: str) -> None:
     with pytest.raises(HeadwayError, match="leave kernels at 'auto'"):
-        TorchBackend.load(llama, num_blocks=16, kernels="native", quantization="torchao-int8")
+        load(llama, num_blocks=16, kernels="native", quantization="torchao-int8")

@@ -39,7 +39,7 @@ class Live:
             block_size=BLOCK_SIZE,
             num_blocks=14,
             max_model_len=MAX_MODEL_LEN,
-            kv_bytes_per_token=self.engine.kv_bytes_per_token,
+            kv_bytes_per_token=self.engine.info.kv_bytes_per_token,
         )
         settings = WorkerSettings(watermark=0.0, prefix_caching=True, runs_ahead=runs_ahead)
         self.core = WorkerCore(info, (), registry.make("batching", batching), settings)

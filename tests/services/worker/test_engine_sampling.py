@@ -13,8 +13,7 @@ import torch
 from headway.forward_pass import PassItem
 from headway.request import SamplingParams, StreamKey
 from services.worker.engine.penalties import adjust
-from services.worker.engine.sampler import draw, filtered_probs, greatest, invert
-from services.worker.engine.uniform import uniform
+from services.worker.engine.sampler import draw, filtered_probs, greatest, invert, uniform
 from tests.fakes.engine_rig import Run, Schedule, backend, prompt, reference_model
 
 EOS = (3, 4)

@@ -10,6 +10,7 @@ import torch
 
 from services.worker.engine.model.decoder import Decoder
 from services.worker.engine.model.loader import load_model
+from services.worker.engine.options import EngineOptions
 
 MODEL = Path(__file__).resolve().parents[3] / "models" / "headway-mini"
 
@@ -27,7 +28,7 @@ def mapped_ranges(name: str) -> list[tuple[int, int]]:
 
 
 def test_what_is_not_packed_stays_in_the_checkpoints_file() -> None:
-    decoder = load_model(str(MODEL), torch.device("cpu"), "auto").decoder
+    decoder = load_model(str(MODEL), torch.device("cpu"), EngineOptions(1)).decoder
     assert isinstance(decoder, Decoder)
     ranges = mapped_ranges("headway-mini/model.safetensors")
     assert ranges, "the file is mapped, not read"

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import torch
 
+from headway.engine import PassFailure
 from headway.forward_pass import ForwardPass, Swap
 from services.worker.engine.kv.pool import DTYPES, KvPool, KvStore, refuse_what_does_not_fit
-from services.worker.engine.layout import PassFailure
 
 STAGED_BYTES = 2**28
 """Of device memory, for KV on its way."""

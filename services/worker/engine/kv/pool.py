@@ -15,14 +15,13 @@ import numpy as np
 import torch
 
 from headway.blocks import blocks_for
+from headway.engine import Buffer
 from headway.errors import Code, HeadwayError, invalid
 from services.worker.engine.kv.memory import available_bytes
 
 MAX_PIECE_BYTES = 2**20
 MAX_PADDING_TOKENS = 4096
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)

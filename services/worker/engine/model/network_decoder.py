@@ -1,10 +1,12 @@
-"""transformers' own modules as the decoder, for weights that only they can multiply."""
+"""transformers' own modules over paged KV: for families and weights without a packed decoder."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from services.worker.engine.kv.pool import KvPool
 from services.worker.engine.model.attention import PagedBatch, Reads
@@ -12,19 +14,20 @@ from services.worker.engine.sampler import greatest
 
 
 class NetworkDecoder:
-    """What :class:`Decoder` does, operator by operator as the model's authors wrote it."""
+    """The layers of a transformers model, operator by operator as its authors wrote them."""
 
     kernels = "modules"
     greatest = staticmethod(greatest)
     reads = Reads.SLOTS
 
-    def __init__(self, network: Any) -> None:
-        self._modules = network.get_decoder()
+    def __init__(self, modules: Any) -> None:
+        """Take a model's decoder; its attention implementation is ``ATTENTION_NAME``."""
+        self._modules = modules
 
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, batch: PagedBatch
     ) -> torch.Tensor:
-        """Hidden states after the final norm (rows, hidden size) of ``token_ids`` (rows,)."""
+        """Return hidden states after the final norm (rows, hidden size) of tokens (rows,)."""
         output = self._modules(
             input_ids=token_ids.unsqueeze(0),
             position_ids=positions.unsqueeze(0),
@@ -35,4 +38,32 @@ class NetworkDecoder:
         return hidden
 
     def prepare(self, pool: KvPool) -> None:
-        """Do ahead what passes over ``pool`` would otherwise do first: here nothing."""
+        """Do nothing: there is nothing to do ahead of the first pass."""
+
+
+class NetworkHead:
+    """The head of a transformers model with whatever its authors do to logits, such as scaling."""
+
+    def __init__(self, network: Any) -> None:
+        """Take the model without its decoder, which is replaced: it is of no other use then."""
+        decoder = network.get_decoder()
+        name = next(name for name, module in network.named_modules() if module is decoder)
+        network.set_submodule(name, _PassThrough())
+        self._network = network
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the logits (rows, vocabulary) of hidden ``states`` (rows, hidden size)."""
+        logits: torch.Tensor = self._network(inputs_embeds=states.unsqueeze(0)).logits[0]
+        return logits
+
+
+@dataclass
+class _Passed(MoeModelOutputWithPast):
+    cross_attentions: Any = None
+
+
+class _PassThrough(torch.nn.Module):
+    """A decoder that returns its input as hidden states."""
+
+    def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> _Passed:
+        return _Passed(last_hidden_state=inputs_embeds)

@@ -1,58 +1,101 @@
-"""Which checkpoints the engine computes rightly; others are refused by name, at the start."""
+"""Which checkpoints the engine computes correctly; others are refused by name, at the start.
+
+The packed decoder serves ``PACKED``. Any other decoder runs in transformers' own modules over paged
+KV, unless its attention is one of those named here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from headway.errors import Code, HeadwayError
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+PACKED = ("llama", "mistral", "qwen2", "qwen3")
 # Others change the rotation of cached keys with the length of what follows.
 ROPE_TYPES = ("default", "linear", "yarn", "llama3")
 LAYER_TYPES = ("full_attention", "sliding_attention")
-# What families that are not served are not served for, by their attention.
-KNOWN = {
-    "bloom": "ALiBi position biases",
-    "mpt": "ALiBi position biases",
-    "falcon": "ALiBi position biases",
-    "gemma2": "soft-capped attention",
-    "deepseek_v2": "multi-head latent attention",
-    "deepseek_v3": "multi-head latent attention",
-    "gpt_oss": "attention sinks",
-    "llama4_text": "chunked attention",
-    "t5": "relative position biases",
-}
-# Settings by which a checkpoint of any family asks for another attention than the served one.
-VARIANTS = {
-    "alibi": "ALiBi position biases",
-    "use_alibi": "ALiBi position biases",
-    "attn_logit_softcapping": "soft-capped attention",
-    "final_logit_softcapping": "soft-capped logits",
-    "kv_lora_rank": "multi-head latent attention",
-    "attention_sinks": "attention sinks",
-    "attention_chunk_size": "chunked attention",
-    "use_bidirectional_attention": "attention in both directions",
-}
+_ALIBI = "ALiBi position biases"
+_LATENT = "multi-head latent attention"
+_STATE_SPACE = "state-space layers"
+_RECURRENT = "recurrent layers"
+_WINDOWS = "attention over a local window"
+KNOWN: Mapping[str, str] = MappingProxyType(
+    {
+        "bloom": _ALIBI,
+        "mpt": _ALIBI,
+        "falcon": _ALIBI,
+        "gemma2": "soft-capped attention",
+        "deepseek_v2": _LATENT,
+        "deepseek_v3": _LATENT,
+        "minicpm3": _LATENT,
+        "gpt_oss": "attention sinks",
+        "llama4_text": "chunked attention",
+        "t5": "relative position biases",
+        "diffllama": "differential attention",
+        "mamba": _STATE_SPACE,
+        "mamba2": _STATE_SPACE,
+        "falcon_mamba": _STATE_SPACE,
+        "falcon_h1": _STATE_SPACE,
+        "bamba": _STATE_SPACE,
+        "jamba": _STATE_SPACE,
+        "zamba": _STATE_SPACE,
+        "zamba2": _STATE_SPACE,
+        "nemotron_h": _STATE_SPACE,
+        "granitemoehybrid": _STATE_SPACE,
+        "recurrent_gemma": _RECURRENT,
+        "rwkv": _RECURRENT,
+        "xlstm": _RECURRENT,
+    }
+)
+"""Families that are not served, with the part of their attention that is the reason."""
+
+VARIANTS: Mapping[str, str] = MappingProxyType(
+    {
+        "alibi": _ALIBI,
+        "use_alibi": _ALIBI,
+        "attn_logit_softcapping": "soft-capped attention",
+        "final_logit_softcapping": "soft-capped logits",
+        "kv_lora_rank": _LATENT,
+        "attention_sinks": "attention sinks",
+        "attention_chunk_size": "chunked attention",
+        "use_bidirectional_attention": "attention in both directions",
+        "is_encoder_decoder": "an encoder beside the decoder",
+        "window_size": _WINDOWS,
+        "local_attention": _WINDOWS,
+        "index_topk": "sparse attention",
+        "index_topk_blocks": "sparse attention",
+        "sparse_attention_config": "sparse attention",
+        "mamba_d_state": _STATE_SPACE,
+        "ssm_state_size": _STATE_SPACE,
+    }
+)
+"""Settings by which a checkpoint of any family asks for an attention that is not served."""
+
+
+def is_packed(config: Mapping[str, Any]) -> bool:
+    """Return whether the packed decoder serves a checkpoint, rather than transformers' modules."""
+    return config.get("model_type") in PACKED and config.get("hidden_act", "silu") == "silu"
 
 
 def refuse_unsupported(config: Mapping[str, Any]) -> None:
-    """Raise HeadwayError for a checkpoint that paged attention would compute wrongly.
+    """Raise HeadwayError for a checkpoint that paged attention would compute incorrectly.
 
     ``config`` holds the fields of a checkpoint's ``config.json``, with or without defaults.
     """
     model_type = config.get("model_type")
-    if model_type not in FAMILIES:
-        reason = f" ({KNOWN[model_type]})" if model_type in KNOWN else ""
-        families = ", ".join(FAMILIES)
-        raise unsupported(f"its model_type is {model_type!r}{reason}; served are {families}")
-    activation = config.get("hidden_act", "silu")
-    if activation != "silu":
-        raise unsupported(f"its hidden_act is {activation!r}; served is 'silu'")
+    if model_type is None:
+        raise unsupported("its config.json names no model_type")
+    if model_type in KNOWN:
+        raise unsupported(f"its model_type is {model_type!r} ({KNOWN[model_type]})")
     if config.get("quantization_config") is not None:
         raise unsupported("its weights are quantised; take the unquantised checkpoint")
     _refuse_variants(config)
-    _refuse_rotations(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    by_layer_type = [each for each in rope.values() if isinstance(each, Mapping)]
+    for each in by_layer_type or [rope]:
+        _refuse_rotations(each, allows_partial=model_type not in PACKED)
 
 
 def _refuse_variants(config: Mapping[str, Any]) -> None:
@@ -65,40 +108,48 @@ def _refuse_variants(config: Mapping[str, Any]) -> None:
             raise unsupported(f"a layer's type is {kind!r}; served are {', '.join(LAYER_TYPES)}")
 
 
-def _refuse_rotations(rope: Mapping[str, Any]) -> None:
+def _refuse_rotations(rope: Mapping[str, Any], *, allows_partial: bool) -> None:
     rope_type = rope.get("rope_type") or rope.get("type") or "default"
     if rope_type not in ROPE_TYPES:
         served = ", ".join(ROPE_TYPES)
         raise unsupported(f"its rope_type is {rope_type!r}; served are {served}")
     share = rope.get("partial_rotary_factor") or 1.0
-    if share != 1.0:
+    if share != 1.0 and not allows_partial:
         raise unsupported(f"its partial_rotary_factor is {share}; served is 1")
     if rope.get("mrope_section"):
         raise unsupported(f"its mrope_section is {rope['mrope_section']}; served is none")
 
 
 def attention_window(config: Any) -> int | None:
-    """Tokens that a layer with sliding attention sees; None where that is the whole context."""
+    """Return the tokens that a sliding layer sees; None where no layer slides in this context."""
     window = int(getattr(config, "sliding_window", None) or 0)
     layers = getattr(config, "layer_types", None) or ()
-    # Mistral slides in every layer and lists none; Qwen lists which of its layers do.
-    slides = "sliding_attention" in layers if layers else config.model_type == "mistral"
-    is_less = 0 < window < int(config.max_position_embeddings)
+    # A config without layer types that has a window slides in every layer, as Mistral's does.
+    slides = "sliding_attention" in layers if layers else window > 0
+    slides = slides and getattr(config, "use_sliding_window", None) is not False
+    is_less = 0 < window < _context(config)
     return window if slides and is_less else None
 
 
 def longest(config: Any) -> int:
-    """Tokens that are computed rightly: within its window sliding attention is full attention."""
-    return attention_window(config) or int(config.max_position_embeddings)
+    """Return the longest context: within its window sliding attention is full attention."""
+    return attention_window(config) or _context(config)
+
+
+def _context(config: Any) -> int:
+    context = getattr(config, "max_position_embeddings", None)
+    if not context:
+        raise unsupported("its config.json names no max_position_embeddings")
+    return int(context)
 
 
 def refuse_length(config: Any, asked: int) -> None:
-    """Raise HeadwayError where a worker would serve other lengths than the model is known for.
+    """Raise HeadwayError for a length that the model does not compute correctly.
 
     ``asked``: the greatest length of a request in tokens, 0 for the model's own. A model with a
-    window is served up to it only where that is what was asked for.
+    window is served only if the operator asks for a length within it.
     """
-    window, context = attention_window(config), int(config.max_position_embeddings)
+    window, context = attention_window(config), _context(config)
     if window is not None and not 0 < asked <= window:
         length = f"max_model_len is {asked}" if asked else f"its context is {context}"
         message = (

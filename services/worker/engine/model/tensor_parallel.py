@@ -59,7 +59,8 @@ def agree_on_least(number: int, device: torch.device) -> int:
 def share_of_heads(config: Any) -> tuple[int, int]:
     """(heads, KV heads) of this process; FAILED_PRECONDITION where they cannot be shared out."""
     size = group_size()
-    heads, kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
+    heads = int(config.num_attention_heads)
+    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
     if kv_heads % size or heads % size:
         message = (
             f"{size} processes cannot share {heads} heads and {kv_heads} KV heads evenly: start "

@@ -1,0 +1,57 @@
+"""Options of the torch engine: which device, which arithmetic, how much KV."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from headway.engine import ModelSize
+from headway.errors import Code, HeadwayError
+from services.worker.engine.model.decoders import Kernels
+
+NumBlocks = int | Callable[[ModelSize], int]
+"""A number of blocks, or a function that chooses it once the model is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How a checkpoint is loaded and how much memory its KV takes."""
+
+    num_blocks: NumBlocks
+    """KV blocks of all DP units together."""
+    num_host_blocks: NumBlocks = 0
+    """KV blocks in host memory, for requests that wait."""
+    block_size: int = 16
+    """Tokens per block."""
+    device: str = "cpu"
+    """cpu, cuda or cuda:N."""
+    dtype: str = "auto"
+    """A key of ``DTYPES``; ``auto``: the checkpoint's."""
+    kernels: Kernels = "auto"
+    """See ``decoder_class``."""
+    quantization: str = ""
+    """Name of a scheme in ``SCHEMES``; "": none."""
+    max_model_len: int | None = None
+    """Longest request that is wanted, tokens; 0: the model's own; None: anything will do."""
+    num_threads: int = 0
+    """Threads of torch; 0: as many as torch chooses."""
+
+
+def find_device(name: str) -> torch.device:
+    """Return the device of that name; HeadwayError (INVALID_ARGUMENT) where there is none."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise _no_device(name, "cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise _no_device(name, "cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise _no_device(name, f"one of the {torch.cuda.device_count()} GPUs of this machine")
+    return device
+
+
+def _no_device(name: str, limit: str) -> HeadwayError:
+    message = f"device is {name!r}; it must be {limit}"
+    return HeadwayError(Code.INVALID_ARGUMENT, message, param="device")
