@@ -12,8 +12,7 @@ RUN command -v g++ >/dev/null \
 # for example a CUDA one.
 COPY pyproject.toml constraints.txt README.md ./
 ARG TORCH=torch
-RUN mkdir headway services protos models \
-    && touch headway/__init__.py services/__init__.py protos/__init__.py models/__init__.py \
+RUN mkdir headway && touch headway/__init__.py headway_launch.py \
     && pip install -c constraints.txt "$TORCH" \
     && pip install -c constraints.txt '.[kubernetes]'
 
@@ -23,6 +22,7 @@ COPY services services
 COPY models models
 COPY bench bench
 COPY cli cli
+COPY headway_launch.py ./
 RUN pip install --no-deps . \
     && useradd --create-home --uid 10001 headway \
     && mkdir -p /home/headway/.cache/huggingface \

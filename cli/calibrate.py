@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cli.options import add_model
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -24,7 +26,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "predicts another load with it and measures that one. Nothing of the second is fitted.",
     )
     add = parser.add_argument
-    add("--model", default="models/headway-mini", help="hub id or folder of the checkpoint")
+    add_model(parser)
     add("--preset", default="vllm-like", help="policies of both runs (vllm-like)")
     add("--prefill", type=int, default=0, metavar="N", help="prefill workers (0)")
     add("--decode", type=int, default=0, metavar="N", help="decode workers (0)")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from cli.options import add_model
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the subcommand."""
@@ -17,7 +19,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add = parser.add_argument
     add("--presets", default="vllm-like,headway", help="two or more by comma (vllm-like,headway)")
-    add("--model", default="models/headway-mini", help="hub id or folder of the checkpoint")
+    add_model(parser)
     add("--prefill", type=int, default=1, metavar="N", help="prefill workers (default 1)")
     add("--decode", type=int, default=1, metavar="N", help="decode workers (default 1)")
     add("--device", default="cpu", help="cpu or cuda")

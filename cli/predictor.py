@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from cli.options import add_model
+
 
 def add_parser(subparsers: Any) -> None:
     """Register the subcommand and its own."""
@@ -21,8 +23,9 @@ def add_parser(subparsers: Any) -> None:
 
 
 def _add_collect(kinds: Any) -> None:
-    add = kinds.add_parser("collect", help="run a model over prompts").add_argument
-    add("--model", default="models/headway-mini", help="hub id or folder of the checkpoint")
+    parser = kinds.add_parser("collect", help="run a model over prompts")
+    add = parser.add_argument
+    add_model(parser)
     add("--out", type=Path, required=True, metavar="FILE", help="samples (safetensors)")
     add(
         "--prompts",

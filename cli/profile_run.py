@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cli.options import add_model
+
 if TYPE_CHECKING:
     from bench.profile.kept import Kept
     from bench.profile.result import Deployment
@@ -51,7 +53,7 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def _add_deployment(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--model", default="models/headway-mini", help="hub id or folder of the checkpoint")
+    add_model(group)
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
     add("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default auto)")
     add("--quantization", default="", help="of the weights, as the worker's (default none)")

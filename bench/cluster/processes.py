@@ -12,6 +12,7 @@ from types import TracebackType
 
 from headway.errors import Code, HeadwayError
 from services.local.tether import tethered
+from services.runtime.rooms import child_environment
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _LAST_LINES = 5
@@ -31,7 +32,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **(env or {})},
+                env={**child_environment(), **(env or {})},
                 start_new_session=True,
             )
 

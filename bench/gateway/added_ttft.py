@@ -14,7 +14,6 @@ import asyncio
 import json
 import random
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -27,6 +26,7 @@ from bench.serve.client import Client, Endpoint, RequestFailedError
 from headway.forward_pass import ForwardPass, PassItem
 from headway.request import SamplingParams, StreamKey
 from services.local.store import free_port
+from services.runtime.rooms import SHIPPED_MODEL, model_folder, module_command
 from services.worker.engine.backend import TorchBackend
 from services.worker.engine.options import EngineOptions
 
@@ -109,9 +109,9 @@ async def measure(args: argparse.Namespace) -> None:
     port = free_port()
     name = Path(args.model).name
     client = Client(Endpoint.parse(f"http://127.0.0.1:{port}"), 60.0)
-    up = ["-m", "cli", "up", "--port", str(port), "--model", args.model]
+    up = ["up", "--port", str(port), "--model", args.model]
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, *up, "--log-dir", folder]
+        command = module_command("cli", *up, "--log-dir", folder)
         with Process("headway-up", command, Path(folder)) as process:
             await serving(client, process)
             alone = OwnTime(args.model)
@@ -129,7 +129,7 @@ async def measure(args: argparse.Namespace) -> None:
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description="what an idle cluster adds to TTFT")
-    parser.add_argument("--model", default="models/headway-mini", help="a folder")
+    parser.add_argument("--model", type=model_folder, default=SHIPPED_MODEL, help="a folder")
     parser.add_argument("--num-requests", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     uvloop.run(measure(parser.parse_args()))

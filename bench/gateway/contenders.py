@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import headway
 from bench.cluster.processes import Process
 from bench.gateway.peers import Peer
 from bench.serve.client import Client, Endpoint, RequestFailedError
 from headway.errors import Code, HeadwayError
 from services.local.store import LocalStore, free_port
+from services.runtime.rooms import module_command
 
 PATH = "/v1/chat/completions"
 PROMPT = "Add 17, 25, 8, 41, 3, 77, 12."
@@ -48,16 +47,12 @@ class Stage:
         self._stack = stack
         self._folder = folder
         self._delay = ("--delay-ms", str(delay_ms))
-        root = Path(headway.__file__).resolve().parents[1]
-        if not (root / "bench" / "mock_backend.py").exists():
-            message = f"{root} has no bench folder: run this in a checkout of the sources"
-            raise HeadwayError(Code.FAILED_PRECONDITION, message)
 
     async def backend(self) -> Contender:
         """The mock backend, asked directly."""
         port = free_port()
-        command = ("-m", "bench.gateway.mock_backend", "--port", str(port), *self._delay)
-        process = self._start("mock-backend", command)
+        flags = ("--port", str(port), *self._delay)
+        process = self._start("mock-backend", "bench.gateway.mock_backend", *flags)
         found = Contender("none", _loopback(port), MOCK_MODEL)
         await self._until_it_answers(found, process)
         return found
@@ -67,11 +62,9 @@ class Stage:
         store = self._stack.enter_context(LocalStore())
         port = free_port()
         common = ("--store", store.url, "--cluster", "bench")
-        self._start(
-            "emulated-worker", ("-m", "bench.gateway.emulated_worker", *common, *self._delay)
-        )
+        self._start("emulated-worker", "bench.gateway.emulated_worker", *common, *self._delay)
         flags = (*common, "--model", model, "--model-name", MOCK_MODEL, "--http-port", str(port))
-        process = self._start("headway", ("-m", "services.gateway", *flags, "--log-level", "error"))
+        process = self._start("headway", "services.gateway", *flags, "--log-level", "error")
         found = Contender("headway", _loopback(port), MOCK_MODEL, process)
         await self._until_it_answers(found, process)
         return found
@@ -87,8 +80,8 @@ class Stage:
         await self._until_it_answers(found, process)
         return found
 
-    def _start(self, name: str, arguments: tuple[str, ...]) -> Process:
-        process = Process(name, [sys.executable, *arguments], self._folder)
+    def _start(self, name: str, module: str, *flags: str) -> Process:
+        process = Process(name, module_command(module, *flags), self._folder)
         return self._stack.enter_context(process)
 
     async def _until_it_answers(self, contender: Contender, process: Process) -> None:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from bench.cluster.burst_plan import CONTENDERS
+from cli.options import add_model
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -29,7 +30,7 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
     names = ",".join(CONTENDERS)
     add("--profile", required=True, metavar="FILE", help="what `headway profile run` has written")
     add("--policies", default=names, help=f"by comma ({names})")
-    add("--model", default="models/headway-mini", help="hub id or folder of the checkpoint")
+    add_model(parser)
     add("--device", default="cpu", help="cpu or cuda")
     add("--max-prefill", type=int, default=2, metavar="N", help="most prefill workers (2)")
     add("--max-decode", type=int, default=3, metavar="N", help="most decoders, convertible too (3)")

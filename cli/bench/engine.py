@@ -6,13 +6,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cli.options import add_model
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bench.engine.run import Figure
     from bench.engine.where import Where
-
-OWN_MODEL = "models/headway-mini"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -24,7 +24,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "run the same prompts, one after the other. Ratios are medians over the rounds.",
     )
     add = parser.add_argument
-    add("--model", default=OWN_MODEL, metavar="M", help=f"a folder, or 0.5b ({OWN_MODEL})")
+    add_model(parser, "a folder, or 0.5b")
     add("--dtype", default="", help="of all engines (the checkpoint's)")
     add("--concurrency", default="1,8,32", metavar="N,…", help="requests at once (1,8,32)")
     add("--prompt", type=int, default=64, metavar="N", help="prompt tokens (64)")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from cli.options import add_model
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the subcommand."""
@@ -14,7 +16,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Ours stands before an emulated worker, its peers before a mock backend.",
     )
     add = parser.add_argument
-    add("--model", default="models/headway-mini", help="folder or hub id of the tokenizer")
+    add_model(parser, "folder or hub id of the tokenizer")
     add("--peers", default="smg,vllm-router,litellm", help="which, by comma; empty: none")
     home = Path("~/.cache/headway/peers")
     add("--peers-dir", type=Path, default=home, help=f"their environments ({home})")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from cli.options import add_model
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the subcommand."""
@@ -15,7 +17,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "(SIGKILL) so many times.",
     )
     add = parser.add_argument
-    add("--model", default="models/headway-mini", help="folder of the checkpoint")
+    add_model(parser)
     add("--kills", type=int, default=5, metavar="N", help="of the leader (5)")
     add("--streams", type=int, default=8, metavar="N", help="requests in flight all the time (8)")
     add("--tokens", type=int, default=300, metavar="N", help="of each answer (300)")

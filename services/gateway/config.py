@@ -9,7 +9,9 @@ from pydantic import Field, model_validator
 
 from headway.core.settings import PolicySettings, policy_settings
 from services.gateway.http.exchange import HttpLimits
+from services.runtime.config import ModelName
 from services.runtime.preset import PresetConfig
+from services.runtime.rooms import SHIPPED_MODEL
 
 
 class GatewayConfig(PresetConfig):
@@ -17,8 +19,10 @@ class GatewayConfig(PresetConfig):
 
     questions: ClassVar[tuple[str, ...]] = ("burst", "pacing")
 
-    model: str = Field(
-        "models/headway-mini", description="folder or hub id of tokenizer and configs"
+    model: ModelName = Field(
+        SHIPPED_MODEL,
+        validate_default=True,
+        description="folder or hub id of tokenizer and configs",
     )
     model_name: str = Field("", description="name that clients use; default: the folder's name")
     http_host: str = Field("127.0.0.1", description="HTTP address; loopback unless told otherwise")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from headway.errors import Code, HeadwayError
 from services.local.tether import tethered
+from services.runtime.rooms import module_command
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _HEALTHY_AFTER = 30.0  # seconds of life that forgive earlier deaths
@@ -44,7 +44,7 @@ class ProcessSpec:
         if self.command:
             return list(self.command)
         module = f"services.{self.service}"
-        return [sys.executable, "-m", module, "--service-id", self.service_id, *self.flags]
+        return module_command(module, "--service-id", self.service_id, *self.flags)
 
 
 class SupervisedProcess:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from headway.errors import HeadwayError
 from services.local.supervised import ProcessSpec, SupervisedProcess
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig, host_and_port
+from services.runtime.rooms import child_environment
 from services.runtime.store import Store
 
 __all__ = ["ProcessSpec", "SupervisedProcess", "Supervisor"]
@@ -66,7 +66,7 @@ class Supervisor:
 
     def _environment(self) -> Mapping[str, str]:
         return {
-            **os.environ,
+            **child_environment(),
             # not on the command line, which everybody may read: the URL may hold a password
             "HEADWAY_STORE": self._config.store,
             "HEADWAY_CLUSTER": self._config.cluster,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from headway.presets import PRESETS, find_preset
 from services.local import autoscale as up_autoscale
 from services.local import prometheus as up_metrics
+from services.runtime.rooms import SHIPPED_MODEL, model_folder
 
 if TYPE_CHECKING:
     from services.local.supervisor import ProcessSpec, Supervisor
@@ -30,7 +31,12 @@ def parse(flags: Sequence[str]) -> argparse.Namespace:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Register the options of a local cluster."""
     add = parser.add_argument
-    add("--model", default="models/headway-mini", help="hub id or folder of the checkpoint")
+    add(
+        "--model",
+        type=model_folder,
+        default=SHIPPED_MODEL,
+        help="hub id or folder of the checkpoint",
+    )
     add("--model-name", default="", help="name that requests use; default: the folder's name")
     add("--preset", default="", help=f"one of {', '.join(PRESETS)} (default: the services' own)")
     add("--prefill", type=int, default=1, metavar="N", help="prefill workers (default 1)")

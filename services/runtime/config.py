@@ -6,17 +6,28 @@ import ipaddress
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from headway.errors import HeadwayError, invalid
+from services.runtime.rooms import model_folder
 
 _NAME = r"^[A-Za-z0-9._-]{1,128}$"
 _NAME_OR_NONE = r"^[A-Za-z0-9._-]{0,128}$"
+
+ModelName = Annotated[str, AfterValidator(model_folder)]
+"""A hub id, a folder, or the name of a model that we ship."""
 
 
 class ServiceConfig(BaseSettings):

@@ -7,7 +7,9 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from headway.core.settings import WorkerPolicies, policy_settings
+from services.runtime.config import ModelName
 from services.runtime.preset import PresetConfig
+from services.runtime.rooms import SHIPPED_MODEL
 
 
 class WorkerConfig(PresetConfig):
@@ -15,7 +17,9 @@ class WorkerConfig(PresetConfig):
 
     questions: ClassVar[tuple[str, ...]] = ("batching", "estimation")
 
-    model: str = Field("models/headway-mini", description="hub id or folder of the checkpoint")
+    model: ModelName = Field(
+        SHIPPED_MODEL, validate_default=True, description="hub id or folder of the checkpoint"
+    )
     model_name: str = Field("", description="name that requests use; default: the folder's name")
     role: Literal["prefill", "decode", "unified", "convertible"] = "unified"
     standby: bool = Field(False, description="load and warm up, then wait to be told a role")

@@ -169,5 +169,5 @@ def test_ours_is_measured_beside_a_peer_and_one_that_dies_is_left_out(
 
 @pytest.mark.parametrize("flag", ["--rounds", "--seconds", "--streams", "--tokens"])
 def test_counts_out_of_range_are_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "gateway", flag, "0"]) == 1
+    assert main(["bench", "gateway", flag, "0"]) == 2
     assert f"{flag} is 0" in capsys.readouterr().err

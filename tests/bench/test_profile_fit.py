@@ -65,7 +65,7 @@ def test_what_is_no_pass_is_refused_by_line_and_name(lines: list[str], says: str
 
 
 def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["profile", "fit", "/nowhere.csv", "--like", "llama-8b-a100"]) == 1
+    assert main(["profile", "fit", "/nowhere.csv", "--like", "llama-8b-a100"]) == 2
     assert "/nowhere.csv" in capsys.readouterr().err
 
 

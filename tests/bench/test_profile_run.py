@@ -224,5 +224,5 @@ def test_without_a_chunk_that_meets_the_slo_there_is_no_convertible() -> None:
 def test_what_cannot_be_measured_is_refused_at_once(
     flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["profile", "run", *flags]) == 1
+    assert main(["profile", "run", *flags]) == 2
     assert says in capsys.readouterr().err

@@ -20,7 +20,7 @@ def build_wheel(source: Path, into: Path) -> Path:
     """A compiled wheel of what is checked out, unpacked."""
     for name in ("headway", "services", "bench", "cli", "protos", "models"):
         shutil.copytree(ROOT / name, source / name)
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md", "headway_launch.py"):
         shutil.copy(ROOT / name, source / name)
     pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation")
     environ = {**os.environ, "HATCH_BUILD_HOOKS_ENABLE": "1"}
@@ -51,6 +51,7 @@ def python(code: Path, *arguments: str) -> str:
     return run.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_compiled_cores_simulate_as_plain_ones_do(tmp_path: Path) -> None:
@@ -65,5 +66,5 @@ def test_compiled_cores_simulate_as_plain_ones_do(tmp_path: Path) -> None:
 def simulated(code: Path, out: Path) -> dict[str, bytes]:
     """Every request's times and every decision, by file."""
     arguments = ("simulate", SCENARIO, "--preset", PRESETS, "--out", str(out))
-    python(code, "-m", "cli", *arguments)
+    python(code, "-m", "headway_launch", *arguments)
     return {str(f.relative_to(out)): f.read_bytes() for f in out.rglob("*") if f.is_file()}

@@ -1,0 +1,24 @@
+"""``headway service NAME``: one service alone, as ``python -m services.NAME`` runs it."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+
+SERVICES = ("gateway", "scheduler", "worker", "predictor", "autoscaler")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the subcommand."""
+    parser = subparsers.add_parser("service", help="run one service alone")
+    parser.add_argument("name", choices=SERVICES, help="its flags follow: NAME --help lists them")
+    parser.add_argument("flags", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Become the service; it reads its flags and ends the process itself."""
+    sys.argv = [f"headway service {args.name}", *args.flags]
+    runpy.run_module(f"services.{args.name}", run_name="__main__", alter_sys=True)
+    return 0
