@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+from collections import deque
 from dataclasses import dataclass, field
 
 from hypothesis import given, settings
@@ -56,6 +58,11 @@ STEPS = st.lists(
 def token_of(request_id: str, index: int) -> int:
     """Generation is a pure function of the request and the position."""
     return int(request_id) * 1000 + index
+
+
+def token_after(output: list[int], salt: int) -> int:
+    """A token that tells which tokens it was computed from; copies draw differently."""
+    return zlib.crc32(repr((output, salt)).encode()) * 8 + salt % 8
 
 
 @dataclass
@@ -198,3 +205,111 @@ def test_every_admitted_request_is_seen_whole_and_ends_once(
         assert world.seen[name] == expected[: None if whole else len(world.seen[name])]
         assert ends[0] in ("length", "released", Code.UNAVAILABLE.value)
     assert world.core.num_waiting == 0
+
+
+@dataclass
+class SampledCopy:
+    """An attempt that a worker computes, with what it has drawn itself."""
+
+    request: Request
+    worker_id: str
+    output: list[int]
+    salt: int
+
+
+class SamplingWorld(World):
+    """Copies of one attempt draw different tokens; each worker's tokens travel on its own link."""
+
+    def __init__(self, core: GatewayCore) -> None:
+        super().__init__(core)
+        self.running: list[SampledCopy] = []
+        self.links: dict[str, deque[TokenBatch]] = {worker_id: deque() for worker_id in WORKERS}
+
+    def perform(self, actions: list[GatewayAction]) -> None:
+        super().perform(actions)
+        for copy in self.copies:
+            output = list(copy.request.output_token_ids)
+            salt = copy.request.stream_id
+            self.running.append(SampledCopy(copy.request, copy.worker_id, output, salt))
+        self.copies.clear()
+
+    def drop(self, stream_ids: set[int]) -> None:
+        super().drop(stream_ids)
+        self.running = [c for c in self.running if c.request.stream_id not in stream_ids]
+
+    def sample(self, copy: SampledCopy) -> None:
+        """One more token, on its way to the gateway."""
+        end, index = copy.request.sampling.max_tokens, len(copy.output)
+        if index >= end:
+            return
+        copy.output.append(token_after(copy.output, copy.salt))
+        reason = FinishReason.LENGTH if index == end - 1 else None
+        stream_ids = [copy.request.stream_id]
+        tokens = TokenBatch(copy.worker_id, stream_ids, [index], copy.output[-1:], [reason], {})
+        self.links[copy.worker_id].append(tokens)
+
+    def deliver(self, worker_id: str) -> None:
+        if self.links[worker_id]:
+            self.tell(self.links[worker_id].popleft())
+
+    def act(self, kind: str, which: int, worker_id: str) -> None:
+        copy = self.running[which % len(self.running)] if self.running else None
+        if kind == "deliver":
+            self.deliver(worker_id)
+        elif copy is not None and kind == "sample":
+            self.sample(copy)
+        elif copy is not None and copy.worker_id != worker_id and self.is_alone(copy):
+            salt = copy.salt + len(self.running) + 1
+            self.running.append(SampledCopy(copy.request, worker_id, list(copy.output), salt))
+            if kind == "move":
+                self.running.remove(copy)
+
+    def is_alone(self, copy: SampledCopy) -> bool:
+        return sum(c.request.stream_id == copy.request.stream_id for c in self.running) == 1
+
+    def is_coherent(self, name: str) -> bool:
+        """Whether every token was drawn after just those that the client has read before it."""
+        seen = self.seen[name]
+        return all(
+            any(token_after(seen[:index], salt) == token for salt in range(200))
+            for index, token in enumerate(seen)
+        )
+
+    def rest(self) -> None:
+        for _ in range(400):
+            if not self.core.num_open:
+                return
+            for copy in list(self.running):
+                self.sample(copy)
+            for worker_id in WORKERS:
+                while self.links[worker_id]:
+                    self.deliver(worker_id)
+            self.now += 0.5
+            self.wake()
+        raise AssertionError("a request never ended")
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["sample", "sample", "deliver", "deliver", "move", "copy"]),
+            st.integers(0, 7),
+            st.sampled_from(WORKERS),
+        ),
+        max_size=80,
+    )
+)
+def test_copies_that_draw_differently_are_never_spliced(steps: list[tuple[str, int, str]]) -> None:
+    limits = GatewaySettings(max_model_len=100, request_timeout=1000.0, max_attempts=1000)
+    world = SamplingWorld(GatewayCore("g", "g:1", limits))
+    world.tell(SchedulerConnected())
+    world.step("submit", 7, 0)
+    world.step("submit", 5, 0)
+    for kind, which, worker_id in steps:
+        world.act(kind, which, worker_id)
+    world.rest()
+    for name, num_tokens in world.asked.items():
+        assert world.ends[name] == ["length"]
+        assert len(world.seen[name]) == num_tokens
+        assert world.is_coherent(name)

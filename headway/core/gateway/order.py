@@ -1,4 +1,9 @@
-"""Tokens in order: each index once, early ones held back, the repeats of another copy dropped."""
+"""Tokens in order: each index once, early ones held back, the repeats of another copy dropped.
+
+Two workers may compute one attempt for a moment, for example when the acknowledgement of a move
+is lost. Each sends every token that it draws, so a copy that differs is noticed at its first
+repeat. The attempt then ends, and the next one continues what the client has read.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +48,13 @@ def take_tokens(requests: OpenRequests, batch: TokenBatch, now: float) -> Taken:
             continue
         logprobs = batch.logprobs.get(entry) if batch.logprobs else None
         before = batch.before.get(entry, ()) if batch.before else ()
-        if index - len(before) != len(state.output):
+        first = index - len(before)
+        if (first != len(state.output) or state.early) and (
+            state.request_id in taken.broken or _differs(state, first, (*before, token_id))
+        ):
+            taken.broken[state.request_id] = f"two workers computed token {index} differently"
+            continue
+        if first != len(state.output):
             _out_of_order(taken, requests, state, index, EarlyToken(token_id, logprobs, reason))
             continue
         state.worker_id = worker_id
@@ -59,6 +70,19 @@ def take_tokens(requests: OpenRequests, batch: TokenBatch, now: float) -> Taken:
         if state.early:
             _close_gap(taken, requests, state)
     return taken
+
+
+def _differs(state: OpenRequest, first: int, token_ids: Sequence[int]) -> bool:
+    """Return whether a token that is known already, taken or early, has another value."""
+    for index, token_id in enumerate(token_ids, first):
+        if index < len(state.output):
+            known = state.output[index]
+        else:
+            early = state.early.get(index)
+            known = early.token_id if early is not None else token_id
+        if known != token_id:
+            return True
+    return False
 
 
 def _close_gap(taken: Taken, requests: OpenRequests, state: OpenRequest) -> None:
