@@ -8,9 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bench.extras import require_extra
-from headway.core.scheduler.explanations import write_decisions
 from headway.sim.experiment import Run
 from headway.sim.records import Record
+from services.scheduler.explanations import write_decisions
 
 REQUESTS, DECISIONS = "requests.jsonl", "decisions.jsonl"
 _COLUMNS: Mapping[str, type] = MappingProxyType(

@@ -1,15 +1,22 @@
-"""``headway explain``: what was decided for a request, who else was considered, and why.
+"""``headway explain``: where a request went, which units were considered, and why.
 
-``headway explain scaling`` tells of the autoscaler instead (``explain_scaling``).
+``headway explain scaling`` explains the autoscaler instead (``explain_scaling``).
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cli import explain_scaling
+
+MOST_LINE_CHARS = 1 << 24
+MOST_OTHERS = 8
+_LOADS = {"dispatch": ("C_avail", "chunk")}
+"""Names of a unit's load in a decision, by question; the other questions give (B, K)."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -35,7 +42,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print every decision; HeadwayError where there is none."""
-    from headway.core.scheduler.explanations import told_of
     from headway.errors import Code, HeadwayError
 
     is_live = args.folder is None
@@ -47,13 +53,13 @@ def run(args: argparse.Namespace) -> int:
         lines = live_lines(args.url, args.request, args.api_key)
     else:
         lines = _recorded_lines(args.folder)
-    told = [each.text() for each in told_of(args.request, lines)]
-    if not told:
+    paragraphs = [each.text() for each in decisions_about(args.request, lines)]
+    if not paragraphs:
         message = f"{where} has no decision about {args.request!r}"
         if is_live:
             message += "; its scheduler knows the last ones alone (--num-decisions-kept)"
         raise HeadwayError(Code.NOT_FOUND, message)
-    print("\n".join(told))
+    print("\n".join(paragraphs))
     return 0
 
 
@@ -97,3 +103,73 @@ def live_lines(url: str, request_id: str, api_key: str = "") -> list[str]:
         message = f"{base} does not answer as a gateway does ({error}): give its --url"
         raise HeadwayError(Code.UNAVAILABLE, message) from error
     return [json.dumps(decision) for decision in decisions]
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedDecision:
+    """One decision about one request, and the units and requests considered with it."""
+
+    at: float
+    question: str
+    rule: str
+    unit: str
+    score: tuple[float, ...]
+    waited: float
+    others: tuple[tuple[str, tuple[float, ...], int], ...]
+    together_with: tuple[str, ...]
+    num_left: int
+
+    def text(self) -> str:
+        """Return a paragraph for people."""
+        names = _LOADS.get(self.question, ("B", "K"))
+        together = f", together with {len(self.together_with)} others" if self.together_with else ""
+        score = ", ".join(f"{value:g}" for value in self.score)
+        lines = [
+            f"{self.at:12.4f} s  {self.question} by {self.rule}: to {self.unit}"
+            f" (score {score or 'none'}) after {self.waited:.4f} s{together};"
+            f" {self.num_left} left waiting"
+        ]
+        for unit, load, num_free in self.others[:MOST_OTHERS]:
+            shown = ", ".join(f"{n} {v:g}" for n, v in zip(names, load, strict=False))
+            mark = "→" if unit == self.unit else " "
+            lines.append(f"{'':16} {mark} {unit:<20} {shown}, {num_free} free blocks")
+        if len(self.others) > MOST_OTHERS:
+            lines.append(f"{'':18} and {len(self.others) - MOST_OTHERS} more")
+        return "\n".join(lines)
+
+
+def decisions_about(request_id: str, lines: Iterable[str]) -> Iterator[ExplainedDecision]:
+    """Read recorded decisions about the request, in order; HeadwayError for a malformed line."""
+    import json
+
+    from headway.errors import Code, HeadwayError
+
+    for number, line in enumerate(lines, start=1):
+        if request_id not in line:
+            continue
+        try:
+            yield from _read_decision(request_id, json.loads(line[:MOST_LINE_CHARS]))
+        except (ValueError, TypeError, LookupError) as error:
+            message = f"line {number} is no decision ({error}): record the run again"
+            raise HeadwayError(Code.INVALID_ARGUMENT, message) from error
+
+
+def _read_decision(request_id: str, decision: dict[str, Any]) -> Iterator[ExplainedDecision]:
+    names = [chosen[0] for chosen in decision["chosen"]]
+    for name, unit, score, waited in decision["chosen"]:
+        if name != request_id:
+            continue
+        others = [
+            (u, tuple(map(float, load)), int(free)) for u, load, free in decision["considered"]
+        ]
+        yield ExplainedDecision(
+            at=float(decision["at"]),
+            question=str(decision["question"]),
+            rule=str(decision["rule"]),
+            unit=unit,
+            score=tuple(map(float, score)),
+            waited=float(waited),
+            others=tuple(sorted(others, key=lambda o: (o[0] != unit, o[0]))),
+            together_with=tuple(n for n in names if n != request_id),
+            num_left=int(decision["left"]),
+        )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headway.core.autoscaler.events import PublishTargets
+    from headway.policies.scaling.protocol import PoolLoad, StartUp
     from services.runtime.config import ServiceConfig
 
 _TIMEOUT = 10.0
+_INDENT = " " * 4
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -29,14 +31,13 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
     from datetime import datetime
 
-    from headway.core.autoscaler.explanations import told
     from headway.errors import Code, HeadwayError, require_between
 
     require_between("--last", args.last, 0, 100_000)
     decisions = asyncio.run(_ask(args))
     if not decisions:
         raise HeadwayError(Code.UNAVAILABLE, "nothing has been decided yet: ask again soon")
-    for decided_at, paragraph in told(decisions, every=args.every):
+    for decided_at, paragraph in explained(decisions, every=args.every):
         when = datetime.fromtimestamp(decided_at).astimezone().isoformat(" ", "milliseconds")
         print(f"{when}  {paragraph}")
     return 0
@@ -82,3 +83,66 @@ async def _find(config: ServiceConfig) -> str:
         )
         raise HeadwayError(Code.NOT_FOUND, message)
     return min(member.address for member in members)
+
+
+def explained(decisions: Sequence[PublishTargets], *, every: bool) -> Iterator[tuple[float, str]]:
+    """Yield each decision's time and a paragraph: of ``every`` one, or of changes and the newest.
+
+    A change is relative to the decision before; the first one counts as a change.
+    """
+    before: PublishTargets | None = None
+    for number, decided in enumerate(decisions, start=1):
+        changed = before is None or _numbers(before) != _numbers(decided)
+        if every or changed or number == len(decisions):
+            yield decided.decided_at, decision_text(decided, before)
+        before = decided
+
+
+def decision_text(decided: PublishTargets, before: PublishTargets | None = None) -> str:
+    """Return a paragraph; ``before`` is the previous decision."""
+    from headway.core.autoscaler.events import ROLES
+    from headway.policies.scaling.protocol import PoolLoad
+
+    numbers = zip(ROLES, _numbers(before or decided), _numbers(decided), strict=True)
+    shown = [
+        f"{role} {now}" if now == then else f"{role} {then} → {now}"
+        for role, then, now in numbers
+        if now or then
+    ]
+    lines = [f"{decided.policy}: {', '.join(shown) or 'nothing'}", f"{decided.targets.reason}"]
+    rates = decided.rates
+    lines.append(
+        "rates: none was fresh"
+        if rates is None
+        else f"rates: {rates.requests_per_s:.2f} requests/s, {rates.input_tokens_per_s:.0f} input "
+        f"and {rates.output_tokens_per_s:.0f} output tokens/s"
+    )
+    if decided.fleet is None:
+        lines.append("fleet: no report was fresh")
+    else:
+        pools = [(role, getattr(decided.fleet, role)) for role in ROLES]
+        lines += [f"{role}: {_load(pool)}" for role, pool in pools if pool != PoolLoad(0)]
+        if decided.fleet.start_up is not None:
+            lines.append(f"start-up: {_start_up(decided.fleet.start_up)}")
+    return f"\n{_INDENT}".join(lines)
+
+
+def _load(pool: PoolLoad) -> str:
+    return (
+        f"{pool.num_ready} ready, {pool.num_starting} starting, {pool.num_requests} requests, "
+        f"{pool.backlog_tokens} tokens waiting, {pool.busy:.0%} busy, "
+        f"{pool.memory:.0%} of KV memory"
+    )
+
+
+def _start_up(start_up: StartUp) -> str:
+    measured = f"{start_up.seconds:.2f} s, the median of the last {start_up.num_measured}"
+    if not start_up.num_standby:
+        return f"{measured}; none stands by"
+    return f"{measured} that stood by; {start_up.num_standby} now"
+
+
+def _numbers(decided: PublishTargets) -> tuple[int, ...]:
+    from headway.core.autoscaler.events import ROLES
+
+    return tuple(getattr(decided.targets, f"num_{role}") for role in ROLES)

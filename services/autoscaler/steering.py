@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from headway.core.autoscaler.core import role_changes
 from headway.core.autoscaler.events import ROLES, OrderedReport, PublishTargets
-from headway.core.autoscaler.roles import role_changes
 from headway.core.autoscaler.starts import StartsReport
 from headway.errors import HeadwayError
 from services.autoscaler.actuators import Actuator

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import grpc
 
 from headway.core.scheduler.events import Decision, GatewayConnected, GatewayGone
-from headway.core.scheduler.explanations import lines_about
 from headway.errors import Code, HeadwayError, invalid
 from headway.messages import (
     CancelStream,
@@ -20,6 +19,7 @@ from headway.request import Request
 from protos import scheduler_pb2, scheduler_pb2_grpc
 from services.runtime import wire
 from services.runtime.logs import get_logger
+from services.scheduler.explanations import lines_about
 
 Told = GatewayConnected | GatewayGone | Request | CancelStream
 _HELLO_TIMEOUT = 5.0

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from dataclasses import replace
 
+from cli.explain_scaling import decision_text, explained
 from headway.core.autoscaler.events import PublishTargets
-from headway.core.autoscaler.explanations import text, told
 from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, StartUp, Targets
 from services.autoscaler.config import AutoscalerConfig
 from services.runtime import wire
@@ -24,7 +24,7 @@ def decision(at: float, num_prefill: int, **figures: object) -> PublishTargets:
 def test_a_change_is_told_with_its_reason_and_figures() -> None:
     fleet = Fleet(PoolLoad(1, 1, 9, 300, 0.5, 0.25), PoolLoad(2))
     after = decision(2.0, 3, rates=Rates(4.0, 5.0, 6.0), fleet=fleet)
-    assert text(after, decision(1.0, 1)).splitlines() == [
+    assert decision_text(after, decision(1.0, 1)).splitlines() == [
         "tokenscale: prefill 1 → 3, decode 2",
         "    3 are needed",
         "    rates: 4.00 requests/s, 5 input and 6 output tokens/s",
@@ -36,17 +36,17 @@ def test_a_change_is_told_with_its_reason_and_figures() -> None:
 
 def test_the_start_up_that_was_measured_is_told() -> None:
     cold = Fleet(PoolLoad(1), start_up=StartUp(4.25, 3))
-    assert "start-up: 4.25 s, the median of the last 3; none stands by" in text(
+    assert "start-up: 4.25 s, the median of the last 3; none stands by" in decision_text(
         decision(1.0, 1, fleet=cold)
     )
     warm = Fleet(PoolLoad(1), start_up=StartUp(0.31, 2, 1))
-    assert "start-up: 0.31 s, the median of the last 2 that stood by; 1 now" in text(
+    assert "start-up: 0.31 s, the median of the last 2 that stood by; 1 now" in decision_text(
         decision(1.0, 1, fleet=warm)
     )
 
 
 def test_a_missing_figure_is_said_to_be_missing() -> None:
-    assert text(decision(1.0, 1)).splitlines()[-2:] == [
+    assert decision_text(decision(1.0, 1)).splitlines()[-2:] == [
         "    rates: none was fresh",
         "    fleet: no report was fresh",
     ]
@@ -54,8 +54,8 @@ def test_a_missing_figure_is_said_to_be_missing() -> None:
 
 def test_changes_and_the_newest_are_told_or_every_one() -> None:
     decisions = [decision(float(at), num) for at, num in enumerate((1, 1, 2, 2, 2))]
-    assert [at for at, _ in told(decisions, every=False)] == [0.0, 2.0, 4.0]
-    assert len(list(told(decisions, every=True))) == 5
+    assert [at for at, _ in explained(decisions, every=False)] == [0.0, 2.0, 4.0]
+    assert len(list(explained(decisions, every=True))) == 5
 
 
 def test_decisions_survive_the_wire() -> None:

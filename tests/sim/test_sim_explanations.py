@@ -6,11 +6,12 @@ import io
 
 import pytest
 
+from cli.explain import decisions_about
 from headway.cluster import Role
-from headway.core.scheduler.explanations import told_of, write_decisions
 from headway.errors import HeadwayError
 from headway.presets import PRESETS
 from headway.sim.experiment import Conditions, cluster_spec, simulate
+from services.scheduler.explanations import write_decisions
 from tests.fakes.sim_clusters import instance, poisson
 
 
@@ -25,12 +26,12 @@ def recorded() -> list[str]:
 def test_each_request_was_dispatched_and_placed_once() -> None:
     lines = recorded()
     for number in range(30):
-        told = list(told_of(f"r{number}", lines))
+        told = list(decisions_about(f"r{number}", lines))
         assert [t.question for t in told] == ["dispatch", "placement"]
 
 
 def test_it_says_who_else_was_considered_and_what_won() -> None:
-    dispatch, placement = told_of("r7", recorded())
+    dispatch, placement = decisions_about("r7", recorded())
     assert dispatch.unit.startswith("prefill-")
     assert next(iter(placement.others))[0] == placement.unit
     assert len(placement.others) == 2
@@ -42,4 +43,4 @@ def test_it_says_who_else_was_considered_and_what_won() -> None:
 
 def test_a_line_that_is_no_decision_is_refused_by_its_number() -> None:
     with pytest.raises(HeadwayError, match="line 2 is no decision"):
-        list(told_of("r1", ["{}", '{"r1": 3}']))
+        list(decisions_about("r1", ["{}", '{"r1": 3}']))

@@ -11,8 +11,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from cli.explain import live_lines
-from headway.core.scheduler.explanations import told_of
+from cli.explain import decisions_about, live_lines
 from services.local.store import free_port
 from tests.fakes.local_cluster import LocalCluster, local_cluster, until
 
@@ -78,7 +77,7 @@ async def explanation(running: LocalCluster) -> str:
     async with httpx.AsyncClient(base_url=running.base_url, timeout=60) as client:
         request_id = (await client.post("/v1/completions", json=body)).headers["x-request-id"]
     lines = await asyncio.to_thread(live_lines, running.base_url, request_id)
-    return "\n".join(each.text() for each in told_of(request_id, lines))
+    return "\n".join(each.text() for each in decisions_about(request_id, lines))
 
 
 async def test_vllm_like_dispatches_one_by_one_and_holds_nothing(start: Start) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from headway.core.autoscaler.budget import Budget
 from headway.core.autoscaler.events import (
@@ -27,6 +28,9 @@ __all__ = [
     "PublishTargets",
     "RateReport",
 ]
+
+CHANGEABLE = ("prefill", "decode")
+"""A convertible decoder's chunk is its own: it comes and goes as an instance."""
 
 MAX_GATEWAYS = 4096
 MAX_MODELS = 1024
@@ -167,3 +171,29 @@ def _added(by_bucket: Sequence[Sequence[float]]) -> tuple[float, ...]:
     if not all(by_bucket):
         return ()
     return tuple(sum(rates) for rates in zip(*by_bucket, strict=True))
+
+
+class RoleChange(NamedTuple):
+    """An order that this many instances of ``source`` serve ``target`` from now on."""
+
+    source: str
+    target: str
+    num_instances: int
+
+
+def role_changes(found: Mapping[str, int], wanted: Mapping[str, int]) -> list[RoleChange]:
+    """Return the instances that change their role where one pool shrinks and another grows.
+
+    ``found`` and ``wanted``: instances by role; a role missing from ``found`` does not change.
+    """
+    changes: list[RoleChange] = []
+    for source in CHANGEABLE:
+        for target in CHANGEABLE:
+            if source not in found or target not in found:
+                continue
+            over = found[source] - wanted.get(source, found[source])
+            under = wanted.get(target, found[target]) - found[target]
+            number = min(over, under)
+            if number > 0:
+                changes.append(RoleChange(source, target, number))
+    return changes

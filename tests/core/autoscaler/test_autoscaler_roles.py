@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.autoscaler.roles import RoleChange, role_changes
+from headway.core.autoscaler.core import RoleChange, role_changes
 
 COUNTS = st.dictionaries(
     st.sampled_from(["prefill", "decode", "convertible", "unified"]), st.integers(0, 9)

@@ -13,10 +13,10 @@ import pytest
 from cli import explain
 from headway.cluster import UnitId
 from headway.core.scheduler.events import Chosen, Considered, Decision
-from headway.core.scheduler.explanations import decision_line
 from headway.errors import HeadwayError
 from headway.request import StreamKey
 from services.gateway.auth import key_line
+from services.scheduler.explanations import decision_line
 from tests.fakes.gateway_harness import Cluster, cluster, until
 
 UNIT = UnitId("decode-1", 0)

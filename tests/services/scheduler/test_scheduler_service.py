@@ -7,8 +7,8 @@ import asyncio
 import grpc
 import pytest
 
+from cli.explain import decisions_about
 from headway.cluster import Role
-from headway.core.scheduler.explanations import told_of
 from headway.errors import Code, HeadwayError
 from headway.messages import CancelStream, Handoff, HandoffResult, HeldRequest, Lost, Rejected
 from protos import common_pb2, scheduler_pb2, scheduler_pb2_grpc
@@ -265,7 +265,7 @@ async def test_the_leader_tells_what_it_decided_for_a_request(rig: Rig) -> None:
         stub = scheduler_pb2_grpc.SchedulerStub(channel)
         about = make_request(1).request_id
         reply = await stub.Explain(scheduler_pb2.ExplainRequest(request_id=about))
-        (told,) = told_of(about, reply.decisions)
+        (told,) = decisions_about(about, reply.decisions)
         assert (told.question, told.unit) == ("dispatch", "w/0")
         worker.end_pass(finished=1)
         await gateway.submit(2)

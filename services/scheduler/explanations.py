@@ -1,0 +1,40 @@
+"""Decisions of the scheduler as JSON, one object a line: recorded by a run, sent to who asks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import TextIO
+
+from headway.core.scheduler.events import Decision
+
+
+def write_decisions(decisions: Iterable[Decision], file: TextIO) -> None:
+    """Write one JSON object a line."""
+    for decision in decisions:
+        file.write(decision_line(decision) + "\n")
+
+
+def lines_about(request_id: str, decisions: Iterable[Decision]) -> list[str]:
+    """Return the decisions that placed this request, in order."""
+    about = (d for d in decisions if any(c.request_id == request_id for c in d.chosen))
+    return [decision_line(decision) for decision in about]
+
+
+def decision_line(decision: Decision) -> str:
+    """Return the decision as JSON, without a line end."""
+    packed = {
+        "question": decision.question,
+        "at": decision.decided_at,
+        "rule": decision.rule,
+        "left": decision.num_left,
+        "considered": [
+            [f"{c.unit.worker_id}/{c.unit.unit}", list(c.load), c.num_free_blocks]
+            for c in decision.considered
+        ],
+        "chosen": [
+            [c.request_id, f"{c.unit.worker_id}/{c.unit.unit}", list(c.score), c.waited]
+            for c in decision.chosen
+        ],
+    }
+    return json.dumps(packed, separators=(",", ":"))
