@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import shlex
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 from statistics import mean
 
 import pytest
+from pydantic_settings import BaseSettings
 
 from cli import main
 
@@ -94,14 +98,14 @@ def paths(text: str) -> list[str]:
 
 
 def exists(path: str, page: Path) -> bool:
-    if path.split("/")[0] in MADE or path in MADE:
+    if path.split("/")[0] in MADE:
         return True
     bases = [page.parent, *(ROOT / room for room in ROOMS)]
     return any(next(base.glob(path), None) is not None for base in bases)
 
 
-MADE = {"run", "dist", "FILE.passes", "mini.toml", "predictor", "prometheus.json"}
-"""What a command makes: no file of the repository."""
+MADE = {"run", "dist", ".", "FILE.passes", "mini.toml", "predictor", "prometheus.json"}
+"""Files and folders that a command makes, and the reader's own."""
 
 
 @every_page
@@ -153,6 +157,41 @@ def test_a_headway_command_in_an_example_exists(page: Path) -> None:
     found = [re.search(r"(?:^|/|\s)(headway [a-z].*)", line) for line in (*blocks, *indented)]
     lines = [match[1] for match in found if match and "starting" not in match[1]]
     assert [(line, unknown_words(line)) for line in lines if unknown_words(line)] == []
+
+
+@every_page
+def test_an_example_in_python_imports_what_exists(page: Path) -> None:
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                exec(ast.unparse(node), {})
+
+
+@every_page
+def test_a_make_target_or_module_that_a_page_names_exists(page: Path) -> None:
+    text = page.read_text()
+    named = "\n".join([*code(text), *re.findall(r"`([^`\n]+)`", text)])
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+    assert set(re.findall(r"^make ([a-z][a-z-]*)", named, re.M)) <= set(targets)
+    modules = set(re.findall(r"-m ((?:services|bench|cli|models|protos)[\w.]*)", named))
+    assert [module for module in modules if find_spec(module) is None] == []
+
+
+@cache
+def options() -> frozenset[str]:
+    """Return the names of the services' options, as their environment variables spell them."""
+    found = set()
+    for path in (ROOT / "services").glob("*/config.py"):
+        module = import_module(f"services.{path.parent.name}.config")
+        for kind in vars(module).values():
+            if isinstance(kind, type) and issubclass(kind, BaseSettings):
+                found |= {f"HEADWAY_{name.upper()}" for name in kind.model_fields}
+    return frozenset(found)
+
+
+@every_page
+def test_an_environment_variable_that_a_page_names_exists(page: Path) -> None:
+    assert set(re.findall(r"HEADWAY_[A-Z_]+", page.read_text())) - options() == set()
 
 
 def glossary() -> list[str]:
