@@ -1,48 +1,65 @@
 # Headway: `make up` talks to a model, `make test` checks everything. Both set up what they need.
 PYTHON ?= python3
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+SERVES := $(VENV)/.serves
+TESTS := $(VENV)/.tests
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadfile
 
-.PHONY: up test lint unit install compiled protos model-eval model-train fmt clean
+.PHONY: up test test-slow quick lint unit install install-dev compiled protos model-eval model-train fmt clean
 
 up: install
 	@exec $(BIN)/headway up $(ARGS)
 
-test: install lint unit
+test: lint unit
 
-lint: install
+lint: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-unit: install
-	$(BIN)/pytest $(ARGS)
+unit: install-dev
+	$(PYTEST) -m "not slow" $(ARGS)
 
-install: $(STAMP)
+# Studies, compiled cores, the wheel, Triton's interpreter: what takes minutes.
+test-slow: install-dev
+	$(PYTEST) -m slow $(ARGS)
+
+# What decides, without services: about a minute.
+quick: install-dev
+	$(PYTEST) -m "not slow" tests/core tests/papers tests/policies tests/scenarios tests/properties $(ARGS)
+
+install: $(SERVES)
+
+install-dev: $(TESTS)
+
+$(SERVES): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"Headway needs Python 3.11 or newer; {sys.executable} is {v[0]}.{v[1]}: make PYTHON=python3.11 …")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) -e .
+	@touch $(SERVES)
 
 # grpcio-tools is older than the runtime on purpose (docs/decisions.md) and would pull an
 # older protobuf with it, hence --no-deps.
-$(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"Headway needs Python 3.11 or newer; {sys.executable} is {v[0]}.{v[1]}: make PYTHON=python3.11 …")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt grpcio-tools
-	@touch $(STAMP)
+$(TESTS): $(SERVES)
+	$(PIP) -e '.[dev]'
+	$(PIP) --no-deps grpcio-tools
+	@touch $(TESTS)
 
 # A wheel with compiled cores (docs/simulator.md); the build leaves files beside its sources.
-compiled: install
+compiled: install-dev
 	rm -rf build/compiled && mkdir -p build/compiled
 	cp -r headway headway_launch.py services bench cli protos models pyproject.toml README.md build/compiled
 	HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/pip wheel --quiet --no-deps --no-build-isolation -w dist build/compiled
 	@ls dist/headway-*.whl
 
-protos: install
+protos: install-dev
 	$(BIN)/python -m protos.generate
 
-fmt: install
+fmt: install-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

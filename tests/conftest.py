@@ -16,6 +16,10 @@ from services.local.store import LocalStore
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Test processes that run side by side share the cores: torch's threads would wait for each other.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 init_grpc_aio()  # held for the whole run: its last owner, collected anywhere, joins its thread
 
 

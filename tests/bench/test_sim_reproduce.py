@@ -15,6 +15,8 @@ from bench.studies.runs import Job, run
 from cli import main
 from headway.sim.experiment import cluster_spec
 
+pytestmark = pytest.mark.slow
+
 
 def is_told(claims: list[Claim]) -> bool:
     """A claim that does not hold says why, or by how much."""

@@ -15,6 +15,8 @@ from headway.sim.cluster import ClusterSpec, SimRequest
 from headway.sim.records import Record
 from tests.fakes.sim_clusters import instance
 
+pytestmark = pytest.mark.slow
+
 STEP = 0.01  # seconds a token
 MEAN_TOKENS = 100.0
 RATE = 0.7  # requests/s; a service takes 1 s on average

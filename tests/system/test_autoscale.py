@@ -13,7 +13,7 @@ from services.runtime.config import ServiceConfig
 from tests.fakes.load import PATIENCE, Load
 from tests.fakes.local_cluster import LocalCluster, local_cluster, until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PARAMS = {"prefill_requests": 4, "decode_requests": 2, "window": 3}
 

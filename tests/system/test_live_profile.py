@@ -13,7 +13,7 @@ from services.local import up
 from services.local.autoscale import refuse_wrong_options
 from tests.fakes.local_cluster import MODEL
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 
 TINY = (
     *("--seconds", "0.1", "--input-tokens", "16,32,64", "--output-tokens", "4,8,16"),

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("triton")
 if platform.machine() != "x86_64":
     pytest.skip("Triton's assembler is that machine's", allow_module_level=True)

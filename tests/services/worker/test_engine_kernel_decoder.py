@@ -19,6 +19,8 @@ from tests.fakes.engine_rig import (  # noqa: E402
     reference_output,
 )
 
+pytestmark = pytest.mark.slow
+
 INTERPRETED = triton.knobs.runtime.interpret
 if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("kernels need a GPU or TRITON_INTERPRET=1", allow_module_level=True)

@@ -32,6 +32,8 @@ from tests.fakes.kernel_reference import (  # noqa: E402
     seeds,
 )
 
+pytestmark = pytest.mark.slow
+
 INTERPRETED = triton.knobs.runtime.interpret
 if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("kernels need a GPU or TRITON_INTERPRET=1", allow_module_level=True)
