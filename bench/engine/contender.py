@@ -1,9 +1,9 @@
-"""One engine under measurement: loads a model, then runs the jobs that it reads, a JSON line each.
+"""One engine under measurement: loads a model, then runs jobs from its input, a JSON line each.
 
-``python bench/engine/contender.py ENGINE MODEL`` with ENGINE one of those below. It needs nothing
-of this project but for ``headway``, so that an engine can live in an environment of its own.
-A job: ``{"prompts": [[id, …], …], "output_tokens": n}``, greedy, no end of sequence; its answer:
-``{"seconds": s, "tokens": [[id, …], …]}``. The first line says what runs.
+``python bench/engine/contender.py ENGINE MODEL``. The engine ``vllm`` needs nothing of this
+project, so that it can have an environment of its own. A job is
+``{"prompts": [[id, …], …], "output_tokens": n}``, greedy, without an end of sequence; its result is
+``{"seconds": s, "tokens": [[id, …], …], "peak_bytes": n}``. The first line is the engine's version.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
 Prompts = Sequence[Sequence[int]]
 Generate = Callable[[Prompts, int], list[list[int]]]
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=32, help="most requests of a job")
     args = parser.parse_args()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # libraries may print to standard output
     version, generate = ENGINES[args.engine](args)
     _answer(answers, {"version": version})
     for line in sys.stdin:
@@ -54,7 +54,7 @@ def _answer(answers: TextIO, answer: object) -> None:
 
 
 def headway(args: argparse.Namespace) -> tuple[str, Generate]:
-    """The worker's core and its backend, as the worker runs them, without a network."""
+    """Run the worker's core and engine as a worker does, without a network."""
     from importlib.metadata import version
 
     from bench.engine.loop import EngineLoop
@@ -64,7 +64,7 @@ def headway(args: argparse.Namespace) -> tuple[str, Generate]:
 
 
 def generate(args: argparse.Namespace) -> tuple[str, Generate]:
-    """transformers' ``model.generate()``: one static batch."""
+    """Run transformers' ``model.generate()``: one static batch."""
     import torch
     import transformers
 
@@ -84,30 +84,20 @@ def generate(args: argparse.Namespace) -> tuple[str, Generate]:
 
 
 def continuous(args: argparse.Namespace) -> tuple[str, Generate]:
-    """transformers' continuous batching, one manager for all jobs."""
+    """Run transformers' continuous batching, one manager for all jobs."""
     import transformers
 
-    model, library = _network(args), cast(Any, transformers)
-    config = library.ContinuousBatchingConfig(
+    from bench.engine.continuous import ContinuousBatching
+
+    batching = ContinuousBatching(
+        _network(args),
         page_size=16,
         num_blocks=args.concurrency * MAX_MODEL_LEN // 16,
         max_batch_tokens=MAX_MODEL_LEN,
-        allow_block_sharing=False,
     )
-    greedy = library.GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=1)
-    manager = model.init_continuous_batching(greedy, config)
-    manager.start()
 
     def run(prompts: Prompts, num_tokens: int) -> list[list[int]]:
-        names = manager.add_requests([list(p) for p in prompts], max_new_tokens=num_tokens)
-        found: dict[str, list[int]] = {}
-        while len(found) < len(names):
-            result = manager.get_result(timeout=1.0)
-            if result is not None:
-                if result.error:
-                    raise RuntimeError(result.error)
-                found[result.request_id] = result.generated_tokens
-        return [found[name] for name in names]
+        return [each.generated_tokens for each in batching.generate(prompts, num_tokens)]
 
     return f"transformers {transformers.__version__}", run
 
@@ -126,7 +116,7 @@ def _network(args: argparse.Namespace) -> Any:
 
 
 def vllm(args: argparse.Namespace) -> tuple[str, Generate]:
-    """vLLM on the CPU, in this process, without prefix caching."""
+    """Run vLLM on the CPU, in this process, without prefix caching."""
     os.environ |= {
         "OMP_NUM_THREADS": str(args.threads),
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),

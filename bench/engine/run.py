@@ -16,11 +16,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import headway
 from bench.cluster.processes import run_quietly
 from headway.errors import Code, HeadwayError, invalid, require_between
 from services.local.tether import tethered
 from services.runtime.huge_pages import with_huge_pages
+from services.runtime.rooms import child_environment, module_command
 
 OURS = "headway"
 ENGINES = ("generate", "continuous", "vllm")
@@ -204,10 +204,11 @@ class _Engine:
 
 @contextmanager
 def _started(name: str, program: Path, model: str, plan: Plan) -> Iterator[_Engine]:
-    root = _root()
-    script = ["-m", "bench.engine.contender"] if name != "vllm" else ["bench/engine/contender.py"]
+    script = module_command("bench.engine.contender")
+    if name == "vllm":  # an environment of its own, which knows nothing of our packages
+        script = [str(program), str(Path(__file__).with_name("contender.py"))]
     command = [
-        *(str(program), *script, name, model),
+        *(*script, name, model),
         *("--threads", str(plan.num_threads), "--dtype", plan.dtype),
         *("--concurrency", str(max(plan.concurrency))),
     ]
@@ -220,7 +221,6 @@ def _started(name: str, program: Path, model: str, plan: Plan) -> Iterator[_Engi
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                cwd=root,
                 env=_environment(name, plan),
             )
         try:
@@ -232,16 +232,9 @@ def _started(name: str, program: Path, model: str, plan: Plan) -> Iterator[_Engi
 
 def _environment(name: str, plan: Plan) -> dict[str, str]:
     """Ours starts with huge pages, as the worker does; the others as their users start them."""
-    environ = {**os.environ, "OMP_NUM_THREADS": str(plan.num_threads)}
+    known = os.environ if name == "vllm" else child_environment()
+    environ = {**known, "OMP_NUM_THREADS": str(plan.num_threads)}
     return (with_huge_pages(environ) or environ) if name == OURS else environ
-
-
-def _root() -> Path:
-    root = Path(headway.__file__).resolve().parents[1]
-    if not (root / "bench" / "engine_contender.py").exists():
-        message = f"{root} has no bench folder: run this in a checkout of the sources"
-        raise HeadwayError(Code.FAILED_PRECONDITION, message)
-    return root
 
 
 def _program(name: str, plan: Plan, say: Say) -> tuple[Path, str]:
@@ -273,13 +266,34 @@ def _program(name: str, plan: Plan, say: Say) -> tuple[Path, str]:
 
 @contextmanager
 def model_of(plan: Plan, say: Say) -> Iterator[str]:
-    """The checkpoint's folder; the half-billion shape's weights are random and made here."""
-    from bench.engine.random_models import save_half_billion
-
+    """Yield the checkpoint's folder; the half-billion shape's weights are random and made here."""
     if plan.model != HALF_BILLION:
         yield str(Path(plan.model).absolute()) if Path(plan.model).exists() else plan.model
         return
     with tempfile.TemporaryDirectory() as folder:
         say("making a model of Qwen2.5-0.5B's shape with random weights")
-        save_half_billion(folder, plan.dtype)
+        _save_half_billion(folder, plan.dtype)
         yield folder
+
+
+def _save_half_billion(folder: str, dtype: str) -> None:
+    """Save a checkpoint of Qwen2.5-0.5B's shape: speed does not depend on the weights."""
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    config = Qwen2Config(
+        vocab_size=151936,
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        max_position_embeddings=32768,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    torch.manual_seed(0)
+    factory: Any = AutoModelForCausalLM
+    factory.from_config(config, dtype=getattr(torch, dtype)).save_pretrained(folder)

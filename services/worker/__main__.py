@@ -4,8 +4,23 @@ from __future__ import annotations
 
 from services.runtime.huge_pages import restart_with_huge_pages
 
-if __name__ == "__main__":
-    restart_with_huge_pages()  # before torch is loaded: that takes seconds
-    from services.worker.main import main
 
+def main() -> None:
+    """Serve, or hold a share of the model of the process that serves."""
+    from services.runtime.config import load_config
+    from services.runtime.service import run_service
+    from services.worker.config import WorkerConfig
+    from services.worker.engine.model.tensor_parallel import is_follower
+    from services.worker.loading import follow
+    from services.worker.servicer import build
+
+    config = load_config(WorkerConfig)
+    if is_follower():
+        follow(config)
+    else:
+        run_service(config, build)
+
+
+if __name__ == "__main__":
+    restart_with_huge_pages()  # before torch is loaded, which takes seconds
     main()

@@ -1,14 +1,19 @@
-"""Loads a worker's engine from its configuration: the only part of the shell that knows torch."""
+"""Loads a worker's engine from its configuration.
+
+torch is imported here and nowhere else in the shell, and only when an engine is loaded.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from headway.blocks import blocks_for
 from headway.engine import Backend, ModelSize
 from headway.errors import Code, HeadwayError, invalid
 from services.worker.config import WorkerConfig
-from services.worker.engine.backend import TorchBackend
-from services.worker.engine.model.tensor_parallel import group_size
-from services.worker.engine.options import EngineOptions
+
+if TYPE_CHECKING:
+    from services.worker.engine.backend import TorchBackend
 
 GIB = 2**30  # bytes
 MAX_LENGTHS_ON_A_CPU = 64
@@ -28,6 +33,10 @@ def follow(config: WorkerConfig) -> None:
 
 def _load(config: WorkerConfig) -> TorchBackend:
     """Load this process's share: under torchrun every process calls this."""
+    from services.worker.engine.backend import TorchBackend
+    from services.worker.engine.model.tensor_parallel import group_size
+    from services.worker.engine.options import EngineOptions
+
     if group_size() > 1 and config.role != "unified":
         message = (
             f"role is {config.role!r}; a worker of several processes sends and takes no KV: its "

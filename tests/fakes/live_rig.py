@@ -19,8 +19,7 @@ from services.runtime.server import GrpcServer
 from services.runtime.service import Runtime
 from services.runtime.store import Member, Store
 from services.worker.config import WorkerConfig
-from services.worker.main import build
-from services.worker.service import WorkerService
+from services.worker.servicer import WorkerServicer, build
 from tests.fakes.scheduler_rig import Rig, make_request
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "headway-mini"
@@ -70,7 +69,7 @@ async def token_sink(rig: Rig) -> AsyncIterator[tuple[Sink, str]]:
 @asynccontextmanager
 async def live_worker(
     rig: Rig, worker_id: str, role: str = "unified"
-) -> AsyncIterator[WorkerService]:
+) -> AsyncIterator[WorkerServicer]:
     """One that loads the model and joins."""
     options = {"model": str(MODEL), "num_threads": 1, "num_blocks": 640, "role": role}
     config = WorkerConfig(**rig.config, service_id=worker_id, **options)  # type: ignore[arg-type]  # options by name

@@ -24,8 +24,11 @@ from services.runtime.server import GrpcServer
 from services.runtime.service import Runtime
 from services.runtime.store import Store
 from services.worker.config import WorkerConfig
-from services.worker.main import build
+from services.worker.loading import load_backend
+from services.worker.servicer import Load, WorkerServicer, build
+from tests.fakes.fake_engine import load_fake
 
+LOADERS: dict[str, Load] = {"torch": load_backend, "fake": load_fake}
 MODEL = Path(__file__).resolve().parents[2] / "models" / "headway-mini"
 
 
@@ -48,10 +51,15 @@ class Sink(gateway_pb2_grpc.TokenSinkServicer):
 
 
 @asynccontextmanager
-async def served(
-    store_url: str, cluster: str, service_id: str = "w", **options: Any
-) -> AsyncIterator[tuple[worker_pb2_grpc.WorkerStub, Runtime[WorkerConfig]]]:
-    """A worker that serves; it is stopped at the end."""
+async def process(
+    store_url: str,
+    cluster: str,
+    service_id: str = "w",
+    *,
+    engine: str = "torch",
+    **options: Any,
+) -> AsyncIterator[tuple[WorkerServicer, Runtime[WorkerConfig]]]:
+    """A worker that has started; it is stopped at the end."""
     config = WorkerConfig(
         service_id=service_id,
         store=store_url,
@@ -64,16 +72,27 @@ async def served(
     store = await Store.connect(store_url, cluster)
     server = GrpcServer(config)
     runtime: Runtime[WorkerConfig] = Runtime(config, Clock(), store, server, get_logger())
-    service = await build(runtime)
+    service = await build(runtime, LOADERS[engine])
     runtime.address = await server.start()
     try:
         await service.start()
-        async with open_channel(runtime.address, config) as channel:
-            yield worker_pb2_grpc.WorkerStub(channel), runtime
+        yield service, runtime
     finally:
         await service.stop()
         await server.stop(0)
         await store.close()
+
+
+@asynccontextmanager
+async def served(
+    store_url: str, cluster: str, service_id: str = "w", **options: Any
+) -> AsyncIterator[tuple[worker_pb2_grpc.WorkerStub, Runtime[WorkerConfig]]]:
+    """A worker, and a stub to talk to it."""
+    async with (
+        process(store_url, cluster, service_id, **options) as (_, runtime),
+        open_channel(runtime.address, runtime.config) as channel,
+    ):
+        yield worker_pb2_grpc.WorkerStub(channel), runtime
 
 
 class Leader:

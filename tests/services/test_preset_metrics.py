@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from prometheus_client import CollectorRegistry
 
@@ -10,10 +10,19 @@ from headway.cluster import UnitId
 from headway.core.scheduler.core import SchedulerCore
 from headway.core.scheduler.events import Chosen, Considered, Decision, SendToWorker
 from headway.core.worker.plan import Preemptions
+from headway.core.worker.unit import PrefixCounts
 from headway.messages import Tuned
 from headway.request import StreamKey
 from services.scheduler.metrics import SchedulerMetrics
 from services.worker.metrics import WorkerMetrics
+
+
+@dataclass
+class Counts:
+    """Totals of a worker's core."""
+
+    preemptions: Preemptions = field(default_factory=Preemptions)
+    prefix_counts: PrefixCounts = field(default_factory=PrefixCounts)
 
 
 def decision(question: str) -> Decision:
@@ -38,7 +47,7 @@ def test_moves_are_counted_by_cause_and_are_no_dispatches() -> None:
 def test_the_fitted_gamma_is_shown_by_both_ends() -> None:
     registry = CollectorRegistry()
     SchedulerMetrics(lambda: None, registry).performed(SendToWorker("d1", Tuned(0.25)))
-    WorkerMetrics(registry).tuned(Tuned(0.25))
+    WorkerMetrics(registry, Counts()).heard(Tuned(0.25))
     assert registry.get_sample_value("headway_scheduler_gamma_per_s") == 0.25
     assert registry.get_sample_value("headway_worker_gamma_per_s") == 0.25
 
@@ -51,9 +60,10 @@ def test_requests_that_are_held_back_are_shown_by_the_leader() -> None:
 
 def test_preemptions_are_counted_by_kind() -> None:
     registry = CollectorRegistry()
-    metrics = WorkerMetrics(registry)
-    for preemptions in (Preemptions(2, 1), Preemptions(2, 1), Preemptions(3, 1)):
-        metrics.preempted(preemptions)
+    counts = Counts(Preemptions(2, 1))
+    WorkerMetrics(registry, counts)
     name = "headway_worker_preemptions_total"
+    assert registry.get_sample_value(name, {"kind": "voluntary"}) == 2
+    counts.preemptions.num_voluntary += 1
     assert registry.get_sample_value(name, {"kind": "voluntary"}) == 3
     assert registry.get_sample_value(name, {"kind": "forced"}) == 1

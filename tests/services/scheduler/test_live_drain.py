@@ -14,7 +14,7 @@ from headway.request import Request
 from protos import common_pb2, worker_pb2, worker_pb2_grpc
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
-from services.worker.service import WorkerService
+from services.worker.servicer import WorkerServicer
 from tests.fakes.live_rig import Sink, live_worker, long_request, token_sink
 from tests.fakes.scheduler_rig import PlainGateway, Rig, until
 
@@ -56,7 +56,7 @@ async def test_a_worker_that_drains_gives_up_its_requests_while_they_run(rig: Ri
     gateway = await rig.gateway(leader.address)
     async with AsyncExitStack() as stack:
         sink, address = await stack.enter_async_context(token_sink(rig))
-        first: WorkerService = await stack.enter_async_context(live_worker(rig, "a"))
+        first: WorkerServicer = await stack.enter_async_context(live_worker(rig, "a"))
         expected = await undisturbed(gateway, sink, address, 100)
         for number in STREAMS:
             await gateway.write(long_request(number, address, NUM_TOKENS))

@@ -36,7 +36,15 @@ async def sink() -> AsyncIterator[tuple[Sink, str]]:
     await server.stop(0)
 
 
+@pytest.fixture(params=["fake", "torch"])
+def engine(request: pytest.FixtureRequest) -> str:
+    """The engine that a worker computes with."""
+    return str(request.param)
+
+
 @pytest.fixture
-async def worker(store_url: str, cluster: str) -> AsyncIterator[worker_pb2_grpc.WorkerStub]:
-    async with served(store_url, cluster) as (stub, _):
+async def worker(
+    store_url: str, cluster: str, engine: str
+) -> AsyncIterator[worker_pb2_grpc.WorkerStub]:
+    async with served(store_url, cluster, engine=engine) as (stub, _):
         yield stub

@@ -54,13 +54,17 @@ async def test_it_goes_on_at_the_exact_token(
     store_url: str,
     cluster: str,
     sink: tuple[Sink, str],
+    engine: str,
     sampling: SamplingParams,
     target_block_size: int,
 ) -> None:
     found, address = sink
     async with (
-        served(store_url, cluster, "a") as (source, source_runtime),
-        served(store_url, cluster, "b", block_size=target_block_size) as (target, target_runtime),
+        served(store_url, cluster, "a", engine=engine) as (source, source_runtime),
+        served(store_url, cluster, "b", engine=engine, block_size=target_block_size) as (
+            target,
+            target_runtime,
+        ),
     ):
         leader, other = Leader(source, 1), Leader(target, 1)
         await leader.greet()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 from headway.errors import HeadwayError
 from headway.messages import (
     Accepted,
+    CancelStream,
     Dispatch,
     EndForward,
     KvHeader,
@@ -21,7 +24,8 @@ from headway.messages import (
 from headway.request import FinishReason
 from protos import worker_pb2, worker_pb2_grpc
 from services.runtime import wire
-from tests.fakes.worker_service import Leader, Sink, make_request, served
+from services.runtime.channel import open_channel
+from tests.fakes.worker_service import MODEL, Leader, Sink, make_request, process, served
 
 
 @pytest.mark.parametrize(
@@ -77,14 +81,12 @@ async def test_a_prompt_that_was_computed_before_is_not_computed_again(
 
 
 async def test_streams_are_the_same_where_the_worker_runs_ahead(
-    store_url: str, cluster: str, sink: tuple[Sink, str]
+    store_url: str, cluster: str, sink: tuple[Sink, str], engine: str
 ) -> None:
     outputs = []
     for number, runs_ahead in enumerate((False, True)):
-        async with served(store_url, cluster, f"w{number}", async_scheduling=runs_ahead) as (
-            stub,
-            _,
-        ):
+        options = {"engine": engine, "async_scheduling": runs_ahead}
+        async with served(store_url, cluster, f"w{number}", **options) as (stub, _):
             leader = Leader(stub, 1)
             await leader.greet()
             requests = tuple(
@@ -120,6 +122,64 @@ async def test_a_stream_that_does_not_begin_with_a_hello_is_refused(
     with pytest.raises(grpc.aio.AioRpcError, match="ControlHello"):
         await leader.hear()
     await Leader(worker, 1).greet()
+
+
+async def test_a_cancelled_request_ends_and_its_blocks_come_free(
+    worker: worker_pb2_grpc.WorkerStub, sink: tuple[Sink, str]
+) -> None:
+    leader = Leader(worker, 1)
+    await leader.greet()
+    request = make_request(sink[1], max_tokens=2000)
+    await leader.send(Dispatch(1, (UnitBatch(0, (request,)),)))
+    async with asyncio.timeout(20):
+        await sink[0].tokens.get()
+    await leader.send(CancelStream(request.key))
+    finished: tuple[Any, ...] = ()
+    while not finished:
+        report = await leader.hear()
+        finished = report.finished if isinstance(report, EndForward) else ()
+    assert finished[0].finish_reason is FinishReason.CANCELLED
+    snapshot = await Leader(worker, 2).greet()
+    assert (snapshot.held, snapshot.loads[0].num_free_blocks) == ((), 160)
+
+
+async def test_a_worker_that_drains_finishes_what_it_holds(
+    store_url: str, cluster: str, sink: tuple[Sink, str], engine: str
+) -> None:
+    async with (
+        process(store_url, cluster, engine=engine) as (worker, runtime),
+        open_channel(runtime.address, runtime.config) as channel,
+    ):
+        leader = Leader(worker_pb2_grpc.WorkerStub(channel), 1)
+        await leader.greet()
+        request = make_request(sink[1], max_tokens=200)
+        await leader.send(Dispatch(1, (UnitBatch(0, (request,)),)))
+        async with asyncio.timeout(20):
+            got = [await sink[0].tokens.get()]
+            await worker.drain()
+            got += [await sink[0].tokens.get() for _ in range(199)]
+    assert [index for _, index, _ in got] == list(range(200))
+
+
+async def test_a_request_ends_at_the_models_longest_context(
+    store_url: str, cluster: str, sink: tuple[Sink, str], engine: str
+) -> None:
+    async with served(store_url, cluster, engine=engine, max_model_len=20) as (stub, _):
+        leader = Leader(stub, 1)
+        await leader.greet()
+        request = make_request(sink[1], max_tokens=2000)
+        await leader.send(Dispatch(1, (UnitBatch(0, (request,)),)))
+        finished: tuple[Any, ...] = ()
+        while not finished:
+            report = await leader.hear()
+            finished = report.finished if isinstance(report, EndForward) else ()
+    assert finished[0].finish_reason is FinishReason.LENGTH
+    assert finished[0].num_output_tokens == 20 - len(request.prompt_token_ids)
+
+
+def test_the_shell_of_a_worker_needs_no_torch() -> None:
+    code = "import sys, services.worker.servicer; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=MODEL.parents[1], check=True, timeout=60)
 
 
 async def test_an_unreachable_gateway_frees_its_requests(
