@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from headway.cluster import Role, WorkerInfo
-from headway.core.worker.plan import PassPlanner
+from headway.core.worker.flight import Share
+from headway.core.worker.planner import Limits, PassPlanner
+from headway.core.worker.settings import WorkerSettings
 from headway.core.worker.state import WorkerState
-from headway.core.worker.unit_plan import Limits
-from headway.forward_pass import PassItem, Sampled
+from headway.forward_pass import Sampled
 from headway.policies import registry
 from headway.request import Request, SamplingParams
 
@@ -24,7 +25,7 @@ def planning(scale: float) -> tuple[str, Iterator[Callable[[], object]]]:
     num_blocks = num_running * 2 * PROMPT_TOKENS // BLOCK_SIZE
     most = num_running * PROMPT_TOKENS
     info = WorkerInfo("w", "w", Role.UNIFIED, "m", 1, most, BLOCK_SIZE, num_blocks, most, 1)
-    state = WorkerState(info, (), caches_prefixes=True)
+    state = WorkerState(info, (), WorkerSettings(prefix_caching=True))
     planner = PassPlanner(registry.make("batching", "headway"), Limits(most, 0.1))
     for number in range(num_running):
         state.queue(_request(number), 0)
@@ -45,13 +46,11 @@ def _request(number: int) -> Request:
     return Request(str(number), 0, number, "gateway", "g", "m", prompt, sampling, float(number))
 
 
-def _plan_into(items: list[PassItem], planner: PassPlanner, state: WorkerState) -> None:
+def _plan_into(items: list[Share], planner: PassPlanner, state: WorkerState) -> None:
     items += planner.plan(state.units[0], now=0.0)
 
 
-def _carry_out(state: WorkerState, items: list[PassItem]) -> None:
-    for item in items:
-        sequence = state.units[0].sequences[item.key]
-        sequence.num_passes -= 1
+def _carry_out(state: WorkerState, items: list[Share]) -> None:
+    for item, sequence in items:
         sequence.computed(len(item.token_ids))
-        state.drew(sequence, Sampled(item.key, 1), now=0.0, step=0.0, pace=0.0)
+        state.drew(sequence, Sampled(item.key, 1), now=0.0, step=0.0)

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily
 
 from headway.cluster import UnitLoad
 from headway.core.worker.events import WorkerAction, WorkerEvent
-from headway.core.worker.plan import Preemptions
+from headway.core.worker.room import Preemptions
 from headway.core.worker.unit import PrefixCounts
 from headway.forward_pass import ForwardPass
 from headway.messages import EndForward, Tuned

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.reasoning import LEAD, Markers
-from headway.core.worker.sequence import SequenceState, Stage
+from headway.core.worker.lifecycle import Stage
+from headway.core.worker.sequence import Sequence
+from headway.core.worker.settings import WorkerSettings
 from headway.core.worker.state import WorkerState
 from headway.forward_pass import Sampled
 from headway.request import Phase
@@ -18,29 +20,29 @@ MARKERS = Markers((END,), (START,))
 text = st.lists(st.integers(1, 7), max_size=12)
 
 
-def drawn(output: list[int], prompt: tuple[int, ...] = (1, 2)) -> SequenceState:
+def drawn(output: list[int], prompt: tuple[int, ...] = (1, 2)) -> Sequence:
     """One request that reasons, after its worker has drawn these one by one."""
-    info = make_worker().core._state.info
-    state = WorkerState(info, (0,), (END,), start_of_reasoning=(START,))
+    settings = WorkerSettings(end_of_reasoning=(END,), start_of_reasoning=(START,))
+    state = WorkerState(make_worker().core.info, (0,), settings)
     request = make_request(1, max_tokens=100)
     object.__setattr__(request, "reasons", True)
     object.__setattr__(request, "prompt_token_ids", prompt)
     sequence = state.sequence(request, 0, Stage.RUNNING)
     state.units[0].add(sequence)
     for token_id in output:
-        state.drew(sequence, Sampled(sequence.key, token_id), now=0.0, step=0.0, pace=0.1)
+        state.drew(sequence, Sampled(sequence.key, token_id), now=0.0, step=0.0)
     return sequence
 
 
 def test_the_answer_begins_behind_the_end_of_the_reasoning() -> None:
     assert MARKERS.answer_start((1,), [START, 3, END, 4]) == 3
-    assert drawn([START, 3, END, 4]).answer_start == 3
+    assert drawn([START, 3, END, 4]).reader.answer_start == 3
 
 
 def test_a_model_that_does_not_begin_to_think_answers() -> None:
     sequence = drawn([3] * (LEAD + 1))
     assert sequence.phase is Phase.ANSWERING
-    assert sequence.answer_start == 0
+    assert sequence.reader.answer_start == 0
 
 
 def test_a_few_tokens_may_come_before_the_thoughts() -> None:
@@ -68,7 +70,7 @@ def test_without_an_end_nothing_reasons() -> None:
 
 
 def test_the_end_that_comes_at_once_is_the_end() -> None:
-    assert drawn([END, 3, 3, 3, 3, 3, 3]).answer_start == 1
+    assert drawn([END, 3, 3, 3, 3, 3, 3]).reader.answer_start == 1
 
 
 def test_an_answer_that_comes_in_the_reasonings_place_is_told_to_the_scheduler_once() -> None:
@@ -80,7 +82,7 @@ def test_an_answer_that_comes_in_the_reasonings_place_is_told_to_the_scheduler_o
 @given(st.lists(st.sampled_from([1, 2, START, END]), max_size=14), text)
 def test_token_by_token_and_all_at_once_are_the_same(output: list[int], prompt: list[int]) -> None:
     sequence = drawn(output, tuple(prompt) or (1,))
-    assert sequence.answer_start == MARKERS.answer_start(tuple(prompt) or (1,), output)
+    assert sequence.reader.answer_start == MARKERS.answer_start(tuple(prompt) or (1,), output)
 
 
 @given(text, st.integers(2, 3))

@@ -209,7 +209,7 @@ class EngineWorker:
 
     def decoding(self) -> list[StreamKey]:
         """Requests that could move."""
-        return [s.key for s in self.core._state.units[0].sequences.values() if s.decoding]
+        return [s.key for s in self.core.units[0].sequences.values() if s.decoding]
 
     def ask(self, question: KvOffered | KvContinued) -> Answer:
         self._answer = None
@@ -254,7 +254,7 @@ class EngineWorker:
 
     def leaks(self) -> Iterator[str]:
         """What a worker that holds nothing should not hold."""
-        (unit,) = self.core._state.units
+        (unit,) = self.core.units
         unit.host.settle()
         if self.core.num_held:
             yield f"{self.core.num_held} requests"

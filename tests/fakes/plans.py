@@ -6,10 +6,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from headway.cluster import Role, WorkerInfo
-from headway.core.worker.plan import PassPlanner
-from headway.core.worker.sequence import SequenceState
+from headway.core.worker.lifecycle import Stage
+from headway.core.worker.planner import Limits, PassPlanner
+from headway.core.worker.sequence import Sequence
+from headway.core.worker.settings import WorkerSettings
 from headway.core.worker.state import WorkerState
-from headway.core.worker.unit_plan import Limits
 from headway.forward_pass import PassItem, Sampled
 from headway.policies.batching import Batching
 from headway.request import FinishReason, Request, SamplingParams, StreamKey
@@ -26,14 +27,13 @@ class Planned:
     planner: PassPlanner
     policy: Batching
     now: float = 0.0
-    pace: float = 0.1
     lengths: dict[StreamKey, int] = field(default_factory=dict)
     answers: dict[StreamKey, int] = field(default_factory=dict)
-    ended: list[SequenceState] = field(default_factory=list)
+    ended: list[Sequence] = field(default_factory=list)
 
     def come(
         self, name: int, prompt: int, output: int, *, reasoning: int = 0, arrival_at: float = -1.0
-    ) -> SequenceState:
+    ) -> Sequence:
         """A request of so many tokens; the first ``reasoning`` of its output are not shown."""
         key = StreamKey("g", name)
         self.lengths[key], self.answers[key] = output, reasoning
@@ -61,29 +61,33 @@ class Planned:
 
     def plan(self) -> list[PassItem]:
         """The next pass, not yet run."""
-        return self.planner.plan(self.state.units[0], now=self.now)
+        unit = self.state.units[0]
+        return [item for item, _ in self.planner.plan(unit, now=self.now)]
 
     def run(self, items: list[PassItem], pass_time: float = 0.01) -> None:
         """Compute a pass: every request draws its next token."""
         self.now += pass_time
+        for swap in self.state.take_swaps()[0]:
+            swapped = self.state.find(swap.key)
+            if swapped is not None and swapped.stage is Stage.SWAPPING_OUT:
+                self.state.units[0].end_swap(swapped, has_failed=False)
         for item in items:
             sequence = self.state.find(item.key)
             assert sequence is not None
-            sequence.num_passes -= 1
             sequence.computed(len(item.token_ids))
             if item.sample:
                 self.draw(sequence, pass_time)
         self.planner.passed(pass_time, sum(len(i.token_ids) for i in items), 1)
 
-    def draw(self, sequence: SequenceState, pass_time: float) -> None:
+    def draw(self, sequence: Sequence, pass_time: float) -> None:
         """Its next token; it ends with its last."""
         ends_reasoning = len(sequence.output) + 1 == self.answers[sequence.key]
         token = Sampled(sequence.key, MARKER if ends_reasoning else 1)
-        self.state.drew(sequence, token, now=self.now, step=pass_time, pace=self.pace)
+        self.state.drew(sequence, token, now=self.now, step=pass_time)
         is_long = sequence.num_tokens >= self.state.max_len
         if is_long or len(sequence.output) >= self.lengths[sequence.key]:
             self.planner.completed(sequence, now=self.now)
-            self.state.end(sequence, FinishReason.LENGTH)
+            self.state.finish(sequence, FinishReason.LENGTH)
             self.ended.append(sequence)
 
     def step(self, num_passes: int = 1) -> list[PassItem]:
@@ -117,11 +121,13 @@ def make_planned(
     watermark: float = 0.0,
     max_running: int = 0,
     host_tokens: int = 0,
+    pace: float = 0.1,
 ) -> Planned:
     """One unit under this policy."""
     info = WorkerInfo("w", "w:1", Role.UNIFIED, "m", 1, chunk, block_size, blocks, 100_000, 8)
     lengths: dict[StreamKey, int] = {}
-    state = WorkerState(info, [0], [MARKER], lengths.__getitem__, host_tokens=host_tokens)
+    settings = WorkerSettings(end_of_reasoning=(MARKER,), host_tokens=host_tokens, reader_pace=pace)
+    state = WorkerState(info, [0], settings, lengths.__getitem__)
     planner = PassPlanner(policy, Limits(chunk, watermark, max_running))
     return Planned(state, planner, policy, lengths=lengths)
 

@@ -147,8 +147,7 @@ def test_a_critical_one_may_preempt_whoever_has_a_credit() -> None:
 
 def test_slack_does_not_duty_cycle_answers_in_and_out() -> None:
     """Answers that outrun their readers, more than fit: preemptions stay bounded by the levels."""
-    planned = make_planned(make(k=4), blocks=24, block_size=4)
-    planned.pace = 0.5
+    planned = make_planned(make(k=4), blocks=24, block_size=4, pace=0.5)
     for name in range(6):
         planned.come(name, 8, 24)
     planned.finish()

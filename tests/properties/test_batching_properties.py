@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.core.worker.sequence import SequenceState, Stage
+from headway.core.worker.events import Predicted
+from headway.core.worker.lifecycle import Stage
+from headway.core.worker.sequence import Sequence
 from headway.policies import registry
 from headway.policies.batching import Batching
 from headway.policies.batching.queue import RankedQueue
@@ -67,11 +69,11 @@ class Kept:
     def __init__(self, policy: Batching) -> None:
         self.planned = make_planned(policy, blocks=1000)
         self.policy = policy
-        self.queue: RankedQueue[SequenceState] = RankedQueue(policy)
+        self.queue: RankedQueue[Sequence] = RankedQueue(policy)
         self.num_come = 0
 
     @property
-    def sequences(self) -> list[SequenceState]:
+    def sequences(self) -> list[Sequence]:
         return list(self.planned.state.units[0].sequences.values())
 
     def change(self, name: str, which: int, size: int) -> None:
@@ -91,27 +93,28 @@ class Kept:
             sequence = self.sequences[which % len(self.sequences)]
             getattr(self, name)(sequence, size)
 
-    def run(self, sequence: SequenceState, size: int) -> None:
+    def run(self, sequence: Sequence, size: int) -> None:
         if sequence.stage is Stage.WAITING:
             self.planned.state.units[0].admit(sequence)
             self.queue.touch(sequence, now=self.planned.now)
 
-    def stop(self, sequence: SequenceState, size: int) -> None:
+    def stop(self, sequence: Sequence, size: int) -> None:
         if sequence.stage is Stage.RUNNING:
             self.policy.preempted(sequence, voluntary=bool(size % 2))
             self.planned.state.units[0].preempt(sequence, voluntary=bool(size % 2))
             self.queue.touch(sequence, now=self.planned.now)
 
-    def predict(self, sequence: SequenceState, size: int) -> None:
-        self.planned.state.predict(sequence.key, float(size), sequence.num_output_tokens)
+    def predict(self, sequence: Sequence, size: int) -> None:
+        answer = Predicted((sequence.key,), (sequence.num_output_tokens,), (float(size),))
+        self.planned.state.predictions.take(answer, self.planned.state.find)
         self.queue.touch(sequence, now=self.planned.now)
 
-    def end(self, sequence: SequenceState, size: int) -> None:
+    def end(self, sequence: Sequence, size: int) -> None:
         self.planned.state.units[0].remove(sequence)
         self.queue.discard(sequence.key)
         self.policy.forget(sequence.key)
 
-    def serve(self, sequence: SequenceState, size: int) -> None:
+    def serve(self, sequence: Sequence, size: int) -> None:
         """A pass over it and the next one, whatever their places; then only what it moved."""
         unit = self.planned.state.units[0]
         unit.changed.clear()
@@ -125,7 +128,7 @@ class Kept:
                 self.queue.touch(candidate, now=self.planned.now)
         self.queue.settle(chosen, now=self.planned.now)
 
-    def _advance(self, sequence: SequenceState, size: int) -> None:
+    def _advance(self, sequence: Sequence, size: int) -> None:
         """Compute a part of its prompt, or draw a token; not the last one, it stays."""
         self.planned.now += 0.01
         count = min(size, sequence.num_remaining)
@@ -253,8 +256,7 @@ def test_voluntary_preemptions_are_bounded_by_the_levels_of_a_request(
     name: str, load: list[tuple[int, int, int, int]], gamma: float, chunk: int, pace: float
 ) -> None:
     policy = make(name, gamma=gamma, seconds_per_token=1e-6, swap_per_token=1e-9)
-    planned = make_planned(policy, blocks=14, chunk=chunk)
-    planned.pace = pace
+    planned = make_planned(policy, blocks=14, chunk=chunk, pace=pace)
     run_to_the_end(planned, load)
     for sequence in planned.ended:
         num_levels = floor(log2(max(1, len(sequence.output)) / K)) + 2

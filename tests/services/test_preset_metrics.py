@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from headway.cluster import UnitId
 from headway.core.scheduler.core import SchedulerCore
 from headway.core.scheduler.events import Chosen, Considered, Decision, SendToWorker
-from headway.core.worker.plan import Preemptions
+from headway.core.worker.room import Preemptions
 from headway.core.worker.unit import PrefixCounts
 from headway.messages import Tuned
 from headway.request import StreamKey

@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 from headway.blocks import blocks_for
-from headway.core.worker.sequence import SequenceState
+from headway.core.worker.sequence import Kv
 from headway.forward_pass import Swap
+from headway.request import StreamKey
 
 
 class HostMemory:
     """Blocks ``first … first + num_blocks - 1`` of host memory, as large as the device's.
 
-    ``swapped_out`` and ``swapped_in``: for the next pass to carry out. A pass may read and write
-    blocks while it is in flight, so those that are let go come free when none is (``settle``).
+    ``swapped_out`` and ``swapped_in``: for the next pass to carry out. A pass in flight may use
+    blocks that were let go, so they come free when none is (``settle``).
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, first: int = 0) -> None:
         self._block_size = block_size
-        self._num_free = num_blocks
+        self.num_free = num_blocks
+        """Blocks that may be taken."""
         self._unused = first  # it and those behind it have never been taken
         self._free: list[int] = []
         self._leaving: list[int] = []
         self.swapped_out: list[Swap] = []
         self.swapped_in: list[Swap] = []
 
-    @property
-    def num_free(self) -> int:
-        """Blocks that may be taken."""
-        return self._num_free
-
     def grow(self, table: list[int], num_tokens: int) -> bool:
         """Extend ``table`` until it holds ``num_tokens``; False, and no change, without room."""
         missing = blocks_for(num_tokens, self._block_size) - len(table)
-        if missing > self._num_free:
+        if missing > self.num_free:
             return False
-        self._num_free -= max(0, missing)
+        self.num_free -= max(0, missing)
         for _ in range(missing):
             if self._free:
                 table.append(self._free.pop())
@@ -42,18 +39,14 @@ class HostMemory:
                 self._unused += 1
         return True
 
-    def release(self, sequence: SequenceState) -> None:
-        """It needs its place no more; a swap that has not begun is called off."""
-        if not sequence.host_blocks:
-            return
-        if sequence.swapping:
-            self.swapped_out = [swap for swap in self.swapped_out if swap.key != sequence.key]
-        self._leaving += sequence.host_blocks
-        sequence.host_blocks = []
+    def release(self, kv: Kv) -> None:
+        """Let go of its place."""
+        self._leaving += kv.host_blocks
+        kv.host_blocks = []
 
     def settle(self) -> None:
-        """No pass is in flight: what was let go comes free."""
-        self._num_free += len(self._leaving)
+        """Free what was let go: no pass is in flight."""
+        self.num_free += len(self._leaving)
         self._free += self._leaving
         self._leaving.clear()
 
@@ -62,22 +55,18 @@ class HostMemory:
         """Whether all that was let go has come free."""
         return not self._leaving
 
-    # --- swaps ------------------------------------------------------------------------
-
-    def swap_out(self, sequence: SequenceState) -> bool:
-        """Let its KV leave its blocks, which are given up next; False without room."""
-        if not self.grow(sequence.host_blocks, sequence.num_computed):
+    def swap_out(self, key: StreamKey, kv: Kv) -> bool:
+        """Have KV leave its blocks, which are given up next; False without room."""
+        if not self.grow(kv.host_blocks, kv.num_computed):
             return False
-        sequence.swapping = True
-        self.swapped_out.append(self._swap(sequence))
+        self.swapped_out.append(self._swap(key, kv))
         return True
 
-    def swap_in(self, sequence: SequenceState) -> None:
-        """Let its KV come back into the blocks that it has been given."""
-        self.swapped_in.append(self._swap(sequence))
-        self._leaving += sequence.host_blocks
-        sequence.host_blocks = []
+    def swap_in(self, key: StreamKey, kv: Kv) -> None:
+        """Have KV come back into the blocks that it has been given."""
+        self.swapped_in.append(self._swap(key, kv))
+        self.release(kv)
 
-    def _swap(self, sequence: SequenceState) -> Swap:
-        blocks = tuple(sequence.blocks[: blocks_for(sequence.num_computed, self._block_size)])
-        return Swap(sequence.key, blocks, sequence.num_computed, tuple(sequence.host_blocks))
+    def _swap(self, key: StreamKey, kv: Kv) -> Swap:
+        blocks = tuple(kv.blocks[: blocks_for(kv.num_computed, self._block_size)])
+        return Swap(key, blocks, kv.num_computed, tuple(kv.host_blocks))

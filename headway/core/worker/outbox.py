@@ -39,9 +39,9 @@ class TokenOutbox:
         reason: FinishReason | None,
         num_cached: int = 0,
     ) -> None:
-        """One token, with those of the steps before it; ``index`` is its own position.
+        """Add a token, with those of the steps before it; ``index`` is its own position.
 
-        ``num_cached`` of its prompt's tokens were in the cache: its first token says so.
+        ``num_cached``: tokens of its prompt that were in the cache; its first token says so.
         """
         pending = self._for(request)
         if num_cached and index == len(sampled.before):
@@ -56,12 +56,12 @@ class TokenOutbox:
         pending.finish_reasons.append(reason)
 
     def fail(self, request: Request, message: str) -> None:
-        """The request ended without a token."""
+        """Add the end of a request that has no token."""
         failure = StreamFailure(request.stream_id, FinishReason.ERROR, message)
         self._for(request).failures.append(failure)
 
     def flush(self) -> list[SendTokens]:
-        """What has been collected; the outbox is empty afterwards."""
+        """Return and clear what has been collected."""
         sends = [
             SendTokens(
                 gateway_id,

@@ -1,65 +1,108 @@
-"""Remaining lengths by the predictor: which hidden states a pass is asked for, and what comes back.
+"""How long requests still run: the predictor's answers, and estimates between them.
 
-Every request that decodes is asked for at its first pass here and then every k-th token (STAR,
-section 4). Nothing waits for an answer, and one that is lost is made up for k tokens later.
+A request that decodes is asked for at its first pass here and then every k-th token (STAR,
+section 4). Nothing waits for an answer; the next one makes up for one that is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
+from math import inf
 
 from headway.cluster import Role
 from headway.core.worker.events import AskPredictor, Predicted
-from headway.core.worker.state import WorkerState
+from headway.core.worker.sequence import Length, Sequence
 from headway.forward_pass import HiddenStates, PassItem
+from headway.policies.estimation import Estimation
+from headway.request import Request, StreamKey
+
+Oracle = Callable[[StreamKey], int]
+"""Tells how many tokens a request will have generated at its end: the simulator knows."""
+
+Find = Callable[[StreamKey], Sequence | None]
 
 
 class Predictions:
-    """One worker's; ``every``: k, tokens between predictions of a request, 0 for none at all.
+    """Keeps the ``Length`` of every request.
 
-    ``is_ranked_by``: whether the batching policy reads remaining lengths.
+    ``every``: k, tokens between two predictions of a request; 0 for none. ``estimation``: of
+    remaining lengths; without one a request's own prediction counts down.
     """
 
-    def __init__(self, state: WorkerState, every: int, *, is_ranked_by: bool = False) -> None:
-        self._state = state
-        self._every = every if state.info.role is not Role.PREFILL else 0
-        self._is_ranked_by = is_ranked_by
+    def __init__(
+        self, role: Role, every: int, oracle: Oracle | None, estimation: Estimation | None
+    ) -> None:
+        self._every = every if role is not Role.PREFILL else 0
+        self._oracle = oracle
+        self._estimation = estimation
         self.is_on = False
         """Whether there is a predictor that knows the model."""
+        self.ranks_requests = False
+        """Whether the batching policy reads remaining lengths."""
         self.is_reported = False
         """Whether the scheduler's policies read them in this worker's reports."""
 
-    def wanted(self, items: Sequence[PassItem]) -> tuple[int, ...]:
-        """The places of those whose turn it is; none where nobody reads what would come of it."""
-        is_read = self._is_ranked_by or self.is_reported
+    def of(self, request: Request) -> Length:
+        """Return what is known of a request that comes here; ``estimate`` follows."""
+        total, num_output_tokens = request.predicted_output_tokens, len(request.output_token_ids)
+        length = Length(total or None)
+        if self._oracle is not None:
+            length.true_total = self._oracle(request.key)
+        if request.is_predicted:
+            length.prediction = max(0.0, total - num_output_tokens)
+            length.predicted_at = num_output_tokens
+        return length
+
+    def estimate(self, sequence: Sequence) -> None:
+        """Estimate how long it still runs, where that is done."""
+        if self._estimation is None:
+            return
+        sequence.length.estimated_at = len(sequence.output)
+        remaining = self._estimation.remaining(sequence)
+        if remaining is not None:
+            sequence.length.total = len(sequence.output) + remaining
+
+    def drew(self, sequence: Sequence) -> bool:
+        """Note that a token was drawn; return whether there is a new estimate."""
+        estimation = self._estimation
+        if estimation is None:
+            return False
+        if len(sequence.output) - sequence.length.estimated_at < estimation.interval:
+            return False
+        self.estimate(sequence)
+        return True
+
+    # --- the predictor ----------------------------------------------------------------
+
+    def wanted(self, in_pass: Iterable[tuple[PassItem, Sequence]]) -> tuple[int, ...]:
+        """Return the places of requests whose turn it is; none if nobody reads the answers."""
+        is_read = self.ranks_requests or self.is_reported
         if not (is_read and self.is_on and self._every):
             return ()
-        return tuple(place for place, item in enumerate(items) if self._is_due(item))
+        return tuple(n for n, (item, s) in enumerate(in_pass) if self._is_due(item, s.length))
 
-    def _is_due(self, item: PassItem) -> bool:
+    def _is_due(self, item: PassItem, length: Length) -> bool:
         num_output_tokens = item.num_output_tokens
         if not (item.sample and num_output_tokens):
             return False
-        sequence = self._state.find(item.key)
-        assert sequence is not None, "the planner has just chosen it"
-        asked_at = sequence.asked_at
+        asked_at = length.asked_at
         if asked_at is not None and num_output_tokens - asked_at < self._every:
             return False
-        sequence.asked_at = num_output_tokens
+        length.asked_at = num_output_tokens
         return True
 
-    def ask(self, hidden: HiddenStates) -> list[AskPredictor]:
+    def ask(self, hidden: HiddenStates, find: Find) -> list[AskPredictor]:
         """Have the pass's hidden states scored, of those requests that go on here.
 
-        A state is of the last token that has been computed: the one drawn from it is the first
-        of those that remained.
+        A state is of the last computed token: the one drawn from it is the first of those that
+        remained.
         """
         rows: list[int] = []
         num_output_tokens: list[int] = []
         num_prompt_tokens: list[int] = []
         for row, key in enumerate(hidden.keys):
-            sequence = self._state.find(key)
-            if sequence is not None and not sequence.is_over:
+            sequence = find(key)
+            if sequence is not None and sequence.ended is None:
                 rows.append(row)
                 num_output_tokens.append(len(sequence.output) - 1)
                 num_prompt_tokens.append(sequence.num_prompt_tokens)
@@ -70,8 +113,27 @@ class Predictions:
             hidden = HiddenStates(keys, hidden.values[rows])
         return [AskPredictor(hidden, tuple(num_output_tokens), tuple(num_prompt_tokens))]
 
-    def take(self, predicted: Predicted) -> None:
-        """Believe what is a length, of requests that are here."""
+    def take(self, predicted: Predicted, find: Find) -> list[Sequence]:
+        """Note the predictor's answers; return the requests that they change.
+
+        Ignores what is no length, and answers that a later one has overtaken. ``weight`` is of
+        this answer against the request's earlier ones.
+        """
+        changed: list[Sequence] = []
         columns = (predicted.keys, predicted.num_output_tokens, predicted.remaining)
         for key, num_output_tokens, remaining in zip(*columns, strict=True):
-            self._state.predict(key, remaining, num_output_tokens, weight=predicted.weight)
+            sequence = find(key)
+            if sequence is None or not 0 <= remaining < inf:
+                continue
+            length = sequence.length
+            if length.prediction is not None:
+                if num_output_tokens < length.predicted_at:
+                    continue
+                before = length.predicted_at + length.prediction - num_output_tokens
+                weight = predicted.weight
+                remaining = max(0.0, (1 - weight) * before + weight * remaining)
+            length.total = num_output_tokens + remaining
+            length.prediction, length.predicted_at = remaining, num_output_tokens
+            self.estimate(sequence)
+            changed.append(sequence)
+        return changed

@@ -1,14 +1,14 @@
-"""What is sooner for KV that loses its blocks: to wait in host memory, or to be computed again."""
+"""Which is sooner for KV that loses its blocks: waiting in host memory, or being computed again."""
 
 from __future__ import annotations
 
 from headway.forward_pass import ForwardPass, PassResult
 
 _KEPT = 0.9
-"""Of what was measured before, with every new measurement."""
+"""Weight that earlier measurements keep at every new one."""
 
 _HOPE = 0.98
-"""A swap that was not tried is believed to be so much faster than it was, so that it is again."""
+"""Factor on the swap's time whenever it is passed over, so that it is tried again some day."""
 
 
 class _Rate:
@@ -47,7 +47,7 @@ class MemoryRates:
         return self._swap.per_token
 
     def ran(self, forward_pass: ForwardPass, result: PassResult) -> None:
-        """A pass has ended. Prefill is measured where it is most of a pass without swaps."""
+        """Measure a pass that has ended; prefill, where it is most of a pass without swaps."""
         swaps = (*forward_pass.swapped_out, *forward_pass.swapped_in)
         if swaps:
             if result.swap_time > 0.0:
@@ -58,7 +58,7 @@ class MemoryRates:
             self._prefill.add(result.pass_time, num_tokens)
 
     def swap_is_sooner(self, num_tokens: int, num_kept: int) -> bool:
-        """Whether ``num_tokens`` go out and come back before all but ``num_kept`` are computed."""
+        """Return whether ``num_tokens`` swap both ways before all but ``num_kept`` are computed."""
         prefill, swap = self.prefill_per_token, self.swap_per_token
         if prefill is None or swap is None:
             return True

@@ -1,68 +1,96 @@
-"""One request on a worker: its tokens, its blocks, and what a batching policy reads of it."""
+"""One request on a worker: its tokens, and parts that each belong to one module."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import dataclass, field
-from enum import Enum
 from math import inf
 
 from headway.blocks import BlockHash
-from headway.forward_pass import Sampled
+from headway.core.worker.lifecycle import Life, Stage
 from headway.messages import Handoff, HeldRequest
 from headway.request import FinishReason, Phase, Request, StreamKey
 
 
-class Stage(Enum):
-    """Where a sequence stands on this worker."""
+@dataclass(slots=True, eq=False)
+class Kv:
+    """The KV of tokens ``[0, num_computed)``: in blocks or in host memory (``unit.py``)."""
 
-    WAITING = "waiting"  # holds no blocks
-    RUNNING = "running"  # has blocks, takes part in passes
-    HANDOFF = "handoff"  # prefilled, keeps its blocks until another worker has them
-    ARRIVING = "arriving"  # its blocks are being filled by another worker
+    blocks: list[int] = field(default_factory=list)
+    host_blocks: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    hashes: list[BlockHash] = field(default_factory=list)
+    """Names of its full blocks, where prefixes are cached."""
+    num_named: int = 0
+    """Blocks that the pool knows the names of."""
+    num_hit_tokens: int = 0
+    """Tokens found in the cache when it was first admitted, or came to wait."""
 
 
 @dataclass(slots=True, eq=False)
-class SequenceState:
-    """One request on this worker; tokens ``[0, num_computed)`` have their KV in ``blocks``.
+class Departure:
+    """A request's way to another worker, from the order to the end (``departures.py``)."""
 
-    A batching policy reads it as a ``Candidate``.
-    """
+    handoff: Handoff
+    is_prefilled: bool
+    """Whether it was waiting for the order; one that decodes goes on meanwhile."""
+    num_rounds: int = 0
+    num_sent: int = 0
+    """Tokens whose KV has been sent, or is in the round under way."""
+    sending: list[int] = field(default_factory=list)
+    """Blocks of the round under way; the sender holds references of its own."""
+    is_stopping: bool = False
+    """Whether the sender has been told to give up."""
+
+
+@dataclass(slots=True, eq=False)
+class Length:
+    """How long the output becomes, in tokens (``prediction.py``)."""
+
+    total: float | None = None
+    """Predicted output tokens."""
+    true_total: int | None = None
+    """What the simulator knows."""
+    estimated_at: int = 0
+    """Output tokens at the last estimate."""
+    prediction: float | None = None
+    """Tokens still to come by the predictor's last answer."""
+    predicted_at: int = 0
+    """Output tokens when that answer was asked for."""
+    asked_at: int | None = None
+    """Output tokens when the predictor was asked last."""
+
+
+@dataclass(slots=True, eq=False)
+class Reader:
+    """What the client has to read (``reading.py``)."""
+
+    answer_start: int | None = 0
+    """Output tokens before the answer; None while it reasons."""
+    in_hand_until: float = -inf
+
+
+@dataclass(slots=True, eq=False)
+class Sequence(Life):
+    """One request on this worker. A batching policy reads it as a ``Candidate``."""
 
     request: Request
     unit: int
-    stage: Stage
     output: list[int]
-    blocks: list[int] = field(default_factory=list)
-    host_blocks: list[int] = field(default_factory=list)  # where its KV waits without blocks
-    num_computed: int = 0
-    num_cached_tokens: int = 0  # of the prompt, that this pool need not compute
-    num_preemptions: int = 0
-    num_voluntary: int = 0  # the voluntary ones of them
-    answer_start: int | None = 0  # output tokens before the answer, None while it reasons
-    in_hand_until: float = -inf
-    predicted_total: float | None = None  # output tokens
-    estimated_at: int = 0  # output tokens at that
-    prediction: float | None = None  # the predictor's last, in tokens still to come
-    predicted_at: int = 0  # output tokens when it was made
-    asked_at: int | None = None  # output tokens when the predictor was asked last
-    true_total: int | None = None
-    hashes: list[BlockHash] = field(default_factory=list)  # of its full blocks, where cached
-    num_named: int = 0  # of its blocks, that the pool has been told the hashes of
-    num_hit_tokens: int = 0  # found in the cache when it was first admitted, or came to wait
-    num_passes: int = 0  # in flight, that it is in
-    swapping: bool = False  # its KV is not in its host blocks before the pass has ended
-    returning: bool = False  # its KV is not in its blocks before the pass has ended
-    cancelled: bool = False
-    ended: FinishReason | None = None  # it stays until no pass touches its blocks
-    pauses: bool = False  # it is not in the pass that is being planned
-    hands_off: bool = False  # once its prompt is computed it awaits a handoff
-    is_told: bool = False  # the scheduler knows that it can move
-    moving: bool = False
-    leaving: Handoff | None = None  # where it goes when it is in no pass
-    num_rounds: int = 0  # of KV sent there while it runs
-    num_sent: int = 0  # tokens whose KV they were
-    sending: list[int] = field(default_factory=list)  # blocks of a round that is being sent
+    """Output tokens of all attempts."""
+    length: Length
+    reader: Reader
+    num_cached_tokens: int = 0
+    """Tokens of the prompt that this pool need not compute."""
+    hands_off: bool = False
+    """Whether another worker is to decode it."""
+    kv: Kv = field(default_factory=Kv)
+    departure: Departure | None = field(default=None, init=False)
+    is_told: bool = field(default=False, init=False)
+    """Whether the scheduler knows that it arrives, or that it can move."""
+    num_preemptions: int = field(default=0, init=False)
+    num_voluntary: int = field(default=0, init=False)
+    """Preemptions for a better request."""
     attained_tokens: int = field(init=False)
     key: StreamKey = field(init=False)
     """The attempt's name across the cluster."""
@@ -73,10 +101,7 @@ class SequenceState:
         seen = self.num_tokens - 1 if self.output else 0
         self.attained_tokens = max(0, seen - self.num_cached_tokens)
 
-    @property
-    def is_over(self) -> bool:
-        """Whether it draws no further token."""
-        return self.cancelled or self.ended is not None
+    # --- what a batching policy reads -------------------------------------------------
 
     @property
     def arrival_at(self) -> float:
@@ -86,58 +111,75 @@ class SequenceState:
     @property
     def running(self) -> bool:
         """Whether it holds blocks."""
-        return self.stage is not Stage.WAITING
+        return self.stage is not Stage.WAITING and self.stage is not Stage.SWAPPING_OUT
+
+    @property
+    def decoding(self) -> bool:
+        """Whether one more token in gives one more token out."""
+        return self.kv.num_computed > 0 and self.num_remaining == 1
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of the request as its client sent it."""
+        """Tokens of the prompt as its client sent it."""
         return len(self.request.prompt_token_ids)
 
     @property
     def num_output_tokens(self) -> int:
-        """By all attempts together."""
+        """Output tokens of all attempts."""
         return len(self.output)
 
     @property
     def num_kv_tokens(self) -> int:
-        """Tokens whose KV is in its blocks."""
-        return self.num_computed
+        """Tokens that have their KV."""
+        return self.kv.num_computed
 
     @property
     def phase(self) -> Phase:
         """What its reader waits for; a recompute does not change it."""
         if not self.output:
             return Phase.PREFILL
-        return Phase.REASONING if self.answer_start is None else Phase.ANSWERING
+        return Phase.REASONING if self.reader.answer_start is None else Phase.ANSWERING
 
     @property
     def num_phase_tokens(self) -> int:
         """Tokens since its phase began: computed ones in prefill, else generated ones."""
         if not self.output:
-            return self.num_computed
-        return len(self.output) - (self.answer_start or 0)
+            return self.kv.num_computed
+        return len(self.output) - (self.reader.answer_start or 0)
 
     @property
     def opens_answer(self) -> bool:
         """Whether its next token is the first that its reader sees."""
-        return self.answer_start == len(self.output)
+        return self.reader.answer_start == len(self.output)
+
+    @property
+    def in_hand_until(self) -> float:
+        """When its reader runs out of tokens, seconds since the epoch."""
+        return self.reader.in_hand_until
 
     @property
     def predicted_remaining(self) -> float | None:
         """Output tokens still to come, as predicted; 0 for one that has outlived that."""
-        if self.predicted_total is None:
-            return None
-        return max(0.0, self.predicted_total - len(self.output))
+        total = self.length.total
+        return None if total is None else max(0.0, total - len(self.output))
+
+    @property
+    def prediction(self) -> float | None:
+        """Tokens still to come when the predictor answered last."""
+        return self.length.prediction
 
     @property
     def num_tokens_since_prediction(self) -> int:
-        """Output tokens since the predictor's last word."""
-        return len(self.output) - self.predicted_at
+        """Output tokens since the predictor's last answer."""
+        return len(self.output) - self.length.predicted_at
 
     @property
     def true_remaining(self) -> int | None:
         """Output tokens still to come in truth."""
-        return None if self.true_total is None else self.true_total - len(self.output)
+        total = self.length.true_total
+        return None if total is None else total - len(self.output)
+
+    # --- tokens -----------------------------------------------------------------------
 
     @property
     def num_tokens(self) -> int:
@@ -147,49 +189,30 @@ class SequenceState:
     @property
     def num_remaining(self) -> int:
         """Tokens to compute before the next one can be drawn."""
-        return self.num_tokens - self.num_computed
+        return self.num_tokens - self.kv.num_computed
 
     @property
     def num_queued(self) -> int:
-        """Of those, what is work as far as it is known: what the cache had is none."""
-        num_hit = 0 if self.num_computed or self.running else self.num_hit_tokens
+        """Tokens of those that are work: what the cache holds for it is none."""
+        kv = self.kv
+        num_hit = 0 if kv.num_computed or self.running else kv.num_hit_tokens
         return self.num_remaining - num_hit
 
     @property
-    def decoding(self) -> bool:
-        """Whether one more token in gives one more token out."""
-        return self.num_computed > 0 and self.num_remaining == 1
-
-    def begin_at(self, num_tokens: int) -> None:
-        """So many tokens of its prompt were found in the cache."""
-        self.num_computed = num_tokens
-        if num_tokens > self.num_cached_tokens and not self.attained_tokens:
-            self.num_cached_tokens = num_tokens
+    def is_leaving(self) -> bool:
+        """Whether it has been told to go, and still will."""
+        return self.departure is not None and not self.departure.is_stopping
 
     def computed(self, num_tokens: int) -> None:
-        """So many more tokens have their KV."""
-        self.num_computed += num_tokens
-        attained = self.num_computed - self.num_cached_tokens
+        """Note that so many more tokens have their KV."""
+        kv = self.kv
+        kv.num_computed += num_tokens
+        attained = kv.num_computed - self.num_cached_tokens
         if attained > self.attained_tokens:
             self.attained_tokens = attained
 
-    def drew(self, sampled: Sampled, *, now: float, step: float, pace: float) -> None:
-        """Add a step's token and those of the steps before it, ``step`` seconds apart.
-
-        A reader takes ``pace`` seconds for a token, from when it is there and read are those
-        before it: the greater of two straight lines, so its ends tell.
-        """
-        self.output.extend(sampled.before)
-        self.output.append(sampled.token_id)
-        num_before = len(sampled.before)
-        self.computed(num_before)
-        if self.answer_start is not None:
-            reading = (1 + num_before) * pace
-            first_at = now - num_before * step
-            self.in_hand_until = max(self.in_hand_until + reading, first_at + reading, now + pace)
-
-    def tokens(self, start: int, stop: int) -> Sequence[int]:
-        """Token ids at positions ``start … stop - 1``."""
+    def tokens(self, start: int, stop: int) -> abc.Sequence[int]:
+        """Return the token ids at positions ``start … stop - 1``."""
         prompt = self.request.prompt_token_ids
         if start >= len(prompt):
             return tuple(self.output[start - len(prompt) : stop - len(prompt)])
@@ -198,7 +221,7 @@ class SequenceState:
         return (*prompt[start:], *self.output[: stop - len(prompt)])
 
     def finish_reason(self, eos_token_ids: frozenset[int], max_len: int) -> FinishReason | None:
-        """Why the sequence ends with its last token, or None. ``max_len`` in tokens."""
+        """Return why it ends with its last token, or None. ``max_len`` in tokens."""
         sampling, token_id = self.request.sampling, self.output[-1]
         if len(self.output) >= sampling.min_tokens:
             if not sampling.ignore_eos and token_id in eos_token_ids:
@@ -207,18 +230,20 @@ class SequenceState:
                 return FinishReason.STOP
         return FinishReason.LENGTH if self.is_full(max_len) else None
 
-    def is_full(self, max_len: int) -> bool:
-        """Whether it may not grow any longer; ``max_len`` in tokens."""
+    def is_full(self, max_len: float) -> bool:
+        """Return whether it may not grow any longer. ``max_len`` in tokens."""
         return len(self.output) >= self.request.sampling.max_tokens or self.num_tokens >= max_len
 
     def held(self) -> HeldRequest:
-        """As the scheduler is told of it."""
+        """Describe it to the scheduler."""
+        departure = self.departure
+        awaiting = departure.is_prefilled if departure else self.stage is Stage.PREFILLED
         return HeldRequest(
             key=self.key,
             request_id=self.request.request_id,
             unit=self.unit,
             num_tokens=self.num_tokens,
-            awaiting_handoff=self.stage is Stage.HANDOFF and self.leaving is None,
+            awaiting_handoff=awaiting,
             decoding=self.decoding,
             arriving=self.stage is Stage.ARRIVING,
         )

@@ -1,16 +1,24 @@
-"""One DP unit of a worker: its blocks, and the sequences that hold them or wait for some."""
+"""One DP unit of a worker: its blocks, and the requests that hold them or wait for some."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from headway.blocks import BlockHash, BlockPool, block_hash
-from headway.cluster import UnitLoad
+from headway.blocks import BlockHash, BlockPool, block_hash, chain_hashes
+from headway.cluster import UnitLoad, WorkerInfo
 from headway.core.worker.host import HostMemory
+from headway.core.worker.lifecycle import Event, Stage
 from headway.core.worker.rates import MemoryRates
-from headway.core.worker.sequence import SequenceState, Stage
-from headway.request import StreamKey
+from headway.core.worker.sequence import Sequence
+from headway.core.worker.settings import WorkerSettings
+from headway.request import Request, StreamKey
+
+HashesOf = Callable[[Request], abc.Sequence[BlockHash]]
+"""Names the full blocks of a prompt where its tokens cannot (the simulator)."""
+
+_CANDIDATES = (Stage.RUNNING, Stage.WAITING, Stage.SWAPPING_IN, Stage.SWAPPING_OUT)
 
 
 @dataclass(slots=True)
@@ -21,162 +29,162 @@ class PrefixCounts:
     num_hit_tokens: int = 0
 
 
-class UnitState:
-    """One DP unit: its block pool and its sequences, by key.
+class WorkerUnit:
+    """One DP unit: its block pool, its host memory, and its requests by key.
 
-    A preempted sequence's KV waits in ``host`` memory while there is room and ``rates`` say that
-    this is sooner, and is computed again otherwise.
-    ``changed``: who has come, gone, or changed what a batching policy reads, since a pass was
-    planned last; tokens computed by that pass need no mention. ``caches_output``: whether
-    generated tokens are cached as the prompt's are. ``swaps_beside``: whether KV comes back beside
-    a pass, and not before the one that its sequence is in.
+    ``changed``: requests that have come, gone, or changed what a batching policy reads since the
+    last plan; tokens computed by its pass need no mention.
     """
 
     def __init__(
         self,
         unit: int,
-        num_blocks: int,
-        block_size: int,
-        host_tokens: int = 0,
-        *,
-        caches_output: bool = False,
-        swaps_beside: bool = False,
-        rates: MemoryRates | None = None,
+        info: WorkerInfo,
+        settings: WorkerSettings,
+        rates: MemoryRates,
+        hashes_of: HashesOf | None = None,
     ) -> None:
         self.unit = unit
-        self.caches_output = caches_output
-        self._swaps_beside = swaps_beside
+        self._settings = settings
+        self._hashes_of = hashes_of
+        self._rates = rates
+        size = info.block_size
+        num_host = settings.host_tokens // size
+        self.pool = BlockPool(info.num_blocks, size, first=unit * info.num_blocks)
+        self.host = HostMemory(num_host, size, first=unit * num_host)
         self.prefix_counts = PrefixCounts()
-        self.pool = BlockPool(num_blocks, block_size, first=unit * num_blocks)
-        num_host_blocks = host_tokens // block_size
-        self.host = HostMemory(num_host_blocks, block_size, first=unit * num_host_blocks)
-        self._rates = rates or MemoryRates()
-        self.sequences: dict[StreamKey, SequenceState] = {}
+        self.sequences: dict[StreamKey, Sequence] = {}
         self.changed: dict[StreamKey, None] = {}
 
-    def candidate(self, key: StreamKey) -> SequenceState | None:
-        """The sequence of that name, if a forward pass may serve it."""
+    def candidate(self, key: StreamKey) -> Sequence | None:
+        """Return the request of that name if a forward pass may serve it."""
         sequence = self.sequences.get(key)
-        if sequence is None or sequence.is_over:
-            return None
-        return sequence if sequence.stage in (Stage.WAITING, Stage.RUNNING) else None
+        return sequence if sequence is not None and sequence.stage in _CANDIDATES else None
 
-    def add(self, sequence: SequenceState) -> None:
-        """Take a sequence in."""
+    def add(self, sequence: Sequence) -> None:
+        """Take a request in."""
+        request, kv = sequence.request, sequence.kv
+        if self._hashes_of is not None:
+            kv.hashes = list(self._hashes_of(request))
+        elif self._settings.prefix_caching:
+            token_ids = (*request.prompt_token_ids, *request.output_token_ids)
+            kv.hashes = chain_hashes(token_ids, self.pool.block_size)
+        if sequence.stage is Stage.WAITING and kv.hashes:
+            num_blocks = self.pool.count_cached(self.adoptable(sequence))
+            kv.num_hit_tokens = num_blocks * self.pool.block_size
         self.sequences[sequence.key] = sequence
         self.changed[sequence.key] = None
 
-    def move(self, sequence: SequenceState, stage: Stage) -> None:
-        """Let a sequence be at another stage."""
-        sequence.stage = stage
+    def move(self, sequence: Sequence, event: Event) -> None:
+        """Take a request to the stage that follows the event."""
+        sequence.advance(event)
         self.changed[sequence.key] = None
 
-    def admit(self, sequence: SequenceState) -> None:
+    # --- blocks -----------------------------------------------------------------------
+
+    def admit(self, sequence: Sequence) -> None:
         """Give it blocks for all of its tokens; there is room.
 
-        KV in host memory comes back. Without any it begins with the blocks of its prefix that are
-        cached here, but for the last token, which has to be computed.
+        KV in host memory comes back. Without any, it begins with cached blocks of its prefix, but
+        for the last token, which has to be computed.
         """
-        was_swapped = sequence.num_computed > 0
+        kv = sequence.kv
+        was_swapped = kv.num_computed > 0
         if not was_swapped:
             self._adopt(sequence)
-        granted = self.pool.grow(sequence.blocks, sequence.num_tokens)
+        granted = self.pool.grow(kv.blocks, sequence.num_tokens)
         assert granted, "room was made for it"
         if was_swapped:
-            self.host.swap_in(sequence)
-            if self._swaps_beside:
-                sequence.returning = True
-                sequence.num_passes += 1
-        self.move(sequence, Stage.RUNNING)
+            self.host.swap_in(sequence.key, kv)
+        is_beside = was_swapped and self._settings.swaps_beside
+        self.move(sequence, Event.SWAPS_IN if is_beside else Event.ADMITTED)
 
-    def adoptable(self, sequence: SequenceState) -> Sequence[BlockHash]:
-        """Hashes of the blocks that it may begin with: its last token has to be computed."""
-        return sequence.hashes[: (sequence.num_tokens - 1) // self.pool.block_size]
+    def adoptable(self, sequence: Sequence) -> abc.Sequence[BlockHash]:
+        """Return the names of blocks that it may begin with: its last token is computed."""
+        return sequence.kv.hashes[: (sequence.num_tokens - 1) // self.pool.block_size]
 
-    def look_up(self, sequence: SequenceState) -> None:
-        """What it would begin with now: not to be told of as work."""
-        num_blocks = self.pool.count_cached(self.adoptable(sequence)) if sequence.hashes else 0
-        sequence.num_hit_tokens = num_blocks * self.pool.block_size
-
-    def _adopt(self, sequence: SequenceState) -> None:
-        if not sequence.hashes and not self.caches_output:
+    def _adopt(self, sequence: Sequence) -> None:
+        kv = sequence.kv
+        if not kv.hashes and not self._settings.prefix_caching:
             return
-        sequence.num_named = self.pool.adopt(sequence.blocks, self.adoptable(sequence))
-        num_hit_tokens = sequence.num_named * self.pool.block_size
-        sequence.begin_at(num_hit_tokens)
+        kv.num_named = self.pool.adopt(kv.blocks, self.adoptable(sequence))
+        num_hit_tokens = kv.num_computed = kv.num_named * self.pool.block_size
+        if num_hit_tokens > sequence.num_cached_tokens and not sequence.attained_tokens:
+            sequence.num_cached_tokens = num_hit_tokens
         if not sequence.num_preemptions:
-            sequence.num_hit_tokens = num_hit_tokens
+            kv.num_hit_tokens = num_hit_tokens
             self.prefix_counts.num_asked_tokens += sequence.num_tokens
             self.prefix_counts.num_hit_tokens += num_hit_tokens
 
-    def cache(self, sequence: SequenceState) -> None:
-        """A token was drawn behind its full blocks, which vouches for them: others may use them.
+    def cache(self, sequence: Sequence) -> None:
+        """Let others use its full blocks: a token was drawn behind them, which vouches for them.
 
         Its last token has no KV yet, so the block that it fills is named one pass later.
         """
-        size = self.pool.block_size
-        num_full = sequence.num_computed // size
-        if num_full <= sequence.num_named:
+        kv, size = sequence.kv, self.pool.block_size
+        num_full = kv.num_computed // size
+        if num_full <= kv.num_named:
             return
-        hashes = sequence.hashes
-        if self.caches_output:
+        hashes = kv.hashes
+        if self._settings.prefix_caching:
             for n in range(len(hashes), num_full):
                 tokens = sequence.tokens(n * size, (n + 1) * size)
                 hashes.append(block_hash(hashes[-1] if hashes else None, tokens))
-        self.pool.cache(sequence.blocks, hashes, sequence.num_named, num_full)
-        sequence.num_named = num_full
+        self.pool.cache(kv.blocks, hashes, kv.num_named, num_full)
+        kv.num_named = num_full
 
-    def preempt(self, sequence: SequenceState, *, voluntary: bool = False) -> None:
-        """Take its blocks back; its KV waits in host memory, or is computed again."""
-        if not (self._is_swap_sooner(sequence) and self.host.swap_out(sequence)):
-            sequence.num_computed = 0
-        self.pool.release(sequence.blocks)
-        sequence.num_named = 0
-        self.move(sequence, Stage.WAITING)
+    def preempt(self, sequence: Sequence, *, voluntary: bool = False) -> None:
+        """Take its blocks; its KV goes to host memory if that is sooner than computing it again."""
+        kv, event = sequence.kv, Event.SWAPS_OUT
+        if not (self._is_swap_sooner(sequence) and self.host.swap_out(sequence.key, kv)):
+            kv.num_computed, event = 0, Event.PREEMPTED
+        self.pool.release(kv.blocks)
+        kv.num_named = 0
+        self.move(sequence, event)
         sequence.num_preemptions += 1
         sequence.num_voluntary += voluntary
 
-    def _is_swap_sooner(self, sequence: SequenceState) -> bool:
-        if not sequence.num_computed or not self.host.num_free:
+    def _is_swap_sooner(self, sequence: Sequence) -> bool:
+        kv = sequence.kv
+        if not kv.num_computed or not self.host.num_free:
             return False
-        num_kept = len(sequence.blocks) - self.pool.num_own(sequence.blocks)
-        return self._rates.swap_is_sooner(sequence.num_computed, num_kept * self.pool.block_size)
+        num_kept = len(kv.blocks) - self.pool.num_own(kv.blocks)
+        return self._rates.swap_is_sooner(kv.num_computed, num_kept * self.pool.block_size)
 
-    def miss(self, sequence: SequenceState) -> None:
-        """Its KV did not come back from host memory: it is computed again."""
-        self.pool.release(sequence.blocks)
-        sequence.num_computed = 0
-        self.move(sequence, Stage.WAITING)
+    def end_swap(self, sequence: Sequence, *, has_failed: bool) -> None:
+        """Note the end of a copy from or to host memory; one that failed has lost the KV."""
+        if has_failed:
+            self.pool.release(sequence.kv.blocks)
+            self.host.release(sequence.kv)
+            sequence.kv.num_computed = 0
+        self.move(sequence, Event.KV_LOST if has_failed else Event.SWAPPED)
 
-    def lose(self, sequence: SequenceState) -> None:
-        """Its KV did not get to host memory: it is computed again."""
-        self.host.release(sequence)
-        sequence.num_computed = 0
-        self.changed[sequence.key] = None
-
-    def remove(self, sequence: SequenceState) -> None:
-        """Forget a sequence and free its blocks, and its place in host memory."""
-        self.host.release(sequence)
-        self.pool.release(sequence.sending)
-        self.pool.release(sequence.blocks)
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a request and free its blocks, and its place in host memory."""
+        self.host.release(sequence.kv)
+        if sequence.departure is not None:
+            self.pool.release(sequence.departure.sending)
+        self.pool.release(sequence.kv.blocks)
         del self.sequences[sequence.key]
-        self.changed[sequence.key] = None
+        self.move(sequence, Event.RELEASED)
+
+    # --- load -------------------------------------------------------------------------
 
     def load(self) -> UnitLoad:
-        """Its load now, without phases."""
+        """Return its load now, without phases."""
         queued = running = kv_tokens = host_tokens = 0
         for sequence in self.sequences.values():
-            is_arriving = sequence.stage is Stage.ARRIVING
-            if sequence.blocks:
-                kv_tokens += sequence.num_tokens if is_arriving else sequence.num_computed
+            kv, stage = sequence.kv, sequence.stage
+            is_arriving = stage is Stage.ARRIVING
+            if kv.blocks:
+                kv_tokens += sequence.num_tokens if is_arriving else kv.num_computed
             else:
-                host_tokens += sequence.num_computed
+                host_tokens += kv.num_computed
             if is_arriving:
                 running += 1
+            elif stage is Stage.PREFILLED or stage is Stage.LEAVING:
                 continue
-            if sequence.stage is Stage.HANDOFF:
-                continue
-            if sequence.decoding:
+            elif sequence.decoding:
                 running += 1
             else:
                 queued += sequence.num_queued

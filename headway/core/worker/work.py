@@ -1,22 +1,22 @@
-"""What a worker's passes were made of, added up until it is reported: velocities come from it."""
+"""The work of a worker's passes, added up until it is reported: velocities come from it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from math import isfinite
 
-from headway.core.worker.sequence import SequenceState
-from headway.cost.pass_time import Share
-from headway.forward_pass import PassItem, PassResult
+from headway.core.worker.flight import Share
+from headway.cost.pass_time import Share as Work
+from headway.forward_pass import PassResult
 from headway.messages import PassWork
 
-_NOTHING = Share()
+_NOTHING = Work()
 
 
 class WorkMeter:
-    """Of units in lock-step a pass's part is the greatest of each term.
+    """Adds up passes with prompt tokens, and apart from them those that only decode.
 
-    Passes with prompt tokens and those that only decode are added up apart.
+    The units run in lock-step, so the greatest of each term counts.
     """
 
     def __init__(self) -> None:
@@ -24,8 +24,8 @@ class WorkMeter:
         self.is_on = False
         """Whether the scheduler reads it."""
 
-    def ran(self, in_pass: Iterable[tuple[PassItem, SequenceState]], result: PassResult) -> None:
-        """A pass has ended; one that took no time, or no one knows how long, does not count."""
+    def ran(self, in_pass: Iterable[Share], result: PassResult) -> None:
+        """Add a pass that has ended, unless it took no time, or nobody knows how long."""
         pass_time = result.pass_time
         if not (self.is_on and isfinite(pass_time) and pass_time > 0):
             return
@@ -48,13 +48,13 @@ class WorkMeter:
         )
 
     def take(self) -> tuple[PassWork, ...]:
-        """What has come together since this was asked last."""
+        """Return and clear what was added since the last call."""
         work = tuple(sums for _, sums in sorted(self._sums.items()))
         self._sums.clear()
         return work
 
 
-def _share(in_pass: Iterable[tuple[PassItem, SequenceState]]) -> Share:
+def _share(in_pass: Iterable[Share]) -> Work:
     units: dict[int, list[int]] = {}
     for item, sequence in in_pass:
         part = units.setdefault(sequence.unit, [0, 0, 0, 0])
@@ -67,4 +67,4 @@ def _share(in_pass: Iterable[tuple[PassItem, SequenceState]]) -> Share:
             part[1] += count * item.start
     if not units:
         return _NOTHING
-    return Share(*(max(term) for term in zip(*units.values(), strict=True)))
+    return Work(*(max(term) for term in zip(*units.values(), strict=True)))

@@ -157,7 +157,7 @@ def test_a_move_out_of_host_memory_waits_until_the_kv_is_there() -> None:
 
 def test_host_blocks_of_a_swap_in_flight_come_free_when_the_pass_has_ended() -> None:
     worker = crowded(100)
-    host = worker.core._state.units[0].host
+    host = worker.core.units[0].host
     until_preempted(worker)
     num_taken = 25 - host.num_free
     assert num_taken

@@ -47,7 +47,7 @@ def test_a_request_is_admitted_with_blocks_for_all_of_its_tokens() -> None:
     planned = make_planned(Fcfs(), blocks=10, chunk=4)
     sequence = planned.come(1, 30, 2)
     planned.step()
-    assert len(sequence.blocks) == 8
+    assert len(sequence.kv.blocks) == 8
 
 
 def test_admission_leaves_a_watermark_free_for_the_growth_of_those_that_run() -> None:
@@ -151,7 +151,7 @@ def test_one_that_was_preempted_computes_its_tokens_again_and_ends() -> None:
     planned.step(4)
     planned.come(1, 8, 2)
     planned.step()
-    assert (victim.num_computed, victim.blocks, victim.num_voluntary) == (0, [], 1)
+    assert (victim.kv.num_computed, victim.kv.blocks, victim.num_voluntary) == (0, [], 1)
     planned.finish()
     assert planned.planner.preemptions.by_request == {0: 1, 1: 1}
 
@@ -237,9 +237,9 @@ def test_who_finds_no_place_in_the_pass_pauses_and_keeps_its_blocks() -> None:
     assert names(planned.step()) == [3, 2]
     planned.come(4, 4, 2)
     assert names(planned.step()) == [4, 3]
-    assert paused.blocks
+    assert paused.kv.blocks
     assert not paused.num_preemptions
-    assert not never_served.blocks
+    assert not never_served.kv.blocks
 
 
 def test_growth_takes_the_blocks_of_one_that_is_paused() -> None:
@@ -248,7 +248,7 @@ def test_growth_takes_the_blocks_of_one_that_is_paused() -> None:
     planned.step()
     served = planned.come(1, 10, 8)
     assert names(planned.step(2)) == [1]
-    assert paused.blocks
+    assert paused.kv.blocks
     planned.step(4)
     assert (paused.num_preemptions, served.num_preemptions) == (1, 0)
     planned.finish()

@@ -43,7 +43,7 @@ def asking_worker(role: Role = Role.UNIFIED) -> WorkerHarness:
 def reporting_worker() -> WorkerHarness:
     """Estimates as a live worker does, and reports after every pass."""
     harness = make_worker()
-    info = harness.core._state.info
+    info = harness.core.info
     settings = WorkerSettings(report_interval=0.0, predict_every=5)
     core = WorkerCore(info, [0], Sarathi(), settings, estimation=Countdown(CountdownParams(5)))
     worker = WorkerHarness(core, info.block_size)
@@ -111,7 +111,7 @@ def test_nothing_is_asked_for_where_nobody_reads_lengths() -> None:
 
 
 def test_a_batching_policy_that_ranks_by_lengths_has_them_predicted() -> None:
-    info = make_worker().core._state.info
+    info = make_worker().core.info
     worker = WorkerHarness(
         WorkerCore(info, [0], Trail(), WorkerSettings(predict_every=5)), info.block_size
     )
@@ -210,8 +210,9 @@ def test_a_prediction_moves_with_its_request() -> None:
     source.run_pass()
     assert transfer(source, target)
     target.run_pass()
-    (moved,) = [s for u in target.core._state.units for s in u.sequences.values()]
-    assert moved.predicted_total == 31.0
-    assert moved.prediction is not None
-    assert moved.predicted_at + moved.prediction == 31.0  # later ones are weighed against it
+    (moved,) = [s for u in target.core.units for s in u.sequences.values()]
+    length = moved.length
+    assert length.total == 31.0
+    assert length.prediction is not None
+    assert length.predicted_at + length.prediction == 31.0  # later ones are weighed against it
     assert asked(target)[0] == (len(moved.output) - 1,)

@@ -1,0 +1,177 @@
+"""Requests that go to another worker: full blocks while they run, the rest when they have stopped.
+
+Each round sends what was computed during the one before it, so that little is left for the pause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from headway.core.worker.events import StartTransfer, StopTransfer, TransferEnded, WorkerAction
+from headway.core.worker.lifecycle import Event, Stage
+from headway.core.worker.sequence import Departure, Sequence
+from headway.core.worker.state import WorkerState
+from headway.messages import Handoff, HandoffResult
+from headway.request import FinishReason, StreamKey
+
+_DECODE = (Stage.RUNNING, Stage.WAITING, Stage.SWAPPING_IN, Stage.SWAPPING_OUT)
+
+
+def start_handoff(state: WorkerState, handoff: Handoff, most_rounds: int) -> list[WorkerAction]:
+    """Send a request's KV to its target; nothing to do if that is under way, or begins later.
+
+    A request that decodes may move, too: it leaves at the end of the pass that it is in.
+    """
+    sequence = state.find(handoff.key)
+    if sequence is None or handoff.target_worker_id == state.info.worker_id:
+        return [_not_held(handoff)]
+    if sequence.ended is not None or not _may_leave(sequence):
+        return [_not_held(handoff)]
+    if sequence.departure is not None:
+        return []
+    is_prefilled = sequence.stage is Stage.PREFILLED
+    sequence.departure = Departure(handoff, is_prefilled)
+    return [leave(state, sequence)] if is_prefilled else _go_on(state, sequence, most_rounds)
+
+
+def _may_leave(sequence: Sequence) -> bool:
+    """Return whether its prefill is done: it awaits a handoff, decodes, or leaves already."""
+    if sequence.stage is Stage.PREFILLED or sequence.stage is Stage.LEAVING:
+        return True
+    return sequence.stage in _DECODE and sequence.decoding
+
+
+def _go_on(state: WorkerState, sequence: Sequence, most_rounds: int) -> list[WorkerAction]:
+    """Send another round, or the rest now, or nothing: the rest follows when it is in no pass."""
+    departure, kv = sequence.departure, sequence.kv
+    assert departure is not None, "it has been told where to go"
+    pool = state.units[sequence.unit].pool
+    size = pool.block_size
+    num_unsent = kv.num_computed - departure.num_sent
+    is_early = departure.num_rounds < most_rounds and num_unsent >= size
+    if is_early and sequence.stage is Stage.RUNNING:  # full blocks stay as they are meanwhile
+        first, stop = departure.num_sent // size, kv.num_computed // size
+        departure.sending = pool.share(kv.blocks[first:stop])
+        part = _transfer(sequence, departure, stop * size, more=True)
+        departure.num_sent = stop * size
+        departure.num_rounds += 1
+        return [part]
+    is_free = not sequence.num_passes and sequence.stage is not Stage.SWAPPING_OUT
+    return [leave(state, sequence)] if is_free else []
+
+
+def end_round(state: WorkerState, key: StreamKey, most_rounds: int) -> list[WorkerAction]:
+    """Go on after a round; a request that lost its KV, or is over, goes nowhere."""
+    sequence = state.find(key)
+    departure = None if sequence is None else sequence.departure
+    if sequence is None or departure is None or not departure.sending:
+        return []
+    state.units[sequence.unit].pool.release(departure.sending)
+    if departure.is_stopping:
+        return []
+    if sequence.ended is not None:  # the end of its pass stops the transfer
+        return [] if sequence.num_passes else call_off(sequence)
+    if not _may_leave(sequence) or sequence.kv.num_computed < departure.num_sent:
+        return call_off(sequence)
+    return _go_on(state, sequence, most_rounds)
+
+
+def leave(state: WorkerState, sequence: Sequence) -> StartTransfer:
+    """Stop a request and send the rest of its KV; it goes on here if that fails."""
+    assert sequence.departure is not None, "it has been told where to go"
+    state.units[sequence.unit].move(sequence, Event.DEPARTS)
+    return _transfer(sequence, sequence.departure, sequence.kv.num_computed)
+
+
+def leave_all(state: WorkerState, sequences: Iterable[Sequence]) -> list[WorkerAction]:
+    """Let those leave that are to, are in no pass, and have no round under way."""
+    actions: list[WorkerAction] = []
+    for sequence in sequences:
+        departure = sequence.departure
+        if departure is None or departure.is_stopping:
+            continue
+        if not (departure.sending or sequence.num_passes):
+            actions.append(leave(state, sequence))
+    return actions
+
+
+def call_off(sequence: Sequence) -> list[WorkerAction]:
+    """Give up the move, if any, of a request that ended or lost its KV before it could leave."""
+    departure = sequence.departure
+    if departure is None or departure.is_stopping:
+        return []
+    if departure.num_rounds:
+        departure.is_stopping = True
+        return [StopTransfer(sequence.key)]
+    sequence.departure = None
+    return [_not_held(departure.handoff)]
+
+
+def end_transfer(state: WorkerState, event: TransferEnded) -> HandoffResult:
+    """Forget a request that its target has; go on holding one that it has not."""
+    sequence = state.find(event.key)
+    retriable = sequence is not None and sequence.ended is not FinishReason.CANCELLED
+    if sequence is not None:
+        if event.ok:
+            state.units[sequence.unit].remove(sequence)
+            state.news.has_freed_blocks = True
+        else:
+            _keep(state, sequence)
+    return HandoffResult(
+        event.key,
+        event.target_worker_id,
+        event.target_unit,
+        ok=event.ok,
+        retriable=retriable,
+        message=event.message,
+    )
+
+
+def _keep(state: WorkerState, sequence: Sequence) -> None:
+    """Go on with a request whose transfer has failed."""
+    unit, departure = state.units[sequence.unit], sequence.departure
+    if departure is None:
+        return
+    unit.pool.release(departure.sending)
+    sequence.departure = None
+    unit.changed[sequence.key] = None
+    if sequence.ended is not None:
+        if not sequence.num_passes:
+            state.forget(sequence)
+    elif sequence.stage is Stage.LEAVING:
+        if departure.is_prefilled and sequence.hands_off:
+            unit.move(sequence, Event.HOLDS_ON)
+        else:
+            unit.move(sequence, Event.RUNS_ON if sequence.kv.blocks else Event.WAITS_ON)
+
+
+def _transfer(
+    sequence: Sequence, departure: Departure, num_computed_tokens: int, *, more: bool = False
+) -> StartTransfer:
+    """Return the sender's order: tokens before ``num_sent`` have been sent already."""
+    return StartTransfer(
+        request=replace(
+            sequence.request,
+            output_token_ids=tuple(sequence.output),
+            predicted_output_tokens=sequence.length.total or 0.0,
+            is_predicted=sequence.length.prediction is not None,
+        ),
+        num_computed_tokens=num_computed_tokens,
+        blocks=tuple(sequence.kv.blocks),
+        handoff=departure.handoff,
+        host_blocks=tuple(sequence.kv.host_blocks),
+        first_token=departure.num_sent,
+        more=more,
+    )
+
+
+def _not_held(handoff: Handoff) -> HandoffResult:
+    return HandoffResult(
+        handoff.key,
+        handoff.target_worker_id,
+        handoff.target_unit,
+        ok=False,
+        retriable=False,
+        message="this worker does not hold the request for a handoff",
+    )

@@ -1,0 +1,142 @@
+"""Passes in flight: which requests they hold, and what is planned behind one of them.
+
+A pass may be planned while another one is in flight. Its requests are planned as if that one had
+ended: their tokens computed, and ``PENDING`` for each that it draws, which the backend fills in. An
+end or a cancellation that nobody could know of costs a row, whose token is dropped. Such a plan
+preempts nobody: where it would have to, the next pass is planned when none is in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from headway.cluster import Role
+from headway.core.worker.departures import call_off, leave_all
+from headway.core.worker.events import PassFailed, WorkerAction
+from headway.core.worker.lifecycle import Stage
+from headway.core.worker.sequence import Sequence
+from headway.core.worker.state import WorkerState
+from headway.forward_pass import PENDING, ForwardPass, PassItem
+from headway.request import StreamKey
+
+Share = tuple[PassItem, Sequence]
+"""A request's part of a pass."""
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A pass in flight."""
+
+    forward_pass: ForwardPass
+    in_pass: list[Share]
+    swapped_out: list[Sequence]
+    """Requests whose KV it copies to host memory."""
+    returning: list[Sequence]
+    """Requests whose KV comes back beside it."""
+    dispatches: list[int]
+    """Dispatches that it is the first pass since."""
+    is_short: bool
+    """Whether a request found no room in it that preemption could have made."""
+
+    def __post_init__(self) -> None:
+        for _, sequence in self.in_pass:
+            sequence.num_passes += 1
+        for sequence in self.returning:
+            sequence.num_passes += 1
+
+    def land(self, pass_id: int) -> None:
+        """Note that it has ended: its requests are in one pass less."""
+        assert self.forward_pass.pass_id == pass_id, "passes end as they begin"
+        for _, sequence in self.in_pass:
+            sequence.num_passes -= 1
+        for sequence in self.returning:
+            sequence.num_passes -= 1
+
+    def end_swaps(
+        self, state: WorkerState, failed: Collection[StreamKey] = ()
+    ) -> list[WorkerAction]:
+        """Note that KV has been copied, all but that of the ``failed``; let those leave that wait.
+
+        A request that was cancelled on its way to host memory calls its move off.
+        """
+        actions: list[WorkerAction] = []
+        for sequence in self.swapped_out:
+            if sequence.stage is Stage.SWAPPING_OUT:
+                has_failed = sequence.key in failed
+                state.units[sequence.unit].end_swap(sequence, has_failed=has_failed)
+            if sequence.ended is None and sequence.kv.host_blocks:
+                actions += leave_all(state, [sequence])
+            else:
+                actions += call_off(sequence)
+        for sequence in self.returning:
+            if sequence.ended is not None:
+                state.finish(sequence, sequence.ended)
+            else:
+                has_failed = sequence.key in failed
+                state.units[sequence.unit].end_swap(sequence, has_failed=has_failed)
+            if sequence.ended is None and sequence.kv.blocks:
+                actions += leave_all(state, [sequence])
+            else:
+                actions += call_off(sequence)
+        return actions
+
+    def fail(self, state: WorkerState, event: PassFailed) -> list[WorkerAction]:
+        """End the requests at fault, all of them if none is named; the others are planned again."""
+        self.land(event.pass_id)
+        swapped = {sequence.key for sequence in (*self.swapped_out, *self.returning)}
+        # A failure that names nobody may have come before the swaps: computing again is sure.
+        actions = self.end_swaps(state, event.keys or swapped)
+        blamed = set(event.keys) & ({item.key for item, _ in self.in_pass} | swapped)
+        for item, sequence in self.in_pass:
+            if sequence.ended is not None:
+                state.finish(sequence, sequence.ended)
+            elif item.start != sequence.kv.num_computed:
+                continue  # the pass before it has failed, not this request
+            elif not blamed or item.key in blamed:
+                state.fail(sequence, event.message)
+            if sequence.ended is None:
+                actions += leave_all(state, [sequence])
+            else:
+                actions += call_off(sequence)
+        return actions
+
+    def can_be_followed(self, state: WorkerState) -> bool:
+        """Return whether another pass may be planned behind this one, the only one in flight.
+
+        False while KV is copied, while a request that leaves waits for its last pass, or if this
+        pass was planned behind one that failed. A prefill worker never runs ahead: its passes are
+        long, and a dispatch is to find their ends.
+        """
+        forward_pass = self.forward_pass
+        if state.info.role is Role.PREFILL or self.is_short or forward_pass.num_steps > 1:
+            return False
+        if forward_pass.swapped_out or forward_pass.swapped_in:
+            return False
+        if not all(unit.host.is_settled for unit in state.units):
+            return False
+        is_decoding = False
+        for item, sequence in self.in_pass:
+            if sequence.is_leaving or sequence.kv.num_computed != item.start:
+                return False
+            is_decoding = is_decoding or item.sample
+        return is_decoding
+
+
+@contextmanager
+def taken_for_granted(in_pass: list[Share]) -> Iterator[None]:
+    """Count a pass's tokens as computed and drawn, for as long as the next one is planned."""
+    before: list[tuple[int, int]] = []
+    for item, sequence in in_pass:
+        before.append((sequence.kv.num_computed, sequence.attained_tokens))
+        sequence.computed(len(item.token_ids))
+        if item.sample:
+            sequence.output.append(PENDING)
+    try:
+        yield
+    finally:
+        for (item, sequence), counts in zip(in_pass, before, strict=True):
+            sequence.kv.num_computed, sequence.attained_tokens = counts
+            if item.sample:
+                sequence.output.pop()

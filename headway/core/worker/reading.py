@@ -1,0 +1,53 @@
+"""What each client has to read: where its answer begins, and for how long it has tokens."""
+
+from __future__ import annotations
+
+from headway.core.reasoning import Markers
+from headway.core.worker.sequence import Reader, Sequence
+from headway.core.worker.settings import WorkerSettings
+from headway.forward_pass import Sampled
+from headway.request import Request
+
+
+class Readers:
+    """Keeps the ``Reader`` of every request."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._markers = Markers(settings.end_of_reasoning, settings.start_of_reasoning)
+        self._pace = settings.reader_pace
+
+    def of(self, request: Request, output: list[int]) -> Reader:
+        """Return the reader of a request that comes here."""
+        if not request.reasons:
+            return Reader(0)
+        return Reader(self._markers.answer_start(request.prompt_token_ids, output))
+
+    def extended(self, sequence: Sequence) -> None:
+        """Look for the answer in tokens that another worker has drawn."""
+        if sequence.reader.answer_start is None:
+            sequence.reader.answer_start = self.of(sequence.request, sequence.output).answer_start
+
+    def drew(self, sequence: Sequence, sampled: Sampled, *, now: float, step: float) -> bool:
+        """Note a pass's tokens, ``step`` seconds apart; return whether the answer begins.
+
+        Each token takes ``pace`` seconds to read, from when it has come and those before it are
+        read. The end is a maximum of two linear functions, so the first and last token say it.
+        """
+        reader, num_drawn = sequence.reader, 1 + len(sampled.before)
+        if reader.answer_start is None:
+            return self._looks_like_answer(sequence, num_drawn)
+        pace = self._pace
+        reading = num_drawn * pace
+        first_at = now - (num_drawn - 1) * step
+        reader.in_hand_until = max(reader.in_hand_until + reading, first_at + reading, now + pace)
+        return False
+
+    def _looks_like_answer(self, sequence: Sequence, num_drawn: int) -> bool:
+        """Find it behind the newest token; or all is answer, if the first tokens do not think."""
+        markers, output = self._markers, sequence.output
+        is_decided = len(output) - num_drawn < markers.decided_at <= len(output)
+        if markers.ends_with_end(output):
+            sequence.reader.answer_start = len(output)
+        elif is_decided and markers.never_thinks(sequence.request.prompt_token_ids, output):
+            sequence.reader.answer_start = 0
+        return sequence.reader.answer_start is not None

@@ -1,0 +1,148 @@
+"""What a worker tells the scheduler: ends of passes, loads, and all that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from math import inf, nan
+
+from headway.cluster import UnitLoad
+from headway.core.worker.drain import newly_movable
+from headway.core.worker.lifecycle import Stage
+from headway.core.worker.sequence import Sequence
+from headway.core.worker.state import WorkerState
+from headway.core.worker.unit import WorkerUnit
+from headway.core.worker.work import WorkMeter
+from headway.messages import EndForward, LoadReport, RunningRequests, Snapshot, WantedReports
+from headway.policies.rescheduling import Horizon, simulate_future
+from headway.request import FinishReason, Phase
+
+FRESH_TOKENS = 500
+"""An answer's first quantum (PASCAL, Algorithm 2: ``a_i``)."""
+
+
+class Reports:
+    """Reports on one worker, ``interval`` seconds apart where nothing else calls for one."""
+
+    def __init__(self, state: WorkerState, interval: float) -> None:
+        self._state = state
+        self._interval = interval
+        self._wants = WantedReports()
+        self._reported_at = self._load_reported_at = 0.0
+        self.work = WorkMeter()
+        self.draining = False
+
+    @property
+    def due_at(self) -> float:
+        """When the next report is due, seconds."""
+        return self._reported_at + self._interval
+
+    def is_due(self, now: float) -> bool:
+        """Return whether a report is due though nothing calls for it."""
+        return now - self._reported_at >= self._interval
+
+    def greet(self, wants: WantedReports) -> tuple[Snapshot, LoadReport | None]:
+        """Return all that is held for a new scheduler, and the load if it wants that now."""
+        self._wants = wants
+        self._state.predictions.is_reported = wants.lengths
+        self.work.is_on = wants.work
+        self._state.news.finished.clear()  # the snapshot says it by leaving them out
+        return self.snapshot(), self.load_report(self._reported_at)
+
+    def end_forward(
+        self, pass_id: int, pass_time: float, dispatch_ids: Iterable[int], now: float
+    ) -> EndForward:
+        """Return the report of a pass, with all news since the last one."""
+        state, news = self._state, self._state.news
+        self._reported_at = now
+        if state.lets_go:
+            news.prefilled += newly_movable(state)
+        answering = [state.find(key) for key in news.answering]
+        report = EndForward(
+            pass_id=pass_id,
+            pass_time=pass_time,
+            dispatch_ids=tuple(dispatch_ids),
+            loads=self._loads(now),
+            prefilled=tuple(news.prefilled),
+            finished=tuple(news.finished),
+            answering=tuple(
+                s.held()
+                for s in answering
+                if s is not None and s.ended is not FinishReason.CANCELLED
+            ),
+            work=self.work.take(),
+        )
+        news.clear()
+        return report
+
+    def _loads(self, now: float) -> tuple[UnitLoad, ...]:
+        if self._wants.phases:
+            return tuple(_with_phases(unit, now) for unit in self._state.units)
+        return self._state.loads
+
+    def load_report(self, now: float) -> LoadReport | None:
+        """Return what runs, at intervals; that nothing does, at once; else None."""
+        wants, units = self._wants, self._state.units
+        is_due = now - self._load_reported_at >= wants.load_interval
+        if not is_due:
+            is_empty = not any(unit.sequences for unit in units)
+            if wants.load_interval == inf or not is_empty:
+                return None
+        self._load_reported_at = now
+        horizon = Horizon(wants.num_steps, wants.step_tokens)
+        return LoadReport(tuple(_running_requests(unit, horizon) for unit in units))
+
+    def snapshot(self) -> Snapshot:
+        """Return all that is held; what becomes of an arrival is reported later."""
+        state = self._state
+        state.news.prefilled.clear()  # the snapshot says it: awaiting_handoff
+        sequences = [s for unit in state.units for s in unit.sequences.values()]
+        for sequence in sequences:
+            if sequence.stage is Stage.ARRIVING:
+                sequence.is_told = True
+        held = tuple([s.held() for s in sequences])
+        return Snapshot(state.info, state.loads, held, self.draining)
+
+
+def _with_phases(unit: WorkerUnit, now: float) -> UnitLoad:
+    """Return the unit's load with ``r_i``, ``a_i`` and ``t_i`` of PASCAL."""
+    num_reasoning = num_fresh = 0
+    is_on_schedule = True
+    for sequence in unit.sequences.values():
+        if sequence.phase is not Phase.ANSWERING:
+            num_reasoning += sequence.request.reasons
+            continue
+        num_fresh += sequence.num_phase_tokens < FRESH_TOKENS
+        if not _is_on_schedule(sequence, now):
+            is_on_schedule = False
+    return replace(
+        unit.load(),
+        num_reasoning=num_reasoning,
+        num_fresh_answering=num_fresh,
+        is_on_schedule=is_on_schedule,
+    )
+
+
+def _is_on_schedule(sequence: Sequence, now: float) -> bool:
+    """Return whether its reader has tokens in hand, or is about to be given the first."""
+    if sequence.opens_answer:
+        return sequence.running
+    return sequence.reader.in_hand_until >= now
+
+
+def _running_requests(unit: WorkerUnit, horizon: Horizon) -> RunningRequests:
+    running = [
+        s
+        for s in unit.sequences.values()
+        if s.stage in (Stage.RUNNING, Stage.SWAPPING_IN, Stage.ENDING) and s.decoding
+    ]
+    num_tokens = tuple(s.kv.num_computed for s in running)
+    remaining = tuple(_remaining(s) for s in running)
+    keys = tuple(s.key for s in running)
+    future = simulate_future(num_tokens, remaining, horizon)
+    return RunningRequests(unit.unit, keys, num_tokens, remaining, tuple(future.tolist()))
+
+
+def _remaining(sequence: Sequence) -> float:
+    remaining = sequence.predicted_remaining
+    return nan if remaining is None else remaining

@@ -1,0 +1,150 @@
+"""Room in a DP unit's blocks for one plan: who fits, and who is preempted for whom."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from headway.blocks import blocks_for
+from headway.core.worker.lifecycle import Stage
+from headway.core.worker.sequence import Sequence
+from headway.core.worker.unit import WorkerUnit
+from headway.policies.batching import Batching
+from headway.policies.batching.queue import Place
+
+
+@dataclass(slots=True)
+class Preemptions:
+    """How often requests lost their blocks: for better ones, and by others' KV growth."""
+
+    num_voluntary: int = 0
+    num_forced: int = 0
+    by_request: Counter[int] = field(default_factory=Counter)
+    """Completed requests by how often they were preempted."""
+
+
+class Room:
+    """Finds blocks for the requests of one plan, in the policy's order.
+
+    A request enters with blocks for all of its tokens and only while a ``watermark`` of blocks
+    stays free for the growth of those that run (unless nothing runs). A better one that does not
+    fit takes the blocks of those behind it, if the policy lets it and that is enough. Growth takes
+    blocks from the end of the order.
+    ``running``: those that hold blocks, best first. ``gently``: preempt nobody.
+    """
+
+    def __init__(
+        self,
+        unit: WorkerUnit,
+        policy: Batching,
+        running: list[Place[Sequence]],
+        preemptions: Preemptions,
+        watermark: float,
+        *,
+        now: float,
+        gently: bool,
+    ) -> None:
+        self._unit = unit
+        self._policy = policy
+        self._running = running
+        self._preemptions = preemptions
+        self._spare = int(watermark * unit.pool.num_blocks)
+        self._now = now
+        self._gently = gently
+        self.turn = 0
+        """Those before this place have had their turn."""
+        self.end = len(running)
+        """Those from this place on were preempted by growth."""
+        self.is_open = True
+        """Whether others may still be admitted."""
+        self.is_short = False
+        """Whether a preemption would have been needed, where none is allowed."""
+        self.yielded: Place[Sequence] | None = None
+        """The best of those that made room: nobody behind it enters."""
+
+    def admit(self, sequence: Sequence, *, is_hopeless: bool) -> bool:
+        """Give it blocks for all of its tokens; where it does not fit, nobody behind it enters."""
+        victims: list[Place[Sequence]] = []
+        if not self._fits(sequence):
+            if self._policy.preempts and not is_hopeless:
+                if self._gently:
+                    return self._close(is_short=True)
+                victims = self._victims(sequence)
+            if not victims:
+                return self._close()
+        for victim in victims:
+            self._preempt(victim[2].candidate, voluntary=True)
+        if victims:
+            self.yielded = min(victims if self.yielded is None else [*victims, self.yielded])
+        self._unit.admit(sequence)
+        return True
+
+    def grow(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Give it blocks for ``num_tokens``, taken from the end of the order if none is free."""
+        while not self._unit.pool.grow(sequence.kv.blocks, num_tokens):
+            if self._gently:
+                return self._close(is_short=True)
+            victim = self._worst()
+            if victim is None:
+                return False
+            self._preempt(victim, voluntary=False)
+            self._close()  # nobody passes one that has just lost its blocks
+        return True
+
+    def _close(self, *, is_short: bool = False) -> bool:
+        self.is_open = False
+        self.is_short = self.is_short or is_short
+        return False
+
+    def _fits(self, sequence: Sequence, num_blocks: int = 0) -> bool:
+        """Return whether there is room once so many blocks have come free."""
+        pool = self._unit.pool
+        num_free = pool.num_free + num_blocks
+        spare = self._spare if num_free < pool.num_blocks else 0
+        needed = blocks_for(sequence.num_tokens, pool.block_size) + spare
+        if needed <= num_free:
+            return True
+        if num_blocks or sequence.kv.num_computed or not sequence.kv.hashes:
+            return False  # those that yield may share the blocks that it would share
+        return needed - pool.num_in_use(self._unit.adoptable(sequence)) <= num_free
+
+    def _victims(self, sequence: Sequence) -> list[Place[Sequence]]:
+        """Return running ones behind it that may yield, worst first; none if that is too little."""
+        victims: list[Place[Sequence]] = []
+        num_blocks = 0
+        for place in reversed(self._running[self.turn : self.end]):
+            victim = place[2].candidate
+            if victim.stage is not Stage.RUNNING:
+                continue
+            if self._policy.may_preempt(victim, sequence, now=self._now):
+                victims.append(place)
+                num_blocks += self._unit.pool.num_own(victim.kv.blocks)
+                if self._fits(sequence, num_blocks):
+                    return self._needed(sequence, victims, num_blocks)
+        return []
+
+    def _needed(
+        self, sequence: Sequence, victims: list[Place[Sequence]], num_blocks: int
+    ) -> list[Place[Sequence]]:
+        """Spare those that need not yield after all, the best of them first."""
+        needed = list(victims)
+        for victim in reversed(victims[:-1]):
+            rest = num_blocks - self._unit.pool.num_own(victim[2].candidate.kv.blocks)
+            if self._fits(sequence, rest):
+                needed.remove(victim)
+                num_blocks = rest
+        return needed
+
+    def _worst(self) -> Sequence | None:
+        while self.end > self.turn:
+            self.end -= 1
+            victim = self._running[self.end][2].candidate
+            if victim.stage is Stage.RUNNING:
+                return victim
+        return None
+
+    def _preempt(self, victim: Sequence, *, voluntary: bool) -> None:
+        self._policy.preempted(victim, voluntary=voluntary)
+        self._unit.preempt(victim, voluntary=voluntary)
+        self._preemptions.num_voluntary += voluntary
+        self._preemptions.num_forced += not voluntary
