@@ -53,7 +53,7 @@ class WorkerLink:
     async def greet(self) -> None:
         """Lead it; HeadwayError where it does not answer."""
         await self._call.write(wire.TO_WORKER.pack(ControlHello("profile", _FENCING_TOKEN)))
-        snapshot = wire.FROM_WORKER.unpack(await anext(aiter(self._call)))
+        snapshot = wire.FROM_WORKER.unpack(await self._call.read())
         assert isinstance(snapshot, Snapshot), "a worker answers a hello with a snapshot"
         self.info: WorkerInfo = snapshot.info
 
