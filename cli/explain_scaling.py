@@ -44,10 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _ask(args: argparse.Namespace) -> Sequence[PublishTargets]:
-    import grpc
-
     from headway.errors import Code, HeadwayError
-    from protos import autoscaler_pb2, autoscaler_pb2_grpc
     from services.runtime import wire
     from services.runtime.channel import open_channel
     from services.runtime.config import ServiceConfig
@@ -55,15 +52,12 @@ async def _ask(args: argparse.Namespace) -> Sequence[PublishTargets]:
     store = {"store": args.store} if args.store else {}
     config = ServiceConfig(service_id="explain", cluster=args.cluster, **store)
     address = args.autoscaler or await _find(config)
-    asked = autoscaler_pb2.GetDecisionsRequest(num_decisions=args.last)
     async with open_channel(address, config) as channel:
-        stub = autoscaler_pb2_grpc.AutoscalerStub(channel)
         try:
-            found = await stub.GetDecisions(asked, timeout=_TIMEOUT)
-        except grpc.aio.AioRpcError as error:
-            message = f"no autoscaler answers at {address}: {error.details()}"
+            return await wire.scaling_decisions(channel, args.last, within=_TIMEOUT)
+        except HeadwayError as error:
+            message = f"no autoscaler answers at {address}: {error.message}"
             raise HeadwayError(Code.UNAVAILABLE, message) from error
-    return [wire.unpack_decision(each) for each in found.decisions]
 
 
 async def _find(config: ServiceConfig) -> str:

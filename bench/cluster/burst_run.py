@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import grpc
 from rich.console import Console
 
 from bench.cluster.burst_plan import CONTENDERS, BurstLoad, filling, scaling_params
@@ -21,11 +20,11 @@ from bench.serve.client import Client, Endpoint
 from bench.serve.replay import Replay
 from headway.cost.profile import Profile
 from headway.errors import HeadwayError
-from protos import autoscaler_pb2, autoscaler_pb2_grpc
 from services.local import up
 from services.local.store import LocalStore, free_port
 from services.local.supervisor import ProcessSpec, Supervisor
 from services.local.worker_scaler import WorkerScaler
+from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
 from services.runtime.store import Store
@@ -149,19 +148,18 @@ async def _decisions(cluster: _Cluster) -> list[tuple[float, str]]:
     try:
         (member,) = await store.members("autoscaler")
         async with open_channel(member.address, cluster.config) as channel:
-            stub = autoscaler_pb2_grpc.AutoscalerStub(channel)
-            told = await stub.GetDecisions(autoscaler_pb2.GetDecisionsRequest(), timeout=5.0)
-    except (HeadwayError, ValueError, grpc.aio.AioRpcError):
+            decisions = await wire.scaling_decisions(channel, within=5.0)
+    except (HeadwayError, ValueError):
         return []
     finally:
         await store.close()
     found: list[tuple[float, str]] = []
     before: tuple[int, ...] = ()
-    for each in told.decisions:
+    for each in decisions:
         said = each.targets
         wanted = (said.num_prefill, said.num_decode, said.num_convertible)
         if wanted != before:
-            found.append((said.decided_at, said.reason))
+            found.append((each.decided_at, said.reason))
         before = wanted
     return found
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import grpc
 
+from headway.core.autoscaler.events import RateReport
 from headway.core.autoscaler.models import is_meant
 from headway.errors import HeadwayError
 from headway.policies.scaling import RateMeter
-from protos import autoscaler_pb2, autoscaler_pb2_grpc, predictor_pb2, predictor_pb2_grpc
 from services.gateway.metrics import GatewayMetrics
+from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
 from services.runtime.store import Member, Store
@@ -105,7 +106,7 @@ class Feedback:
             channel = await self._channel(service)
             if channel is not None:
                 await report(channel)
-        except (grpc.aio.AioRpcError, HeadwayError, OSError):
+        except (HeadwayError, OSError):
             self._metrics.feedback_failed(service)
 
     async def _channel(self, service: str) -> grpc.aio.Channel | None:
@@ -126,23 +127,16 @@ class Feedback:
         return channel
 
     async def _ask_predictor(self, channel: grpc.aio.Channel) -> None:
-        stub = predictor_pb2_grpc.PredictorStub(channel)
         observed, self._observed = self._observed, []
         if observed:
-            request = predictor_pb2.ObserveRequest(
-                model=self._model,
-                num_prompt_tokens=[pair[0] for pair in observed],
-                num_output_tokens=[pair[1] for pair in observed],
-            )
-            await stub.Observe(request, timeout=_CALL_TIMEOUT)
-        asked = predictor_pb2.GetTableRequest(model=self._model)
-        table = await stub.GetTable(asked, timeout=_CALL_TIMEOUT)
-        self._lengths = Lengths(tuple(table.bucket_upper_bounds), tuple(table.mean_output_tokens))
+            await wire.observe(channel, self._model, observed, within=_CALL_TIMEOUT)
+        table = await wire.length_table(channel, self._model, within=_CALL_TIMEOUT)
+        self._lengths = Lengths(*table)
 
     async def _tell_autoscaler(self, channel: grpc.aio.Channel) -> None:
         now = self._now()
         rates, window = self._meter.read(now=now)
-        report = autoscaler_pb2.RateReport(
+        report = RateReport(
             gateway_id=self._config.service_id,
             observed_at=now,
             window=window,
@@ -152,5 +146,4 @@ class Feedback:
             bucket_tokens_per_s=rates.bucket_tokens_per_s,
             model=self._model,
         )
-        stub = autoscaler_pb2_grpc.AutoscalerStub(channel)
-        await stub.ReportRates(report, timeout=_CALL_TIMEOUT)
+        await wire.report_rates(channel, report, within=_CALL_TIMEOUT)

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-
-import grpc
+from typing import Any, NoReturn
 
 from headway.core.gateway.events import SchedulerConnected, SchedulerDisconnected
 from headway.errors import Code, HeadwayError
 from headway.messages import CancelStream, GatewayHello, ToGateway
 from headway.request import Request
-from protos import scheduler_pb2, scheduler_pb2_grpc
 from services.runtime import wire
-from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
 from services.runtime.logs import get_logger
 from services.runtime.store import Leader, Store
+from services.runtime.stream import Dialled, Outbox, redial
 
-_ConnectCall = grpc.aio.StreamStreamCall[
-    scheduler_pb2.GatewayMessage, scheduler_pb2.SchedulerMessage
-]
 Told = SchedulerConnected | SchedulerDisconnected | ToGateway
 
-_CONNECT_TIMEOUT = 2.0
 _CALL_TIMEOUT = 5.0
-_UNREACHED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+_UNREACHED = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
 _LEADER_CHECK_INTERVAL = 0.1
 _MOST_GATHERED_TOKENS = 200_000  # well below the 4 MiB of a message
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 0.25
@@ -37,23 +31,30 @@ class SchedulerLink:
     def __init__(
         self, config: ServiceConfig, address: str, store: Store, post: Callable[[Told], None]
     ) -> None:
-        self._config = config
-        self._hello = GatewayHello(config.service_id, address)
         self._store = store
         self._post = post
-        self._queue: asyncio.Queue[Request | CancelStream] | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._channel: grpc.aio.Channel | None = None
+        self._task: asyncio.Task[NoReturn] | None = None
+        self._was_open = False
         self._log = get_logger()
+        self._stream: Dialled[Request | CancelStream] = Dialled(
+            config,
+            wire.dial_connect,
+            wire.FROM_GATEWAY.pack_all,
+            self._take,
+            hello=wire.FROM_GATEWAY.pack(GatewayHello(config.service_id, address)),
+            on_open=self._opened,
+        )
 
     @property
     def connected(self) -> bool:
         """Whether a leader listens."""
-        return self._queue is not None
+        return self._stream.is_open
 
     def start(self) -> None:
         """Follow the leader from now on."""
-        self._task = asyncio.create_task(self._follow())
+        self._task = asyncio.create_task(
+            redial(self._attempt, shortest=_SHORTEST_PAUSE, longest=_LONGEST_PAUSE)
+        )
 
     async def stop(self) -> None:
         """Hang up."""
@@ -63,31 +64,22 @@ class SchedulerLink:
 
     def send(self, message: Request | CancelStream) -> None:
         """Queue one message; the core bounds how many requests are open."""
-        if self._queue is not None:
-            self._queue.put_nowait(message)
+        self._stream.send(message)
 
     async def explain(self, request_id: str) -> list[str]:
-        """What the leader has decided for a request, as JSON; HeadwayError where none is there."""
-        if self._channel is None:
-            raise _no_scheduler()
-        stub = scheduler_pb2_grpc.SchedulerStub(self._channel)
-        asked = scheduler_pb2.ExplainRequest(request_id=request_id)
-        try:
-            reply = await stub.Explain(asked, timeout=_CALL_TIMEOUT)
-        except grpc.aio.AioRpcError as error:
-            if error.code() in _UNREACHED:
-                raise _no_scheduler() from error
-            raise wire.error_of(error) from error
-        return list(reply.decisions)
+        """Return the leader's decisions for a request, as JSON.
 
-    async def _follow(self) -> None:
-        pause = _SHORTEST_PAUSE
-        while True:
-            leader = await self._leader()
-            if leader is not None and await self._serve(leader):
-                pause = _SHORTEST_PAUSE
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+        Raise UNAVAILABLE if no leader can be reached.
+        """
+        channel = self._stream.channel
+        if channel is None:
+            raise _no_scheduler()
+        try:
+            return await wire.explain(channel, request_id, within=_CALL_TIMEOUT)
+        except HeadwayError as error:
+            if error.code in _UNREACHED:
+                raise _no_scheduler() from error
+            raise
 
     async def _leader(self) -> Leader | None:
         try:
@@ -96,78 +88,31 @@ class SchedulerLink:
             self._log.warning("leader_unknown", error=error.message)
             return None
 
-    async def _serve(self, leader: Leader) -> bool:
-        """One stream, until it breaks or another leader comes; whether it ever stood."""
-        stood = False
+    async def _attempt(self) -> None:
+        """Keep one stream until it breaks or another leader comes."""
+        leader = await self._leader()
+        if leader is None:
+            return
+        outbox: Outbox[Request | CancelStream] = Outbox(most=_MOST_GATHERED_TOKENS, weigh=_size)
+        self._was_open = False
         try:
-            async with open_channel(leader.address, self._config) as channel:
-                if not await self._reach(channel, leader):
-                    return False
-                call = scheduler_pb2_grpc.SchedulerStub(channel).Connect()
-                await call.write(wire.FROM_GATEWAY.pack(self._hello))
-                stood, self._channel = True, channel
-                await self._converse(call, leader)
-        except (TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            self._log.warning("scheduler_lost", address=leader.address, error=_brief(error))
-        except HeadwayError as error:
-            self._log.error("scheduler_talks_nonsense", error=error.message)
+            reason = await self._stream.once(leader.address, outbox, self._replaced(leader))
+            self._log.warning("scheduler_lost", address=leader.address, reason=reason)
         finally:
-            self._channel = None
-        return stood
+            if self._was_open:
+                self._post(SchedulerDisconnected())
 
-    async def _reach(self, channel: grpc.aio.Channel, leader: Leader) -> bool:
-        """Whether the leader can be reached; False at once where the store names another one."""
-        ready = asyncio.ensure_future(channel.channel_ready())
-        changed = asyncio.create_task(self._watch(leader))
-        tasks = (ready, changed)
-        try:
-            done, _ = await asyncio.wait(
-                tasks, timeout=_CONNECT_TIMEOUT, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not done:
-                raise TimeoutError
-            return ready in done
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _converse(self, call: _ConnectCall, leader: Leader) -> None:
-        queue: asyncio.Queue[Request | CancelStream] = asyncio.Queue()
-        tasks = {
-            asyncio.create_task(self._write(call, queue)),
-            asyncio.create_task(self._read(call)),
-            asyncio.create_task(self._watch(leader)),
-        }
-        self._queue = queue
-        self._log.info("scheduler_connected", address=leader.address)
+    def _opened(self) -> None:
+        self._was_open = True
+        self._log.info("scheduler_connected")
         self._post(SchedulerConnected())
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            self._queue = None
-            for task in tasks:
-                task.cancel()
-            call.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self._post(SchedulerDisconnected())
 
-    async def _write(
-        self, call: _ConnectCall, queue: asyncio.Queue[Request | CancelStream]
-    ) -> None:
-        while True:
-            gathered = await _gathered(queue)
-            await call.write(wire.FROM_GATEWAY.pack_all(gathered))
+    def _take(self, packed: Any) -> None:
+        for told in wire.TO_GATEWAY.unpack_all(packed):
+            self._post(told)
 
-    async def _read(self, call: _ConnectCall) -> None:
-        async for packed in call:
-            for told in wire.TO_GATEWAY.unpack_all(packed):
-                self._post(told)
-
-    async def _watch(self, leader: Leader) -> None:
-        """Ends when the store names another leader."""
+    async def _replaced(self, leader: Leader) -> None:
+        """Return when the store names another leader."""
         current: Leader | None = leader
         while current is None or current.fencing_token == leader.fencing_token:
             await asyncio.sleep(_LEADER_CHECK_INTERVAL)
@@ -175,24 +120,8 @@ class SchedulerLink:
         self._log.info("leader_changed", address=current.address)
 
 
-async def _gathered(queue: asyncio.Queue[Request | CancelStream]) -> list[Request | CancelStream]:
-    """The next message and those behind it: one costs as much to send as a dozen together."""
-    gathered = [await queue.get()]
-    num_tokens = _size(gathered[0])
-    while not queue.empty() and num_tokens < _MOST_GATHERED_TOKENS:
-        gathered.append(queue.get_nowait())
-        num_tokens += _size(gathered[-1])
-    return gathered
-
-
 def _size(message: Request | CancelStream) -> int:
     return message.num_tokens if isinstance(message, Request) else 0
-
-
-def _brief(error: Exception) -> str:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
-    return repr(error)
 
 
 def _no_scheduler() -> HeadwayError:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import grpc
-
 from headway.cluster import Role
-from headway.messages import ChangeRole
-from protos import worker_pb2_grpc
+from headway.errors import HeadwayError
 from services.local.supervised import SupervisedProcess
 from services.runtime import wire
 from services.runtime.channel import open_channel
@@ -20,10 +17,9 @@ _CALL_TIMEOUT = 2.0
 async def set_role(process: SupervisedProcess, role: str, config: ServiceConfig) -> bool:
     """Whether it has taken the role; one that cannot be reached stays what it is."""
     async with open_channel(process.address, config) as channel:
-        request = wire.SET_ROLE.pack(ChangeRole(Role(role)))
         try:
-            await worker_pb2_grpc.WorkerStub(channel).SetRole(request, timeout=_CALL_TIMEOUT)
-        except grpc.aio.AioRpcError:
+            await wire.set_role(channel, Role(role), within=_CALL_TIMEOUT)
+        except HeadwayError:
             return False
     process.spec = replace(process.spec, role=role, flags=(*process.spec.flags, "--role", role))
     return True

@@ -7,12 +7,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-import grpc
-
 from headway.errors import HeadwayError
-from protos import standby_pb2, standby_pb2_grpc
 from services.local.supervised import SupervisedProcess
 from services.local.supervisor import ProcessSpec, Supervisor
+from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
 from services.runtime.logs import get_logger
@@ -82,14 +80,12 @@ class StandbyWorkers:
         """One that cannot be told is started anew, with its role."""
         flags = process.spec.flags
         chunk = flags[flags.index("--chunk-tokens") + 1] if "--chunk-tokens" in flags else "0"
-        request = standby_pb2.ActivateRequest(role=process.spec.role, chunk_tokens=int(chunk))
         async with open_channel(address, self._config) as channel:
-            stub = standby_pb2_grpc.StandbyStub(channel)
             try:
-                await stub.Activate(request, timeout=_CALL_TIMEOUT)
-            except grpc.aio.AioRpcError as error:
+                await wire.activate(channel, process.spec.role, int(chunk), within=_CALL_TIMEOUT)
+            except HeadwayError as error:
                 worker_id = process.spec.service_id
-                get_logger().warning("standby_lost", worker_id=worker_id, error=error.details())
+                get_logger().warning("standby_lost", worker_id=worker_id, error=error.message)
                 process.restart()
 
     async def _keep(self) -> None:

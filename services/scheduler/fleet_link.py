@@ -10,7 +10,6 @@ import grpc
 from headway.core.autoscaler.models import is_meant
 from headway.errors import HeadwayError
 from headway.policies.scaling.protocol import Fleet
-from protos import autoscaler_pb2_grpc
 from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
@@ -73,8 +72,7 @@ class FleetLink:
             return
         if address not in self._channels:
             self._channels[address] = open_channel(address, self._config)
-        stub = autoscaler_pb2_grpc.AutoscalerStub(self._channels[address])
-        await stub.ReportFleet(wire.pack_fleet(fleet, model), timeout=_CALL_TIMEOUT)
+        await wire.report_fleet(self._channels[address], fleet, model, within=_CALL_TIMEOUT)
 
     async def _hang_up(self, *, keep: Collection[str]) -> None:
         for address in [each for each in self._channels if each not in keep]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import Any
 
 import grpc
 
@@ -11,7 +13,6 @@ from headway.core.scheduler.events import Decision, GatewayConnected, GatewayGon
 from headway.errors import Code, HeadwayError, invalid
 from headway.messages import (
     CancelStream,
-    FromGateway,
     GatewayHello,
     ToGateway,
 )
@@ -19,12 +20,11 @@ from headway.request import Request
 from protos import scheduler_pb2, scheduler_pb2_grpc
 from services.runtime import wire
 from services.runtime.logs import get_logger
+from services.runtime.stream import Served
 from services.scheduler.explanations import lines_about
 
 Told = GatewayConnected | GatewayGone | Request | CancelStream
 _HELLO_TIMEOUT = 5.0
-
-_Queue = asyncio.Queue[ToGateway | HeadwayError]
 
 _MOST_GATHERED = 1024
 
@@ -41,7 +41,7 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
         self._max_queued = max_queued
         self._post: Callable[[Told], None] | None = None
         self._decisions: Callable[[], Sequence[Decision]] = tuple
-        self._queues: dict[str, _Queue] = {}
+        self._streams: dict[str, Served[ToGateway]] = {}
         self._log = get_logger()
 
     # --- leadership -------------------------------------------------------------------
@@ -55,8 +55,9 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
     def close(self) -> None:
         """It leads no more: send gateways away."""
         self._post, self._decisions = None, tuple
-        for gateway_id in list(self._queues):
-            self._end(gateway_id, self._not_leading())
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.end(self._not_leading())
 
     def _not_leading(self) -> HeadwayError:
         address = self._leader_address()
@@ -67,23 +68,9 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
 
     def send(self, gateway_id: str, answer: ToGateway) -> None:
         """Queue one answer; without a stream it is dropped, for the gateway will ask again."""
-        queue = self._queues.get(gateway_id)
-        if queue is None:
-            return
-        try:
-            queue.put_nowait(answer)
-        except asyncio.QueueFull:
+        stream = self._streams.get(gateway_id)
+        if stream is not None and not stream.send(answer):
             self._log.warning("gateway_does_not_read", gateway_id=gateway_id)
-            message = f"{self._max_queued} answers are unread: read, or open a new stream"
-            self._end(gateway_id, HeadwayError(Code.RESOURCE_EXHAUSTED, message))
-
-    def _end(self, gateway_id: str, error: HeadwayError) -> None:
-        queue = self._queues.pop(gateway_id, None)
-        if queue is None:
-            return
-        while queue.full():
-            queue.get_nowait()
-        queue.put_nowait(error)
 
     # --- RPC --------------------------------------------------------------------------
 
@@ -124,57 +111,23 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
         post = self._post
         if post is None:
             raise self._not_leading()
-        self._end(gateway_id, HeadwayError(Code.CANCELLED, "a newer stream has been opened"))
-        queue: _Queue = asyncio.Queue(self._max_queued)
-        self._queues[gateway_id] = queue
+        older = self._streams.pop(gateway_id, None)
+        if older is not None:
+            older.end(HeadwayError(Code.CANCELLED, "a newer stream has been opened"))
+        gone = partial(self._gone, gateway_id, post)
+        stream = Served[ToGateway](self._max_queued, most=_MOST_GATHERED, on_end=gone)
+        self._streams[gateway_id] = stream
         self._log.info("gateway_connected", gateway_id=gateway_id)
         post(GatewayConnected(gateway_id))
-        reader = asyncio.create_task(self._read(messages, gateway_id, queue, post))
-        try:
-            while True:
-                yield await _gathered(queue)
-        finally:
-            reader.cancel()
-            if self._queues.get(gateway_id) is queue:
-                del self._queues[gateway_id]
-                post(GatewayGone(gateway_id))
+        farewell = HeadwayError(Code.CANCELLED, "the gateway has hung up")
+        take = partial(_take, gateway_id, post)
+        async for answers in stream.serve(messages, take, farewell=farewell):
+            yield answers
 
-    async def _read(
-        self,
-        messages: AsyncIterator[scheduler_pb2.GatewayMessage],
-        gateway_id: str,
-        queue: _Queue,
-        post: Callable[[Told], None],
-    ) -> None:
-        """Until the gateway hangs up, talks nonsense, or is replaced."""
-        end = HeadwayError(Code.CANCELLED, "the gateway has hung up")
-        try:
-            async for packed in messages:
-                for message in wire.FROM_GATEWAY.unpack_all(packed):
-                    checked = _checked(message, gateway_id)
-                    if self._queues.get(gateway_id) is not queue:
-                        return
-                    post(checked)
-        except HeadwayError as error:
-            end = error
-        if self._queues.get(gateway_id) is queue:
-            self._end(gateway_id, end)
+    def _gone(self, gateway_id: str, post: Callable[[Told], None]) -> None:
+        """Tell the core, unless a newer stream has replaced the one that ended."""
+        if self._streams.pop(gateway_id, None) is not None:
             post(GatewayGone(gateway_id))
-
-
-async def _gathered(queue: _Queue) -> list[ToGateway]:
-    """The next answer and those behind it: one message costs as much as a hundred answers."""
-    answers: list[ToGateway] = []
-    entry = await queue.get()
-    while not isinstance(entry, HeadwayError):
-        answers.append(entry)
-        if queue.empty() or len(answers) >= _MOST_GATHERED:
-            return answers
-        entry = queue.get_nowait()
-    if answers:
-        queue.put_nowait(entry)  # the end is told after the answers
-        return answers
-    raise entry
 
 
 def _greeting(first: scheduler_pb2.GatewayMessage | None) -> str:
@@ -186,10 +139,11 @@ def _greeting(first: scheduler_pb2.GatewayMessage | None) -> str:
     return hello.gateway_id
 
 
-def _checked(message: FromGateway, gateway_id: str) -> Request | CancelStream:
-    if isinstance(message, GatewayHello):
-        raise invalid("a later message", "GatewayHello", "a Request or a CancelRequest")
-    named = message.gateway_id if isinstance(message, Request) else message.key.gateway_id
-    if named != gateway_id:
-        raise invalid("gateway_id", named, f"{gateway_id!r}, as in the stream's hello")
-    return message
+def _take(gateway_id: str, post: Callable[[Told], None], packed: Any) -> None:
+    for message in wire.FROM_GATEWAY.unpack_all(packed):
+        if isinstance(message, GatewayHello):
+            raise invalid("a later message", "GatewayHello", "a Request or a CancelStream")
+        if message.key.gateway_id != gateway_id:
+            limit = f"{gateway_id!r}, as in the stream's hello"
+            raise invalid("gateway_id", message.key.gateway_id, limit)
+        post(message)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 from headway.core.worker.events import SchedulerConnected
 from headway.errors import Code, HeadwayError, invalid
-from headway.messages import (
-    ControlHello,
-    FromWorker,
-    Order,
-)
-from protos import worker_pb2
+from headway.messages import ControlHello, FromWorker, Order
 from services.runtime import wire
 from services.runtime.logs import get_logger
+from services.runtime.stream import Served
 
 
 class ControlSession:
@@ -26,47 +22,24 @@ class ControlSession:
         self._post = post
         self._fencing_token = 0
         self._num_reports_queued = num_reports_queued
-        self._reports: asyncio.Queue[FromWorker | HeadwayError | None] | None = None
+        self._stream: Served[FromWorker] | None = None
         self._log = get_logger()
 
     def report(self, report: FromWorker) -> None:
         """Queue a report; without a leader it is dropped (the next one gets a snapshot)."""
-        if self._reports is None:
-            return
-        try:
-            self._reports.put_nowait(report)
-        except asyncio.QueueFull:
-            self._end(HeadwayError(Code.RESOURCE_EXHAUSTED, "the scheduler does not read"))
+        if self._stream is not None and not self._stream.send(report):
+            self._log.warning("scheduler_does_not_read")
 
-    def _end(self, error: HeadwayError | None) -> None:
-        reports, self._reports = self._reports, None
-        if reports is None:
-            return
-        while reports.full():
-            reports.get_nowait()
-        reports.put_nowait(error)
-
-    async def serve(
-        self, orders: AsyncIterator[worker_pb2.SchedulerToWorker]
-    ) -> AsyncIterator[worker_pb2.WorkerToScheduler]:
-        """One leader's stream, until it hangs up or a newer leader comes."""
+    async def serve(self, orders: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        """Serve one leader's stream until it hangs up or a newer leader comes."""
         hello = self._greet(await anext(orders, None))
-        reports: asyncio.Queue[FromWorker | HeadwayError | None]
-        reports = asyncio.Queue(self._num_reports_queued)
-        self._reports = reports
-        reader = asyncio.create_task(self._read(orders, reports))
-        try:
-            self._post(SchedulerConnected(hello.wants, hello.fencing_token))
-            while (report := await reports.get()) is not None:
-                if isinstance(report, HeadwayError):
-                    raise report
+        stream = self._stream = Served[FromWorker](self._num_reports_queued)
+        self._post(SchedulerConnected(hello.wants, hello.fencing_token))
+        async for reports in stream.serve(orders, self._obey):
+            for report in reports:
                 yield wire.FROM_WORKER.pack(report)
-        finally:
-            reader.cancel()
-            if self._reports is reports:
-                self._reports = None
 
-    def _greet(self, first: worker_pb2.SchedulerToWorker | None) -> ControlHello:
+    def _greet(self, first: Any) -> ControlHello:
         hello = wire.TO_WORKER.unpack(first) if first is not None else None
         if not isinstance(hello, ControlHello):
             raise invalid("the first message", type(hello).__name__, "a ControlHello")
@@ -78,25 +51,12 @@ class ControlSession:
             )
         self._log.info("scheduler_connected", scheduler_id=hello.scheduler_id)
         self._fencing_token = hello.fencing_token
-        self._end(HeadwayError(Code.FAILED_PRECONDITION, "a newer leader has come"))
+        if self._stream is not None:
+            self._stream.end(HeadwayError(Code.FAILED_PRECONDITION, "a newer leader has come"))
         return hello
 
-    async def _read(
-        self,
-        orders: AsyncIterator[worker_pb2.SchedulerToWorker],
-        reports: asyncio.Queue[FromWorker | HeadwayError | None],
-    ) -> None:
-        end: HeadwayError | None = None
-        try:
-            async for message in orders:
-                order = wire.TO_WORKER.unpack(message)
-                if isinstance(order, ControlHello):
-                    raise invalid("a later message", "ControlHello", "an order")
-                if self._reports is not reports:
-                    return  # a newer leader has been told what is here: this order comes too late
-                self._post(order)
-        except HeadwayError as error:
-            end = error
-        finally:
-            if self._reports is reports:
-                self._end(end)
+    def _obey(self, packed: Any) -> None:
+        order = wire.TO_WORKER.unpack(packed)
+        if isinstance(order, ControlHello):
+            raise invalid("a later message", "ControlHello", "an order")
+        self._post(order)

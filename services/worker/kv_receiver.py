@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 from headway.core.worker.events import (
     AcceptKv,
@@ -18,7 +19,6 @@ from headway.engine import Backend, KvSink
 from headway.errors import Code, HeadwayError, invalid
 from headway.messages import KvHeader, KvPart
 from headway.request import StreamKey
-from protos import worker_pb2
 from services.runtime import wire
 
 KvAnswer = AcceptKv | AcknowledgeKv | RefuseKv
@@ -30,11 +30,9 @@ class KvReceiver:
 
     def __init__(
         self,
-        worker_id: str,
         backend: Backend,
         post: Callable[[KvQuestion | KvArrived | KvAborted], None],
     ) -> None:
-        self._worker_id = worker_id
         self._backend = backend
         self._post = post
         self._answer: KvAnswer | None = None
@@ -43,8 +41,8 @@ class KvReceiver:
         """The core's answer to the offer that is being posted."""
         self._answer = action
 
-    async def receive(self, chunks: AsyncIterator[worker_pb2.KvChunk]) -> worker_pb2.KvReceipt:
-        """One transfer; raises HeadwayError where it is refused."""
+    async def receive(self, chunks: AsyncIterator[Any]) -> None:
+        """Take one transfer; raise HeadwayError if it is refused."""
         first = await anext(chunks, None)
         header = wire.KV.unpack(first) if first is not None else None
         if not isinstance(header, KvHeader):
@@ -52,7 +50,6 @@ class KvReceiver:
         answer = self._ask(KvOffered(header))
         if isinstance(answer, AcceptKv):
             await self._take(answer, header, chunks)
-        return worker_pb2.KvReceipt(worker_id=self._worker_id)
 
     def _ask(self, question: KvQuestion) -> AcceptKv | AcknowledgeKv:
         self._answer = None
@@ -62,9 +59,7 @@ class KvReceiver:
             raise self._answer.error
         return self._answer
 
-    async def _take(
-        self, answer: AcceptKv, header: KvHeader, chunks: AsyncIterator[worker_pb2.KvChunk]
-    ) -> None:
+    async def _take(self, answer: AcceptKv, header: KvHeader, chunks: AsyncIterator[Any]) -> None:
         arrived = False
         try:
             await self._fill(answer, header, chunks)
@@ -74,9 +69,7 @@ class KvReceiver:
         finally:
             self._post(KvArrived(answer.key) if arrived else KvAborted(answer.key))
 
-    async def _fill(
-        self, answer: AcceptKv, header: KvHeader, chunks: AsyncIterator[worker_pb2.KvChunk]
-    ) -> None:
+    async def _fill(self, answer: AcceptKv, header: KvHeader, chunks: AsyncIterator[Any]) -> None:
         """Write the header's bytes, then those of every part, up to the last."""
         num_tokens, more = header.num_computed_tokens, header.more
         writer = self._writer(answer, header.shape, header.dtype, 0, num_tokens)

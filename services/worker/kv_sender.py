@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import grpc
 
 from headway.blocks import blocks_for
 from headway.core.worker.events import KvSent, StartTransfer, TransferEnded
 from headway.engine import Backend
+from headway.errors import Code, HeadwayError
 from headway.messages import KvHeader, KvPart
 from headway.request import StreamKey
-from protos import worker_pb2, worker_pb2_grpc
 from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.logs import get_logger
@@ -79,10 +80,10 @@ class KvSender:
         for is_last_try in (False, True):
             try:
                 await self._send(transfer)
-            except grpc.aio.AioRpcError as failed:
-                error = f"{failed.code().name}: {failed.details()}"
+            except HeadwayError as failed:
+                error = f"{failed.code.name}: {failed.message}"
                 log.warning("kv_transfer_failed", error=error)
-                is_full = failed.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                is_full = failed.code is Code.RESOURCE_EXHAUSTED
                 if is_last_try or is_full or transfer.last.more:
                     return error
                 transfer.begin_again()
@@ -95,10 +96,10 @@ class KvSender:
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = open_channel(address, self._config)
-        stub = worker_pb2_grpc.WorkerStub(channel)
-        await stub.TransferKv(self._chunks(transfer), timeout=self._config.transfer_timeout)
+        chunks = self._chunks(transfer)
+        await wire.transfer_kv(channel, chunks, within=self._config.transfer_timeout)
 
-    async def _chunks(self, transfer: _Transfer) -> AsyncIterator[worker_pb2.KvChunk]:
+    async def _chunks(self, transfer: _Transfer) -> AsyncIterator[Any]:
         num_known: int | None = None  # output tokens
         while (part := await transfer.parts.get()) is not None:
             blocks = self._blocks(part)

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 import grpc
 
 from headway.core.worker.events import AskPredictor, Predicted, PredictorKnown
-from headway.errors import HeadwayError
+from headway.errors import Code, HeadwayError
 from headway.forward_pass import HiddenStates
 from headway.messages import FinishedRequest
-from protos import predictor_pb2_grpc
 from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
@@ -108,15 +107,14 @@ class PredictorLink:
 
     async def _run(self, address: str) -> None:
         async with open_channel(address, self._config) as channel:
-            stub = predictor_pb2_grpc.PredictorStub(channel)
             while True:
                 self._know(True)
-                await self._serve(stub)
+                await self._serve(channel)
                 self._know(False)  # it does not know the model: perhaps later
                 self._ended.clear()
                 await asyncio.sleep(_REST)
 
-    async def _serve(self, stub: predictor_pb2_grpc.PredictorAsyncStub) -> None:
+    async def _serve(self, channel: grpc.aio.Channel) -> None:
         """Until the predictor says that it does not know the model."""
         while True:
             await self._wanted.wait()
@@ -124,16 +122,14 @@ class PredictorLink:
             while self._queue:
                 for part in _parts(self._queue.popleft()):
                     try:
-                        await self._ask(stub, part)
-                    except grpc.aio.AioRpcError as error:
-                        self._metrics.failed.labels(error.code().name.lower()).inc()
-                        if error.code() is grpc.StatusCode.NOT_FOUND:
-                            self._log.info("no_predictor", reason=error.details())
+                        await self._ask(channel, part)
+                    except HeadwayError as error:
+                        self._metrics.failed.labels(error.code.value).inc()
+                        if error.code is Code.NOT_FOUND:
+                            self._log.info("no_predictor", reason=error.message)
                             return
 
-    async def _ask(
-        self, stub: predictor_pb2_grpc.PredictorAsyncStub, question: AskPredictor
-    ) -> None:
+    async def _ask(self, channel: grpc.aio.Channel, question: AskPredictor) -> None:
         ended = [self._ended.popleft() for _ in range(len(self._ended))]
         packed = wire.pack_question(
             self._model,
@@ -142,13 +138,8 @@ class PredictorLink:
             ended,
             question.num_prompt_tokens,
         )
-        try:
-            with self._metrics.latency.time():
-                reply = await stub.Predict(packed, timeout=_CALL_TIMEOUT)
-            remaining, weight = wire.unpack_remaining(reply, len(question.hidden.keys))
-        except HeadwayError as error:
-            self._metrics.failed.labels(error.code.value).inc()
-            return
+        with self._metrics.latency.time():
+            remaining, weight = await wire.predict(channel, packed, within=_CALL_TIMEOUT)
         self._metrics.predicted.inc(len(remaining))
         keys = question.hidden.keys
         self._post(Predicted(keys, question.num_output_tokens, remaining, weight))

@@ -66,7 +66,7 @@ class WorkerService:
         )
         self._engine = EngineThread(backend, self._post)
         self.control = ControlSession(self._post)
-        self.receiver = KvReceiver(config.service_id, backend, self._post)
+        self.receiver = KvReceiver(backend, self._post)
         self._tokens = TokenLinks(config, self._post)
         self._sender = KvSender(config, backend, self._post, self._metrics)
         asked = PredictionMetrics(runtime.metrics)

@@ -102,10 +102,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     ) -> worker_pb2.KvReceipt:
         """See ``protos/worker.proto``."""
         try:
-            return await self._loaded.receiver.receive(aiter(request_iterator))
+            await self._loaded.receiver.receive(aiter(request_iterator))
         except HeadwayError as error:
             await wire.abort(context, error)
-            raise
+        return worker_pb2.KvReceipt(worker_id=self._runtime.config.service_id)
 
     async def SetRole(  # noqa: N802 (the proto's name)
         self,

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-
-import grpc
+from typing import Any
 
 from headway.core.worker.events import GatewayGone, SendTokens
 from headway.messages import CancelStream, TokenBatch
 from headway.request import StreamKey
-from protos import gateway_pb2, gateway_pb2_grpc
 from services.runtime import wire
-from services.runtime.channel import open_channel
 from services.runtime.logs import get_logger
+from services.runtime.stream import Dialled, Outbox
 from services.worker.config import WorkerConfig
 
-_AttachCall = grpc.aio.StreamStreamCall[gateway_pb2.TokenBatch, gateway_pb2.TokenControl]
-_LAST_WORDS = 0.5  # seconds
 Post = Callable[[CancelStream | GatewayGone], None]
 
 
@@ -54,63 +50,37 @@ class _TokenLink:
     ) -> None:
         self._gateway_id = first.gateway_id
         self._address = first.gateway_address
-        self._config = config
         self._post = post
         self._forget = forget
         self._log = get_logger().bind(gateway_id=self._gateway_id)
-        self._queue: asyncio.Queue[TokenBatch | None] = asyncio.Queue(config.token_queue_batches)
+        self._outbox = Outbox[TokenBatch](config.token_queue_batches)
+        self._stream = Dialled[TokenBatch](
+            config,
+            wire.dial_attach,
+            lambda batches: wire.pack_token_batch(batches[0]),
+            self._cancel,
+            connect_timeout=config.gateway_patience,
+        )
         self._task = asyncio.create_task(self._run())
 
     def send(self, batch: TokenBatch) -> None:
-        try:
-            self._queue.put_nowait(batch)
-        except asyncio.QueueFull:
-            self._log.warning("gateway_does_not_read", num_batches=self._queue.qsize())
-            self._task.cancel()
+        if not self._outbox.put(batch):
+            self._log.warning("gateway_does_not_read")
 
     async def close(self) -> None:
-        if not self._queue.full():
-            self._queue.put_nowait(None)
+        self._outbox.end()
         await asyncio.wait([self._task], timeout=1.0)
         self._task.cancel()
 
     async def _run(self) -> None:
+        reason = ""
         try:
-            async with open_channel(self._address, self._config) as channel:
-                async with asyncio.timeout(self._config.gateway_patience):
-                    await channel.channel_ready()
-                await self._pump(gateway_pb2_grpc.TokenSinkStub(channel).Attach())
-        except (TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            self._log.warning("token_stream_broken", address=self._address, error=repr(error))
+            reason = await self._stream.once(self._address, self._outbox)
         finally:
+            self._log.info("token_stream_ended", address=self._address, reason=reason)
             self._forget(self._gateway_id)
             self._post(GatewayGone(self._gateway_id))
 
-    async def _pump(self, call: _AttachCall) -> None:
-        reader = asyncio.create_task(self._read(call))
-        try:
-            while (batch := await self._next(reader)) is not None:
-                await call.write(wire.pack_token_batch(batch))
-            await call.done_writing()
-            await asyncio.wait(
-                [reader], timeout=_LAST_WORDS
-            )  # the gateway hangs up once it has all
-        finally:
-            reader.cancel()
-            call.cancel()
-
-    async def _next(self, reader: asyncio.Task[None]) -> TokenBatch | None:
-        """The next batch; None once the link is closing or the gateway has hung up."""
-        if not self._queue.empty():
-            return self._queue.get_nowait()
-        getter = asyncio.ensure_future(self._queue.get())
-        done, _ = await asyncio.wait([getter, reader], return_when=asyncio.FIRST_COMPLETED)
-        if getter in done:
-            return getter.result()
-        getter.cancel()
-        return None
-
-    async def _read(self, call: _AttachCall) -> None:
-        async for control in call:
-            for stream_id in control.cancel_stream_ids:
-                self._post(CancelStream(StreamKey(self._gateway_id, stream_id)))
+    def _cancel(self, packed: Any) -> None:
+        for stream_id in packed.cancel_stream_ids:
+            self._post(CancelStream(StreamKey(self._gateway_id, stream_id)))

@@ -1,0 +1,274 @@
+"""Streams between services: dialled or served, with bounded queues both ways.
+
+A link keeps what it says. Dialling, greeting, pauses, gathering what is queued, and cutting off a
+peer that does not read are here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
+
+import grpc
+
+from headway.errors import Code, HeadwayError
+from services.runtime.channel import open_channel
+from services.runtime.config import ServiceConfig
+
+S = TypeVar("S")
+
+UNBOUNDED = 1 << 62
+_LAST_WORDS = 0.5
+"""Seconds that a peer has to hang up once everything has been sent."""
+
+
+class Outbox(Generic[S]):
+    """Messages that wait to be sent; one too many ends it with RESOURCE_EXHAUSTED.
+
+    ``most`` bounds the weight of messages that are gathered into one.
+    """
+
+    def __init__(
+        self, max_queued: int = UNBOUNDED, most: int = 1, weigh: Callable[[S], int] = lambda _: 1
+    ) -> None:
+        self._max_queued = max_queued
+        self._most = most
+        self._weigh = weigh
+        self._queue: deque[S] = deque()
+        self._changed = asyncio.Event()
+        self._overflowed = asyncio.Event()
+        self._error: HeadwayError | None = None
+        self.has_ended = False
+
+    def put(self, message: S) -> bool:
+        """Queue a message; False if the peer is cut off because it does not read."""
+        if self.has_ended:
+            return True
+        if len(self._queue) >= self._max_queued:
+            text = f"{self._max_queued} messages are unread: read, or open a new stream"
+            self._queue.clear()
+            self.end(HeadwayError(Code.RESOURCE_EXHAUSTED, text))
+            self._overflowed.set()
+            return False
+        self._queue.append(message)
+        self._changed.set()
+        return True
+
+    def end(self, error: HeadwayError | None = None) -> None:
+        """Take no more; what is queued is sent first, then ``error`` if there is one."""
+        if not self.has_ended:
+            self.has_ended, self._error = True, error
+            self._changed.set()
+
+    async def gathered(self) -> list[S]:
+        """Return the next messages, at least one; none at the end. Raise the error it ended with.
+
+        One message costs as much to send as a dozen together.
+        """
+        while not self._queue:
+            if self._error is not None:
+                raise self._error
+            if self.has_ended:
+                return []
+            self._changed.clear()
+            await self._changed.wait()
+        gathered = [self._queue.popleft()]
+        weight = self._weigh(gathered[0])
+        while self._queue and weight < self._most:
+            gathered.append(self._queue.popleft())
+            weight += self._weigh(gathered[-1])
+        return gathered
+
+    async def overflow(self) -> NoReturn:
+        """Raise when the peer is cut off, even while a message to it is being written."""
+        await self._overflowed.wait()
+        assert self._error is not None
+        raise self._error
+
+
+class Call(Protocol):
+    """A gRPC call with a stream each way."""
+
+    async def write(self, request: Any, /) -> None:
+        """Send one message."""
+
+    async def done_writing(self) -> None:
+        """Send no more."""
+
+    def cancel(self) -> bool:
+        """Hang up."""
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        """Read messages until the peer hangs up."""
+
+
+class Dialled(Generic[S]):
+    """A stream that this side opens.
+
+    ``dial`` opens it on a channel; ``pack`` makes one protobuf message of what was gathered.
+    ``on_message`` takes the peer's protobuf messages: a ``HeadwayError`` from it ends the stream.
+    While no stream is open, what is sent is dropped.
+    """
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        dial: Callable[[grpc.aio.Channel], Call],
+        pack: Callable[[list[S]], Any],
+        on_message: Callable[[Any], None],
+        *,
+        hello: Any = None,
+        on_open: Callable[[], None] = lambda: None,
+        connect_timeout: float = 2.0,
+    ) -> None:
+        self._config = config
+        self._dial = dial
+        self._pack = pack
+        self._on_message = on_message
+        self._hello = hello
+        self._on_open = on_open
+        self._connect_timeout = connect_timeout
+        self._outbox: Outbox[S] | None = None
+        self.channel: grpc.aio.Channel | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the peer has been greeted and the stream stands."""
+        return self._outbox is not None
+
+    def send(self, message: S) -> bool:
+        """Queue a message; False if the peer is cut off because it does not read."""
+        return self._outbox is None or self._outbox.put(message)
+
+    async def once(
+        self, address: str, outbox: Outbox[S], until: Awaitable[None] | None = None
+    ) -> str:
+        """Open one stream and return why it ended: when it breaks, or ``until`` returns."""
+        others = () if until is None else (until,)
+        try:
+            async with open_channel(address, self._config) as channel:
+                await _first_of(self._talk(channel, outbox), outbox.overflow(), *others)
+        except TimeoutError:
+            return "it cannot be reached"
+        except asyncio.InvalidStateError as error:
+            return f"its stream broke: {error}"
+        except grpc.aio.AioRpcError as error:
+            return f"its stream broke: {error.code().name}: {error.details()}"
+        except HeadwayError as error:
+            if error.code is Code.RESOURCE_EXHAUSTED:
+                return f"it does not read: {error.message}"
+            return f"it talks nonsense: {error.message}"
+        finally:
+            self._outbox = self.channel = None
+        return "it closed its stream"
+
+    async def _talk(self, channel: grpc.aio.Channel, outbox: Outbox[S]) -> None:
+        async with asyncio.timeout(self._connect_timeout):
+            await channel.channel_ready()
+        call = self._dial(channel)
+        try:
+            if self._hello is not None:
+                await call.write(self._hello)
+            self._outbox, self.channel = outbox, channel
+            self._on_open()
+            await _first_of(self._write(call, outbox), self._read(call))
+        finally:
+            call.cancel()
+
+    async def _write(self, call: Call, outbox: Outbox[S]) -> None:
+        while messages := await outbox.gathered():
+            await call.write(self._pack(messages))
+        await call.done_writing()
+        await asyncio.sleep(_LAST_WORDS)
+
+    async def _read(self, call: Call) -> None:
+        async for packed in call:
+            self._on_message(packed)
+
+
+async def redial(
+    attempt: Callable[[], Awaitable[None]], *, shortest: float, longest: float
+) -> NoReturn:
+    """Attempt for ever, doubling the pause (s) while attempts are shorter than ``longest``."""
+    clock, pause = asyncio.get_running_loop().time, shortest
+    while True:
+        began_at = clock()
+        await attempt()
+        pause = shortest if clock() - began_at >= longest else min(2 * pause, longest)
+        await asyncio.sleep(pause)
+
+
+class Served(Generic[S]):
+    """A stream that the peer has opened; ``on_end`` is called once, however it ends."""
+
+    def __init__(
+        self, max_queued: int, *, most: int = 1, on_end: Callable[[], None] = lambda: None
+    ) -> None:
+        self._outbox: Outbox[S] = Outbox(max_queued, most)
+        self._on_end: Callable[[], None] | None = on_end
+
+    def send(self, message: S) -> bool:
+        """Queue a message; False if the peer is cut off because it does not read."""
+        is_read = self._outbox.put(message)
+        if not is_read:
+            self.end()
+        return is_read
+
+    def end(self, error: HeadwayError | None = None) -> None:
+        """Refuse the rest with ``error``, or hang up; a repeat does nothing."""
+        self._outbox.end(error)
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end()
+
+    async def serve(
+        self,
+        messages: AsyncIterator[Any],
+        on_message: Callable[[Any], None],
+        *,
+        farewell: HeadwayError | None = None,
+    ) -> AsyncIterator[list[S]]:
+        """Yield what is to be sent, and hand over what comes, until either side ends it.
+
+        ``on_message`` takes protobuf messages; a ``HeadwayError`` from it ends the stream. So does
+        the peer's hanging up, with ``farewell``.
+        """
+        reader = asyncio.create_task(self._read(messages, on_message, farewell))
+        try:
+            while gathered := await self._outbox.gathered():
+                yield gathered
+        finally:
+            reader.cancel()
+            self.end()
+
+    async def _read(
+        self,
+        messages: AsyncIterator[Any],
+        on_message: Callable[[Any], None],
+        farewell: HeadwayError | None,
+    ) -> None:
+        end = farewell
+        try:
+            async for message in messages:
+                if self._outbox.has_ended:
+                    return  # replaced: its successor has been told what is here
+                on_message(message)
+        except HeadwayError as error:
+            end = error
+        finally:
+            self.end(end)
+
+
+async def _first_of(*awaitables: Awaitable[None]) -> None:
+    """Return, or raise, as soon as one does; cancel the others."""
+    tasks = [asyncio.ensure_future(each) for each in awaitables]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,79 @@
+"""Queues of streams: what is gathered, when they end, who is cut off."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from headway.errors import Code, HeadwayError, invalid
+from services.runtime.stream import Outbox, Served
+
+
+async def test_messages_are_gathered_up_to_a_weight() -> None:
+    outbox: Outbox[int] = Outbox(most=5, weigh=lambda number: number)
+    for number in (4, 4, 4):
+        outbox.put(number)
+    assert await outbox.gathered() == [4, 4]
+    assert await outbox.gathered() == [4]
+
+
+async def test_an_error_is_told_after_what_is_queued() -> None:
+    outbox: Outbox[int] = Outbox()
+    outbox.put(1)
+    outbox.end(HeadwayError(Code.CANCELLED, "the end"))
+    outbox.put(2)  # too late
+    assert await outbox.gathered() == [1]
+    with pytest.raises(HeadwayError, match="the end"):
+        await outbox.gathered()
+
+
+async def test_an_outbox_that_has_ended_gives_nothing() -> None:
+    outbox: Outbox[int] = Outbox()
+    waiting = asyncio.create_task(outbox.gathered())
+    await asyncio.sleep(0)
+    outbox.end()
+    assert await waiting == []
+
+
+async def test_one_message_too_many_cuts_the_peer_off() -> None:
+    outbox: Outbox[int] = Outbox(max_queued=2)
+    assert [outbox.put(number) for number in range(4)] == [True, True, False, True]
+    with pytest.raises(HeadwayError, match="2 messages are unread"):
+        await outbox.overflow()
+    with pytest.raises(HeadwayError, match="2 messages are unread"):
+        await outbox.gathered()
+
+
+async def _talk(*words: str) -> AsyncIterator[str]:
+    for word in words:
+        yield word
+
+
+async def test_a_served_stream_ends_once_with_the_peers_nonsense() -> None:
+    heard: list[str] = []
+    ends: list[bool] = []
+
+    def take(word: str) -> None:
+        if word == "nonsense":
+            raise invalid("word", word, "sense")
+        heard.append(word)
+
+    stream: Served[int] = Served(8, on_end=lambda: ends.append(True))
+    stream.send(7)
+    served = stream.serve(_talk("hello", "nonsense", "more"), take)
+    assert await anext(served) == [7]
+    with pytest.raises(HeadwayError, match="it must be sense"):
+        await anext(served)
+    assert (heard, ends) == (["hello"], [True])
+
+
+async def test_a_replaced_streams_messages_come_too_late() -> None:
+    heard: list[str] = []
+    stream: Served[int] = Served(8)
+    stream.end(HeadwayError(Code.CANCELLED, "a newer stream"))
+    with pytest.raises(HeadwayError, match="a newer stream"):
+        await anext(stream.serve(_talk("late"), heard.append))
+    await asyncio.sleep(0)
+    assert heard == []

@@ -1,0 +1,28 @@
+"""The leader's stream to one worker: cut off, and opened again."""
+
+from __future__ import annotations
+
+from headway.core.scheduler.events import WorkerGone, WorkerReported
+from headway.messages import CancelStream, ControlHello
+from services.runtime.config import ServiceConfig
+from services.scheduler.worker_link import WorkerLink
+from tests.fakes.scheduler_rig import Rig, key, until
+
+
+async def test_a_worker_that_does_not_read_is_cut_off_and_dialled_again(rig: Rig) -> None:
+    worker = await rig.worker("w")
+    told: list[WorkerReported | WorkerGone] = []
+    hello = ControlHello("s", 1)
+    link = WorkerLink(ServiceConfig(), "w", worker.address, hello, told.append, max_queued=3)
+    try:
+        await until(lambda: len(told) == 1, "it greets")
+        for stream_id in range(5):  # nothing is sent meanwhile
+            link.send(CancelStream(key(stream_id)))
+        await until(lambda: len(told) == 3, "it greets again")
+    finally:
+        await link.close()
+    assert isinstance(told[0], WorkerReported)
+    assert isinstance(told[1], WorkerGone)
+    assert "3 messages are unread" in told[1].reason
+    assert isinstance(told[2], WorkerReported)
+    assert worker.orders == []
