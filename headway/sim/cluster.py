@@ -20,6 +20,7 @@ from headway.core.gateway.events import (
     Submit,
     WorkerDetached,
 )
+from headway.core.scheduler.admission import wanted_reports
 from headway.core.scheduler.core import SchedulerCore
 from headway.core.scheduler.events import (
     Decision,
@@ -33,7 +34,6 @@ from headway.core.scheduler.events import (
     WorkerReported,
 )
 from headway.core.scheduler.settings import SchedulerSettings
-from headway.core.scheduler.wants import wanted_reports
 from headway.core.worker.core import WorkerSettings
 from headway.core.worker.events import SchedulerConnected as WorkerFoundScheduler
 from headway.core.worker.events import SendTokens

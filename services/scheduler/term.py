@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from headway.core.scheduler.admission import wanted_reports
 from headway.core.scheduler.core import SchedulerCore, SchedulerStatus
 from headway.core.scheduler.events import (
     Decision,
@@ -17,7 +18,6 @@ from headway.core.scheduler.events import (
     WorkerGone,
 )
 from headway.core.scheduler.settings import SchedulerSettings
-from headway.core.scheduler.wants import wanted_reports
 from headway.messages import ControlHello, Dispatch, Handoff, Lost, Rejected, ToGateway
 from services.runtime.driver import Driver
 from services.runtime.logs import get_logger

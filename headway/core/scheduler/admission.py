@@ -1,15 +1,22 @@
-"""Which requests can be served at all, and what the others are told."""
+"""Admission: which requests can be served, what the others are told, what workers report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from math import inf
 
 from headway.core.scheduler.instance import Instance, total_tokens
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.errors import Code
-from headway.messages import Rejected
+from headway.messages import Rejected, WantedReports
+from headway.policies import registry
+from headway.policies.dispatch import Dispatching
 from headway.policies.packing.flow_control import FlowLevel
+from headway.policies.placement import Placement
+from headway.policies.rescheduling import Rescheduling
 from headway.request import Request
+
+_LOADS_EVERY = 1.0  # seconds
 
 
 def refuse_for_good(
@@ -78,3 +85,25 @@ def refuse_for_now(
     else:
         return None
     return Rejected(request.key, Code.RESOURCE_EXHAUSTED, message, retry_after)
+
+
+def wanted_reports(settings: SchedulerSettings) -> WantedReports:
+    """Return what the policies declare that they read."""
+    dispatching: Dispatching = registry.make(
+        "dispatch", settings.dispatch, **settings.dispatch_params
+    )
+    placement: Placement = registry.make(
+        "placement", settings.placement, **settings.placement_params
+    )
+    rescheduling: Rescheduling = registry.make(
+        "rescheduling", settings.rescheduling, **settings.rescheduling_params
+    )
+    moves = rescheduling.interval < inf
+    return WantedReports(
+        phases=dispatching.reads_phases or placement.reads_phases,
+        load_interval=min(_LOADS_EVERY, rescheduling.interval / 2) if moves else inf,
+        num_steps=rescheduling.horizon.num_steps,
+        step_tokens=rescheduling.horizon.step_tokens,
+        lengths=rescheduling.reads_lengths,
+        work=settings.measures_work,
+    )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import inf
 
 from headway.core.scheduler.admission import refuse_for_good, refuse_for_now
+from headway.core.scheduler.books import Books
 from headway.core.scheduler.decode import DecodePlacer
 from headway.core.scheduler.events import (
     Decision,
@@ -24,15 +25,16 @@ from headway.core.scheduler.events import (
     WorkerGone,
     WorkerReported,
 )
-from headway.core.scheduler.fleet import FleetMeter, Waiting
+from headway.core.scheduler.fleet import FleetMeter, QueuedLoad
 from headway.core.scheduler.gamma import GammaFits
 from headway.core.scheduler.instance import Instance, UnitState
 from headway.core.scheduler.memory import Memory
 from headway.core.scheduler.moves import Mover
+from headway.core.scheduler.places import Tracked, Waiting
 from headway.core.scheduler.prefill import MAX_RETRY_AFTER, PoolStatus, PrefillPool
 from headway.core.scheduler.reports import WorkerReports
 from headway.core.scheduler.settings import SchedulerSettings
-from headway.core.scheduler.state import Counters, SchedulerState, Stage, Tracked
+from headway.core.scheduler.state import Counters, SchedulerState
 from headway.errors import Code
 from headway.messages import (
     Accepted,
@@ -75,13 +77,14 @@ class SchedulerCore:
         self._instances: dict[str, Instance] = {}
         self._pools: dict[str, PrefillPool] = {}
         self._models: set[str] = set()
-        self._decode = DecodePlacer(self._state, self._instances)
+        self._books = Books(self._state, self._instances)
+        self._decode = DecodePlacer(self._state, self._instances, self._books)
         self._mover = Mover(self._state, self._instances, self._decode)
         self._gamma = GammaFits(self._state, self._instances)
         self._memory = Memory(self._state)
         self._fleet = FleetMeter(self._instances)
         self._reports = WorkerReports(
-            self._state, self._instances, self._pools, self._decode, self._memory
+            self._state, self._instances, self._books, self._pools, self._decode, self._memory
         )
         self._elected = False
         self._unheard: dict[str, None] = {}
@@ -207,14 +210,12 @@ class SchedulerCore:
             self._state.reject(refusal)
             return False
         num_tokens = request.num_tokens
-        entry = Tracked(
-            key, request.request_id, request.model, Stage.WAITING, request, num_tokens, now
-        )
+        entry = Tracked(key, request.request_id, request.model, Waiting(), request, num_tokens, now)
         others = self._state.others(entry)
         if any(o.request is not None and o.request.attempt > request.attempt for o in others):
             self._state.end(key)  # overtaken by a later attempt
             return False
-        self._state.track(entry)
+        self._books.open(entry)
         for other in others:
             self._on_cancel(other.key)  # the new attempt must not run beside it
         self._enter(entry, saved)
@@ -335,7 +336,9 @@ class SchedulerCore:
     def _pool(self, model: str) -> PrefillPool:
         pool = self._pools.get(model)
         if pool is None:
-            pool = self._pools[model] = PrefillPool(model, self._state, self._instances)
+            pool = self._pools[model] = PrefillPool(
+                model, self._state, self._instances, self._books
+            )
         return pool
 
     def _recheck_waiting(self) -> None:
@@ -367,7 +370,7 @@ class SchedulerCore:
             return None
         for_decode = self._decode.num_waiting_by_model()
         waiting = {
-            model: Waiting(
+            model: QueuedLoad(
                 pool.window.num_waiting, pool.window.backlog_tokens, for_decode.get(model, 0)
             )
             for model, pool in self._pools.items()

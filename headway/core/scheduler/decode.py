@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 from headway.cluster import UnitId
+from headway.core.scheduler.books import Books
 from headway.core.scheduler.events import Chosen, Considered, Decision
 from headway.core.scheduler.instance import Instance
-from headway.core.scheduler.state import SchedulerState, Stage, Tracked
+from headway.core.scheduler.places import Moving, OnUnit, Prefilled, Tracked
+from headway.core.scheduler.state import SchedulerState
 from headway.cost.buckets import NUM_BUCKETS
 from headway.messages import CancelStream, Handoff, HandoffResult, HeldRequest, Placed
 from headway.policies import registry
@@ -20,23 +22,25 @@ from headway.request import StreamKey
 class DecodePlacer:
     """Places prefilled requests in batches; who finds no room waits for the next load report."""
 
-    def __init__(self, state: SchedulerState, instances: Mapping[str, Instance]) -> None:
+    def __init__(
+        self, state: SchedulerState, instances: Mapping[str, Instance], books: Books
+    ) -> None:
         self._state = state
         self._instances = instances
+        self._books = books
         self._placements: dict[str, Placement] = {}
-        self._waiting: dict[StreamKey, Tracked] = {}
-        self._resumed: dict[StreamKey, tuple[Tracked, UnitId]] = {}
+        self._resumed: dict[StreamKey, tuple[Tracked, UnitId, bool]] = {}
         self._rest_until = inf
         self._stale = False
 
     @property
     def num_waiting(self) -> int:
         """Prefilled requests without a decode unit."""
-        return len(self._waiting)
+        return len(self._books.prefilled)
 
     def num_waiting_by_model(self) -> Mapping[str, int]:
         """The same, of each model."""
-        return Counter(entry.model for entry in self._waiting.values())
+        return Counter(entry.model for entry in self._books.prefilled.values())
 
     @property
     def next_wakeup(self) -> float:
@@ -50,32 +54,9 @@ class DecodePlacer:
         self._stale = True
 
     def add(self, entry: Tracked, held: HeldRequest, *, now: float) -> None:
-        """Its worker holds the prefilled request's KV, and waits for orders."""
-        entry.stage, entry.num_tokens, entry.since = Stage.PREFILLED, held.num_tokens, now
-        self._wait(entry)
-
-    def _wait(self, entry: Tracked) -> None:
-        self._waiting[entry.key] = entry
+        """Take a prefilled request whose worker holds the KV and waits for an order."""
+        self._books.prefill(entry, held.num_tokens, now=now)
         self._stale = True
-
-    def stays(self, entry: Tracked) -> None:
-        """Its worker has another role now, and decodes it itself."""
-        self._waiting.pop(entry.key, None)
-        entry.stage = Stage.PLACED
-        self._state.changed(entry.key)
-
-    def remove(self, entry: Tracked) -> None:
-        """The request ended, was lost or cancelled: nothing is reserved for it any more."""
-        self._waiting.pop(entry.key, None)
-        self._resumed.pop(entry.key, None)
-        self._release(entry)
-
-    def _release(self, entry: Tracked) -> None:
-        target, entry.target = entry.target, None
-        if target is not None:
-            self._state.changed(entry.key)
-        if target is not None and target.worker_id in self._instances:
-            self._instances[target.worker_id].release(entry.key)
 
     # --- placement --------------------------------------------------------------------
 
@@ -86,8 +67,8 @@ class DecodePlacer:
         if not self._stale:
             return
         self._stale = False
-        for model in sorted({entry.model for entry in self._waiting.values()}):
-            entries = [e for e in self._waiting.values() if e.model == model]
+        for model in sorted({entry.model for entry in self._books.prefilled.values()}):
+            entries = [e for e in self._books.prefilled.values() if e.model == model]
             units = self.units(model)
             considered = considered_units(units)
             choices = self.placement(model).place(entries, units)
@@ -123,42 +104,36 @@ class DecodePlacer:
         for unit in units:
             unit.bucket_counts = [0] * NUM_BUCKETS
         for entry in self._state.tracked.values():
-            at = entry.target or UnitId(entry.worker_id, entry.unit)
-            decodes = entry.stage in (Stage.PLACED, Stage.MOVING)
-            if decodes and at in by_id:
+            at = entry.target or entry.at
+            if isinstance(entry.place, (OnUnit, Moving)) and at in by_id:
                 by_id[at].bucket_counts[entry.bucket] += 1
 
     def hand_off(self, entry: Tracked, unit: UnitId) -> None:
-        """Order the move; an order to go on with one that is under way changes nothing."""
-        target = self._instances[unit.worker_id]
-        target.reserve(entry.key, unit.unit, entry.num_tokens)
-        self._waiting.pop(entry.key, None)
-        entry.stage, entry.target = Stage.MOVING, unit
-        self._state.changed(entry.key)
-        address, token = target.info.address, self._state.fencing_token
+        """Order the move; repeating an order that is being carried out changes nothing."""
+        self._books.order(entry, unit)
+        address, token = self._instances[unit.worker_id].info.address, self._state.fencing_token
         order = Handoff(entry.key, unit.worker_id, address, unit.unit, token)
         self._state.tell_worker(entry.worker_id, order)
         self._state.counters.num_handoffs += 1
 
-    def resume(self, entry: Tracked, unit: UnitId) -> None:
-        """An earlier leader had ordered this move: go on with it once all workers are known."""
-        self._resumed[entry.key] = entry, unit
+    def resume(self, entry: Tracked, unit: UnitId, *, relocating: bool) -> None:
+        """Go on with an earlier leader's move once all workers are known."""
+        self._resumed[entry.key] = entry, unit, relocating
 
     def _resume_moves(self) -> None:
-        """The order is given again: a source that has heard it already ignores it."""
+        """Give the orders again; a source that has one already ignores it."""
         resumed, self._resumed = self._resumed, {}
-        for entry, unit in resumed.values():
+        for entry, unit, relocating in resumed.values():
             target = self._instances.get(unit.worker_id)
             known = target is not None and target.takes_decode and unit.unit < target.info.num_units
-            moves = entry.relocating if entry.stage is Stage.PLACED else True
-            if known and moves and entry.stage in (Stage.PLACED, Stage.PREFILLED):
+            place = entry.place
+            goes_on = isinstance(place, Prefilled) or (isinstance(place, OnUnit) and relocating)
+            if known and goes_on and self._state.tracked.get(entry.key) is entry:
                 self.hand_off(entry, unit)
-            else:
-                entry.relocating = False
 
     def relocate(self, entry: Tracked, unit: UnitId, *, now: float) -> None:
         """Move a request that runs; it goes on at its source until it can leave."""
-        entry.relocating, entry.moved_at = True, now
+        entry.moved_at = now
         self._state.counters.num_relocations += 1
         self.hand_off(entry, unit)
 
@@ -187,15 +162,10 @@ class DecodePlacer:
         """
         entry = self._state.tracked.get(result.key)
         target = UnitId(result.target_worker_id, result.target_unit)
-        if self._resumed.pop(result.key, None) == (entry, target) and entry is not None:
-            entry.stage, entry.target = Stage.MOVING, target  # it ended before it was ordered again
-            self._waiting.pop(entry.key, None)
-        source_has_it = (
-            entry is not None
-            and entry.worker_id == source.info.worker_id
-            and (entry.stage in (Stage.PREFILLED, Stage.MOVING) or result.ok)
-        )
-        if entry is None or not source_has_it:
+        resumed = self._resumed.pop(result.key, None)
+        if entry is not None and resumed is not None and resumed[:2] == (entry, target):
+            self._books.order(entry, target)  # it ended before it was ordered again
+        if entry is None or not _is_from(entry, source, result):
             self._end_stray(source, result)
         elif result.ok:
             self._moved(source, entry, target)
@@ -203,12 +173,11 @@ class DecodePlacer:
             self._failed(source, entry, target, result, now)
         elif entry.target is not None and entry.target.worker_id in self._instances:
             self.hand_off(entry, entry.target)  # it may have ignored the order meanwhile
-        elif entry.relocating:
+        elif entry.is_relocating:
             self._failed(source, entry, target, result, now)
         else:
-            self._release(entry)
-            entry.stage = Stage.PREFILLED
-            self._wait(entry)
+            self._books.retry(entry)
+            self._stale = True
 
     def _end_stray(self, source: Instance, result: HandoffResult) -> None:
         """Nobody waits for this move any more: whoever has the request is to stop."""
@@ -220,22 +189,16 @@ class DecodePlacer:
             self._state.tell_worker(result.target_worker_id, CancelStream(result.key))
 
     def _moved(self, source: Instance, entry: Tracked, target: UnitId) -> None:
-        source.let_go(entry.key)
         instance = self._instances.get(target.worker_id)
         is_ours = entry.target == target and target.worker_id not in entry.distrusted
         if instance is None or not is_ours:
             # It arrived in another life or under another leader, and may have ended since.
             if instance is not None:
                 self._state.tell_worker(target.worker_id, CancelStream(entry.key))
-            self.remove(entry)
+            self._books.close(entry)
             self._state.lose([entry.key], f"worker {target.worker_id} changed during a handoff")
             return
-        entry.target, entry.relocating = None, False
-        instance.landed(entry.key)
-        entry.stage, entry.worker_id, entry.unit = Stage.PLACED, target.worker_id, target.unit
-        entry.is_decoding = True
-        self._state.changed(entry.key)
-        instance.hold(entry.key)
+        self._books.land(entry)
         placed = Placed(entry.key, target.worker_id, target.unit, instance.info.role)
         self._state.tell_gateway(entry.key.gateway_id, placed)
 
@@ -247,7 +210,6 @@ class DecodePlacer:
         result: HandoffResult,
         now: float,
     ) -> None:
-        self._release(entry)
         self._state.counters.num_failed_handoffs += 1
         self._state.note(
             "handoff_failed",
@@ -255,38 +217,49 @@ class DecodePlacer:
             request_id=entry.request_id,
             detail=f"to unit {target.unit} of {target.worker_id}: {result.message}",
         )
-        if entry.relocating or source.info.role.decodes:  # which may be its role of late
-            entry.stage, entry.relocating = Stage.PLACED, False
+        if entry.is_relocating or source.info.role.decodes:  # which may be its role of late
+            self._books.stay(entry)
             return
-        entry.stage = Stage.PREFILLED
-        entry.num_failed_handoffs += 1
-        tries_left = entry.num_failed_handoffs < self._state.settings.moves.num_tried
-        if result.retriable and tries_left:
-            entry.rests[target] = now + self._state.settings.moves.rest
-            self._rest_until = min(self._rest_until, entry.rests[target])
-            self._wait(entry)
+        limits = self._state.settings.moves
+        until = now + limits.rest
+        self._books.retry(entry, target, until)
+        place = entry.place
+        assert isinstance(place, Prefilled), "a handoff that failed is tried again"
+        if not result.retriable or place.num_failed >= limits.num_tried:
+            self._give_up(source, entry, target, result)
             return
-        self._give_up(source, entry, target, result)
+        self._rest_until = min(self._rest_until, until)
+        self._stale = True
 
     def _give_up(
         self, source: Instance, entry: Tracked, target: UnitId, result: HandoffResult
     ) -> None:
         """The request is computed again from its tokens; nobody goes on with what they have."""
-        source.let_go(entry.key)
         if result.retriable:
             self._state.tell_worker(source.info.worker_id, CancelStream(entry.key))
         if target.worker_id in self._instances:
             self._state.tell_worker(target.worker_id, CancelStream(entry.key))
+        self._books.close(entry)
         self._state.lose([entry.key], f"its handoff failed: {result.message}")
 
     def _end_rests(self, now: float) -> None:
         if now < self._rest_until:
             return
         self._stale = True
-        for entry in self._waiting.values():
-            entry.rests = {unit: at for unit, at in entry.rests.items() if at > now}
-        rests = (at for entry in self._waiting.values() for at in entry.rests.values())
+        self._books.end_rests(now)
+        rests = [at for e in self._books.prefilled.values() for at in _rests(e).values()]
         self._rest_until = min(rests, default=inf)
+
+
+def _rests(entry: Tracked) -> Mapping[UnitId, float]:
+    assert isinstance(entry.place, Prefilled), "the others are not listed"
+    return entry.place.rests
+
+
+def _is_from(entry: Tracked, source: Instance, result: HandoffResult) -> bool:
+    """Return whether a result is about a request that its source has."""
+    waits_or_moves = isinstance(entry.place, (Prefilled, Moving))
+    return entry.worker_id == source.info.worker_id and (waits_or_moves or result.ok)
 
 
 def considered_units(units: Sequence[DecodeUnit]) -> tuple[Considered, ...]:

@@ -6,35 +6,32 @@ no room anywhere is waited for. Links bound how many move at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 
 from headway.cluster import UnitId
 from headway.core.scheduler.decode import DecodePlacer, considered_units
 from headway.core.scheduler.events import Chosen, Considered, Decision
 from headway.core.scheduler.instance import Instance
-from headway.core.scheduler.state import SchedulerState, Stage, Tracked
+from headway.core.scheduler.places import OnUnit, Tracked
+from headway.core.scheduler.state import SchedulerState
 from headway.messages import GiveBack
 from headway.policies.placement import Choice, DecodeUnit
 from headway.request import StreamKey
 
-Relocate = Callable[[Tracked, UnitId, float], None]
-
 
 class Drains:
-    """Empties workers; ``relocate`` is the arbiter's, who decides on every other move, too."""
+    """Plan of what leaves which worker: ``moves`` orders the moves that this wants."""
 
     def __init__(
         self,
         state: SchedulerState,
         instances: Mapping[str, Instance],
         placer: DecodePlacer,
-        relocate: Relocate,
     ) -> None:
         self._state = state
         self._instances = instances
         self._placer = placer
-        self._relocate = relocate
         self._emptying: dict[str, set[StreamKey]] = {}  # by worker: who was asked for
         self.next_wakeup = inf
         """When a request may be told to move that did a moment ago, inf for never."""
@@ -48,22 +45,22 @@ class Drains:
         """The worker is gone."""
         self._emptying.pop(worker_id, None)
 
-    def decide(self, *, now: float) -> None:
-        """Order what can go now."""
+    def wanted(self, *, now: float) -> Iterator[tuple[Tracked, UnitId]]:
+        """Yield requests that can go now, each to be moved before the next is asked for."""
         self.next_wakeup = inf
         for worker_id in list(self._emptying):
             instance = self._instances[worker_id]
             if not instance.takes_prefill:
                 self._call_back(instance, self._emptying[worker_id])
             if not instance.takes_decode:
-                self._empty(instance, now)
+                yield from self._empty(instance, now)
             if not (instance.draining or self._is_misplaced(instance)):
                 instance.has_changed = False
                 del self._emptying[worker_id]
 
     def _held(self, instance: Instance, *, decoding: bool) -> list[Tracked]:
         entries = [self._state.tracked[key] for key in instance.keys]
-        return [e for e in entries if e.stage is Stage.PLACED and e.is_decoding is decoding]
+        return [e for e in entries if isinstance(e.place, OnUnit) and e.is_decoding is decoding]
 
     def _is_misplaced(self, instance: Instance) -> bool:
         """Whether a worker that serves on holds, or will, what is not of its role."""
@@ -74,7 +71,7 @@ class Drains:
 
     def _is_ours(self, key: StreamKey) -> bool:
         entry = self._state.tracked[key]
-        return entry.relocating or (entry.stage is Stage.PLACED and entry.is_decoding)
+        return entry.is_relocating or entry.is_decoding
 
     # --- what has not begun -----------------------------------------------------------
 
@@ -98,10 +95,10 @@ class Drains:
 
     # --- what decodes -----------------------------------------------------------------
 
-    def _empty(self, instance: Instance, now: float) -> None:
+    def _empty(self, instance: Instance, now: float) -> Iterator[tuple[Tracked, UnitId]]:
         """Those that run longest first, as many as the links take."""
         settings = self._state.settings
-        leaving = sum(self._state.tracked[key].relocating for key in instance.keys)
+        leaving = sum(self._state.tracked[key].is_relocating for key in instance.keys)
         room = settings.moves.per_link - leaving
         ready: list[Tracked] = []
         for entry in self._held(instance, decoding=True):
@@ -116,7 +113,7 @@ class Drains:
         considered = considered_units(units)
         choices = self._choose(sorted(ready, key=_longest), units, room)
         for choice in choices:
-            self._relocate(choice.request, choice.unit, now)
+            yield choice.request, choice.unit
         if choices:
             self._explain(instance, considered, choices, len(ready) - len(choices), now)
 
@@ -139,7 +136,7 @@ class Drains:
         """How many more may move to a worker."""
         tracked = self._state.tracked
         arriving = (tracked.get(key) for key in self._instances[worker_id].inbound_keys)
-        num_moving = sum(entry is not None and entry.relocating for entry in arriving)
+        num_moving = sum(entry is not None and entry.is_relocating for entry in arriving)
         return self._state.settings.moves.per_link - num_moving
 
     def _explain(

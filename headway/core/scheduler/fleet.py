@@ -15,7 +15,7 @@ _ROLES = (Role.PREFILL, Role.DECODE, Role.CONVERTIBLE, Role.UNIFIED)
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class QueuedLoad:
     """Requests without a worker: for a dispatch, with their tokens, and for a decode unit."""
 
     num_requests: int
@@ -23,7 +23,7 @@ class Waiting:
     num_for_decode: int
 
 
-_NOBODY = Waiting(0, 0, 0)
+_NOBODY = QueuedLoad(0, 0, 0)
 
 
 class FleetMeter:
@@ -48,7 +48,7 @@ class FleetMeter:
                 key = instance.info.worker_id, stage
                 self._work[key] = self._work.get(key, PassWork()).plus(each)
 
-    def read(self, waiting: Mapping[str, Waiting], *, now: float) -> dict[str, Fleet]:
+    def read(self, waiting: Mapping[str, QueuedLoad], *, now: float) -> dict[str, Fleet]:
         """By model, all that do not drain and who waits for them."""
         elapsed = now - self._read_at if self._read_at is not None else 0.0
         models = {instance.info.model for instance in self._instances.values()} | waiting.keys()
@@ -61,7 +61,7 @@ class FleetMeter:
         self._read_at = now
         return fleets
 
-    def _fleet(self, model: str, waiting: Waiting, elapsed: float) -> Fleet:
+    def _fleet(self, model: str, waiting: QueuedLoad, elapsed: float) -> Fleet:
         """Prompts wait for whoever prefills first."""
         prefill, decode, convertible, unified = (
             self._pool(model, role, elapsed) for role in _ROLES

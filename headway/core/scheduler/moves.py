@@ -14,7 +14,8 @@ from headway.core.scheduler.decode import DecodePlacer, considered_units
 from headway.core.scheduler.drains import Drains
 from headway.core.scheduler.events import Chosen, Considered, Decision
 from headway.core.scheduler.instance import Instance
-from headway.core.scheduler.state import SchedulerState, Stage, Tracked
+from headway.core.scheduler.places import OnUnit, Tracked
+from headway.core.scheduler.state import SchedulerState
 from headway.messages import HeldRequest, LoadReport, RunningRequests
 from headway.policies import registry
 from headway.policies.placement import Choice, DecodeUnit
@@ -40,7 +41,7 @@ class Mover:
         self._policies: dict[str, Rescheduling] = {}
         self._reports: dict[str, LoadReport] = {}
         self._due_at: dict[str, float] = {}
-        self.drains = Drains(state, instances, placer, self._relocate)
+        self.drains = Drains(state, instances, placer)
 
     @property
     def next_wakeup(self) -> float:
@@ -64,7 +65,8 @@ class Mover:
 
     def decide(self, *, now: float) -> None:
         """Empty who drains; move what the policy says, of models whose interval has gone by."""
-        self.drains.decide(now=now)
+        for entry, target in self.drains.wanted(now=now):
+            self._relocate(entry, target, now)
         for model, due_at in sorted(self._due_at.items()):
             if now < due_at:
                 continue
@@ -114,7 +116,7 @@ class Mover:
         entry = self._state.tracked.get(key)
         return (
             entry is not None
-            and entry.stage is Stage.PLACED
+            and isinstance(entry.place, OnUnit)
             and entry.worker_id == worker_id
             and entry.moved_at <= since
         )

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from math import inf
 
 from headway.cluster import UnitId
+from headway.core.scheduler.books import Books
 from headway.core.scheduler.events import Chosen, Considered, Decision, Learned
 from headway.core.scheduler.instance import Instance
+from headway.core.scheduler.places import Tracked
 from headway.core.scheduler.prefixes import Prefixes
-from headway.core.scheduler.state import SchedulerState, Stage, Tracked
+from headway.core.scheduler.state import SchedulerState
 from headway.core.scheduler.window import Window
 from headway.errors import Code
 from headway.messages import Dispatch, EndForward, Placed, Rejected, UnitBatch
@@ -43,13 +45,14 @@ class PrefillPool:
     """Who of one model's window is dispatched, when, and where."""
 
     def __init__(
-        self, model: str, state: SchedulerState, instances: Mapping[str, Instance]
+        self, model: str, state: SchedulerState, instances: Mapping[str, Instance], books: Books
     ) -> None:
         settings = state.settings
         self.model = model
         self.window = Window(settings.flow_control, self._entered)
         self._state = state
         self._instances = instances
+        self._books = books
         self._active: dict[str, None] = {}
         self._dispatching: Dispatching = registry.make(
             "dispatch", settings.dispatch, **settings.dispatch_params
@@ -227,10 +230,7 @@ class PrefillPool:
         self._state.tell_worker(worker_id, dispatch)
         for a in assigned:
             entry = a.request
-            entry.stage, entry.worker_id, entry.unit = Stage.PLACED, worker_id, a.unit.unit
-            entry.adopted = entry.is_decoding = False
-            self._state.changed(entry.key)
-            instance.hold(entry.key)
+            self._books.dispatch(entry, a.unit)
             if self._prefixes is not None:
                 capacity = instance.info.num_blocks * instance.info.block_size
                 self._prefixes.sent(entry, a.unit, capacity)

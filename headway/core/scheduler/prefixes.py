@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headway.cluster import UnitId
-from headway.core.scheduler.state import Tracked
+from headway.core.scheduler.places import Tracked
 from headway.request import Request
 
 GRANULE = 64

@@ -1,16 +1,24 @@
-"""What workers say of the requests they hold, set against what the scheduler believed."""
+"""Workers' reports, reconciled with what the scheduler believed of each request.
+
+After an election this is the takeover: a new leader believes nothing and adopts what is reported.
+What a worker says of itself wins, and what has ended stays ended.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from enum import Enum
+from types import MappingProxyType
 
 from headway.cluster import UnitId, UnitLoad, WorkerInfo
+from headway.core.scheduler.books import Books
 from headway.core.scheduler.decode import DecodePlacer
 from headway.core.scheduler.instance import Instance
 from headway.core.scheduler.memory import Memory
+from headway.core.scheduler.places import Moving, OnUnit, Place, Prefilled, Tracked, Waiting
 from headway.core.scheduler.prefill import PrefillPool
-from headway.core.scheduler.state import SchedulerState, Stage, Tracked
+from headway.core.scheduler.state import SchedulerState
 from headway.messages import (
     CancelStream,
     EndForward,
@@ -22,19 +30,109 @@ from headway.messages import (
 from headway.request import FinishReason, StreamKey
 
 
+class Belief(Enum):
+    """What was believed of a request that another worker reports."""
+
+    WAITING = "waiting"
+    DISPATCHED = "dispatched to another worker"
+    ADOPTED = "reported by another worker"
+    PREFILLED = "prefilled on another worker"
+    MOVING_HERE = "moving here"
+    MOVING_ELSEWHERE = "moving elsewhere"
+    EXPECTED_HERE = "moving here, source unknown"
+    EXPECTED_ELSEWHERE = "moving elsewhere, source unknown"
+
+
+class Said(Enum):
+    """What a worker reports of a request."""
+
+    ARRIVING = "its KV is arriving"
+    PREFILLED = "it waits for a handoff"
+    RUNS = "it runs or is queued"
+
+
+class Verdict(Enum):
+    """What follows; the applier is the method of ``WorkerReports`` by its name."""
+
+    IGNORE = "nothing"
+    TRUST = "nothing: its source will say how the move went"
+    STOP = "the reporting worker stops it"
+    TAKE = "it is there; the other worker stops it"
+    FURTHER = "the copy with more tokens goes on, the other stops"
+    EXPECT = "it is expected there, and not dispatched"
+    TARGET = "it moves there, if the worker decodes; else it stops there"
+    SOURCE = "it moves from there to where it was found first, if that worker decodes"
+
+
+RECONCILE: Mapping[tuple[Belief, Said], Verdict] = MappingProxyType(
+    {
+        (Belief.WAITING, Said.ARRIVING): Verdict.EXPECT,
+        (Belief.WAITING, Said.PREFILLED): Verdict.TAKE,
+        (Belief.WAITING, Said.RUNS): Verdict.TAKE,
+        (Belief.DISPATCHED, Said.ARRIVING): Verdict.STOP,
+        (Belief.DISPATCHED, Said.PREFILLED): Verdict.TAKE,
+        (Belief.DISPATCHED, Said.RUNS): Verdict.TAKE,
+        (Belief.ADOPTED, Said.ARRIVING): Verdict.TARGET,
+        (Belief.ADOPTED, Said.PREFILLED): Verdict.SOURCE,
+        (Belief.ADOPTED, Said.RUNS): Verdict.FURTHER,
+        (Belief.PREFILLED, Said.ARRIVING): Verdict.TARGET,
+        (Belief.PREFILLED, Said.PREFILLED): Verdict.STOP,
+        (Belief.PREFILLED, Said.RUNS): Verdict.TARGET,
+        (Belief.MOVING_HERE, Said.ARRIVING): Verdict.IGNORE,
+        (Belief.MOVING_HERE, Said.PREFILLED): Verdict.TRUST,
+        (Belief.MOVING_HERE, Said.RUNS): Verdict.TRUST,
+        (Belief.MOVING_ELSEWHERE, Said.ARRIVING): Verdict.STOP,
+        (Belief.MOVING_ELSEWHERE, Said.PREFILLED): Verdict.STOP,
+        (Belief.MOVING_ELSEWHERE, Said.RUNS): Verdict.STOP,
+        (Belief.EXPECTED_HERE, Said.ARRIVING): Verdict.IGNORE,
+        (Belief.EXPECTED_HERE, Said.PREFILLED): Verdict.TAKE,
+        (Belief.EXPECTED_HERE, Said.RUNS): Verdict.TAKE,
+        (Belief.EXPECTED_ELSEWHERE, Said.ARRIVING): Verdict.STOP,
+        (Belief.EXPECTED_ELSEWHERE, Said.PREFILLED): Verdict.SOURCE,
+        (Belief.EXPECTED_ELSEWHERE, Said.RUNS): Verdict.SOURCE,
+    }
+)
+
+
+def reconcile(place: Place, held: HeldRequest, worker_id: str) -> Verdict:
+    """Return what follows when a worker reports a request that was not believed to be there."""
+    return RECONCILE[_belief(place, worker_id), _said(held)]
+
+
+def _belief(place: Place, worker_id: str) -> Belief:
+    if isinstance(place, Waiting):
+        return Belief.WAITING
+    if isinstance(place, OnUnit):
+        return Belief.ADOPTED if place.adopted else Belief.DISPATCHED
+    if isinstance(place, Prefilled):
+        return Belief.PREFILLED
+    is_here = place.target.worker_id == worker_id
+    if place.origin is None:
+        return Belief.EXPECTED_HERE if is_here else Belief.EXPECTED_ELSEWHERE
+    return Belief.MOVING_HERE if is_here else Belief.MOVING_ELSEWHERE
+
+
+def _said(held: HeldRequest) -> Said:
+    if held.arriving:
+        return Said.ARRIVING
+    return Said.PREFILLED if held.awaiting_handoff else Said.RUNS
+
+
 class WorkerReports:
-    """Takes reports in; what a worker says of itself wins, what has ended stays ended."""
+    """Takes reports in, and applies what follows from them."""
 
     def __init__(
         self,
         state: SchedulerState,
         instances: dict[str, Instance],
+        books: Books,
         pools: Mapping[str, PrefillPool],
         decode: DecodePlacer,
         memory: Memory,
     ) -> None:
         self._state = state
         self._instances = instances
+        self._books = books
         self._pools = pools
         self._decode = decode
         self._memory = memory
@@ -85,15 +183,14 @@ class WorkerReports:
         for key in keys:
             entry = self._state.tracked.get(key)
             worker_id = instance.info.worker_id
-            if entry is None or entry.worker_id != worker_id or entry.stage is not Stage.PLACED:
+            if entry is None or entry.worker_id != worker_id or not isinstance(entry.place, OnUnit):
                 continue
-            instance.take_back(key, entry.unit, entry.num_tokens)
             if entry.request is None:  # only its gateway can submit it again
+                instance.take_back(key, entry.place.unit.unit, entry.num_tokens)
                 self._end(entry)
                 self._state.lose([key], f"worker {worker_id} drains and had not begun it")
                 continue
-            entry.stage, entry.worker_id, entry.adopted = Stage.WAITING, "", False
-            self._state.changed(key)
+            self._books.give_back(entry)
             self._pools[entry.model].window.take_back(entry)
 
     def end(self, entry: Tracked, *, but: str = "") -> None:
@@ -105,12 +202,9 @@ class WorkerReports:
         self._end(entry)
 
     def _end(self, entry: Tracked) -> None:
-        if entry.stage is Stage.WAITING:
+        if isinstance(entry.place, Waiting):
             self._pools[entry.model].window.remove(entry.key)
-        self._decode.remove(entry)
-        if entry.worker_id in self._instances:
-            self._instances[entry.worker_id].let_go(entry.key)
-        self._state.end(entry.key)
+        self._books.close(entry)
 
     # --- snapshots --------------------------------------------------------------------
 
@@ -143,141 +237,104 @@ class WorkerReports:
         if entry is None:
             return
         if entry.worker_id != worker_id:
-            reconcile = self._reconcile_arriving if held.arriving else self._reconcile
-            reconcile(instance, entry, held)
-        if entry.worker_id != worker_id or entry.stage is Stage.MOVING:
+            self._apply(reconcile(entry.place, held, worker_id), instance, entry, held)
+        if entry.worker_id != worker_id or isinstance(entry.place, Moving):
             return
         if held.awaiting_handoff:
             self._decode.add(entry, held, now=now)
             return
-        entry.is_decoding = held.decoding
+        self._books.run_on(entry, decoding=held.decoding)
         if held.decoding:
             entry.num_tokens = held.num_tokens
-        if entry.stage is Stage.PREFILLED:
-            self._decode.stays(entry)
-
-    def _stop(self, instance: Instance, held: HeldRequest) -> None:
-        self._state.tell_worker(instance.info.worker_id, CancelStream(held.key))
-
-    def _reconcile(self, instance: Instance, entry: Tracked, held: HeldRequest) -> None:
-        """A worker holds what was believed elsewhere: the copy that is further ahead goes on."""
-        here = UnitId(instance.info.worker_id, held.unit)
-        match entry.stage:
-            case Stage.MOVING if entry.is_arriving_at(here.worker_id):
-                self._arrived(instance, entry, held)
-            case Stage.MOVING if not entry.worker_id:
-                self._found_source(instance, entry, held)
-            case Stage.MOVING if entry.target is not None and entry.target[0] == here.worker_id:
-                entry.distrusted.discard(here.worker_id)  # its source will say how that went
-            case Stage.MOVING:
-                self._stop(instance, held)
-            case Stage.PREFILLED if instance.takes_decode and not held.awaiting_handoff:
-                self._decode.hand_off(entry, here)  # it is there already: let go of the source's
-            case Stage.PREFILLED:
-                self._stop(instance, held)
-            case Stage.PLACED if entry.adopted and self._is_behind(entry, held):
-                self._stop(instance, held)
-            case Stage.PLACED if entry.adopted and held.awaiting_handoff:
-                self._found_source(instance, entry, held)
-            case Stage.PLACED | Stage.WAITING:
-                self._relocate(instance, entry, held)
-
-    def _reconcile_arriving(self, instance: Instance, entry: Tracked, held: HeldRequest) -> None:
-        """The request's KV is on the way to a worker by an earlier leader's order."""
-        here = UnitId(instance.info.worker_id, held.unit)
-        is_source_known = entry.stage is Stage.PREFILLED or entry.adopted
-        match entry.stage:
-            case Stage.MOVING if entry.target is not None and entry.target[0] == here.worker_id:
-                return
-            case Stage.WAITING:
-                self._pools[entry.model].window.remove(entry.key)
-                self._arrives(instance, entry, held)
-            case Stage.PREFILLED | Stage.PLACED if is_source_known and instance.takes_decode:
-                entry.relocating = entry.stage is Stage.PLACED
-                self._decode.hand_off(entry, here)
-            case _:
-                self._stop(instance, held)
 
     def _adopt(self, instance: Instance, held: HeldRequest, now: float) -> Tracked | None:
         """An earlier leader's request; one whose gateway has submitted a later attempt stops."""
-        worker_id = instance.info.worker_id
+        here = UnitId(instance.info.worker_id, held.unit)
         entry = Tracked(
-            key=held.key,
-            request_id=held.request_id,
-            model=instance.info.model,
-            stage=Stage.PLACED,
-            request=None,
-            num_tokens=held.num_tokens,
-            since=now,
-            worker_id=worker_id,
-            unit=held.unit,
-            adopted=True,
+            held.key,
+            held.request_id,
+            instance.info.model,
+            Moving(None, here) if held.arriving else OnUnit(here, adopted=True),
+            None,
+            held.num_tokens,
+            now,
         )
         if any(other.request is not None for other in self._state.others(entry)):
             self._state.end(held.key)
-            self._state.tell_worker(worker_id, CancelStream(held.key))
+            self._stop(instance, held)
             return None
-        self._state.track(entry)
-        if held.arriving:
-            self._arrives(instance, entry, held)
-        else:
-            instance.hold(entry.key)
+        self._books.open(entry)
         self._recall(entry)
         return entry
 
-    def _arrives(self, instance: Instance, entry: Tracked, held: HeldRequest) -> None:
-        """An earlier leader's move, whose source has not been heard."""
-        entry.stage, entry.worker_id, entry.adopted = Stage.MOVING, "", True
-        entry.target = UnitId(instance.info.worker_id, held.unit)
-        instance.reserve(entry.key, held.unit, held.num_tokens)
-        self._state.changed(entry.key)
-
-    def _arrived(self, instance: Instance, entry: Tracked, held: HeldRequest) -> None:
-        entry.stage, entry.target = Stage.PLACED, None
-        entry.worker_id, entry.unit = instance.info.worker_id, held.unit
-        instance.landed(entry.key)
-        instance.hold(entry.key)
-        self._state.changed(entry.key)
-
     def _recall(self, entry: Tracked) -> None:
-        """What an earlier leader knew of it beside: a move that it had ordered, or the last one."""
+        """Recall what an earlier leader wrote down of it: its last move, or one under way."""
         saved = self._memory.take(entry.key)
         if saved is None:
             return
         entry.moved_at = saved.moved_at
         if saved.target is not None and saved.worker_id == entry.worker_id:
-            entry.relocating = saved.relocating
-            self._decode.resume(entry, saved.target)
+            self._decode.resume(entry, saved.target, relocating=saved.relocating)
 
-    def _relocate(self, instance: Instance, entry: Tracked, held: HeldRequest) -> None:
-        """It waited here, or was given to another worker, and runs there."""
-        if entry.stage is Stage.WAITING:
+    # --- what follows -----------------------------------------------------------------
+
+    def _apply(
+        self, verdict: Verdict, instance: Instance, entry: Tracked, held: HeldRequest
+    ) -> None:
+        match verdict:
+            case Verdict.IGNORE:
+                return
+            case Verdict.TRUST:
+                entry.distrusted.discard(instance.info.worker_id)
+            case Verdict.STOP:
+                self._stop(instance, held)
+            case Verdict.TAKE:
+                self._take_over(instance, entry, held)
+            case Verdict.FURTHER:
+                self._let_the_further_go_on(instance, entry, held)
+            case Verdict.EXPECT:
+                self._pools[entry.model].window.remove(entry.key)
+                self._books.await_arrival(entry, UnitId(instance.info.worker_id, held.unit))
+            case Verdict.TARGET:
+                self._move_to(instance, entry, held)
+            case Verdict.SOURCE:
+                self._move_from(instance, entry, held)
+
+    def _stop(self, instance: Instance, held: HeldRequest) -> None:
+        self._state.tell_worker(instance.info.worker_id, CancelStream(held.key))
+
+    def _take_over(self, instance: Instance, entry: Tracked, held: HeldRequest) -> None:
+        if isinstance(entry.place, Waiting):
             self._pools[entry.model].window.remove(entry.key)
         elif entry.worker_id in self._instances:
-            self._instances[entry.worker_id].let_go(entry.key)
             self._state.tell_worker(entry.worker_id, CancelStream(entry.key))
-        entry.stage, entry.unit, entry.adopted = Stage.PLACED, held.unit, True
-        entry.worker_id = instance.info.worker_id
-        self._state.changed(entry.key)
-        instance.hold(entry.key)
+        unit = UnitId(instance.info.worker_id, held.unit)
+        self._books.find(entry, unit, decoding=held.decoding)
 
-    def _is_behind(self, entry: Tracked, held: HeldRequest) -> bool:
-        """Whether the copy that was found first goes on, and this one stops."""
+    def _let_the_further_go_on(self, instance: Instance, entry: Tracked, held: HeldRequest) -> None:
         found_first = self._instances[entry.worker_id].info
-        if held.awaiting_handoff:
-            return False  # a finished prefill is a gain, or the source of a move
-        return held.num_tokens <= entry.num_tokens and found_first.role.decodes
+        if held.num_tokens <= entry.num_tokens and found_first.role.decodes:
+            self._stop(instance, held)
+        else:
+            self._take_over(instance, entry, held)
 
-    def _found_source(self, source: Instance, entry: Tracked, held: HeldRequest) -> None:
-        """An earlier leader's move: its target was heard first, and now its source."""
-        target = entry.target or UnitId(entry.worker_id, entry.unit)
+    def _move_to(self, target: Instance, entry: Tracked, held: HeldRequest) -> None:
+        if target.takes_decode:
+            self._decode.hand_off(entry, UnitId(target.info.worker_id, held.unit))
+        else:
+            self._stop(target, held)
+
+    def _move_from(self, source: Instance, entry: Tracked, held: HeldRequest) -> None:
+        target = entry.target or entry.at
+        assert target is not None, "it has been found first at its target"
         if entry.target is None and not self._instances[target.worker_id].info.role.decodes:
-            self._relocate(source, entry, held)
+            self._take_over(source, entry, held)
             return
-        self._instances[target.worker_id].let_go(entry.key)
-        entry.worker_id, entry.unit = source.info.worker_id, held.unit
-        entry.relocating = not held.awaiting_handoff
-        source.hold(entry.key)
+        unit = UnitId(source.info.worker_id, held.unit)
+        origin: OnUnit | Prefilled = OnUnit(unit, adopted=True, decoding=held.decoding)
+        if held.awaiting_handoff:
+            origin = Prefilled(unit, adopted=True)
+        self._books.find_source(entry, origin)
         self._decode.hand_off(entry, target)
 
     # --- losses -----------------------------------------------------------------------
@@ -294,7 +351,7 @@ class WorkerReports:
                 continue
             if moving.is_arriving_at(instance.info.worker_id):
                 instance.hold(key)
-            elif moving.stage is Stage.MOVING:
+            elif isinstance(moving.place, Moving):
                 moving.distrusted.add(instance.info.worker_id)
         since = now - self._state.settings.graces.finish
         lost = [k for k in instance.finished_since(since) if k not in self._state.tracked]

@@ -3,121 +3,28 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
-from enum import Enum
-from math import inf
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from headway.cluster import UnitId
 from headway.core.scheduler.events import (
     Decision,
     Learned,
     Note,
     Persist,
-    SavedRequest,
     SchedulerAction,
     SendToGateway,
     SendToWorker,
 )
+from headway.core.scheduler.places import Tracked
 from headway.core.scheduler.settings import SchedulerSettings
-from headway.cost.buckets import Buckets
 from headway.messages import (
     Lost,
     Order,
     Rejected,
     ToGateway,
 )
-from headway.request import Request, StreamKey
-
-
-class Stage(Enum):
-    """Where a request stands."""
-
-    WAITING = "waiting"  # in the window
-    PLACED = "placed"  # at its worker, or on the way to it
-    PREFILLED = "prefilled"  # its worker holds the KV, no decode unit has been found
-    MOVING = "moving"  # its worker has been told to hand it to ``target``
-
-
-@dataclass(slots=True, eq=False)
-class Tracked:
-    """One live attempt. ``request`` is None when only a worker's snapshot told of it.
-
-    ``adopted``: a snapshot says that it is at ``worker_id``, no dispatch of ours put it there.
-    ``distrusted``: workers that stopped a copy, or whose stream broke while it was on its way
-    there: news of its arrival there may be of a copy that is no more.
-    """
-
-    key: StreamKey
-    request_id: str
-    model: str
-    stage: Stage
-    request: Request | None
-    num_tokens: int
-    since: float
-    worker_id: str = ""
-    unit: int = 0
-    target: UnitId | None = None
-    distrusted: set[str] = field(default_factory=set)
-    adopted: bool = False
-    rests: dict[UnitId, float] = field(default_factory=dict)
-    num_failed_handoffs: int = 0
-    relocating: bool = False  # it runs, and moves: where that fails it runs on where it is
-    moved_at: float = -inf
-    is_decoding: bool = False  # as far as is known: it can move
-    is_answering: bool = False  # its reasoning has ended
-    left_over: bool = False
-    cycle: int = -1  # of the window, when it entered
-    beginnings: tuple[int, ...] | None = None  # of its prompt, once they have been asked for
-
-    def is_arriving_at(self, worker_id: str) -> bool:
-        """Whether its KV is on the way there from a worker that has not been heard."""
-        is_target = self.target is not None and self.target.worker_id == worker_id
-        return is_target and not self.worker_id
-
-    @property
-    def arrival_at(self) -> float:
-        """Arrival at the gateway where it is known, seconds since the epoch."""
-        return self.request.arrival_at if self.request is not None else self.since
-
-    @property
-    def is_burst(self) -> bool:
-        """Whether its gateway labelled it so."""
-        return self.request is not None and self.request.is_burst
-
-    @property
-    def num_growth_tokens(self) -> int:
-        """Room for at least one more token, more where an end is predicted soon after."""
-        if self.request is None or self.request.predicted_output_tokens <= 0:
-            return 1
-        total = len(self.request.prompt_token_ids) + self.request.predicted_output_tokens
-        return max(1, min(int(total) - self.num_tokens, 256))
-
-    @property
-    def bucket(self) -> int:
-        """Its kind by prompt and predicted output."""
-        if self.request is None:
-            return _BUCKETS.of(self.num_tokens, 0)
-        request = self.request
-        return _BUCKETS.of(len(request.prompt_token_ids), request.predicted_output_tokens)
-
-    @property
-    def barred(self) -> Collection[UnitId]:
-        """Units that failed its handoff a moment ago."""
-        return self.rests
-
-    def saved(self) -> SavedRequest:
-        """What a successor needs to know of it."""
-        return SavedRequest(
-            self.key,
-            self.worker_id,
-            self.cycle,
-            self.since,
-            self.moved_at,
-            self.target,
-            self.relocating,
-        )
+from headway.request import StreamKey
 
 
 @dataclass(slots=True)
@@ -130,8 +37,6 @@ class Counters:
     num_relocations: int = 0
     num_repeats: int = 0
 
-
-_BUCKETS = Buckets()
 
 Answer = Rejected | Lost | None
 """What a repeat of an ended attempt is answered with; None: nothing, its tokens told it all."""

@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Iterable
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from headway.core.scheduler.state import Tracked
+from headway.core.scheduler.books import leave_over
+from headway.core.scheduler.places import Tracked, Waiting
 from headway.policies.packing.flow_control import FlowControl, FlowLevel
 from headway.request import StreamKey
 
@@ -82,7 +83,7 @@ class Window:
         legacy: list[Tracked] = []
         new: list[Tracked] = []
         for entry in self._admitted.values():
-            (legacy if entry.left_over else new).append(entry)
+            (legacy if _is_left_over(entry) else new).append(entry)
         return legacy, new
 
     # --- coming and going -------------------------------------------------------------
@@ -99,7 +100,7 @@ class Window:
     def take_back(self, entry: Tracked) -> None:
         """A request that had entered under an earlier leader: its place is its ``cycle``."""
         assert entry.request is not None, "only submitted requests wait"
-        entry.left_over = True
+        leave_over(entry)
         self.cycle = max(self.cycle, entry.cycle)
         behind: list[Tracked] = []
         while self._admitted:
@@ -160,9 +161,9 @@ class Window:
         Cycles are counted at most once in ``cycle_time``, however many events try a dispatch.
         """
         for entry in reversed(self._admitted.values()):
-            if entry.left_over:
-                break  # whoever came before was here, too
-            entry.left_over = True
+            if _is_left_over(entry):
+                break  # so are all before it
+            leave_over(entry)
         if self._admitted and now >= self._cycle_at + cycle_time:
             self.cycle += 1
             self._cycle_at = now
@@ -177,6 +178,10 @@ class Window:
                 self.remove(key)
                 expired.append(entry)
         return expired
+
+
+def _is_left_over(entry: Tracked) -> bool:
+    return isinstance(entry.place, Waiting) and entry.place.left_over
 
 
 def _place(entry: Tracked) -> tuple[int, float, StreamKey]:

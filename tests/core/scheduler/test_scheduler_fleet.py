@@ -7,13 +7,13 @@ import math
 from headway.cluster import Role, UnitLoad, WorkerInfo
 from headway.core.scheduler.core import SchedulerCore
 from headway.core.scheduler.events import Elected, WorkerReported
-from headway.core.scheduler.fleet import FleetMeter, Waiting
+from headway.core.scheduler.fleet import FleetMeter, QueuedLoad
 from headway.core.scheduler.instance import Instance
 from headway.messages import EndForward, PassWork, Snapshot
 from headway.policies.scaling.protocol import PoolLoad, WorkSample
 from headway.request import StreamKey
 
-NOBODY = {"m": Waiting(0, 0, 0)}
+NOBODY = {"m": QueuedLoad(0, 0, 0)}
 
 
 def worker(
@@ -36,7 +36,7 @@ def test_workers_are_counted_by_role_without_those_that_drain() -> None:
 def test_requests_and_tokens_that_wait_count_where_they_wait() -> None:
     prefiller = worker("p", Role.PREFILL, queued=30)
     prefiller.hold(StreamKey("g", 1))
-    fleet = FleetMeter({"p": prefiller}).read({"m": Waiting(4, 70, 2)}, now=1.0)["m"]
+    fleet = FleetMeter({"p": prefiller}).read({"m": QueuedLoad(4, 70, 2)}, now=1.0)["m"]
     assert (fleet.prefill.num_requests, fleet.prefill.backlog_tokens) == (5, 100)
     assert fleet.decode.num_requests == 2
 
@@ -86,7 +86,7 @@ def test_every_model_has_a_fleet_of_its_own() -> None:
             "c": worker("c", Role.PREFILL, model="other"),
         }
     )
-    fleets = meter.read({"m": Waiting(0, 0, 3), "asked-for": Waiting(1, 5, 0)}, now=1.0)
+    fleets = meter.read({"m": QueuedLoad(0, 0, 3), "asked-for": QueuedLoad(1, 5, 0)}, now=1.0)
     assert list(fleets) == ["asked-for", "m", "other"]
     assert fleets["m"].decode.num_ready == fleets["other"].decode.num_ready == 1
     assert (fleets["m"].decode.num_requests, fleets["other"].decode.num_requests) == (3, 0)

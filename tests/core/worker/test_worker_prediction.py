@@ -7,7 +7,7 @@ from math import inf, nan
 import pytest
 
 from headway.cluster import Role
-from headway.core.scheduler.wants import wanted_reports
+from headway.core.scheduler.admission import wanted_reports
 from headway.core.settings import policy_settings
 from headway.core.worker.core import WorkerCore, WorkerSettings
 from headway.core.worker.events import (

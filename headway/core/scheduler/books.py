@@ -1,0 +1,235 @@
+"""The books: which place every live request is in. No other file replaces a place.
+
+``TRANSITIONS`` lists all moves between places; a request begins as Waiting (submitted), OnUnit or
+Moving (adopted from a worker's report), and its end takes it out of any place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import Enum
+from types import MappingProxyType
+
+from headway.cluster import UnitId
+from headway.core.scheduler.instance import Instance
+from headway.core.scheduler.places import Moving, OnUnit, Place, Prefilled, Tracked, Waiting
+from headway.core.scheduler.state import SchedulerState
+from headway.request import StreamKey
+
+
+class PlaceEvent(Enum):
+    """An event that changes where a request is."""
+
+    LEFT_OVER = "a dispatch cycle leaves it over"
+    DISPATCHED = "it is dispatched"
+    GIVEN_BACK = "its worker gives it back"
+    REPORTED = "a worker reports that it has it"
+    ARRIVING = "a worker reports that its KV is arriving"
+    PREFILLED = "its worker reports that it waits for a handoff"
+    ORDERED = "a handoff or a move is ordered"
+    SOURCE_FOUND = "the source of an earlier leader's move reports"
+    MOVED = "it has moved"
+    STAYS = "its move fails, and it runs on at its source"
+    RETRIED = "its handoff fails, and another unit is looked for"
+
+
+TRANSITIONS: Mapping[tuple[type[Place], PlaceEvent], type[Place]] = MappingProxyType(
+    {
+        (Waiting, PlaceEvent.LEFT_OVER): Waiting,
+        (Waiting, PlaceEvent.DISPATCHED): OnUnit,
+        (Waiting, PlaceEvent.REPORTED): OnUnit,
+        (Waiting, PlaceEvent.ARRIVING): Moving,
+        (OnUnit, PlaceEvent.GIVEN_BACK): Waiting,
+        (OnUnit, PlaceEvent.REPORTED): OnUnit,
+        (OnUnit, PlaceEvent.PREFILLED): Prefilled,
+        (OnUnit, PlaceEvent.ORDERED): Moving,
+        (OnUnit, PlaceEvent.SOURCE_FOUND): Moving,
+        (Prefilled, PlaceEvent.REPORTED): OnUnit,
+        (Prefilled, PlaceEvent.PREFILLED): Prefilled,
+        (Prefilled, PlaceEvent.ORDERED): Moving,
+        (Prefilled, PlaceEvent.RETRIED): Prefilled,
+        (Moving, PlaceEvent.REPORTED): OnUnit,
+        (Moving, PlaceEvent.ORDERED): Moving,
+        (Moving, PlaceEvent.SOURCE_FOUND): Moving,
+        (Moving, PlaceEvent.MOVED): OnUnit,
+        (Moving, PlaceEvent.STAYS): OnUnit,
+        (Moving, PlaceEvent.RETRIED): Prefilled,
+    }
+)
+
+
+def _put(entry: Tracked, event: PlaceEvent, place: Place) -> None:
+    before, after = type(entry.place), type(place)
+    assert TRANSITIONS.get((before, event)) is after, f"{event}: {before} to {after}"
+    entry.place = place
+
+
+def leave_over(entry: Tracked) -> None:
+    """Note that a waiting request is not new in its window any more."""
+    _put(entry, PlaceEvent.LEFT_OVER, Waiting(left_over=True))
+
+
+class Books:
+    """Moves requests between places, and keeps the workers' ledgers in step."""
+
+    def __init__(self, state: SchedulerState, instances: Mapping[str, Instance]) -> None:
+        self._state = state
+        self._instances = instances
+        self.prefilled: dict[StreamKey, Tracked] = {}
+        """Requests that wait for a decode unit, the longest waiting first."""
+
+    def _put(self, entry: Tracked, event: PlaceEvent, place: Place) -> None:
+        _put(entry, event, place)
+        if isinstance(place, Prefilled):
+            self.prefilled[entry.key] = entry
+        else:
+            self.prefilled.pop(entry.key, None)
+
+    def _leave(self, entry: Tracked) -> None:
+        """Take it off the ledgers of its unit and of its target."""
+        instance = self._instances.get(entry.worker_id)
+        if instance is not None:
+            instance.let_go(entry.key)
+        self._release(entry)
+
+    def _release(self, entry: Tracked) -> None:
+        target = entry.target
+        if target is not None and target.worker_id in self._instances:
+            self._instances[target.worker_id].release(entry.key)
+
+    # --- beginning and end ------------------------------------------------------------
+
+    def open(self, entry: Tracked) -> None:
+        """Enter a new attempt, wherever it is."""
+        self._state.track(entry)
+        if isinstance(entry.place, OnUnit):
+            self._instances[entry.place.unit.worker_id].hold(entry.key)
+        elif isinstance(entry.place, Moving):
+            self._reserve(entry, entry.place.target)
+
+    def close(self, entry: Tracked) -> None:
+        """Take out an attempt that is over; a window that it waits in forgets it by itself."""
+        self.prefilled.pop(entry.key, None)
+        self._leave(entry)
+        self._state.end(entry.key)
+
+    # --- units ------------------------------------------------------------------------
+
+    def dispatch(self, entry: Tracked, unit: UnitId) -> None:
+        """It leaves the window for a unit."""
+        self._put(entry, PlaceEvent.DISPATCHED, OnUnit(unit))
+        self._state.changed(entry.key)
+        self._instances[unit.worker_id].hold(entry.key)
+
+    def give_back(self, entry: Tracked) -> None:
+        """It comes back from a unit that has not begun it."""
+        assert isinstance(entry.place, OnUnit), "only a request on a unit is given back"
+        unit = entry.place.unit
+        self._instances[unit.worker_id].take_back(entry.key, unit.unit, entry.num_tokens)
+        self._put(entry, PlaceEvent.GIVEN_BACK, Waiting())
+        self._state.changed(entry.key)
+
+    def find(self, entry: Tracked, unit: UnitId, *, decoding: bool) -> None:
+        """A unit has it that was not known to have it."""
+        self._leave(entry)
+        self._put(entry, PlaceEvent.REPORTED, OnUnit(unit, adopted=True, decoding=decoding))
+        self._state.changed(entry.key)
+        self._instances[unit.worker_id].hold(entry.key)
+
+    def run_on(self, entry: Tracked, *, decoding: bool) -> None:
+        """Its worker reports it as running or queued, and not as waiting for a handoff."""
+        place = entry.place
+        assert isinstance(place, (OnUnit, Prefilled)), "it is at its worker"
+        if isinstance(place, Prefilled):
+            self._state.changed(entry.key)
+        elif place.decoding is decoding:
+            return
+        self._put(entry, PlaceEvent.REPORTED, OnUnit(place.unit, place.adopted, decoding))
+
+    def prefill(self, entry: Tracked, num_tokens: int, *, now: float) -> None:
+        """Its worker holds the KV of its prompt, and waits for an order."""
+        place = entry.place
+        if isinstance(place, OnUnit):
+            place = Prefilled(place.unit, place.adopted)
+        entry.num_tokens, entry.since = num_tokens, now
+        self._put(entry, PlaceEvent.PREFILLED, place)
+
+    # --- moves ------------------------------------------------------------------------
+
+    def _reserve(self, entry: Tracked, target: UnitId) -> None:
+        instance = self._instances.get(target.worker_id)
+        if instance is not None:
+            instance.reserve(entry.key, target.unit, entry.num_tokens)
+
+    def order(self, entry: Tracked, target: UnitId) -> None:
+        """Its worker is told to send it to a unit."""
+        place = entry.place
+        assert not isinstance(place, Waiting), "a request that waits is dispatched"
+        origin = place.origin if isinstance(place, Moving) else place
+        self._put(entry, PlaceEvent.ORDERED, Moving(origin, target))
+        self._state.changed(entry.key)
+        self._reserve(entry, target)
+
+    def await_arrival(self, entry: Tracked, target: UnitId) -> None:
+        """It is on its way to a unit by an earlier leader's order; its source has not reported."""
+        self._put(entry, PlaceEvent.ARRIVING, Moving(None, target))
+        self._state.changed(entry.key)
+        self._reserve(entry, target)
+
+    def find_source(self, entry: Tracked, origin: OnUnit | Prefilled) -> None:
+        """The source of a move reports whose target was heard first."""
+        target = entry.target or entry.at
+        assert target is not None, "its target has reported it"
+        self._leave(entry)
+        self._put(entry, PlaceEvent.SOURCE_FOUND, Moving(origin, target))
+        self._instances[origin.unit.worker_id].hold(entry.key)
+
+    def land(self, entry: Tracked) -> None:
+        """Its move has ended well."""
+        place = entry.place
+        assert isinstance(place, Moving), "only what moves lands"
+        assert place.origin is not None, "its source has reported it"
+        source = self._instances.get(entry.worker_id)
+        if source is not None:
+            source.let_go(entry.key)
+        target = self._instances[place.target.worker_id]
+        target.landed(entry.key)
+        landed = OnUnit(place.target, place.origin.adopted, decoding=True)
+        self._put(entry, PlaceEvent.MOVED, landed)
+        self._state.changed(entry.key)
+        target.hold(entry.key)
+
+    def stay(self, entry: Tracked) -> None:
+        """Its move has failed, and its worker decodes: it runs on where it is."""
+        place = entry.place
+        assert isinstance(place, Moving), "only a move fails"
+        origin = place.origin
+        assert origin is not None, "its source has reported it"
+        self._release(entry)
+        if isinstance(origin, Prefilled):
+            origin = OnUnit(origin.unit, origin.adopted)
+        self._put(entry, PlaceEvent.STAYS, origin)
+        self._state.changed(entry.key)
+
+    def retry(self, entry: Tracked, failed: UnitId | None = None, until: float = 0.0) -> None:
+        """Its handoff has failed: look for another unit; ``failed`` rests ``until`` then."""
+        place = entry.place
+        self._release(entry)
+        origin = place.origin if isinstance(place, Moving) else place
+        assert isinstance(origin, Prefilled), "what runs stays where it is"
+        if failed is not None:
+            rests = {**origin.rests, failed: until}
+            origin = replace(origin, num_failed=origin.num_failed + 1, rests=rests)
+        if isinstance(place, Moving):
+            self._state.changed(entry.key)
+        self._put(entry, PlaceEvent.RETRIED, origin)
+
+    def end_rests(self, now: float) -> None:
+        """Units that failed a handoff are tried again from their instants on."""
+        for entry in self.prefilled.values():
+            place = entry.place
+            assert isinstance(place, Prefilled), "the others are not listed"
+            rests = {unit: at for unit, at in place.rests.items() if at > now}
+            if len(rests) < len(place.rests):
+                entry.place = replace(place, rests=rests)

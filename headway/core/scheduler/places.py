@@ -1,0 +1,154 @@
+"""Live requests, and the places where they can be; ``books`` alone moves them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+from headway.cluster import UnitId
+from headway.core.scheduler.events import SavedRequest
+from headway.cost.buckets import Buckets
+from headway.request import Request, StreamKey
+
+_BUCKETS = Buckets()
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """In the window of its model, or at its door."""
+
+    left_over: bool = False  # by an earlier dispatch cycle
+
+
+@dataclass(frozen=True, slots=True)
+class OnUnit:
+    """At a unit, or on the way to it by a dispatch."""
+
+    unit: UnitId
+    adopted: bool = False  # a report says so; no dispatch of this leader put it there
+    decoding: bool = False  # as far as is known: it can move
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """Its worker holds the KV; no decode unit has been found."""
+
+    unit: UnitId
+    adopted: bool = False
+    num_failed: int = 0  # handoffs
+    rests: Mapping[UnitId, float] = field(default_factory=dict)
+    """Units that failed a handoff, and the instant until which they are not tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """On its way from ``origin`` to ``target``; if that fails it is at ``origin`` again.
+
+    It runs meanwhile if ``origin`` is an ``OnUnit``. ``origin`` is None when an earlier leader
+    ordered the move and its source has not reported yet.
+    """
+
+    origin: OnUnit | Prefilled | None
+    target: UnitId
+
+
+Place = Waiting | OnUnit | Prefilled | Moving
+
+
+@dataclass(slots=True, eq=False)
+class Tracked:
+    """One live attempt."""
+
+    key: StreamKey
+    request_id: str
+    model: str
+    place: Place
+    request: Request | None  # None when only a worker's report told of it
+    num_tokens: int
+    since: float  # when it was submitted, adopted or prefilled
+    distrusted: set[str] = field(default_factory=set)
+    """Workers that stopped a copy, or whose stream broke while it was on its way there: a report
+    of its arrival may be of a copy that is gone."""
+    moved_at: float = -inf
+    is_answering: bool = False  # its reasoning has ended
+    cycle: int = -1  # of the window, when it entered
+    beginnings: tuple[int, ...] | None = None  # of its prompt, once asked for
+
+    @property
+    def at(self) -> UnitId | None:
+        """The unit that has it now, or that a dispatch sends it to."""
+        place = self.place
+        held = place.origin if isinstance(place, Moving) else place
+        return held.unit if isinstance(held, (OnUnit, Prefilled)) else None
+
+    @property
+    def worker_id(self) -> str:
+        """The worker of that unit; "" for none."""
+        at = self.at
+        return at.worker_id if at is not None else ""
+
+    @property
+    def target(self) -> UnitId | None:
+        """The unit that it moves to."""
+        return self.place.target if isinstance(self.place, Moving) else None
+
+    @property
+    def is_relocating(self) -> bool:
+        """Whether it runs while it moves."""
+        return isinstance(self.place, Moving) and isinstance(self.place.origin, OnUnit)
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether it is known to decode on a unit and does not move."""
+        return isinstance(self.place, OnUnit) and self.place.decoding
+
+    def is_arriving_at(self, worker_id: str) -> bool:
+        """Return whether it moves to this worker from a source that has not reported."""
+        place = self.place
+        if not isinstance(place, Moving) or place.origin is not None:
+            return False
+        return place.target.worker_id == worker_id
+
+    @property
+    def arrival_at(self) -> float:
+        """Arrival at the gateway where it is known, seconds since the epoch."""
+        return self.request.arrival_at if self.request is not None else self.since
+
+    @property
+    def is_burst(self) -> bool:
+        """Whether its gateway labelled it so."""
+        return self.request is not None and self.request.is_burst
+
+    @property
+    def num_growth_tokens(self) -> int:
+        """Room for at least one more token, more where an end is predicted soon after."""
+        if self.request is None or self.request.predicted_output_tokens <= 0:
+            return 1
+        total = len(self.request.prompt_token_ids) + self.request.predicted_output_tokens
+        return max(1, min(int(total) - self.num_tokens, 256))
+
+    @property
+    def bucket(self) -> int:
+        """Its kind by prompt and predicted output."""
+        if self.request is None:
+            return _BUCKETS.of(self.num_tokens, 0)
+        request = self.request
+        return _BUCKETS.of(len(request.prompt_token_ids), request.predicted_output_tokens)
+
+    @property
+    def barred(self) -> Collection[UnitId]:
+        """Units that failed its handoff a moment ago."""
+        return self.place.rests if isinstance(self.place, Prefilled) else ()
+
+    def saved(self) -> SavedRequest:
+        """Return what the next leader needs to know of it."""
+        return SavedRequest(
+            self.key,
+            self.worker_id,
+            self.cycle,
+            self.since,
+            self.moved_at,
+            self.target,
+            self.is_relocating,
+        )
