@@ -1,0 +1,61 @@
+"""The tables in docs/architecture.md are drawn from the code.
+
+``HEADWAY_REWRITE=1 python -m pytest tests/test_docs_tables.py`` writes them anew.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from headway.core.scheduler.books import TRANSITIONS
+from headway.core.scheduler.reports import RECONCILE, Belief, Said
+
+PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table in Markdown."""
+    titles = list(head)
+    lines = [titles, ["---"] * len(titles), *map(list, rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def scheduler_places() -> str:
+    places = ((a.__name__, event.value, b.__name__) for (a, event), b in TRANSITIONS.items())
+    beliefs = (
+        (belief.value, *(RECONCILE[belief, said].value for said in Said)) for belief in Belief
+    )
+    return "\n".join(
+        [
+            "A live request is in one of four places, and `headway/core/scheduler/books.py` alone",
+            "moves it. The end of a request takes it out of any place.",
+            "",
+            table(("place", "event", "next place"), places),
+            "",
+            "A worker may report a request that is believed to be elsewhere, above all to a new",
+            "leader. `headway/core/scheduler/reports.py` decides what follows. A request that",
+            "nobody knows of is adopted where it is.",
+            "",
+            table(("believed", *(f"reported: {said.value}" for said in Said)), beliefs),
+        ]
+    )
+
+
+TABLES: dict[str, Callable[[], str]] = {"scheduler places": scheduler_places}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_in_the_docs_is_that_of_the_code(name: str) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    begin, end = f"<!-- {name}: generated -->\n", "<!-- end -->"
+    drawn = f"{begin}{TABLES[name]()}\n{end}"
+    if os.environ.get("HEADWAY_REWRITE"):
+        found = re.sub(f"{re.escape(begin)}.*?{end}", lambda _: drawn, page, flags=re.DOTALL)
+        PAGE.write_text(found, encoding="utf-8")
+        return
+    assert drawn in page, "HEADWAY_REWRITE=1 writes it anew"
