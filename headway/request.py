@@ -110,30 +110,30 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One attempt at one request.
-
-    ``output_token_ids`` holds what earlier attempts produced: generation goes on behind it.
-    ``arrival_at`` and ``deadline_at`` are seconds since the epoch. ``reasons``: whether reasoning,
-    up to the model's marker, comes before its answer. ``is_burst``: whether it came
-    beyond what the running mean of traffic brings. ``is_predicted``: whether what is expected of
-    its output is the predictor's word on it, and not that of requests like it.
-    """
+    """One attempt at one request. The gateway's core fills in the fields of the attempt."""
 
     request_id: str
-    attempt: int
-    stream_id: int
-    gateway_id: str
-    gateway_address: str
     model: str
     prompt_token_ids: Sequence[int]
     sampling: SamplingParams
     arrival_at: float
+    """Seconds since the epoch, like ``deadline_at``."""
+
+    attempt: int = 0
+    stream_id: int = 0
+    gateway_id: str = ""
+    gateway_address: str = ""
     deadline_at: float = float("inf")
     output_token_ids: tuple[int, ...] = ()
+    """Tokens of earlier attempts: generation goes on behind them."""
     predicted_output_tokens: float = 0.0
+    """Expected output tokens; 0 where nothing is known."""
     is_burst: bool = False
+    """Whether it came beyond what the running mean of traffic brings."""
     reasons: bool = False
+    """Whether reasoning, up to the model's marker, comes before its answer."""
     is_predicted: bool = False
+    """Whether ``predicted_output_tokens`` is the predictor's own figure for this request."""
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:

@@ -43,7 +43,7 @@ def planning(scale: float) -> tuple[str, Iterator[Callable[[], object]]]:
 def _request(number: int) -> Request:
     prompt = tuple(range(number, number + PROMPT_TOKENS))
     sampling = SamplingParams(max_tokens=PROMPT_TOKENS)
-    return Request(str(number), 0, number, "gateway", "g", "m", prompt, sampling, float(number))
+    return Request(str(number), "m", prompt, sampling, float(number), 0, number, "gateway", "g")
 
 
 def _plan_into(items: list[Share], planner: PassPlanner, state: WorkerState) -> None:

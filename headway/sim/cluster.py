@@ -238,16 +238,11 @@ class SimCluster:
         )
         sampling = SamplingParams(max_tokens=request.num_output_tokens)
         prompt = range(request.num_prompt_tokens)  # any tokens will do
-        self.gateway.post(
-            Submit(
-                request.request_id,
-                MODEL,
-                prompt,
-                sampling,
-                request.arrival_at,
-                reasons=request.num_reasoning_tokens > 0,
-            )
+        reasons = request.num_reasoning_tokens > 0
+        asked = Request(
+            request.request_id, MODEL, prompt, sampling, request.arrival_at, reasons=reasons
         )
+        self.gateway.post(Submit(asked))
 
     def _close(self, request_id: str, *, error: str = "") -> None:
         record = self.records.pop(request_id)
@@ -290,15 +285,16 @@ class SimCluster:
 
     def _deliver(self, action: Deliver) -> None:
         steps, num_steps = self._steps, self._num_steps
-        for request_id, token_id, _, reason, before, _ in action.deliveries:
-            if token_id is not None:
-                count = 1 + len(before)
+        for delivery in action.deliveries:
+            request_id = delivery.request_id
+            if delivery.token_id is not None:
+                count = 1 + len(delivery.before)
                 skipped = num_steps - count
                 first_at = steps.ends_at(skipped + 1)
                 step = steps.step + (skipped + 1) * steps.growth
                 segment = Segment(count, first_at, step, steps.growth)
                 self.records[request_id].add(segment)
-            if reason is not None:
+            if delivery.finish_reason is not None:
                 self._close(request_id)
 
     def to_gateway(self, send: SendTokens, steps: Steps, num_steps: int) -> None:

@@ -62,7 +62,7 @@ from headway.core.worker.events import (
 from headway.forward_pass import ForwardPass
 from headway.messages import CancelStream, ChangeRole, Drain, KvHeader
 from headway.policies.batching.sarathi import Sarathi
-from headway.request import SamplingParams, StreamKey
+from headway.request import Request, SamplingParams, StreamKey
 from tests.fakes.cluster_parts import FakeWorker, Transfer
 from tests.fakes.paged import EOS, PagedFake
 
@@ -226,7 +226,7 @@ class Cluster:
         prompt = self.prompt(self.num_submitted, num_prompt)
         sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
         self.num_submitted += 1
-        self.to_gateway(Submit(request_id, "m", prompt, sampling, self.now))
+        self.to_gateway(Submit(Request(request_id, "m", prompt, sampling, self.now)))
 
     @staticmethod
     def prompt(number: int, num_prompt: int) -> tuple[int, ...]:

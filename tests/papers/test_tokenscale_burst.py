@@ -120,7 +120,7 @@ def test_the_gateway_labels_requests_as_they_arrive() -> None:
     gateway.handle(SchedulerConnected(), now=0.0)
     seen: list[Request] = []
     for number, (at, tokens) in enumerate([*steady(10, 60.0), *steady(40, 1.0, start=60.0)]):
-        submit = Submit(f"r{number}", "m", (1,) * tokens, SamplingParams(), at)
+        submit = Submit(Request(f"r{number}", "m", (1,) * tokens, SamplingParams(), at))
         seen += [a for a in gateway.handle(submit, now=at) if isinstance(a, Request)]
     assert not any(request.is_burst for request in seen[:600])
     assert sum(request.is_burst for request in seen[600:]) == pytest.approx(30, abs=4)

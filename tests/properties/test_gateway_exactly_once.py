@@ -135,7 +135,7 @@ class World:
             self.seen[name], self.ends[name] = [], []
             self.asked[name] = 1 + which
             sampling = SamplingParams(max_tokens=1 + which)
-            self.tell(Submit(name, "m", (1,), sampling, self.now))
+            self.tell(Submit(Request(name, "m", (1,), sampling, self.now)))
         elif kind == "cut":
             self.tell(SchedulerDisconnected())
         elif kind == "connect":

@@ -28,7 +28,7 @@ class Length:
 def request_of(stream_id: int, num_prompt: int) -> Request:
     sampling = SamplingParams(max_tokens=1000)
     prompt = (1,) * num_prompt
-    return Request(str(stream_id), 0, stream_id, "g", "g:1", "m", prompt, sampling, 0.0)
+    return Request(str(stream_id), "m", prompt, sampling, 0.0, 0, stream_id, "g", "g:1")
 
 
 def ends(runs_ahead: bool, lengths: dict[int, int], chunk: int) -> tuple[dict[int, float], int]:

@@ -1,4 +1,4 @@
-"""Who is not let in, and what they are told."""
+"""Refusals of new requests, and the hint when to come back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from headway.errors import Code, HeadwayError
 
 
 def over_context(num_prompt: int, max_tokens: int, limit: int) -> HeadwayError:
-    """Prompt and output tokens together are over the model's ``limit``."""
+    """Refuse prompt and output tokens that are together over the model's ``limit``."""
     if num_prompt >= limit:
         param, said = "prompt", "shorten the prompt"
         asked = f"the prompt has {num_prompt} tokens"
@@ -21,7 +21,7 @@ def over_context(num_prompt: int, max_tokens: int, limit: int) -> HeadwayError:
 
 
 def too_many_waiting(num_waiting: int, limit: int, retry_after: float) -> HeadwayError:
-    """As many requests wait for their first token as may; ``retry_after`` in seconds."""
+    """Refuse a request because too many wait for their first token; ``retry_after`` in seconds."""
     message = (
         f"{num_waiting} requests are waiting for their first token, and at most {limit} may; "
         f"try again in {retry_after:.0f} s"
@@ -30,7 +30,7 @@ def too_many_waiting(num_waiting: int, limit: int, retry_after: float) -> Headwa
 
 
 class FirstTokenPace:
-    """How fast waiting requests get their first token: an average over recent gaps."""
+    """The speed at which waiting requests get their first token: an average of recent gaps."""
 
     def __init__(self, weight: float = 0.1) -> None:
         self._weight = weight
@@ -38,12 +38,12 @@ class FirstTokenPace:
         self._last_at: float | None = None
 
     def record(self, num_first: int, now: float) -> None:
-        """So many requests got their first token."""
+        """Count requests that got their first token."""
         if self._last_at is not None:
             gap = (now - self._last_at) / num_first
             self._gap += (gap - self._gap) * self._weight if self._gap else gap
         self._last_at = now
 
     def time_for(self, num_waiting: int) -> float:
-        """Seconds until so many have their first token, from 1 to 60."""
+        """Return the seconds until so many have their first token, from 1 to 60."""
         return min(60.0, max(1.0, num_waiting * self._gap))

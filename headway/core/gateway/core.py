@@ -1,10 +1,11 @@
-"""The gateway's decisions: who is let in, what is submitted again, and that every client sees
-each token of its request once, in order, whatever happens behind."""
+"""The gateway's decisions: admission, resubmission, and the order of tokens.
+
+Every client sees each token of its request once, in order, whatever happens behind."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from headway.core.gateway.admission import FirstTokenPace, over_context, too_many_waiting
@@ -44,36 +45,36 @@ _RETRIABLE = frozenset({Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE})
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """Limits and patience; times in seconds.
-
-    ``max_waiting`` requests may wait for their first token; ``max_model_len`` bounds prompt
-    and output tokens together; a request gets ``max_attempts``, ``max_failures`` of which a
-    worker may have failed to compute. A request waits ``scheduler_patience`` to be handed to
-    a scheduler and ``gap_patience`` for a token that later ones have overtaken. ``burst``: the
-    policy that labels arrivals, with its parameters. ``pacing``: the one that holds answering
-    tokens; ``end_of_reasoning``: the token ids before an answer, none for a model without;
-    ``start_of_reasoning``: those that begin it, where known.
-    """
+    """Limits and patience; times in seconds."""
 
     max_model_len: int
+    """Bound of prompt and output tokens together."""
     max_waiting: int = 4096
+    """Requests that may wait for their first token."""
     request_timeout: float = 600.0
     scheduler_patience: float = 30.0
+    """How long a request waits to be handed to a scheduler."""
     gap_patience: float = 1.0
+    """How long a request waits for a token that later ones have overtaken."""
     max_attempts: int = 8
     max_failures: int = 2
+    """Attempts that a worker may fail to compute."""
     first_backoff: float = 0.05
     longest_backoff: float = 2.0
     burst: str = "off"
+    """The policy that labels arrivals."""
     burst_params: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     pacing: str = "off"
+    """The policy that holds answering tokens."""
     pacing_params: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     end_of_reasoning: tuple[int, ...] = ()
+    """Token ids before an answer; none for a model that does not reason."""
     start_of_reasoning: tuple[int, ...] = ()
+    """Token ids that begin the reasoning, where known."""
 
 
 class GatewayCore:
-    """``Core[GatewayEvent, GatewayAction]``.
+    """A ``Core[GatewayEvent, GatewayAction]``.
 
     ``first_stream_id`` must lie above every stream id that an earlier life of this gateway
     id has used.
@@ -99,7 +100,7 @@ class GatewayCore:
 
     @property
     def next_wakeup(self) -> float | None:
-        """The next deadline, resubmission, end of patience, or token that is due."""
+        """When the next deadline, resubmission, end of patience or token is due."""
         instants = (self._timers.next_at, self.pacers.next_at)
         return min((at for at in instants if at is not None), default=None)
 
@@ -130,7 +131,7 @@ class GatewayCore:
         return actions
 
     def wake(self, *, now: float) -> Sequence[GatewayAction]:
-        """End what is over its deadline, submit again what has waited long enough."""
+        """End requests over their deadline; submit those again that have waited long enough."""
         actions: list[GatewayAction] = []
         self._deliver(self.pacers.release(now=now), actions)
         for state in self._timers.pop_due(now):
@@ -153,35 +154,31 @@ class GatewayCore:
     # --- clients ----------------------------------------------------------------------
 
     def _on_submit(self, event: Submit, actions: list[GatewayAction], now: float) -> None:
-        error = self._refusal(event)
+        error = self._refusal(event.request)
         if error is not None:
-            actions.append(Fail(event.request_id, error))
+            actions.append(Fail(event.request.request_id, error))
             return
-        request = Request(
-            request_id=event.request_id,
-            attempt=0,
+        asked = event.request
+        request = replace(
+            asked,
             stream_id=self._new_stream_id(),
             gateway_id=self._gateway_id,
             gateway_address=self._address,
-            model=event.model,
-            prompt_token_ids=event.prompt_token_ids,
-            sampling=event.sampling,
-            arrival_at=event.arrival_at,
-            deadline_at=event.arrival_at + self.settings.request_timeout,
-            predicted_output_tokens=event.predicted_output_tokens,
-            reasons=event.reasons,
-            is_burst=self._burst.arrived(len(event.prompt_token_ids), now=now).is_burst,
+            deadline_at=asked.arrival_at + self.settings.request_timeout,
+            is_burst=self._burst.arrived(len(asked.prompt_token_ids), now=now).is_burst,
         )
         state = OpenRequest(request)
         self._requests.add(state)
         if event.paced and self.settings.pacing != "off":
-            self.pacers.open(event.request_id, reasons=event.reasons, prompt=event.prompt_token_ids)
+            self.pacers.open(
+                request.request_id, reasons=request.reasons, prompt=request.prompt_token_ids
+            )
         self.num_waiting += 1
         self._timers.add(request.deadline_at, request.request_id)
         self._submit(state, actions, now)
 
-    def _refusal(self, event: Submit) -> HeadwayError | None:
-        num_prompt, max_tokens = len(event.prompt_token_ids), event.sampling.max_tokens
+    def _refusal(self, request: Request) -> HeadwayError | None:
+        num_prompt, max_tokens = len(request.prompt_token_ids), request.sampling.max_tokens
         if num_prompt + max_tokens > self.settings.max_model_len:
             return over_context(num_prompt, max_tokens, self.settings.max_model_len)
         if self.num_waiting >= self.settings.max_waiting:
@@ -202,7 +199,7 @@ class GatewayCore:
         actions.append(Fail(state.request_id, error))
 
     def _drop(self, state: OpenRequest, actions: list[GatewayAction]) -> None:
-        """Close a request and stop it down to its KV blocks."""
+        """Close a request and free its KV blocks."""
         self._forget(state)
         self._cancel(state, actions)
 

@@ -1,4 +1,4 @@
-"""What a gateway's core is told, and what it wants done, beyond ``headway.messages``."""
+"""Events and actions of the gateway's core, beyond ``headway.messages``."""
 
 from __future__ import annotations
 
@@ -8,39 +8,31 @@ from typing import NamedTuple
 
 from headway.errors import HeadwayError
 from headway.messages import CancelStream, ToGateway, TokenBatch
-from headway.request import FinishReason, Request, SamplingParams, TokenLogprobs
+from headway.request import FinishReason, Request, TokenLogprobs
 
 # --- events ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A client asks for one output; ``request_id`` is new, ``arrival_at`` in epoch seconds.
+    """A client asks for one output. The core fills in the fields of the attempt."""
 
-    ``predicted_output_tokens`` is 0 where nothing is known. ``reasons``: whether reasoning comes
-    before the answer. ``paced``: whether its reader wants answering tokens at a reader's pace.
-    """
-
-    request_id: str
-    model: str
-    prompt_token_ids: Sequence[int]
-    sampling: SamplingParams
-    arrival_at: float
-    predicted_output_tokens: float = 0.0
-    reasons: bool = False
+    request: Request
+    """Its ``request_id`` is new."""
     paced: bool = True
+    """Whether its reader wants answering tokens at a reader's pace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The client needs nothing more: it left, or a stop string was found. Repeats do nothing."""
+    """A client needs nothing more: it left, or a stop string was found. Repeats do nothing."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerDetached:
-    """A worker's token stream broke: what it had in flight is lost."""
+    """A worker's token stream broke: the tokens in flight are lost."""
 
     worker_id: str
 
@@ -69,35 +61,28 @@ GatewayEvent = (
 
 
 class Delivery(NamedTuple):
-    """The next token of one request, or its end; ``token_id`` is None for an end alone.
-
-    ``before``: tokens that come with it and right before it. ``num_cached``: tokens of its prompt
-    that were in a worker's prefix cache, with the first token alone.
-    """
+    """The next token of one request, or its end."""
 
     request_id: str
-    token_id: int | None
+    token_id: int | None  # None for an end alone
     logprobs: TokenLogprobs | None
     finish_reason: FinishReason | None
-    before: Sequence[int] = ()
-    num_cached: int = 0
+    before: Sequence[int] = ()  # tokens that come with it and right before it
+    num_cached: int = 0  # prompt tokens found in a prefix cache; with the first token alone
 
 
 class Pause(NamedTuple):
-    """Between a moved request's last token from one worker and its first from the next.
-
-    ``num_tokens``: how many it would have had meanwhile, at its pace until then.
-    """
+    """The time between a moved request's last token from one worker and the next one's first."""
 
     seconds: float
-    num_tokens: float
+    num_tokens: float  # tokens that it would have had meanwhile, at its pace until then
 
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Tokens for clients, in order; a finish reason is a request's last word.
+    """Tokens for clients, in order; a finish reason ends its request.
 
-    ``pauses``: of requests that have moved while they ran.
+    ``pauses`` belong to requests that have moved while they ran.
     """
 
     deliveries: Sequence[Delivery]
@@ -106,7 +91,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The request ended otherwise; this is its last word."""
+    """A request ended without a finish reason."""
 
     request_id: str
     error: HeadwayError
@@ -114,7 +99,7 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class CancelTokens:
-    """Tell a worker that these streams' tokens are not wanted."""
+    """Tokens of these streams are not wanted from the worker any more."""
 
     worker_id: str
     stream_ids: tuple[int, ...]

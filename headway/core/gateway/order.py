@@ -7,32 +7,31 @@ repeat. The attempt then ends, and the next one continues what the client has re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headway.core.gateway.events import Delivery, Pause
-from headway.core.gateway.state import EarlyToken, OpenRequest, OpenRequests
+from headway.core.gateway.state import OpenRequest, OpenRequests
 from headway.messages import TokenBatch
-from headway.request import FinishReason, TokenLogprobs
+from headway.request import FinishReason
 
 _ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 @dataclass(slots=True)
 class Taken:
-    """What one batch came to.
-
-    ``unknown`` stream ids belong to nobody; ``first`` counts requests that got their first
-    token; the ``broken`` (request id: why) cannot go on; in ``gaps`` a token is missing that may
-    still be on its way. ``pauses`` are of those who come from another worker now.
-    """
+    """The outcome of one batch."""
 
     deliveries: list[Delivery] = field(default_factory=list)
     unknown: dict[int, None] = field(default_factory=dict)
+    """Stream ids of no open request."""
     num_first: int = 0
+    """Requests that got their first token."""
     broken: dict[str, str] = field(default_factory=dict)
+    """Request ids that cannot go on, and why."""
     gaps: list[OpenRequest] = field(default_factory=list)
+    """Requests that miss a token which may still be on its way."""
     pauses: list[Pause] = field(default_factory=list)
+    """Pauses of the requests whose tokens come from another worker now."""
 
 
 def take_tokens(requests: OpenRequests, batch: TokenBatch, now: float) -> Taken:
@@ -54,8 +53,11 @@ def take_tokens(requests: OpenRequests, batch: TokenBatch, now: float) -> Taken:
         ):
             taken.broken[state.request_id] = f"two workers computed token {index} differently"
             continue
+        num_cached = batch.num_cached.get(entry, 0) if batch.num_cached else 0
+        request_id = state.request.request_id
+        delivery = Delivery(request_id, token_id, logprobs, reason, before, num_cached)
         if first != len(state.output):
-            _out_of_order(taken, requests, state, index, EarlyToken(token_id, logprobs, reason))
+            _out_of_order(taken, requests, state, index, delivery)
             continue
         state.worker_id = worker_id
         if state.source_id != worker_id:
@@ -65,8 +67,7 @@ def take_tokens(requests: OpenRequests, batch: TokenBatch, now: float) -> Taken:
                 state.first_at = now
             state.source_id = worker_id
         state.last_at = now
-        num_cached = batch.num_cached.get(entry, 0) if batch.num_cached else 0
-        _append(taken, requests, state, token_id, logprobs, reason, before, num_cached)
+        _append(taken, requests, state, delivery)
         if state.early:
             _close_gap(taken, requests, state)
     return taken
@@ -88,23 +89,16 @@ def _differs(state: OpenRequest, first: int, token_ids: Sequence[int]) -> bool:
 def _close_gap(taken: Taken, requests: OpenRequests, state: OpenRequest) -> None:
     """Append the early tokens whose turn has come."""
     while (early := state.early.pop(len(state.output), None)) is not None:
-        _append(taken, requests, state, early.token_id, early.logprobs, early.finish_reason)
+        _append(taken, requests, state, early)
         if early.finish_reason is not None:
             return
     if not state.early:
         state.gap_since = None
 
 
-def _append(
-    taken: Taken,
-    requests: OpenRequests,
-    state: OpenRequest,
-    token_id: int,
-    logprobs: TokenLogprobs | None,
-    reason: FinishReason | None,
-    before: Sequence[int] = (),
-    num_cached: int = 0,
-) -> None:
+def _append(taken: Taken, requests: OpenRequests, state: OpenRequest, delivery: Delivery) -> None:
+    reason, token_id = delivery.finish_reason, delivery.token_id
+    assert token_id is not None, "only an end alone has no token, and it is not appended"
     if reason is not None:
         if reason not in _ENDS:
             taken.broken[state.request_id] = f"its worker ended it: {reason.value}"
@@ -112,23 +106,22 @@ def _append(
         requests.remove(state)
     if not state.output:
         taken.num_first += 1
-    state.output.extend(before)
+    state.output.extend(delivery.before)
     state.output.append(token_id)
-    request_id = state.request.request_id
-    taken.deliveries.append(Delivery(request_id, token_id, logprobs, reason, before, num_cached))
+    taken.deliveries.append(delivery)
 
 
 def _out_of_order(
-    taken: Taken, requests: OpenRequests, state: OpenRequest, index: int, token: EarlyToken
+    taken: Taken, requests: OpenRequests, state: OpenRequest, index: int, token: Delivery
 ) -> None:
-    num_known = len(state.output)
+    num_known, reason = len(state.output), token.finish_reason
     if index > num_known:  # its predecessor may come over another worker's stream
-        state.early[index] = token
+        state.early[index] = token._replace(before=())
         taken.gaps.append(state)
-    elif token.finish_reason is None:
+    elif reason is None:
         return  # a repeat
-    elif index == num_known - 1 and token.finish_reason in _ENDS:  # only the end was news
+    elif index == num_known - 1 and reason in _ENDS:  # only the end was news
         requests.remove(state)
-        taken.deliveries.append(Delivery(state.request_id, None, None, token.finish_reason))
+        taken.deliveries.append(Delivery(state.request_id, None, None, reason))
     else:
         taken.broken[state.request_id] = f"a copy of it ended at token {index} of {num_known}"

@@ -1,7 +1,7 @@
 """Answering tokens on their way to readers: each goes when the pacing policy says.
 
-Reasoning passes at once, and so does all that is in hand when a stream ends: pacing never makes an
-answer end later.
+Reasoning passes at once. So do all held tokens when a stream ends: pacing never makes an answer
+end later.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headway.policies.pacing import Pace, Pacing
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """One request's tokens; ``head``: its first ones, ``tail``: the newest of its reasoning."""
+    """One request's tokens: the ``head`` are its first, the ``tail`` its newest of reasoning."""
 
     pace: Pace
     prompt: Sequence[int]
@@ -32,8 +32,8 @@ class _Stream:
 class Pacers:
     """All paced streams of a gateway.
 
-    ``markers``: the tokens around reasoning; without any, or where a request does not reason, all
-    of its tokens are the answer's.
+    ``markers`` are the tokens around reasoning. Without any, or where a request does not reason,
+    all of its tokens belong to the answer.
     """
 
     def __init__(self, policy: Pacing, markers: Markers | None = None) -> None:
@@ -46,7 +46,7 @@ class Pacers:
 
     @property
     def next_at(self) -> float | None:
-        """When the next token is due; it may be of a stream that has ended."""
+        """When the next token is due; its stream may have ended."""
         return self._due[0][0] if self._due else None
 
     def open(self, request_id: str, *, reasons: bool, prompt: Sequence[int] = ()) -> None:
@@ -57,7 +57,7 @@ class Pacers:
         )
 
     def pass_on(self, deliveries: Sequence[Delivery], *, now: float) -> Sequence[Delivery]:
-        """Take tokens in; those that go on now."""
+        """Take tokens in; return those that go on now."""
         if not self._streams:
             return deliveries
         going: list[Delivery] = []
@@ -78,7 +78,7 @@ class Pacers:
         return going
 
     def release(self, *, now: float) -> Sequence[Delivery]:
-        """Tokens that have become due."""
+        """Return the tokens that have become due."""
         going: list[Delivery] = []
         while self._due and self._due[0][0] <= now:
             _, request_id = heapq.heappop(self._due)
@@ -90,7 +90,7 @@ class Pacers:
         return going
 
     def end(self, request_id: str) -> Sequence[Delivery]:
-        """The request ends without another token: what is in hand."""
+        """End a request without another token; return its tokens in hand."""
         stream = self._streams.pop(request_id, None)
         if stream is None:
             return ()
@@ -116,7 +116,7 @@ class Pacers:
         self.num_paced += bool(stream.in_hand)
 
     def _ends_reasoning(self, stream: _Stream, token_id: int) -> bool:
-        """Whether the answer goes on behind this token: its reasoning has ended, or never began."""
+        """Return whether the answer follows this token: reasoning has ended, or never began."""
         markers = self._markers
         stream.tail.append(token_id)
         if tuple(stream.tail) == markers.end:
@@ -131,14 +131,14 @@ class Pacers:
         going += [stream.in_hand.popleft() for _ in range(count)]
 
     def _arm(self, request_id: str, stream: _Stream) -> None:
-        """See that its next token goes when it is due; each stream has one such instant at most."""
+        """Release its next token when it is due; each stream has at most one such instant."""
         stream.armed_for = due_at = stream.pace.due_at
         if due_at is not None:
             heapq.heappush(self._due, (due_at, request_id))
 
 
 def _singles(delivery: Delivery) -> Iterator[Delivery]:
-    """A token at a time; what comes with the first and the last token stays with them."""
+    """Yield a token at a time; the newest one keeps its log probabilities and end."""
     for token_id in delivery.before:
         yield Delivery(delivery.request_id, token_id, None, None)
     yield delivery._replace(before=())

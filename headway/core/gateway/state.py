@@ -1,45 +1,40 @@
-"""What a gateway holds: open requests and their timers."""
+"""The gateway's open requests and their timers."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
-from headway.core.gateway.events import Pause
-from headway.request import FinishReason, Request, TokenLogprobs
-
-
-class EarlyToken(NamedTuple):
-    """A token that came before its predecessor."""
-
-    token_id: int
-    logprobs: TokenLogprobs | None
-    finish_reason: FinishReason | None
+from headway.core.gateway.events import Delivery, Pause
+from headway.request import Request
 
 
 @dataclass(slots=True, eq=False)
 class OpenRequest:
-    """One request that has not ended; ``request`` is its current attempt.
-
-    ``worker_id`` is where it was placed last or its newest token came from, "" before;
-    ``source_id`` where its newest token came from, at ``last_at``, and its first at ``first_at``.
-    The instants are None unless it waits: ``retry_at`` to be submitted again, ``unsent_since``
-    for a scheduler, ``gap_since`` for a token whose successor is in ``early``.
-    """
+    """One request that has not ended."""
 
     request: Request
+    """Its current attempt."""
     output: list[int] = field(default_factory=list)
     worker_id: str = ""
+    """The worker that it was placed on last or that sent its newest token; "" before."""
     source_id: str = ""
+    """The worker that sent its newest token; "" before the attempt's first one."""
     first_at: float = 0.0
+    """When its first token came."""
     last_at: float = 0.0
+    """When its newest token came."""
     retry_at: float | None = None
+    """When it is submitted again; None unless it waits for that."""
     unsent_since: float | None = None
+    """Since when it waits for a scheduler."""
     gap_since: float | None = None
-    early: dict[int, EarlyToken] = field(default_factory=dict)
+    """Since when it misses a token whose successor is in ``early``."""
+    early: dict[int, Delivery] = field(default_factory=dict)
+    """Tokens that came before their predecessor, by index."""
     num_failures: int = 0
+    """How often a worker failed to compute it."""
 
     @property
     def request_id(self) -> str:
@@ -61,13 +56,13 @@ class OpenRequest:
         self.early.clear()
 
     def pause(self, now: float) -> Pause:
-        """Since its newest token."""
+        """Return the pause since its newest token."""
         seconds, spent = now - self.last_at, self.last_at - self.first_at
         num_gaps = len(self.output) - 1
         return Pause(seconds, seconds * num_gaps / spent if spent > 0 else 0.0)
 
     def current(self) -> Request:
-        """The attempt with all tokens so far."""
+        """Return the attempt with all tokens so far."""
         if len(self.request.output_token_ids) == len(self.output):
             return self.request
         return replace(self.request, output_token_ids=tuple(self.output))
@@ -90,7 +85,7 @@ class OpenRequests:
         return request_id in self._by_id
 
     def find(self, request_id: str) -> OpenRequest | None:
-        """The open request of that id."""
+        """Return the open request of that id."""
         return self._by_id.get(request_id)
 
     def add(self, state: OpenRequest) -> None:
@@ -112,7 +107,7 @@ class OpenRequests:
 
 
 class Timers:
-    """Instants at which open requests want attention; those of closed requests fade away."""
+    """Instants at which open requests need attention; those of closed requests fade away."""
 
     def __init__(self, requests: OpenRequests) -> None:
         self._requests = requests
@@ -132,7 +127,7 @@ class Timers:
             heapq.heapify(self._heap)
 
     def pop_due(self, now: float) -> Iterator[OpenRequest]:
-        """Requests whose instant has come."""
+        """Yield the requests whose instant has come."""
         while self._heap and self._heap[0][0] <= now:
             _, request_id = heapq.heappop(self._heap)
             state = self._requests.find(request_id)

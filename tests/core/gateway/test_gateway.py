@@ -33,7 +33,8 @@ def gateway(settings: GatewaySettings = SETTINGS, *, connected: bool = True) -> 
 
 
 def submit(name: str, *, max_tokens: int = 10, num_prompt: int = 4, at: float = 0.0) -> Submit:
-    return Submit(name, "m", tuple(range(num_prompt)), SamplingParams(max_tokens=max_tokens), at)
+    sampling = SamplingParams(max_tokens=max_tokens)
+    return Submit(Request(name, "m", tuple(range(num_prompt)), sampling, at))
 
 
 def opened(core: GatewayCore, name: str = "r", *, now: float = 0.0) -> Request:

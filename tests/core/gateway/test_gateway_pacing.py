@@ -33,7 +33,7 @@ def opened(core: GatewayCore, *, reasons: bool = False, paced: bool = True) -> R
     core.handle(Connected(), now=0.0)
     sampling = SamplingParams(max_tokens=100)
     actions = core.handle(
-        Submit("r", "m", (1, 2), sampling, 0.0, reasons=reasons, paced=paced), now=0.0
+        Submit(Request("r", "m", (1, 2), sampling, 0.0, reasons=reasons), paced), now=0.0
     )
     return next(a for a in actions if isinstance(a, Request))
 

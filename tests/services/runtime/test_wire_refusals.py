@@ -48,7 +48,7 @@ def _running(**changes: Any) -> Any:
     ],
 )
 def test_a_bad_request_is_refused_by_name(change: dict[str, Any], named: str) -> None:
-    good = Request("r", 0, 1, "g", "g:1", "m", (1,), SamplingParams(), 0.0)
+    good = Request("r", "m", (1,), SamplingParams(), 0.0, 0, 1, "g", "g:1")
     packed = wire.REQUEST.pack(good)
     for name, value in change.items():
         packed.ClearField(name)
