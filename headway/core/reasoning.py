@@ -1,8 +1,8 @@
-"""Where reasoning ends and the answer begins, told from the tokens alone (PASCAL's phases)."""
+"""Finds where reasoning ends and the answer begins, from the tokens alone (PASCAL's phases)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 LEAD = 4
@@ -27,14 +27,32 @@ class Markers:
         """Output tokens by which the start must be there; 0 where it is not known."""
         return LEAD + len(self.start) if self.start else 0
 
-    def is_open(self, prompt: Sequence[int]) -> bool:
-        """Whether the end of the prompt has begun the reasoning, and not ended it."""
-        tail = prompt[-_PROMPT_END - max(len(self.start), len(self.end)) :]
-        started = _last(tail, self.start)
-        return started >= 0 and started > _last(tail, self.end)
+    def is_open(self, prompt: Sequence[int], special_ids: Container[int] = ()) -> bool:
+        """Return whether the end of the prompt has begun the reasoning, and not ended it.
+
+        Only what follows the last of ``special_ids`` counts: a chat template writes it, whereas
+        markers before it are a client's own text.
+        """
+        return bool(self.start) and self._last_marker(prompt, special_ids) == self.start
+
+    def is_closed(self, prompt: Sequence[int], special_ids: Container[int] = ()) -> bool:
+        """Return whether the end of the prompt has ended the reasoning: thinking is off."""
+        return bool(self.end) and self._last_marker(prompt, special_ids) == self.end
+
+    def _last_marker(
+        self, prompt: Sequence[int], special_ids: Container[int]
+    ) -> tuple[int, ...] | None:
+        tail = tuple(prompt[-_PROMPT_END - max(len(self.start), len(self.end)) :])
+        for end in range(len(tail), 0, -1):
+            for marker in (self.start, self.end):
+                if marker and tail[max(0, end - len(marker)) : end] == marker:
+                    return marker
+            if tail[end - 1] in special_ids:
+                return None
+        return None
 
     def answer_start(self, prompt: Sequence[int], output: Sequence[int]) -> int | None:
-        """Output tokens before the answer of a request that reasons; None while it does."""
+        """Return the output tokens before the answer; None while the request reasons."""
         if not self.end:
             return 0
         if self.never_thinks(prompt, output):
@@ -44,11 +62,11 @@ class Markers:
         return next((end for end in ends if tuple(output[end - length : end]) == self.end), None)
 
     def ends_with_end(self, output: Sequence[int]) -> bool:
-        """Whether the newest token is the last one of the end."""
+        """Return whether the newest token completes the end."""
         return bool(self.end) and tuple(output[-len(self.end) :]) == self.end
 
     def never_thinks(self, prompt: Sequence[int], output: Sequence[int]) -> bool:
-        """Whether the output has begun with something else than reasoning."""
+        """Return whether the output has begun with something else than reasoning."""
         decided_at = self.decided_at
         if not decided_at or len(output) < decided_at:
             return False
@@ -59,7 +77,7 @@ class Markers:
 
 
 def _last(tokens: Sequence[int], marker: tuple[int, ...]) -> int:
-    """Where the last of a marker begins, -1 without one."""
+    """Return where the last of a marker begins, -1 without one."""
     length = len(marker)
     if not length:
         return -1

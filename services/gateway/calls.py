@@ -1,18 +1,19 @@
-"""From what a client asks to requests for the core: checked, tokenised, numbered."""
+"""Turns what a client asks into requests for the core: checked, tokenised, numbered."""
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Protocol
 
 from headway.core.gateway.events import Submit
 from headway.errors import Code, HeadwayError, invalid
-from headway.request import SamplingParams
+from headway.request import Request
 from services.gateway.asks import Ask, ChatInput, Input, complete_sampling, with_choice
 from services.gateway.model_files import ModelFiles
-from services.gateway.output_text import OutputText, ReasoningMarkers
+from services.gateway.output_text import OutputText
 from services.gateway.outputs import Output, Outputs, Reply
 from services.gateway.tokenizer import TextCodec
 
@@ -30,25 +31,18 @@ class ServedModel:
         """The name that clients call it by."""
         return self.files.name
 
-
-@dataclass(frozen=True, slots=True)
-class PreparedInput:
-    """One input, tokenised, with the parameters of its first choice."""
-
-    token_ids: tuple[int, ...]
-    sampling: SamplingParams
-
-
-class CallReply(Reply, Protocol):
-    """A reply whose outputs are filled in before the first token comes."""
-
-    outputs: list[Output]
-    num_prompt_tokens: int
-    ended: bool
+    def fingerprint(self) -> str:
+        """Return OpenAI's ``system_fingerprint``: the same for the same model and limits."""
+        said = f"{self.name}:{self.max_model_len}:{self.codec.vocab_size}"
+        return f"fp_{hashlib.sha256(said.encode()).hexdigest()[:10]}"
 
 
 class Calls:
-    """Opens API calls. ``predict`` says how many output tokens a prompt of so many brings."""
+    """Opens API calls.
+
+    ``predict`` gives the expected output tokens for a prompt's length. Long prompts are prepared in
+    the ``executor``: the loop stays free for tokens.
+    """
 
     def __init__(
         self,
@@ -56,19 +50,26 @@ class Calls:
         outputs: Outputs,
         submit: Callable[[Submit], None],
         predict: Callable[[int], float],
+        executor: Executor,
     ) -> None:
         self.model = model
+        self.executor = executor
+        self.let_go = outputs.let_go
         self._outputs = outputs
         self._submit = submit
         self._predict = predict
 
-    def prepare(self, ask: Ask) -> list[PreparedInput]:
-        """Check and tokenise; may run in any thread. HeadwayError says what to change."""
+    def prepare(self, ask: Ask, call_id: str, arrival_at: float) -> list[Request]:
+        """Check and tokenise; return a request for every output. It may run in any thread.
+
+        HeadwayError says what to change.
+        """
         model = self.model
         if ask.model != model.name:
             message = f"model {ask.model!r} is not served here; this gateway serves {model.name!r}"
             raise HeadwayError(Code.NOT_FOUND, message, param="model")
-        prepared = []
+        several = len(ask.inputs) * ask.num_choices > 1
+        requests: list[Request] = []
         for one in ask.inputs:
             token_ids = self._token_ids(one)
             sampling = complete_sampling(
@@ -79,69 +80,44 @@ class Calls:
                 max_model_len=model.max_model_len,
                 seed=secrets.randbits(63),
             )
-            prepared.append(PreparedInput(token_ids, sampling))
-        return prepared
+            expected, reasons = self._predict(len(token_ids)), self._reasons(ask, token_ids)
+            for choice in range(ask.num_choices):
+                request = Request(
+                    f"{call_id}-{len(requests)}" if several else call_id,
+                    ask.model,
+                    token_ids,
+                    with_choice(sampling, choice),
+                    arrival_at,
+                    predicted_output_tokens=expected,
+                    reasons=reasons,
+                    **ask.request_fields,
+                )
+                requests.append(request)
+        return requests
 
-    def open(
-        self,
-        call_id: str,
-        ask: Ask,
-        prepared: Sequence[PreparedInput],
-        reply: CallReply,
-        *,
-        arrival_at: float,
-        keeps_tokens: bool,
-        streams: bool,
-    ) -> None:
+    def open(self, ask: Ask, requests: Sequence[Request], reply: Reply) -> None:
         """Submit every output of the call; a refusal reaches the reply.
 
-        Who does not stream reads nothing before the end, and a stop string has to be seen as soon
-        as it is there: neither is paced.
+        A client that does not stream reads nothing before the end, and a stop string has to be
+        seen as soon as it comes: neither is paced.
         """
-        submits: list[Submit] = []
-        several = len(prepared) * ask.num_choices > 1
-        for one in prepared:
-            reply.num_prompt_tokens += len(one.token_ids)
-            expected = self._predict(len(one.token_ids))
-            for choice in range(ask.num_choices):
-                index = len(submits)
-                request_id = f"{call_id}-{index}" if several else call_id
-                output = Output(
-                    request_id,
-                    index,
-                    self._output_text(ask, one),
-                    reply,
-                    num_prompt_tokens=len(one.token_ids),
-                    arrival_at=arrival_at,
-                    keeps_tokens=keeps_tokens,
-                    is_read=streams,
-                    repeats_prompt=choice > 0,
-                )
-                reply.outputs.append(output)
-                submits.append(
-                    Submit(
-                        request_id,
-                        ask.model,
-                        one.token_ids,
-                        with_choice(one.sampling, choice),
-                        arrival_at,
-                        expected,
-                        reasons=self._reasons(ask, one),
-                        paced=ask.paced and streams and not ask.stops,
-                    )
-                )
-        for output, submit in zip(list(reply.outputs), submits, strict=True):
+        for index, request in enumerate(requests):
+            repeats = index % ask.num_choices > 0
+            if not repeats:
+                reply.num_prompt_tokens += len(request.prompt_token_ids)
+            text = self._output_text(ask, request)
+            reply.outputs.append(Output(request, index, text, reply, repeats_prompt=repeats))
+        paced = ask.paced and reply.streams and not ask.stops
+        for output, request in zip(list(reply.outputs), requests, strict=True):
             if reply.ended:  # an earlier one was refused
                 return
             self._outputs.add(output)
-            self._submit(submit)
+            self._submit(Submit(request, paced))
 
-    def _reasons(self, ask: Ask, one: PreparedInput) -> bool:
-        """Whether reasoning that its reader is not shown comes before the answer."""
+    def _reasons(self, ask: Ask, prompt: Sequence[int]) -> bool:
+        """Return whether reasoning that its reader is not shown comes before the answer."""
         markers = self.model.codec.markers if ask.split_reasoning else None
-        return markers is not None and not markers.is_closed(
-            one.token_ids, self.model.codec.special_ids
-        )
+        return markers is not None and not markers.is_closed(prompt, self.model.codec.special_ids)
 
     def _token_ids(self, one: Input) -> tuple[int, ...]:
         codec = self.model.codec
@@ -162,13 +138,14 @@ class Calls:
             raise HeadwayError(Code.INVALID_ARGUMENT, message, param="messages")
         return template.render(chat.messages, chat.template_options)
 
-    def _output_text(self, ask: Ask, one: PreparedInput) -> OutputText:
+    def _output_text(self, ask: Ask, request: Request) -> OutputText:
         codec = self.model.codec
-        markers: ReasoningMarkers | None = codec.markers if ask.split_reasoning else None
+        markers = codec.markers if ask.split_reasoning else None
+        prompt = request.prompt_token_ids
         return OutputText(
             codec.detokeniser(),
             ask.stops,
-            one.sampling.min_tokens,
+            request.sampling.min_tokens,
             markers,
-            in_reasoning=markers is not None and markers.is_open(one.token_ids, codec.special_ids),
+            in_reasoning=markers is not None and markers.is_open(prompt, codec.special_ids),
         )

@@ -107,7 +107,7 @@ class Feedback:
             if channel is not None:
                 await report(channel)
         except (HeadwayError, OSError):
-            self._metrics.feedback_failed(service)
+            self._metrics.count("feedback_failures", service)
 
     async def _channel(self, service: str) -> grpc.aio.Channel | None:
         """To the service's first member; the same one while it stays."""

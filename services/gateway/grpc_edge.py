@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 import grpc
@@ -14,11 +14,11 @@ from headway.errors import Code, HeadwayError, invalid
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services.gateway.asks import Ask, ChatInput, Input
 from services.gateway.auth import KeyRing
-from services.gateway.calls import Calls, PreparedInput
+from services.gateway.calls import Calls
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.requests import Conversation, Stops, read
 from services.gateway.output_text import Piece
-from services.gateway.outputs import Output, Outputs
+from services.gateway.outputs import Output
 from services.runtime import wire
 
 Context = grpc.aio.ServicerContext[gateway_pb2.GenerateRequest, gateway_pb2.GenerateReply]
@@ -37,25 +37,21 @@ class GatewayEdge(gateway_pb2_grpc.GatewayServicer):
     def __init__(
         self,
         calls: Calls,
-        outputs: Outputs,
         keys: KeyRing,
         metrics: GatewayMetrics,
         now: Callable[[], float],
-        executor: Executor,
     ) -> None:
         self._calls = calls
-        self._outputs = outputs
         self._keys = keys
         self._metrics = metrics
         self._now = now
-        self._executor = executor
         self.draining = False
 
     async def Generate(  # noqa: N802 (the proto's name)
         self, request: gateway_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[gateway_pb2.GenerateReply]:
         """See ``protos/gateway.proto``."""
-        reply = GrpcReply(f"gen-{secrets.token_hex(12)}", self._outputs.let_go, self._metrics)
+        reply = GrpcReply(f"gen-{secrets.token_hex(12)}", self._calls.let_go, self._metrics)
         try:
             arrival_at = self._now()
             self._keys.check(_authorization(context))
@@ -63,35 +59,29 @@ class GatewayEdge(gateway_pb2_grpc.GatewayServicer):
                 message = "this gateway is shutting down; call another one"
                 raise HeadwayError(Code.UNAVAILABLE, message, retry_after=1.0)
             ask = read_ask(request)
-            prepared = await self._prepare(ask, request.ByteSize())
-            self._calls.open(
-                reply.call_id,
-                ask,
-                prepared,
-                reply,
-                arrival_at=arrival_at,
-                keeps_tokens=True,
-                streams=True,
-            )
+            prepare = partial(self._calls.prepare, ask, reply.call_id, arrival_at)
+            if request.ByteSize() <= _MOST_INLINE_BYTES:
+                requests = prepare()
+            else:
+                loop = asyncio.get_running_loop()
+                requests = await loop.run_in_executor(self._calls.executor, prepare)
+            self._calls.open(ask, requests, reply)
             async for said in reply.messages():
                 yield said
         except HeadwayError as error:
             if not reply.ended:
-                self._metrics.error(error.code.value)
+                self._metrics.count("errors", error.code.value)
             await wire.abort(context, error)
         finally:  # whatever ended it: the client's leaving, too
             reply.ended = True
-            self._outputs.let_go(reply.outputs)
-
-    async def _prepare(self, ask: Ask, num_bytes: int) -> list[PreparedInput]:
-        if num_bytes <= _MOST_INLINE_BYTES:
-            return self._calls.prepare(ask)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, self._calls.prepare, ask)
+            self._calls.let_go(reply.outputs)
 
 
 class GrpcReply:
     """One call's replies on their way to the client."""
+
+    keeps_tokens = True
+    streams = True
 
     def __init__(
         self,
@@ -114,7 +104,7 @@ class GrpcReply:
         if self.ended:
             return
         if self._unread.qsize() >= _MOST_UNREAD:
-            self._metrics.slow_client()
+            self._metrics.count("slow_clients")
             message = f"{_MOST_UNREAD} replies are unread, the most kept; read faster"
             self.fail(HeadwayError(Code.RESOURCE_EXHAUSTED, message))
             return
@@ -146,7 +136,7 @@ class GrpcReply:
         self._let_go(self.outputs)
 
     async def messages(self) -> AsyncIterator[gateway_pb2.GenerateReply]:
-        """Replies to the last; raises what ended the call otherwise."""
+        """Yield replies to the last one; raise the error that ended the call instead."""
         while (reply := await self._unread.get()) is not None:
             if isinstance(reply, HeadwayError):
                 raise reply
@@ -154,7 +144,7 @@ class GrpcReply:
 
 
 def read_ask(request: gateway_pb2.GenerateRequest) -> Ask:
-    """What a request asks for; INVALID_ARGUMENT where it says nothing."""
+    """Read a request; INVALID_ARGUMENT where it asks for nothing."""
     return Ask(
         model=request.model,
         inputs=(_input(request),),

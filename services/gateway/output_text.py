@@ -1,4 +1,4 @@
-"""What a client reads of one output: reasoning apart from the answer, cut at a stop string.
+"""The text that a client reads: reasoning apart from the answer, cut at a stop string.
 
 Stop strings end the answer: where reasoning is split off they are not looked for in it, so that
 a stop like a blank line does not end the output before the answer has begun. Where nothing is
@@ -7,9 +7,10 @@ split off (completions, models without markers) they are looked for in all text.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from headway.core.reasoning import Markers
 from services.gateway.detokenise import Detokeniser
 
 
@@ -20,39 +21,11 @@ class Piece(NamedTuple):
     answer: str
 
 
-_PROMPT_END = 8  # tokens
 NOTHING = Piece("", "")
 
 
-class ReasoningMarkers(NamedTuple):
-    """Ids of the tokens around reasoning, ``<think>`` and ``</think>``.
-
-    What counts of a prompt is its very end, a chat template's doing, behind the last special
-    token: markers in a client's own text are none.
-    """
-
-    start_id: int
-    end_id: int
-
-    def is_open(self, prompt_token_ids: Sequence[int], special_ids: Container[int] = ()) -> bool:
-        """Whether the prompt has begun the reasoning."""
-        return self._last(prompt_token_ids, special_ids) == self.start_id
-
-    def is_closed(self, prompt_token_ids: Sequence[int], special_ids: Container[int] = ()) -> bool:
-        """Whether the prompt has ended the reasoning: thinking is switched off."""
-        return self._last(prompt_token_ids, special_ids) == self.end_id
-
-    def _last(self, prompt_token_ids: Sequence[int], special_ids: Container[int]) -> int | None:
-        for token_id in reversed(prompt_token_ids[-_PROMPT_END:]):
-            if token_id in self:
-                return token_id
-            if token_id in special_ids:
-                return None
-        return None
-
-
 class StopScanner:
-    """Finds the first stop string in a growing text; holds back what may begin one."""
+    """A search for the first stop string in a growing text; it holds back what may begin one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
@@ -60,7 +33,7 @@ class StopScanner:
         self.found = False
 
     def push(self, text: str) -> str:
-        """The text that is certainly before any stop string."""
+        """Take more text; return what certainly lies before any stop string."""
         if self.found:
             return ""
         text = self._held + text
@@ -73,13 +46,13 @@ class StopScanner:
         return text[: len(text) - keep]
 
     def flush(self) -> str:
-        """What was held back: the text has ended without the rest of a stop string."""
+        """Return the text held back, once no rest of a stop string can follow."""
         held, self._held = self._held, ""
         return held
 
 
 class OutputText:
-    """Tokens in, pieces out. ``stopped`` says that a stop string was found: ask no more of it."""
+    """The text of one output: tokens in, pieces out, until a stop string is found."""
 
     __slots__ = (
         "_at_start",
@@ -98,14 +71,15 @@ class OutputText:
         detokeniser: Detokeniser,
         stops: Sequence[str] = (),
         min_tokens: int = 0,
-        markers: ReasoningMarkers | None = None,
+        markers: Markers | None = None,
         *,
         in_reasoning: bool = False,
     ) -> None:
         self._detokeniser = detokeniser
         self._scanner = StopScanner(stops) if stops else None
         self._min_tokens = min_tokens
-        self._markers = markers
+        # The tokenizer has each marker as one token: the start's id, the end's id.
+        self._markers = None if markers is None else (*markers.start, *markers.end)
         self._held_newlines = ""
         self._at_start = in_reasoning  # of a section whose leading newlines are not shown
         self.reasoning = in_reasoning
@@ -114,29 +88,29 @@ class OutputText:
 
     @property
     def num_answer_tokens(self) -> int:
-        """Those that are no reasoning."""
+        """Tokens that are not reasoning."""
         return self.num_tokens - self.num_reasoning_tokens
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string was found."""
+        """Whether a stop string was found: no more tokens are needed."""
         return self._scanner is not None and self._scanner.found
 
     def push(self, token_id: int) -> Piece:
-        """The text that may be shown after one more token."""
+        """Take one more token; return the text that may be shown now."""
         self.num_tokens += 1
         if self._markers is None:
             text = self._detokeniser.push(token_id)
             return Piece("", self._answer(text)) if text else NOTHING
         if token_id in self._markers:
-            return self._turn(token_id == self._markers.start_id)
+            return self._turn(token_id == self._markers[0])
         if self.reasoning:
             self.num_reasoning_tokens += 1
         text = self._detokeniser.push(token_id)
         return self._section(self._trim(text)) if text else NOTHING
 
     def finish(self) -> Piece:
-        """The rest, once the last token is in."""
+        """Return the rest, once the last token is in."""
         if self.stopped:
             return NOTHING
         text = self._detokeniser.flush()
@@ -148,7 +122,7 @@ class OutputText:
         return Piece(piece.reasoning, piece.answer + self._scanner.flush())
 
     def _turn(self, to_reasoning: bool) -> Piece:
-        """A marker: the section ends, without the newlines before it."""
+        """End the section at a marker, without the newlines before it."""
         self.num_reasoning_tokens += 1
         piece = self._section(self._trim(self._detokeniser.flush()))
         self._held_newlines = ""
@@ -178,7 +152,7 @@ class OutputText:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that begins ``stop``."""
+    """Return the length of the longest end of ``text`` that begins ``stop``."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

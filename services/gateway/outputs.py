@@ -8,36 +8,49 @@ from typing import Protocol
 
 from headway.core.gateway.events import Delivery
 from headway.errors import Code, HeadwayError
-from headway.request import FinishReason, TokenLogprobs
+from headway.request import FinishReason, Request, TokenLogprobs
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.output_text import OutputText, Piece
 
 
 class Reply(Protocol):
-    """One API call's answer; it may have several outputs."""
+    """One API call's answer; it may have several outputs.
+
+    ``outputs`` is filled in before the first token comes. ``keeps_tokens``: whether the reply
+    shows token ids or log probabilities. ``streams``: whether its client reads tokens as they come.
+    """
+
+    outputs: list[Output]
+    num_prompt_tokens: int
+    ended: bool
+
+    keeps_tokens: bool
+    streams: bool
 
     def show(self, output: Output, piece: Piece, end: str | None) -> None:
-        """More of one output; ``end`` is ``stop`` or ``length`` with the last of it."""
+        """Show more of one output; ``end`` is ``stop`` or ``length`` with the last of it."""
 
     def fail(self, error: HeadwayError) -> None:
-        """One of the outputs failed: the whole call does, once."""
+        """Fail the whole call, once, because one of its outputs failed."""
 
 
 class Output:
-    """One output of one call. ``new_token_ids`` and ``new_logprobs`` are what came since the
-    reply last took them; they are kept only where ``keeps_tokens``. ``num_cached_tokens`` of its
-    prompt were not computed; another output of the same prompt (``repeats_prompt``) counts none,
-    as the prompt counts once. ``answered_at``: instants of its answering tokens, where they are
-    read as they come (``is_read``), else that of the first alone."""
+    """One output of one call.
+
+    ``new_token_ids`` and ``new_logprobs`` came since the reply last took them. ``answered_at``:
+    instants of its answering tokens where the reply streams, else that of the first alone.
+    ``num_cached_tokens`` of its prompt were not computed; another output of the same prompt
+    (``repeats_prompt``) counts none, because the prompt counts once.
+    """
 
     __slots__ = (
+        "_keeps_tokens",
         "_reply",
+        "_streams",
         "answered_at",
         "arrival_at",
         "first_at",
         "index",
-        "is_read",
-        "keeps_tokens",
         "new_logprobs",
         "new_token_ids",
         "num_cached_tokens",
@@ -49,25 +62,20 @@ class Output:
 
     def __init__(
         self,
-        request_id: str,
+        request: Request,
         index: int,
         text: OutputText,
         reply: Reply,
         *,
-        num_prompt_tokens: int,
-        arrival_at: float,
-        keeps_tokens: bool = False,
-        is_read: bool = True,
         repeats_prompt: bool = False,
     ) -> None:
-        self.request_id = request_id
+        self.request_id = request.request_id
         self.index = index
         self.text = text
-        self.num_prompt_tokens = num_prompt_tokens
-        self.arrival_at = arrival_at
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.arrival_at = request.arrival_at
         self.first_at = 0.0
-        self.keeps_tokens = keeps_tokens
-        self.is_read = is_read
+        self._keeps_tokens, self._streams = reply.keeps_tokens, reply.streams
         self.answered_at = array("d")
         self.repeats_prompt = repeats_prompt
         self.num_cached_tokens = 0
@@ -76,19 +84,22 @@ class Output:
         self._reply = reply
 
     def deliver(self, delivery: Delivery, now: float) -> str | None:
-        """Take a token, show what it makes certain; how the output ended, None if it goes on."""
-        _, token_id, logprobs, reason, _, num_cached = delivery
+        """Take a token and show what it makes certain.
+
+        Return how the output ended (``stop`` or ``length``), None if it goes on.
+        """
+        token_id, reason = delivery.token_id, delivery.finish_reason
         text, piece = self.text, None
         if token_id is not None:
             if text.num_tokens == 0:
                 self.first_at = now
-                self.num_cached_tokens = 0 if self.repeats_prompt else num_cached
-            if self.keeps_tokens:
+                self.num_cached_tokens = 0 if self.repeats_prompt else delivery.num_cached
+            if self._keeps_tokens:
                 self.new_token_ids.append(token_id)
-                self.new_logprobs.append(logprobs)
+                self.new_logprobs.append(delivery.logprobs)
             piece = text.push(token_id)
             if text.num_answer_tokens > len(self.answered_at) and (
-                self.is_read or not self.answered_at
+                self._streams or not self.answered_at
             ):
                 self.answered_at.append(now)
         if reason is None and not text.stopped:
@@ -103,11 +114,11 @@ class Output:
         return end
 
     def fail(self, error: HeadwayError) -> None:
-        """It ended otherwise."""
+        """End without a finish reason."""
         self._reply.fail(error)
 
     def take_tokens(self) -> tuple[Sequence[int], Sequence[TokenLogprobs | None]]:
-        """What came since the last time."""
+        """Return and clear the tokens received since the last call."""
         taken = self.new_token_ids, self.new_logprobs
         self.new_token_ids, self.new_logprobs = [], []
         return taken
@@ -116,8 +127,8 @@ class Output:
 class Outputs:
     """All open outputs by request id.
 
-    ``release`` tells the core that an output is not wanted any more; ``observe`` is told of
-    each finished one: prompt and output tokens; ``unexpected`` logs a bug.
+    ``release`` tells the core that an output is not wanted any more. ``observe`` gets the prompt
+    and output tokens of each finished one. ``unexpected`` logs a bug.
     """
 
     def __init__(
@@ -142,7 +153,7 @@ class Outputs:
 
     def deliver(self, deliveries: Sequence[Delivery], now: float) -> None:
         """Bring tokens to their clients."""
-        self._metrics.tokens(len(deliveries))
+        self._metrics.count("output_tokens", by=len(deliveries))
         for delivery in deliveries:
             output = self._open.get(delivery.request_id)
             if output is None:
@@ -160,15 +171,15 @@ class Outputs:
                     self._release(output.request_id)
 
     def fail(self, request_id: str, error: HeadwayError) -> None:
-        """The core gave it up."""
+        """End an output that the core gave up."""
         output = self._open.pop(request_id, None)
         if output is not None:
             self._metrics.finished("error", 0, 0, ())
-            self._metrics.error(error.code.value)
+            self._metrics.count("errors", error.code.value)
             output.fail(error)
 
     def let_go(self, outputs: Iterable[Output]) -> None:
-        """Their client is gone, or its call has failed: stop them down to their KV blocks."""
+        """Stop outputs whose client is gone or whose call has failed, and free their KV blocks."""
         for output in outputs:
             if self._open.pop(output.request_id, None) is not None:
                 self._metrics.finished("cancelled", 0, 0, ())

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,12 +13,14 @@ from headway.core.gateway.events import (
     Deliver,
     Fail,
     GatewayAction,
-    GatewayEvent,
     Release,
     Submit,
 )
+from headway.core.reasoning import Markers
 from headway.errors import Code, HeadwayError
+from headway.messages import CancelStream
 from headway.request import Request
+from protos import gateway_pb2_grpc
 from services.gateway.auth import KeyRing
 from services.gateway.calls import Calls, ServedModel
 from services.gateway.config import GatewayConfig
@@ -39,71 +40,68 @@ from services.runtime.service import Runtime
 _STREAM_IDS_PER_S = 1_000_000  # ids begin at the epoch time in µs: above all of an earlier life
 
 
-class GatewayService:
-    """The shell around :class:`GatewayCore`."""
+async def build(runtime: Runtime[GatewayConfig]) -> GatewayService:
+    """Make the service and register its RPCs. HeadwayError where model or keys do not serve."""
+    model = load_model(runtime.config)
+    service = GatewayService(runtime, model, runtime.server.bind())
+    runtime.server.add(
+        lambda server: gateway_pb2_grpc.add_TokenSinkServicer_to_server(service.sink, server),
+        "headway.v1.TokenSink",
+    )
+    runtime.server.add(
+        lambda server: gateway_pb2_grpc.add_GatewayServicer_to_server(service.grpc_edge, server),
+        "headway.v1.Gateway",
+    )
+    return service
 
-    def __init__(self, runtime: Runtime[GatewayConfig]) -> None:
-        self._runtime = runtime
+
+class GatewayService:
+    """The shell around :class:`GatewayCore`; ``build`` makes one."""
+
+    def __init__(self, runtime: Runtime[GatewayConfig], model: ServedModel, address: str) -> None:
         self._config = config = runtime.config
-        self._log = runtime.log
+        self._log, self.now = runtime.log, runtime.clock.now
+        self._model = model
         self._draining = False
-        self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenise")
-        self._policies = config.policies()
-        self.metrics = GatewayMetrics(runtime.metrics, self._policies.worker.reader_pace)
-        self._model = load_model(config)
-        self._feedback = Feedback(
-            config, self._model.name, runtime.store, self.metrics, runtime.clock.now
+        self.http_address = ""  # known once it listens
+        self.metrics = GatewayMetrics(runtime.metrics, config.policies().worker.reader_pace)
+        first_stream_id = int(self.now() * _STREAM_IDS_PER_S)
+        self._core = GatewayCore(
+            config.service_id, address, _settings(config, model), first_stream_id=first_stream_id
         )
+        self._driver = Driver(self._core, self._perform, runtime.clock)
+        post = self._driver.post
+        self._link = SchedulerLink(config, address, runtime.store, post)
+        self.sink = TokenSink(post)
+        self._feedback = Feedback(config, model.name, runtime.store, self.metrics, self.now)
         self._outputs = Outputs(
             self.metrics, self._release, self._feedback.observe, self.unexpected
         )
-        self._calls = Calls(self._model, self._outputs, self._submit, self._feedback.predict)
+        self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenise")
+        predict = self._feedback.predict
+        calls = Calls(model, self._outputs, self._submit, predict, self._executor)
         keys = KeyRing.load(config.api_key_file)
-        self.sink = TokenSink(self._post)
-        self.grpc_edge = GatewayEdge(
-            self._calls, self._outputs, keys, self.metrics, self.now, self._executor
+        self.grpc_edge = GatewayEdge(calls, keys, self.metrics, self.now)
+        http_edge = HttpEdge(
+            calls, keys, self.metrics, self, monitoring_needs_key=config.monitoring_needs_key
         )
-        self._http_edge = HttpEdge(
-            self._calls,
-            self._outputs,
-            keys,
-            self.metrics,
-            self,
-            self._executor,
-            fingerprint=_fingerprint(self._model),
-            monitoring_needs_key=config.monitoring_needs_key,
-        )
-        self.http_address = ""
+        self._http = HttpServer(http_edge, config.http_limits())
+        self._performers: Mapping[type, Callable[[Any], None]] = {
+            Deliver: self._deliver,
+            CancelTokens: self._cancel_tokens,
+            Fail: self._fail,
+            Request: self._hand_over,
+            CancelStream: self._link.send,
+        }
+        self._watch()
 
     # --- life -------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Follow the scheduler; then let clients in."""
-        config, address = self._config, self._runtime.address
-        policies, markers = self._policies, self._model.codec.markers
-        settings = GatewaySettings(
-            max_model_len=self._model.max_model_len,
-            max_waiting=config.max_waiting,
-            request_timeout=config.request_timeout,
-            burst=policies.burst.name,
-            burst_params=policies.burst.params,
-            pacing=policies.pacing.name,
-            pacing_params=policies.pacing.params,
-            end_of_reasoning=() if markers is None else (markers.end_id,),
-            start_of_reasoning=() if markers is None else (markers.start_id,),
-        )
-        first_stream_id = int(self.now() * _STREAM_IDS_PER_S)
-        self._core = GatewayCore(
-            config.service_id, address, settings, first_stream_id=first_stream_id
-        )
-        self._driver: Driver[GatewayEvent, GatewayAction] = Driver(
-            self._core, self._perform, self._runtime.clock
-        )
-        self._link = SchedulerLink(config, address, self._runtime.store, self._post)
-        self._watch()
+        config = self._config
         self._link.start()
         self._feedback.start()
-        self._http = HttpServer(self._http_edge, config.http_limits())
         tls = None
         if config.http_tls_cert is not None and config.http_tls_key is not None:
             tls = tls_context(config.http_tls_cert, config.http_tls_key)
@@ -117,7 +115,7 @@ class GatewayService:
         )
 
     def member(self) -> Mapping[str, Any]:
-        """What the membership says of this gateway."""
+        """Describe this gateway for the membership."""
         return {"model": self._model.name, "detail": {"http": self.http_address}}
 
     async def drain(self) -> None:
@@ -143,75 +141,72 @@ class GatewayService:
 
     # --- events and actions -----------------------------------------------------------
 
-    def _post(self, event: GatewayEvent) -> None:
-        self._driver.post(event)
-
     def _submit(self, submit: Submit) -> None:
-        self._feedback.arrived(len(submit.prompt_token_ids))
+        self._feedback.arrived(len(submit.request.prompt_token_ids))
         self._driver.post(submit)
 
     def _release(self, request_id: str) -> None:
-        self._post(Release(request_id))
+        self._driver.post(Release(request_id))
 
     def _perform(self, action: GatewayAction) -> None:
-        if isinstance(action, Deliver):
-            self.metrics.moved(action.pauses)
-            self._feedback.produced(len(action.deliveries))
-            self._outputs.deliver(action.deliveries, self.now())
-        elif isinstance(action, CancelTokens):
-            self.sink.cancel(action.worker_id, action.stream_ids)
-        elif isinstance(action, Fail):
+        self.metrics.performed(action)
+        self._performers[type(action)](action)
+
+    def _deliver(self, action: Deliver) -> None:
+        self._feedback.produced(len(action.deliveries))
+        self._outputs.deliver(action.deliveries, self.now())
+
+    def _cancel_tokens(self, action: CancelTokens) -> None:
+        self.sink.cancel(action.worker_id, action.stream_ids)
+
+    def _fail(self, action: Fail) -> None:
+        request_id, error = action.request_id, action.error
+        self._log.info(
+            "request_failed", request_id=request_id, code=error.code.value, error=error.message
+        )
+        self._outputs.fail(request_id, error)
+
+    def _hand_over(self, request: Request) -> None:
+        if request.attempt:
             self._log.info(
-                "request_failed",
-                request_id=action.request_id,
-                code=action.error.code.value,
-                error=action.error.message,
+                "request_resubmitted",
+                request_id=request.request_id,
+                attempt=request.attempt,
+                num_output_tokens=len(request.output_token_ids),
             )
-            self._outputs.fail(action.request_id, action.error)
-        else:
-            if isinstance(action, Request) and action.is_burst and not action.attempt:
-                self.metrics.burst()
-            if isinstance(action, Request) and action.attempt:
-                self._log.info(
-                    "request_resubmitted",
-                    request_id=action.request_id,
-                    attempt=action.attempt,
-                    num_output_tokens=len(action.output_token_ids),
-                )
-            self._link.send(action)
+        self._link.send(request)
 
     def _watch(self) -> None:
-        core, watch = self._core, self.metrics.watch
-        watch("open_requests", "Requests that have not ended.", lambda: core.num_open)
-        watch("waiting_requests", "Requests without a first token.", lambda: core.num_waiting)
-        watch(
-            "running_requests",
-            "Requests between their first and their last token.",
-            lambda: core.num_open - core.num_waiting,
+        core, pacers = self._core, self._core.pacers
+        gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
+            ("open_requests", "Requests that have not ended.", lambda: core.num_open),
+            ("waiting_requests", "Requests without a first token.", lambda: core.num_waiting),
+            (
+                "running_requests",
+                "Requests between their first and their last token.",
+                lambda: core.num_open - core.num_waiting,
+            ),
+            (
+                "resubmitted_requests",
+                "Attempts beyond the first, since the start.",
+                lambda: core.num_resubmitted,
+            ),
+            ("paced_tokens", "Answering tokens held for their reader.", lambda: pacers.num_paced),
+            ("tokens_in_hand", "Answering tokens held now.", lambda: pacers.num_in_hand),
+            ("attached_workers", "Workers' token streams.", lambda: self.sink.num_attached),
+            (
+                "scheduler_connected",
+                "1 while a scheduler leader listens.",
+                lambda: float(self._link.connected),
+            ),
         )
-        watch(
-            "resubmitted_requests",
-            "Attempts beyond the first, since the start.",
-            lambda: core.num_resubmitted,
-        )
-        pacers = core.pacers
-        watch("paced_tokens", "Answering tokens held for their reader.", lambda: pacers.num_paced)
-        watch("tokens_in_hand", "Answering tokens held now.", lambda: pacers.num_in_hand)
-        watch("attached_workers", "Workers' token streams.", lambda: self.sink.num_attached)
-        watch(
-            "scheduler_connected",
-            "1 while a scheduler leader listens.",
-            lambda: float(self._link.connected),
-        )
+        for name, text, value in gauges:
+            self.metrics.watch(name, text, value)
 
     # --- what the HTTP edge asks ------------------------------------------------------
 
-    def now(self) -> float:
-        """Seconds since the epoch."""
-        return self._runtime.clock.now()
-
     def health(self) -> Mapping[str, Any]:
-        """For ``/health``: up unless draining; a missing scheduler is said, not fatal."""
+        """Describe the gateway: up unless draining; a missing scheduler is shown, not fatal."""
         return {
             "status": "draining" if self._draining else "ok",
             "model": self._model.name,
@@ -219,7 +214,7 @@ class GatewayService:
         }
 
     async def explain(self, request_id: str) -> list[str]:
-        """For ``/explain/…``: the leader's decisions about a request, as JSON."""
+        """Return the leader's decisions about a request, as JSON."""
         return await self._link.explain(request_id)
 
     def unexpected(self, error: Exception, where: str) -> None:
@@ -228,7 +223,7 @@ class GatewayService:
 
 
 def load_model(config: GatewayConfig) -> ServedModel:
-    """Tokenizer, template and limits; INVALID_ARGUMENT where they do not serve."""
+    """Read tokenizer, template and limits; INVALID_ARGUMENT where they do not serve."""
     files = read_model(config.model, config.model_name)
     own, asked = files.max_model_len, config.max_model_len
     if own and asked > own:
@@ -241,6 +236,16 @@ def load_model(config: GatewayConfig) -> ServedModel:
     return ServedModel(files, codec, asked or own)
 
 
-def _fingerprint(model: ServedModel) -> str:
-    said = f"{model.name}:{model.max_model_len}:{model.codec.vocab_size}"
-    return f"fp_{hashlib.sha256(said.encode()).hexdigest()[:10]}"
+def _settings(config: GatewayConfig, model: ServedModel) -> GatewaySettings:
+    policies, markers = config.policies(), model.codec.markers or Markers()
+    return GatewaySettings(
+        max_model_len=model.max_model_len,
+        max_waiting=config.max_waiting,
+        request_timeout=config.request_timeout,
+        burst=policies.burst.name,
+        burst_params=policies.burst.params,
+        pacing=policies.pacing.name,
+        pacing_params=policies.pacing.params,
+        end_of_reasoning=markers.end,
+        start_of_reasoning=markers.start,
+    )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from headway.core.reasoning import Markers
 from headway.errors import Code, HeadwayError, invalid
 from services.gateway.detokenise import (
     ByteLevelDetokeniser,
@@ -14,7 +15,6 @@ from services.gateway.detokenise import (
     WindowDetokeniser,
     is_byte_level,
 )
-from services.gateway.output_text import ReasoningMarkers
 from services.runtime.reasoning import marker_ids
 
 
@@ -33,7 +33,7 @@ class TextCodec:
 
     @classmethod
     def load(cls, folder: Path, vocab_size: int = 0) -> TextCodec:
-        """From ``tokenizer.json``; a model's own vocabulary may be larger (padding)."""
+        """Read ``tokenizer.json``; a model's own vocabulary may be larger (padding)."""
         file = folder / "tokenizer.json"
         if not file.is_file():
             message = (
@@ -44,7 +44,7 @@ class TextCodec:
         return cls(Tokenizer.from_file(str(file)), vocab_size)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        """Token ids of a text; a chat template brings its own special tokens."""
+        """Return the token ids of a text; a chat template brings its own special tokens."""
         encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return tuple(encodings[0].ids)
 
@@ -55,19 +55,19 @@ class TextCodec:
             raise invalid(param, worst, f"a token id from 0 to {self.vocab_size - 1}")
 
     def detokeniser(self) -> Detokeniser:
-        """A fresh one, for one output."""
+        """Make a fresh one, for one output."""
         if self._token_bytes is not None:
             return ByteLevelDetokeniser(self._token_bytes)
         return WindowDetokeniser(self._tokenizer, self.special_ids)
 
     def token_text(self, token_id: int) -> tuple[str, bytes]:
-        """One token alone, special or not, as text (U+FFFD for part of a character) and bytes."""
+        """Return one token, special or not, as text (U+FFFD for part of a character) and bytes."""
         if self._token_bytes is not None:
             raw = self._token_bytes.raw(token_id)
             return raw.decode("utf-8", "replace"), raw
         text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
         return text, text.encode()
 
-    def _find_markers(self) -> ReasoningMarkers | None:
+    def _find_markers(self) -> Markers | None:
         found = marker_ids({token.content: token_id for token_id, token in self._added.items()})
-        return None if found is None else ReasoningMarkers(*found)
+        return None if found is None else Markers(start=(found[0],), end=(found[1],))

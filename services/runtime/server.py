@@ -31,24 +31,31 @@ class GrpcServer:
         self._server = grpc.aio.server(options=_OPTIONS)
         self._health = health.aio.HealthServicer()
         self._names: list[str] = []
+        self._address = ""
 
     def add(self, register: Callable[[grpc.aio.Server], None], service_full_name: str) -> None:
         """Register a servicer; the name is for health and reflection."""
         register(self._server)
         self._names.append(service_full_name)
 
-    async def start(self) -> str:
-        """Listen; the address that others use. UNAVAILABLE where the address is taken.
+    def bind(self) -> str:
+        """Take the port; return the address that others use. UNAVAILABLE where it is taken.
 
         Beyond this machine only where ``listen`` says so, and without TLS not silently.
         """
+        if not self._address:
+            self._address = self._advertised(self._bind())
+        return self._address
+
+    async def start(self) -> str:
+        """Listen; return the address that others use."""
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         await self.set_serving(False)
         names = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
-        port = self._bind()
+        address = self.bind()
         await self._server.start()
-        return self._advertised(port)
+        return address
 
     def _bind(self) -> int:
         listen, tls = self._config.listen, tls_files(self._config)

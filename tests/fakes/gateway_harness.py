@@ -13,9 +13,8 @@ import httpx
 from openai import AsyncOpenAI
 
 from bench.gateway.emulated_worker import Emulated
-from services.gateway.__main__ import build
 from services.gateway.config import GatewayConfig
-from services.gateway.service import GatewayService
+from services.gateway.service import GatewayService, build
 from services.runtime.clock import Clock
 from services.runtime.config import ServiceConfig
 from services.runtime.logs import get_logger

@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 from urllib.parse import unquote
 
 from headway.errors import Code, HeadwayError
+from headway.request import Request
 from services.gateway.asks import Ask, ReplyStyle
 from services.gateway.auth import KeyRing
-from services.gateway.calls import Calls, PreparedInput
+from services.gateway.calls import Calls
 from services.gateway.http.exchange import Exchange, HttpRefusal
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.json import CallIdentity, dumps
 from services.gateway.openai.replies import JSON, HttpReply, StreamReply, WholeReply, respond_error
 from services.gateway.openai.requests import parse_chat, parse_completion, parse_json_object
-from services.gateway.outputs import Outputs
 
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 # A longer body is parsed and tokenised in a thread: the loop stays free for tokens.
@@ -29,22 +29,23 @@ _GET = frozenset({"/v1/models", "/health", "/metrics"})
 _MODEL, _EXPLAIN = "/v1/models/", "/explain/"
 
 Parse = Callable[[Mapping[str, Any]], tuple[Ask, ReplyStyle]]
+Read = tuple[str, Ask, ReplyStyle, list[Request]]  # call id, what is asked, a request an output
 
 
-class Surroundings(Protocol):
-    """What the edge asks of the service around it."""
+class Shell(Protocol):
+    """The part of the gateway's service that the edge needs."""
 
     def now(self) -> float:
-        """Seconds since the epoch."""
+        """Return the seconds since the epoch."""
 
     def health(self) -> Mapping[str, Any]:
-        """For ``/health``; ``status`` is ``ok`` or ``draining``."""
+        """Return what ``/health`` shows; ``status`` is ``ok`` or ``draining``."""
 
     def unexpected(self, error: Exception, where: str) -> None:
         """Log a bug."""
 
     async def explain(self, request_id: str) -> Sequence[str]:
-        """What the scheduler has decided for a request: JSON, a decision each."""
+        """Return the scheduler's decisions about a request, as JSON, one each."""
 
 
 class HttpEdge:
@@ -53,28 +54,23 @@ class HttpEdge:
     def __init__(
         self,
         calls: Calls,
-        outputs: Outputs,
         keys: KeyRing,
         metrics: GatewayMetrics,
-        surroundings: Surroundings,
-        executor: Executor,
+        shell: Shell,
         *,
-        fingerprint: str,
         monitoring_needs_key: bool,
     ) -> None:
         self._calls = calls
-        self._outputs = outputs
         self._keys = keys
         self._metrics = metrics
-        self._around = surroundings
-        self._executor = executor
-        self._fingerprint = fingerprint
+        self._shell = shell
+        self._fingerprint = calls.model.fingerprint()
         self._open_paths = frozenset() if monitoring_needs_key else {"/health", "/metrics"}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._started = int(surroundings.now())
+        self._started = int(shell.now())
 
     def screen(self, method: str, path: str, authorization: str) -> None:
-        """Look at a request's head before its body is read: who asks, and for what."""
+        """Check a request's head before its body is read: the key, the path and the method."""
         if path not in self._open_paths:
             try:
                 self._keys.check(authorization)
@@ -104,20 +100,20 @@ class HttpEdge:
 
     def refuse(self, exchange: Exchange, refusal: HttpRefusal) -> None:
         """Answer a request that could not be read, or was screened out."""
-        self._metrics.error(refusal.error.code.value)
+        self._metrics.count("errors", refusal.error.code.value)
         respond_error(exchange, refusal.error, refusal.status, refusal.code)
 
     def cut_off(self) -> None:
-        """A client was cut off because it does not read."""
-        self._metrics.slow_client()
+        """Count a client that was cut off because it does not read."""
+        self._metrics.count("slow_clients")
 
     # --- generation -------------------------------------------------------------------
 
     def _generate(self, exchange: Exchange, parse: Parse) -> None:
-        arrival_at = self._around.now()
+        arrival_at = self._shell.now()
         body, exchange.body = exchange.body, b""  # not kept while the answer is generated
         if len(body) <= _MOST_INLINE_BYTES:
-            self._open(exchange, arrival_at, *self._read(body, parse))
+            self._open(exchange, arrival_at, *self._read(body, parse, arrival_at))
             return
         self._in_task(self._generate_long(exchange, body, parse, arrival_at))
 
@@ -131,7 +127,8 @@ class HttpEdge:
     ) -> None:
         loop = asyncio.get_running_loop()
         try:
-            found = await loop.run_in_executor(self._executor, self._read, body, parse)
+            read = partial(self._read, body, parse, arrival_at)
+            found = await loop.run_in_executor(self._calls.executor, read)
             if not exchange.ended:
                 self._open(exchange, arrival_at, *found)
         except HeadwayError as error:
@@ -139,10 +136,11 @@ class HttpEdge:
         except Exception as error:
             self._unexpected(exchange, error)
 
-    def _read(self, body: bytes, parse: Parse) -> tuple[Ask, ReplyStyle, list[PreparedInput]]:
+    def _read(self, body: bytes, parse: Parse, arrival_at: float) -> Read:
         ask, style = parse(parse_json_object(body))
+        call_id = f"{'chatcmpl' if style.chat else 'cmpl'}-{secrets.token_hex(12)}"
         try:
-            return ask, style, self._calls.prepare(ask)
+            return call_id, ask, style, self._calls.prepare(ask, call_id, arrival_at)
         except HeadwayError as error:
             error.param = style.param(error.param)
             raise
@@ -151,35 +149,27 @@ class HttpEdge:
         self,
         exchange: Exchange,
         arrival_at: float,
+        call_id: str,
         ask: Ask,
         style: ReplyStyle,
-        prepared: list[PreparedInput],
+        requests: Sequence[Request],
     ) -> None:
         if exchange.header("x-headway-pacing").lower() == "off":
             ask = replace(ask, paced=False)
-        call_id = f"{'chatcmpl' if style.chat else 'cmpl'}-{secrets.token_hex(12)}"
         exchange.add_header("x-request-id", call_id)
         identity = CallIdentity(
             call_id, ask.model, int(arrival_at), self._fingerprint, chat=style.chat
         )
         kind: type[HttpReply] = StreamReply if style.stream else WholeReply
-        reply = kind(exchange, identity, style, self._calls.model.codec, self._outputs.let_go)
-        self._calls.open(
-            call_id,
-            ask,
-            prepared,
-            reply,
-            arrival_at=arrival_at,
-            keeps_tokens=style.logprobs or style.return_token_ids,
-            streams=style.stream,
-        )
+        reply = kind(exchange, identity, style, self._calls.model.codec, self._calls.let_go)
+        self._calls.open(ask, requests, reply)
 
     # --- the rest ---------------------------------------------------------------------
 
     def _get(self, exchange: Exchange) -> None:
         path = exchange.path
         if path == "/health":
-            health = self._around.health()
+            health = self._shell.health()
             status = 200 if health["status"] == "ok" else 503
             exchange.respond(status, JSON, dumps(health).encode())
         elif path == "/metrics":
@@ -201,7 +191,7 @@ class HttpEdge:
 
     async def _get_explanation(self, exchange: Exchange, request_id: str) -> None:
         try:
-            decisions = ",".join(await self._around.explain(request_id))
+            decisions = ",".join(await self._shell.explain(request_id))
             body = f'{{"request_id":{dumps(request_id)},"decisions":[{decisions}]}}'
             if not exchange.ended:
                 exchange.respond(200, JSON, body.encode())
@@ -221,11 +211,11 @@ class HttpEdge:
         }
 
     def _respond_error(self, exchange: Exchange, error: HeadwayError) -> None:
-        self._metrics.error(error.code.value)
+        self._metrics.count("errors", error.code.value)
         code = "model_not_found" if error.code is Code.NOT_FOUND else None
         respond_error(exchange, error, code=code)
 
     def _unexpected(self, exchange: Exchange, error: Exception) -> None:
-        self._around.unexpected(error, exchange.path)
+        self._shell.unexpected(error, exchange.path)
         message = "the gateway failed on this request; it has been logged"
         self._respond_error(exchange, HeadwayError(Code.INTERNAL, message))

@@ -1,9 +1,10 @@
-"""Answers over HTTP: as one JSON body, or as server-sent events."""
+"""Answers over HTTP: one JSON body, or server-sent events."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from headway.errors import HeadwayError
 from services.gateway.asks import ReplyStyle
@@ -29,28 +30,25 @@ EVENTS = "text/event-stream; charset=utf-8"
 LetGo = Callable[[Sequence[Output]], None]
 
 
+@dataclass(eq=False)
 class _HttpReply:
-    """What both ways of answering share. ``outputs`` is filled before the first token comes."""
+    """The common part of both ways to answer. ``outputs`` is filled before the first token."""
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        identity: CallIdentity,
-        style: ReplyStyle,
-        codec: TextCodec,
-        let_go: LetGo,
-    ) -> None:
-        self.outputs: list[Output] = []
-        self.num_prompt_tokens = 0
-        self.ended = False
-        self._exchange = exchange
-        self._identity = identity
-        self._style = style
-        self._codec = codec
-        self._let_go = let_go
-        self._num_ended = 0
-        self._logprobs: dict[int, LogprobsWriter] = {}
-        exchange.on_gone = self._gone
+    exchange: Exchange
+    identity: CallIdentity
+    style: ReplyStyle
+    codec: TextCodec
+    let_go: LetGo
+    outputs: list[Output] = field(default_factory=list, init=False)
+    num_prompt_tokens: int = field(default=0, init=False)
+    ended: bool = field(default=False, init=False)
+    _num_ended: int = field(default=0, init=False)
+    _logprobs: dict[int, LogprobsWriter] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.exchange.on_gone = self._gone
+        self.keeps_tokens = self.style.logprobs or self.style.return_token_ids
+        self.streams = self.style.stream
 
     def _usage(self) -> Usage:
         return Usage(
@@ -63,74 +61,66 @@ class _HttpReply:
     def _logprobs_of(self, index: int) -> LogprobsWriter:
         writer = self._logprobs.get(index)
         if writer is None:
-            writer = LogprobsWriter(self._codec, chat=self._style.chat)
+            writer = LogprobsWriter(self.codec, chat=self.style.chat)
             self._logprobs[index] = writer
         return writer
 
     def _end(self) -> bool:
-        """Whether that was the last output."""
+        """Count an output that ended; return whether it was the last one."""
         self._num_ended += 1
         self.ended = self._num_ended == len(self.outputs)
         return self.ended
 
     def fail(self, error: HeadwayError) -> None:
-        """Answer with the error, once; the other outputs are let go."""
+        """Answer with the error, once; let the other outputs go."""
         if self.ended:
             return
         self.ended = True
-        error.param = self._style.param(error.param)
-        if self._exchange.started:
-            self._exchange.write(f"data: {error_body(error)}\n\n".encode(), last=True)
+        error.param = self.style.param(error.param)
+        if self.exchange.started:
+            self.exchange.write(f"data: {error_body(error)}\n\n".encode(), last=True)
         else:
-            respond_error(self._exchange, error)
-        self._let_go(self.outputs)
+            respond_error(self.exchange, error)
+        self.let_go(self.outputs)
 
     def _gone(self) -> None:
         self.ended = True
-        self._let_go(self.outputs)
+        self.let_go(self.outputs)
 
 
 class StreamReply(_HttpReply):
     """Server-sent events; the status line waits for the first token, or the refusal."""
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        identity: CallIdentity,
-        style: ReplyStyle,
-        codec: TextCodec,
-        let_go: LetGo,
-    ) -> None:
-        super().__init__(exchange, identity, style, codec, let_go)
-        self._chunks = ChunkWriter(identity, include_usage=style.include_usage)
-        self._keeps_tokens = style.logprobs or style.return_token_ids
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._chunks = ChunkWriter(self.identity, include_usage=self.style.include_usage)
         self._opened: set[int] = set()
 
     def show(self, output: Output, piece: Piece, end: str | None) -> None:
-        """One event, with the call's last ones behind it where it ends."""
+        """Write one event, followed by the call's last ones where it ends."""
         index = output.index
-        extra = self._extra(output) if self._keeps_tokens else '"logprobs":null'
+        extra = self._extra(output) if self.keeps_tokens else '"logprobs":null'
         event = self._chunks.text(index, piece, end, extra)
         if index not in self._opened:
             self._opened.add(index)
-            if not self._exchange.started:
-                self._exchange.start(200, EVENTS)
-            if self._style.chat:
+            if not self.exchange.started:
+                self.exchange.start(200, EVENTS)
+            if self.style.chat:
                 event = self._chunks.opening(index) + event
         last = end is not None and self._end()
         if last:
-            usage = self._chunks.usage(self._usage()) if self._style.include_usage else ""
+            usage = self._chunks.usage(self._usage()) if self.style.include_usage else ""
             event = f"{event}{usage}data: [DONE]\n\n"
-        self._exchange.write(event.encode(), last=last)
+        self.exchange.write(event.encode(), last=last)
 
     def _extra(self, output: Output) -> str:
         token_ids, logprobs = output.take_tokens()
         extra = '"logprobs":null'
-        if self._style.logprobs and token_ids:
+        if self.style.logprobs and token_ids:
             extra = (
                 f'"logprobs":{dumps(self._logprobs_of(output.index).write(token_ids, logprobs))}'
             )
-        if self._style.return_token_ids:
+        if self.style.return_token_ids:
             extra += f',"token_ids":{dumps(token_ids)}'
         return extra
 
@@ -138,15 +128,8 @@ class StreamReply(_HttpReply):
 class WholeReply(_HttpReply):
     """One JSON body, once every output has ended."""
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        identity: CallIdentity,
-        style: ReplyStyle,
-        codec: TextCodec,
-        let_go: LetGo,
-    ) -> None:
-        super().__init__(exchange, identity, style, codec, let_go)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._pieces: dict[int, list[Piece]] = {}
         self._ends: dict[int, str] = {}
 
@@ -157,11 +140,11 @@ class WholeReply(_HttpReply):
             self._ends[output.index] = end
             if self._end():
                 body = {
-                    **self._identity.as_json(chunk=False),
+                    **self.identity.as_json(chunk=False),
                     "choices": [self._choice(o) for o in self.outputs],
                     "usage": self._usage().as_json(),
                 }
-                self._exchange.respond(200, JSON, dumps(body).encode())
+                self.exchange.respond(200, JSON, dumps(body).encode())
 
     def _choice(self, output: Output) -> dict[str, object]:
         index = output.index
@@ -169,14 +152,14 @@ class WholeReply(_HttpReply):
         piece = Piece("".join(p.reasoning for p in pieces), "".join(p.answer for p in pieces))
         token_ids, found = output.take_tokens()
         logprobs = None
-        if self._style.logprobs:
+        if self.style.logprobs:
             logprobs = self._logprobs_of(index).write(token_ids, found)
-        if self._style.chat:
-            reasoning = self._codec.markers is not None
+        if self.style.chat:
+            reasoning = self.codec.markers is not None
             choice = chat_choice(index, piece, self._ends[index], logprobs, reasoning=reasoning)
         else:
             choice = completion_choice(index, piece.answer, self._ends[index], logprobs)
-        if self._style.return_token_ids:
+        if self.style.return_token_ids:
             choice["token_ids"] = token_ids
         return choice
 
@@ -187,7 +170,7 @@ HttpReply = StreamReply | WholeReply
 def respond_error(
     exchange: Exchange, error: HeadwayError, status: int = 0, code: str | None = None
 ) -> None:
-    """An error response; ``status`` and ``code`` are more exact than the error's own."""
+    """Respond with an error; ``status`` and ``code`` are more exact than the error's own."""
     if error.retry_after > 0:
         exchange.add_header("retry-after", str(math.ceil(error.retry_after)))
     exchange.respond(status or status_of(error.code), JSON, error_body(error, code).encode())

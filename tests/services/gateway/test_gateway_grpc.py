@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from headway.core.gateway.events import Delivery
 from headway.errors import HeadwayError
+from headway.request import Request, SamplingParams
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services.gateway.auth import key_line
 from services.gateway.grpc_edge import GrpcReply
@@ -189,13 +190,10 @@ async def test_a_client_that_does_not_read_is_cut_off_and_told() -> None:
     metrics = GatewayMetrics(CollectorRegistry(), 0.1)
     reply = GrpcReply("gen-1", let_go.extend, metrics)
     output = Output(
-        "gen-1",
+        Request("gen-1", "m", (1,), SamplingParams(), 0.0),
         0,
         OutputText(TextCodec(byte_tokenizer()).detokeniser()),
         reply,
-        num_prompt_tokens=1,
-        arrival_at=0.0,
-        keeps_tokens=True,
     )
     reply.outputs.append(output)
     for _ in range(5000):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.output_text import OutputText, Piece, ReasoningMarkers, StopScanner
+from headway.core.reasoning import Markers
+from services.gateway.output_text import OutputText, Piece, StopScanner
 from services.gateway.tokenizer import TextCodec
 from tests.fakes.tiny_model import ASSISTANT, END_THINK, THINK, USER, byte_tokenizer
 
@@ -100,7 +101,7 @@ def test_newlines_held_back_for_a_marker_can_be_a_stop_string() -> None:
 
 
 def test_the_prompts_end_says_whether_reasoning_has_begun() -> None:
-    markers = ReasoningMarkers(THINK, END_THINK)
+    markers = Markers(start=(THINK,), end=(END_THINK,))
     assert markers.is_open([USER, 97, ASSISTANT, THINK, 10])
     assert not markers.is_open([ASSISTANT, THINK, 10, END_THINK, 10])
     assert not markers.is_open([THINK, *([97] * 20)])
@@ -108,7 +109,7 @@ def test_the_prompts_end_says_whether_reasoning_has_begun() -> None:
 
 
 def test_markers_in_the_clients_own_text_are_not_the_templates() -> None:
-    markers = ReasoningMarkers(THINK, END_THINK)
+    markers = Markers(start=(THINK,), end=(END_THINK,))
     assert markers.is_closed([ASSISTANT, THINK, END_THINK, 10], {ASSISTANT})
     assert not markers.is_closed([THINK, END_THINK, 97, ASSISTANT], {ASSISTANT})
     assert not markers.is_open([END_THINK, THINK, 97, ASSISTANT], {ASSISTANT})
