@@ -7,6 +7,7 @@ repeat. The attempt then ends, and the next one continues what the client has re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headway.core.gateway.events import Delivery, Pause
@@ -77,11 +78,9 @@ def _differs(state: OpenRequest, first: int, token_ids: Sequence[int]) -> bool:
     """Return whether a token that is known already, taken or early, has another value."""
     for index, token_id in enumerate(token_ids, first):
         if index < len(state.output):
-            known = state.output[index]
-        else:
-            early = state.early.get(index)
-            known = early.token_id if early is not None else token_id
-        if known != token_id:
+            if state.output[index] != token_id:
+                return True
+        elif index in state.early and state.early[index].token_id != token_id:
             return True
     return False
 
