@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from headway.core.predictor.samples import Ended, SampleBuffer, Samples, Seen
+from headway.core.predictor.samples import Ended, SampleBuffer, Samples, SeenStates
 from headway.errors import require_between, require_over
 from services.predictor.network import LengthNetwork
 from services.predictor.scorer import Scorer
@@ -53,7 +53,7 @@ class Learner:
         self._learned_at = 0
         self._log = get_logger().bind(model=scorer.model)
 
-    def take(self, seen: Seen, ended: Iterable[Ended]) -> bool:
+    def take(self, seen: SeenStates, ended: Iterable[Ended]) -> bool:
         """Keep states and lengths; whether it is time to learn."""
         for one in ended:
             self._buffer.end(one)

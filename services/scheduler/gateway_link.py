@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from headway.core.scheduler.events import Decision, GatewayConnected, GatewayGone
+from headway.core.scheduler.events import Decision, GatewayConnected, GatewayDisconnected
 from headway.errors import Code, HeadwayError, invalid
 from headway.messages import (
     CancelStream,
@@ -23,7 +23,7 @@ from services.runtime.logs import get_logger
 from services.runtime.stream import Served
 from services.scheduler.explanations import lines_about
 
-Told = GatewayConnected | GatewayGone | Request | CancelStream
+Told = GatewayConnected | GatewayDisconnected | Request | CancelStream
 _HELLO_TIMEOUT = 5.0
 
 _MOST_GATHERED = 1024
@@ -127,7 +127,7 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
     def _gone(self, gateway_id: str, post: Callable[[Told], None]) -> None:
         """Tell the core, unless a newer stream has replaced the one that ended."""
         if self._streams.pop(gateway_id, None) is not None:
-            post(GatewayGone(gateway_id))
+            post(GatewayDisconnected(gateway_id))
 
 
 def _greeting(first: scheduler_pb2.GatewayMessage | None) -> str:

@@ -1,4 +1,4 @@
-"""What the core writes down, on its way to the store: one fenced write at a time, behind the core.
+"""The journal of a term: the core's records on their way to the store, one fenced write at a time.
 
 Nothing waits for it. What changes while a write is under way goes with the next one.
 """
@@ -19,7 +19,7 @@ _PAUSE = 0.5  # seconds, after the store did not answer
 
 
 class Journal:
-    """One term's changes. The store refuses them once a newer leader has been elected.
+    """Changes of one term; the store refuses them once a newer leader has been elected.
 
     ``wrote`` is told of every write, and how many records were in it.
     """
@@ -39,7 +39,7 @@ class Journal:
         self._log = get_logger()
 
     def write(self, persist: Persist) -> None:
-        """Take the changes in; they leave with all others of this turn of the event loop."""
+        """Queue changes; they are written with all others of this turn of the event loop."""
         if self._closed:
             return
         for saved in persist.saved:
@@ -52,7 +52,7 @@ class Journal:
             self._task = asyncio.create_task(self._write_all())
 
     async def close(self) -> None:
-        """Write nothing more; what is under way may yet arrive."""
+        """Stop writing; a write that is under way may still arrive."""
         self._closed = True
         if self._task is not None:
             self._task.cancel()

@@ -1,4 +1,4 @@
-"""What a leader writes down, packed: one small blob a record, fields in a fixed order.
+"""Records that a leader saves: one small blob each, fields in a fixed order.
 
 A record of another version is left out when it is read: its request is then like one of which
 nothing was written down.
@@ -23,12 +23,12 @@ _MOVING, _RELOCATING = 1, 2
 
 
 def pack_key(key: StreamKey) -> bytes:
-    """The record's name."""
+    """Pack the record's name."""
     return _KEY.pack(key.stream_id) + key.gateway_id.encode()
 
 
 def pack_request(saved: SavedRequest) -> bytes:
-    """One live attempt, without its key."""
+    """Pack one live attempt, without its key."""
     target_id, target_unit = saved.target if saved.target is not None else ("", 0)
     flags = (saved.target is not None) * _MOVING | saved.relocating * _RELOCATING
     worker_id = saved.worker_id.encode()
@@ -45,18 +45,18 @@ def pack_request(saved: SavedRequest) -> bytes:
 
 
 def pack_learned(learned: Learned) -> bytes:
-    """What one model's dispatching has measured, without its name."""
+    """Pack the measurements of one model, without its name."""
     return _LEARNED.pack(_VERSION, *learned[1:])
 
 
 def unpack_requests(packed: Mapping[bytes, bytes]) -> tuple[SavedRequest, ...]:
-    """Those of this version, by since and key, whatever order the store has them in."""
+    """Unpack records of this version, ordered by since and key."""
     found = (_unpack_request(name, blob) for name, blob in packed.items())
     return tuple(sorted((x for x in found if x is not None), key=lambda x: (x.since, x.key)))
 
 
 def unpack_learned(packed: Mapping[bytes, bytes]) -> tuple[Learned, ...]:
-    """Those of this version, by model."""
+    """Unpack records of this version, ordered by model."""
     found = (_unpack_learned(name, blob) for name, blob in packed.items())
     return tuple(sorted(x for x in found if x is not None))
 

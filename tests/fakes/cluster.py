@@ -30,7 +30,7 @@ from headway.core.scheduler.core import SchedulerCore
 from headway.core.scheduler.events import (
     Elected,
     GatewayConnected,
-    GatewayGone,
+    GatewayDisconnected,
     Learned,
     Persist,
     SavedRequest,
@@ -136,7 +136,7 @@ class Cluster:
     def blip_gateway(self) -> None:
         """The gateway's stream to the scheduler breaks, and is opened again."""
         self.cut("g", "s")
-        self.to_scheduler(GatewayGone("g"))
+        self.to_scheduler(GatewayDisconnected("g"))
         self.to_gateway(GatewayLostScheduler())
         self.attach_gateway()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.core.scheduler.places import Tracked, Waiting
+from headway.core.scheduler.places import InWindow, Tracked
 from headway.core.scheduler.window import Window
 from headway.errors import HeadwayError
 from headway.policies.packing.flow_control import FlowControl, FlowLevel
@@ -20,7 +20,7 @@ def make_window(num_cycles: int = 2) -> Window:
 def add(window: Window, *stream_ids: int, attempt: int = 0) -> None:
     for stream_id in stream_ids:
         request = make_request(stream_id, attempt=attempt)
-        entry = Tracked(request.key, request.request_id, "m", Waiting(), request, 10, 0.0)
+        entry = Tracked(request.key, request.request_id, "m", InWindow(), request, 10, 0.0)
         window.add(entry)
 
 

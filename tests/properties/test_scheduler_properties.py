@@ -10,7 +10,7 @@ from headway.core.scheduler.core import SchedulerCore
 from headway.core.scheduler.events import (
     Elected,
     GatewayConnected,
-    GatewayGone,
+    GatewayDisconnected,
     SchedulerAction,
     SchedulerEvent,
     SendToGateway,
@@ -93,7 +93,7 @@ EVENTS = st.one_of(
     SUBMIT,
     st.builds(CancelStream, STREAMS.map(key)),
     st.just(GatewayConnected("g")),
-    st.just(GatewayGone("g")),
+    st.just(GatewayDisconnected("g")),
     st.builds(WorkerGone, WORKERS, st.just("it died")),
     st.builds(lambda w: WorkerReported(w, Snapshot(INFOS[w], idle_loads(INFOS[w]))), WORKERS),
     st.builds(

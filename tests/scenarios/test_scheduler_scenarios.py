@@ -19,7 +19,7 @@ from headway.core.scheduler.events import (
     Decision,
     Elected,
     GatewayConnected,
-    GatewayGone,
+    GatewayDisconnected,
     Note,
     SchedulerAction,
     SendToGateway,
@@ -88,7 +88,7 @@ class Scenario:
         self.scheduler.post(GatewayConnected(words[0]))
 
     def do_gateway_gone(self, words: list[str], options: dict[str, str]) -> None:
-        self.scheduler.post(GatewayGone(words[0]))
+        self.scheduler.post(GatewayDisconnected(words[0]))
 
     def do_connect(self, words: list[str], options: dict[str, str]) -> None:
         worker_id, role, *held = words

@@ -1,4 +1,4 @@
-"""A budget for all instances together: what is left of each target under it."""
+"""A budget for all instances together, and targets cut to fit it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headway.policies.scaling.protocol import Targets
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """``num_instances`` of all roles together, 0 for no limit; the least of both pools in it."""
+    """Limit on ``num_instances`` of all roles, 0 for none, and the minima of both pools."""
 
     num_instances: int = 0
     min_prefill: int = 1
@@ -25,7 +25,7 @@ class Budget:
             raise invalid("budget", self.num_instances, f"0 or at least the minima, {least}")
 
     def fit(self, targets: Targets) -> Targets:
-        """Convertible and unified instances as they are; the two pools share what they leave.
+        """Cut targets to the budget: the two pools share what convertible and unified ones leave.
 
         They share it in proportion to what they want, neither below its minimum.
         """

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 CHANGEABLE = ("prefill", "decode")
-"""A convertible decoder's chunk is its own: it comes and goes as an instance."""
+"""Roles that change without a restart; a convertible decoder has a chunk size of its own."""
 
 MAX_GATEWAYS = 4096
 MAX_MODELS = 1024
@@ -41,7 +41,7 @@ class AutoscalerCore:
     """``Core[AutoscalerEvent, PublishTargets]``. Times in seconds.
 
     A report counts from its arrival for ``staleness`` seconds: a missing or stale figure is not
-    zero traffic. ``model``: whose reports count, "" for all of them together.
+    zero traffic. ``model``: the model whose reports count, "" for all together.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class AutoscalerCore:
 
     @property
     def next_wakeup(self) -> float | None:
-        """When the next decision is due."""
+        """The instant of the next decision."""
         return self._wake_at
 
     def handle(self, event: AutoscalerEvent, *, now: float) -> Sequence[PublishTargets]:
@@ -92,7 +92,7 @@ class AutoscalerCore:
         return ()
 
     def _begin_with(self, ordered: OrderedReport) -> None:
-        """Before any decision the policy's pools are what has been ordered, not their minimum."""
+        """Start the policy from the pools that have been ordered, not from their minimum."""
         if not self._has_begun:
             self._has_begun = True
             self._policy.begin(ordered.fleet)
@@ -118,7 +118,7 @@ class AutoscalerCore:
         self._reports[report.gateway_id] = (now, report)
 
     def wake(self, *, now: float) -> Sequence[PublishTargets]:
-        """Decide."""
+        """Decide on targets."""
         self._wake_at = now + self._interval
         self._has_begun = True
         self._forget_stale(now)
@@ -137,7 +137,7 @@ class AutoscalerCore:
             self._ordered = None
 
     def _fleet(self) -> Fleet | None:
-        """The fleet, if it is fresh; what is ordered and not ready starts; samples told once."""
+        """Return the fleet if fresh; ordered instances that are not ready count as starting."""
         if not self._fleets:
             return None
         start_up = self._start_ups.next()
@@ -167,7 +167,7 @@ class AutoscalerCore:
 
 
 def _added(by_bucket: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """The sum, bucket by bucket; nothing where a gateway does not tell its own."""
+    """Sum bucket by bucket; return none if a gateway does not report its own."""
     if not all(by_bucket):
         return ()
     return tuple(sum(rates) for rates in zip(*by_bucket, strict=True))

@@ -1,4 +1,4 @@
-"""What the autoscaler is told, and what it says."""
+"""Events and decisions of the autoscaler."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RateReport:
 
 @dataclass(frozen=True, slots=True)
 class FleetReport:
-    """All instances of a model ("" for the only one), from who sees them all.
+    """All instances of a model ("" for the only one), from a scheduler that sees them all.
 
     It replaces the model's one before.
     """
@@ -79,7 +79,7 @@ class FleetReport:
 
 @dataclass(frozen=True, slots=True)
 class OrderedReport:
-    """Instances that are wanted by whoever runs them, by role; it replaces the one before.
+    """Instances that have been ordered, by role; it replaces the report before.
 
     None for a role that nobody can tell of. Before any decision it is also where a policy
     begins: an autoscaler that comes back must not begin with the minimum.
@@ -97,13 +97,13 @@ class OrderedReport:
                 require_between(f"num_{role}", value, 0, MAX_INSTANCES)
 
     def of(self, role: str) -> int | None:
-        """Instances of a role."""
+        """Return the number of instances of a role."""
         number: int | None = getattr(self, f"num_{role}")
         return number
 
     @property
     def fleet(self) -> Fleet:
-        """As a fleet whose instances all start."""
+        """A fleet whose instances are all starting."""
         pools = [PoolLoad(0, num_starting=self.of(role) or 0) for role in ROLES]
         return Fleet(pools[0], pools[1], pools[2], pools[3])
 
@@ -113,7 +113,7 @@ AutoscalerEvent = RateReport | FleetReport | OrderedReport | StartsReport
 
 @dataclass(frozen=True, slots=True)
 class PublishTargets:
-    """Tell the world: the targets, and the figures that they come from (None: none was fresh)."""
+    """Targets to publish, and the figures that they come from (None: none was fresh)."""
 
     targets: Targets
     decided_at: float

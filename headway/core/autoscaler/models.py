@@ -1,4 +1,4 @@
-"""Whose figures count: an autoscaler of one model hears it alone, one of none adds all up."""
+"""Models that count: an autoscaler of one model reads it alone, one of no model sums over all."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from headway.policies.scaling.protocol import Fleet, PoolLoad
 
 
 def is_meant(model: str, own: str) -> bool:
-    """Whether a report on a model is for an autoscaler of ``own``; "" is any."""
+    """Return whether a report on a model is for an autoscaler of ``own``; "" is any."""
     return not model or not own or model == own
 
 
 def all_fleets(fleets: Sequence[Fleet]) -> Fleet:
-    """The instances of several models together; without samples, which are told once."""
+    """Return the instances of several models together, without samples, which are reported once."""
     if len(fleets) == 1:
         return fleets[0]
     return Fleet(

@@ -1,4 +1,4 @@
-"""How long instances take from their order to ready: the last ones tell of the next."""
+"""Start times of instances, from order to ready; the last ones predict the next."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from headway.policies.scaling.protocol import StartUp
 MOST_SECONDS = 86_400.0
 MAX_STARTS = 1024
 NUM_COUNTED = 8
-"""Of each kind: a machine's start-ups change with what else runs there."""
+"""Starts counted of each kind: start times change with the load of a machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceStart:
-    """An instance is ready: ``seconds`` after its order, ``warm`` where it had stood by."""
+    """A start that took ``seconds`` from its order; ``warm`` if the instance had stood by."""
 
     worker_id: str
     role: str
@@ -31,7 +31,7 @@ class InstanceStart:
 
 @dataclass(frozen=True, slots=True)
 class StartsReport:
-    """Instances that have come since the last report, and how many stand by, loaded and warm."""
+    """Instances that are ready since the last report, and how many stand by, loaded and warm."""
 
     starts: Sequence[InstanceStart] = ()
     num_standby: int = 0
@@ -42,9 +42,9 @@ class StartsReport:
 
 
 class SeenStarts:
-    """Starts as the fleet shows them: who was ordered first is ready first.
+    """Starts inferred from the fleet: the instance ordered first is ready first.
 
-    For those who start instances and cannot tell of it: as fine as orders and fleets are reported.
+    For actuators that cannot measure starts; as precise as orders and fleets are reported.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class SeenStarts:
         self._ordered_at: dict[str, deque[float]] = {}
 
     def ordered(self, role: str, number: int, *, now: float) -> None:
-        """So many of a role are wanted; an order that is taken back was the youngest."""
+        """Take the number of a role that is wanted; an order that is taken back was the newest."""
         more = number - self._num_ordered.get(role, number)
         self._num_ordered[role] = number
         waiting = self._ordered_at.setdefault(role, deque(maxlen=MAX_STARTS))
@@ -62,7 +62,7 @@ class SeenStarts:
             waiting.pop()
 
     def ready(self, role: str, number: int, *, now: float) -> list[InstanceStart]:
-        """So many of a role serve; those that have come."""
+        """Take the number of a role that serve; return the starts that have ended."""
         more = number - self._num_ready.get(role, number)
         self._num_ready[role] = number
         waiting = self._ordered_at.setdefault(role, deque(maxlen=MAX_STARTS))
@@ -73,7 +73,7 @@ class SeenStarts:
 class StartUps:
     """Medians of the last starts, cold and warm ones apart.
 
-    Measured by who starts instances; where nobody tells of any, as the fleet shows them.
+    Measured by the actuator if it can, else inferred from the fleet.
     """
 
     def __init__(self) -> None:
@@ -84,19 +84,19 @@ class StartUps:
         }
 
     def take(self, report: StartsReport) -> None:
-        """What has come, and what stands by now."""
+        """Take measured starts, and how many stand by now."""
         self._seen = None
         self._num_standby = report.num_standby
         self._add(report.starts)
 
     def ordered(self, num_by_role: Mapping[str, int], *, now: float) -> None:
-        """Instances that are wanted."""
+        """Take the numbers of instances that are wanted."""
         for role, number in num_by_role.items():
             if self._seen is not None:
                 self._seen.ordered(role, number, now=now)
 
     def ready(self, num_by_role: Mapping[str, int], *, now: float) -> None:
-        """Instances that serve."""
+        """Take the numbers of instances that serve."""
         for role, number in num_by_role.items():
             if self._seen is not None:
                 self._add(self._seen.ready(role, number, now=now))
@@ -106,7 +106,7 @@ class StartUps:
             self._seconds[start.warm].append(start.seconds)
 
     def next(self) -> StartUp | None:
-        """The next instance's: a warm one's while one stands by; None where none was measured."""
+        """Return the next start, a warm one while an instance stands by; None if unknown."""
         known = self._seconds[bool(self._num_standby)]
         if not known:
             return None

@@ -46,15 +46,15 @@ class PredictorCore:
 
     @property
     def next_wakeup(self) -> float | None:
-        """Nothing waits for time."""
+        """Return no deadline: time alone changes nothing."""
         return None
 
     def wake(self, *, now: float) -> Sequence[None]:
-        """Nothing waits for time."""
+        """Return no deadline: time alone changes nothing."""
         return ()
 
     def handle(self, event: Observed, *, now: float) -> Sequence[None]:
-        """Learn. RESOURCE_EXHAUSTED for a model beyond ``MAX_MODELS``."""
+        """Learn from finished requests. RESOURCE_EXHAUSTED for a model beyond ``MAX_MODELS``."""
         means = self._by_model.get(event.model)
         if means is None:
             if len(self._by_model) >= MAX_MODELS:
@@ -68,5 +68,5 @@ class PredictorCore:
         return ()
 
     def table(self, model: str) -> LengthTable:
-        """What is known of a model; an empty table for one that has not been seen."""
+        """Return what is known of a model; an empty table for an unknown one."""
         return self._by_model.get(model, BucketMean()).table()

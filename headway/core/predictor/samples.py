@@ -1,4 +1,4 @@
-"""What a predictor learns from: hidden states of requests whose length is known by now."""
+"""Samples that a predictor learns from: hidden states of requests whose length is known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headway.request import FinishReason, StreamKey
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenStates:
     """States of running requests; ``num_output_tokens``: of each when its state was computed.
 
     ``num_prompt_tokens``: of each request, or none where that is unknown.
@@ -26,14 +26,14 @@ class Seen:
 
     @property
     def counts(self) -> NDArray[np.float32]:
-        """Tokens of each one's prompt and of its output so far, (n, 2); NaN where unknown."""
+        """Return the tokens of each prompt and of its output so far, (n, 2); NaN where unknown."""
         prompt = self.num_prompt_tokens or (nan,) * len(self.num_output_tokens)
         return np.array([prompt, self.num_output_tokens], dtype=np.float32).T
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A request that runs no more, and how many tokens it has generated."""
+    """An ended request, and how many tokens it has generated."""
 
     key: StreamKey
     num_output_tokens: int
@@ -57,7 +57,7 @@ _Row = tuple[NDArray[np.float32], NDArray[np.float16]]
 
 
 class SampleBuffer:
-    """Keeps states until their requests end, and the samples of the last that did.
+    """States of running requests, and samples of the last ones that ended.
 
     A request that was cut short says nothing of its length: its states are dropped. The oldest
     go first, of running requests beyond ``num_running`` and of ended ones beyond ``num_ended``.
@@ -73,8 +73,8 @@ class SampleBuffer:
         self.num_ended = 0
         """Requests whose length has become known, since the start."""
 
-    def see(self, seen: Seen) -> None:
-        """Keep these states; rows that hold what is no number are left out."""
+    def see(self, seen: SeenStates) -> None:
+        """Keep these states; rows with values that are not finite are left out."""
         good = np.atleast_1d(np.isfinite(seen.hidden.values).all(axis=1))
         counts = seen.counts
         for place, key in enumerate(seen.hidden.keys):
@@ -86,7 +86,7 @@ class SampleBuffer:
             del self._running[next(iter(self._running))]
 
     def end(self, ended: Ended) -> None:
-        """Its length is known now, if it came to its own end."""
+        """Turn its states into samples if it came to its own end."""
         rows = self._running.pop(ended.key, None)
         if not rows or ended.finish_reason is not FinishReason.STOP:
             return
@@ -96,7 +96,7 @@ class SampleBuffer:
             del self._ended[next(iter(self._ended))]
 
     def samples(self) -> Samples | None:
-        """All samples of the ended requests that are kept; None before the first has ended."""
+        """Return all samples of the ended requests that are kept; None before the first."""
         rows = [
             (row, total - counts[1], owner, counts)
             for owner, (total, pairs) in self._ended.items()

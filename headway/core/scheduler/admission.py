@@ -22,7 +22,7 @@ _LOADS_EVERY = 1.0  # seconds
 def refuse_for_good(
     request: Request, models: Collection[str], instances: Iterable[Instance]
 ) -> Rejected | None:
-    """The refusal of a request that waiting cannot help.
+    """Return the refusal of a request that can never be served, or None.
 
     ``models``: all that were ever seen. A model whose workers are away has no limits: the
     request waits for one that comes back.
@@ -62,9 +62,9 @@ def refuse_for_now(
     retry_after_now: Callable[[], float],
     settings: SchedulerSettings,
 ) -> Rejected | None:
-    """The refusal of a request that there is no room to wait for; later attempts always wait.
+    """Return the refusal of a request without room to wait, or None; later attempts always wait.
 
-    Their clients have read half an answer, and there are only as many as were once admitted.
+    Their clients have read half an answer, and their number is bounded by earlier admission.
     """
     if request.attempt > 0:
         return None

@@ -1,7 +1,7 @@
 """The books: which place every live request is in. No other file replaces a place.
 
-``TRANSITIONS`` lists all moves between places; a request begins as Waiting (submitted), OnUnit or
-Moving (adopted from a worker's report), and its end takes it out of any place.
+``TRANSITIONS`` lists all moves between places. A request begins as InWindow (submitted), or as
+OnUnit or Moving (adopted from a worker's report). Its end takes it out of any place.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from headway.cluster import UnitId
 from headway.core.scheduler.instance import Instance
-from headway.core.scheduler.places import Moving, OnUnit, Place, Prefilled, Tracked, Waiting
+from headway.core.scheduler.places import InWindow, Moving, OnUnit, Place, Prefilled, Tracked
 from headway.core.scheduler.state import SchedulerState
 from headway.request import StreamKey
 
@@ -36,11 +36,11 @@ class PlaceEvent(Enum):
 
 TRANSITIONS: Mapping[tuple[type[Place], PlaceEvent], type[Place]] = MappingProxyType(
     {
-        (Waiting, PlaceEvent.LEFT_OVER): Waiting,
-        (Waiting, PlaceEvent.DISPATCHED): OnUnit,
-        (Waiting, PlaceEvent.REPORTED): OnUnit,
-        (Waiting, PlaceEvent.ARRIVING): Moving,
-        (OnUnit, PlaceEvent.GIVEN_BACK): Waiting,
+        (InWindow, PlaceEvent.LEFT_OVER): InWindow,
+        (InWindow, PlaceEvent.DISPATCHED): OnUnit,
+        (InWindow, PlaceEvent.REPORTED): OnUnit,
+        (InWindow, PlaceEvent.ARRIVING): Moving,
+        (OnUnit, PlaceEvent.GIVEN_BACK): InWindow,
         (OnUnit, PlaceEvent.REPORTED): OnUnit,
         (OnUnit, PlaceEvent.PREFILLED): Prefilled,
         (OnUnit, PlaceEvent.ORDERED): Moving,
@@ -67,7 +67,7 @@ def _put(entry: Tracked, event: PlaceEvent, place: Place) -> None:
 
 def leave_over(entry: Tracked) -> None:
     """Note that a waiting request is not new in its window any more."""
-    _put(entry, PlaceEvent.LEFT_OVER, Waiting(left_over=True))
+    _put(entry, PlaceEvent.LEFT_OVER, InWindow(left_over=True))
 
 
 class Books:
@@ -127,7 +127,7 @@ class Books:
         assert isinstance(entry.place, OnUnit), "only a request on a unit is given back"
         unit = entry.place.unit
         self._instances[unit.worker_id].take_back(entry.key, unit.unit, entry.num_tokens)
-        self._put(entry, PlaceEvent.GIVEN_BACK, Waiting())
+        self._put(entry, PlaceEvent.GIVEN_BACK, InWindow())
         self._state.changed(entry.key)
 
     def find(self, entry: Tracked, unit: UnitId, *, decoding: bool) -> None:
@@ -165,7 +165,7 @@ class Books:
     def order(self, entry: Tracked, target: UnitId) -> None:
         """Its worker is told to send it to a unit."""
         place = entry.place
-        assert not isinstance(place, Waiting), "a request that waits is dispatched"
+        assert not isinstance(place, InWindow), "a request that waits is dispatched"
         origin = place.origin if isinstance(place, Moving) else place
         self._put(entry, PlaceEvent.ORDERED, Moving(origin, target))
         self._state.changed(entry.key)

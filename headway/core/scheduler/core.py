@@ -18,7 +18,7 @@ from headway.core.scheduler.events import (
     Decision,
     Elected,
     GatewayConnected,
-    GatewayGone,
+    GatewayDisconnected,
     SavedRequest,
     SchedulerAction,
     SchedulerEvent,
@@ -28,9 +28,9 @@ from headway.core.scheduler.events import (
 from headway.core.scheduler.fleet import FleetMeter, QueuedLoad
 from headway.core.scheduler.gamma import GammaFits
 from headway.core.scheduler.instance import Instance, UnitState
-from headway.core.scheduler.memory import Memory
+from headway.core.scheduler.memory import LeaderMemory
 from headway.core.scheduler.moves import Mover
-from headway.core.scheduler.places import Tracked, Waiting
+from headway.core.scheduler.places import InWindow, Tracked
 from headway.core.scheduler.prefill import MAX_RETRY_AFTER, PoolStatus, PrefillPool
 from headway.core.scheduler.reports import WorkerReports
 from headway.core.scheduler.settings import SchedulerSettings
@@ -56,8 +56,8 @@ from headway.request import Request, StreamKey
 class SchedulerStatus:
     """The scheduler at one instant, for metrics.
 
-    ``num_held_back``: requests in no window yet, because a worker that has still to be heard
-    after an election may run them.
+    ``num_held_back``: requests in no window yet, because a worker that has not reported since the
+    election may run them.
     """
 
     pools: tuple[PoolStatus, ...]
@@ -81,7 +81,7 @@ class SchedulerCore:
         self._decode = DecodePlacer(self._state, self._instances, self._books)
         self._mover = Mover(self._state, self._instances, self._decode)
         self._gamma = GammaFits(self._state, self._instances)
-        self._memory = Memory(self._state)
+        self._memory = LeaderMemory(self._state)
         self._fleet = FleetMeter(self._instances)
         self._reports = WorkerReports(
             self._state, self._instances, self._books, self._pools, self._decode, self._memory
@@ -116,7 +116,7 @@ class SchedulerCore:
             case GatewayConnected(gateway_id):
                 self._connected[gateway_id] = None
                 self._gone.pop(gateway_id, None)
-            case GatewayGone(gateway_id):
+            case GatewayDisconnected(gateway_id):
                 self._connected.pop(gateway_id, None)
                 self._gone[gateway_id] = now
             case Elected():
@@ -144,7 +144,7 @@ class SchedulerCore:
         return self._state.take_actions()
 
     def _after_submission(self, model: str, now: float) -> Sequence[SchedulerAction]:
-        """Nothing is due, and only this window has changed: the rest need not be looked at."""
+        """Dispatch from the one window that has changed; nothing else is due."""
         pool = self._pools[model]
         if self._leads:
             pool.dispatch(now=now)
@@ -173,11 +173,11 @@ class SchedulerCore:
 
     @property
     def _leads(self) -> bool:
-        """Whether this leader knows enough to dispatch."""
+        """True once this leader knows enough to dispatch."""
         return self._elected and self._grace_until == inf
 
     def _ends_grace(self, now: float) -> bool:
-        """True once: when all members were heard, or it has taken too long."""
+        """Return True once: when all members have reported, or the grace has passed."""
         if not self._elected or self._grace_until == inf:
             return False
         if self._unheard and now < self._grace_until:
@@ -191,7 +191,7 @@ class SchedulerCore:
     # --- gateways ---------------------------------------------------------------------
 
     def _on_submit(self, request: Request, now: float) -> bool:
-        """Whether it waits now, and nothing else has changed."""
+        """Take in a request; return True if it waits now and nothing else has changed."""
         key = request.key
         if self._state.has_ended(key):
             self._state.counters.num_repeats += 1
@@ -210,7 +210,9 @@ class SchedulerCore:
             self._state.reject(refusal)
             return False
         num_tokens = request.num_tokens
-        entry = Tracked(key, request.request_id, request.model, Waiting(), request, num_tokens, now)
+        entry = Tracked(
+            key, request.request_id, request.model, InWindow(), request, num_tokens, now
+        )
         others = self._state.others(entry)
         if any(o.request is not None and o.request.attempt > request.attempt for o in others):
             self._state.end(key)  # overtaken by a later attempt
@@ -222,7 +224,7 @@ class SchedulerCore:
         return not others
 
     def _enter(self, entry: Tracked, saved: SavedRequest | None) -> None:
-        """Into the window; one that stood there before an election takes its place again."""
+        """Put it into the window; one that waited before an election takes its old place."""
         window = self._pool(entry.model).window
         if saved is None or saved.cycle < 0:
             window.add(entry)
@@ -261,7 +263,7 @@ class SchedulerCore:
         self._reports.end(entry)
 
     def _cancel_all(self, gateway_id: str) -> None:
-        """The gateway stays away: nobody will read the answers."""
+        """Cancel all requests of a gateway that stays away."""
         del self._gone[gateway_id]
         self._state.note("gateway_given_up", detail=gateway_id)
         self._memory.cancel_all(gateway_id)
@@ -342,7 +344,7 @@ class SchedulerCore:
         return pool
 
     def _recheck_waiting(self) -> None:
-        """Models and limits are known now, or have changed: who can never run is told."""
+        """Refuse waiting requests that can never run, now that models and limits are known."""
         for pool in list(self._pools.values()):
             for entry in pool.window.entries:
                 assert entry.request is not None, "only submitted requests wait"
@@ -361,11 +363,11 @@ class SchedulerCore:
         return tuple(self._state.decisions)
 
     def matrix(self) -> Sequence[UnitState]:
-        """The state matrix: every unit's ⟨C_avail, B, K⟩ as decisions see it now."""
+        """Return the state matrix: every unit's ⟨C_avail, B, K⟩ as decisions see it now."""
         return [state for _, i in sorted(self._instances.items()) for state in i.matrix()]
 
     def fleets(self, *, now: float) -> Mapping[str, Fleet] | None:
-        """All workers by model, for autoscalers; None while some have not been heard of."""
+        """Return all workers by model, for autoscalers; None while some have not reported."""
         if not self._leads:
             return None
         for_decode = self._decode.num_waiting_by_model()
@@ -378,7 +380,7 @@ class SchedulerCore:
         return self._fleet.read(waiting, now=now)
 
     def status(self) -> SchedulerStatus:
-        """For metrics."""
+        """Return the figures for metrics."""
         return SchedulerStatus(
             tuple(pool.status() for pool in self._pools.values()),
             len(self._instances),

@@ -20,7 +20,7 @@ from headway.request import StreamKey
 
 
 class DecodePlacer:
-    """Places prefilled requests in batches; who finds no room waits for the next load report."""
+    """Placer of prefilled requests, in batches; those without room wait for the next report."""
 
     def __init__(
         self, state: SchedulerState, instances: Mapping[str, Instance], books: Books
@@ -39,18 +39,18 @@ class DecodePlacer:
         return len(self._books.prefilled)
 
     def num_waiting_by_model(self) -> Mapping[str, int]:
-        """The same, of each model."""
+        """Return the number of prefilled requests without a decode unit, by model."""
         return Counter(entry.model for entry in self._books.prefilled.values())
 
     @property
     def next_wakeup(self) -> float:
-        """When a unit that failed a handoff may be tried again; infinite if none has."""
+        """The instant when a unit that failed a handoff may be tried again; infinite for none."""
         return self._rest_until
 
     # --- coming and going -------------------------------------------------------------
 
     def retry(self) -> None:
-        """Loads have changed, or a unit has come: those that wait may find room now."""
+        """Try waiting requests again: loads have changed, or a unit has come."""
         self._stale = True
 
     def add(self, entry: Tracked, held: HeldRequest, *, now: float) -> None:
@@ -61,7 +61,7 @@ class DecodePlacer:
     # --- placement --------------------------------------------------------------------
 
     def place(self, *, now: float) -> None:
-        """Find units for those that wait."""
+        """Find units for waiting requests."""
         self._end_rests(now)
         self._resume_moves()
         if not self._stale:
@@ -78,7 +78,7 @@ class DecodePlacer:
                 self._explain(model, considered, choices, len(entries) - len(choices), now)
 
     def placement(self, model: str) -> Placement:
-        """The policy that places a model's requests."""
+        """Return the policy that places a model's requests."""
         placement = self._placements.get(model)
         if placement is None:
             settings = self._state.settings
@@ -87,7 +87,7 @@ class DecodePlacer:
         return placement
 
     def units(self, model: str) -> list[DecodeUnit]:
-        """Units that a model's requests may be handed to, as a placement policy sees them."""
+        """Return the units that may take a model's requests, as a placement policy sees them."""
         units = [
             unit
             for _, instance in sorted(self._instances.items())
@@ -99,7 +99,7 @@ class DecodePlacer:
         return units
 
     def _count_buckets(self, units: Sequence[DecodeUnit]) -> None:
-        """Of all requests that decode on each unit, or are on their way there."""
+        """Count the requests that decode on each unit or are on their way there, by bucket."""
         by_id = {unit.unit: unit for unit in units}
         for unit in units:
             unit.bucket_counts = [0] * NUM_BUCKETS
@@ -132,7 +132,7 @@ class DecodePlacer:
                 self.hand_off(entry, unit)
 
     def relocate(self, entry: Tracked, unit: UnitId, *, now: float) -> None:
-        """Move a request that runs; it goes on at its source until it can leave."""
+        """Move a running request; it continues at its source until it can leave."""
         entry.moved_at = now
         self._state.counters.num_relocations += 1
         self.hand_off(entry, unit)
@@ -155,7 +155,7 @@ class DecodePlacer:
     # --- results ----------------------------------------------------------------------
 
     def handoff_ended(self, source: Instance, result: HandoffResult, *, now: float) -> None:
-        """The target runs the request, or the source still has it, or nobody does.
+        """Take the result of a handoff: the target, the source or no worker has the request now.
 
         The target may be an earlier leader's choice: the source does one move at a time, and
         ignores orders meanwhile.
@@ -180,7 +180,7 @@ class DecodePlacer:
             self._stale = True
 
     def _end_stray(self, source: Instance, result: HandoffResult) -> None:
-        """Nobody waits for this move any more: whoever has the request is to stop."""
+        """Stop the target's copy if the request has ended meanwhile."""
         if not result.ok:
             return
         source.let_go(result.key)
@@ -234,7 +234,7 @@ class DecodePlacer:
     def _give_up(
         self, source: Instance, entry: Tracked, target: UnitId, result: HandoffResult
     ) -> None:
-        """The request is computed again from its tokens; nobody goes on with what they have."""
+        """Drop both copies; the request is computed again from its tokens."""
         if result.retriable:
             self._state.tell_worker(source.info.worker_id, CancelStream(entry.key))
         if target.worker_id in self._instances:
@@ -263,7 +263,7 @@ def _is_from(entry: Tracked, source: Instance, result: HandoffResult) -> bool:
 
 
 def considered_units(units: Sequence[DecodeUnit]) -> tuple[Considered, ...]:
-    """Decode units, as a decision remembers them."""
+    """Return decode units as a decision records them."""
     return tuple(
         Considered(u.unit, (u.num_requests, u.kv_tokens), u.num_free_blocks) for u in units
     )

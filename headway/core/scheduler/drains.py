@@ -1,7 +1,7 @@
-"""Workers whose work goes elsewhere: those that drain, and those that have changed their role.
+"""Workers to be emptied: those that drain, and those that have changed their role.
 
-What has not begun comes back to the window, what decodes moves while it runs, and only what finds
-no room anywhere is waited for. Links bound how many move at a time.
+Requests that have not begun return to the window. Decoding requests move while they run; one that
+fits nowhere else stays until it ends. Limits per link bound how many move at a time.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class Drains:
         self._state = state
         self._instances = instances
         self._placer = placer
-        self._emptying: dict[str, set[StreamKey]] = {}  # by worker: who was asked for
+        self._emptying: dict[str, set[StreamKey]] = {}  # by worker: requests that were asked for
         self.next_wakeup = inf
-        """When a request may be told to move that did a moment ago, inf for never."""
+        """The instant when a request that has just moved may move again; infinite for none."""
 
     def update(self, instance: Instance) -> None:
-        """A worker's snapshot: it drains, or it is not what it was."""
+        """Note a worker that drains or has changed its role."""
         if instance.draining or instance.has_changed:
             self._emptying.setdefault(instance.info.worker_id, set())
 
     def forget(self, worker_id: str) -> None:
-        """The worker is gone."""
+        """Forget a worker that is gone."""
         self._emptying.pop(worker_id, None)
 
     def wanted(self, *, now: float) -> Iterator[tuple[Tracked, UnitId]]:
@@ -63,7 +63,7 @@ class Drains:
         return [e for e in entries if isinstance(e.place, OnUnit) and e.is_decoding is decoding]
 
     def _is_misplaced(self, instance: Instance) -> bool:
-        """Whether a worker that serves on holds, or will, what is not of its role."""
+        """Return whether a worker holds, or will hold, requests that are not of its role."""
         if instance.takes_decode:
             return not instance.takes_prefill and bool(self._held(instance, decoding=False))
         coming = any(k in self._state.tracked for k in instance.inbound_keys)
@@ -76,7 +76,7 @@ class Drains:
     # --- what has not begun -----------------------------------------------------------
 
     def _call_back(self, instance: Instance, asked: set[StreamKey]) -> None:
-        """Once a request: a worker that has begun it says nothing, and goes on."""
+        """Ask for requests that have not begun, each once; those that have begun stay."""
         waiting = [e for e in self._held(instance, decoding=False) if e.key not in asked]
         keys = tuple(entry.key for entry in waiting if self._has_another(instance, entry))
         if keys:
@@ -84,7 +84,7 @@ class Drains:
             self._state.tell_worker(instance.info.worker_id, GiveBack(keys))
 
     def _has_another(self, instance: Instance, entry: Tracked) -> bool:
-        """Whether somebody else could prefill it."""
+        """Return whether another worker could prefill it."""
         return any(
             other.takes_prefill
             and other.info.model == entry.model
@@ -96,7 +96,7 @@ class Drains:
     # --- what decodes -----------------------------------------------------------------
 
     def _empty(self, instance: Instance, now: float) -> Iterator[tuple[Tracked, UnitId]]:
-        """Those that run longest first, as many as the links take."""
+        """Yield moves, the longest remaining requests first, as many as the links allow."""
         settings = self._state.settings
         leaving = sum(self._state.tracked[key].is_relocating for key in instance.keys)
         room = settings.moves.per_link - leaving
@@ -120,7 +120,7 @@ class Drains:
     def _choose(
         self, ready: Sequence[Tracked], units: Sequence[DecodeUnit], room: int
     ) -> list[Choice[Tracked]]:
-        """By the placement policy, among units whose link has room."""
+        """Choose by the placement policy, among units whose link has room."""
         links = {u.unit.worker_id: self._link_room(u.unit.worker_id) for u in units}
         chosen: list[Choice[Tracked]] = []
         for entry in ready:
@@ -133,7 +133,7 @@ class Drains:
         return chosen
 
     def _link_room(self, worker_id: str) -> int:
-        """How many more may move to a worker."""
+        """Return how many more requests may move to a worker."""
         tracked = self._state.tracked
         arriving = (tracked.get(key) for key in self._instances[worker_id].inbound_keys)
         num_moving = sum(entry is not None and entry.is_relocating for entry in arriving)
@@ -156,7 +156,7 @@ class Drains:
 
 
 def _longest(entry: Tracked) -> tuple[float, StreamKey]:
-    """By the most tokens still to come, as predicted or as allowed."""
+    """Sort by the most tokens still to come, as predicted or as allowed."""
     if entry.request is None:
         return 0.0, entry.key
     request = entry.request

@@ -1,4 +1,4 @@
-"""What the scheduler's core is told, what it wants done, and how it explains itself."""
+"""Events and actions of the scheduler's core, and its explanations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headway.request import Request, StreamKey
 
 
 class SavedRequest(NamedTuple):
-    """What no worker's snapshot and no gateway tells of one live attempt.
+    """Facts of one live attempt that no worker's snapshot and no gateway reports.
 
     ``worker_id``: where it is or was sent, "" while it waits. ``cycle``: the window's when it
     entered, -1 before. ``target``: the unit that its KV was ordered to; ``relocating`` where it
@@ -35,7 +35,7 @@ class SavedRequest(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """What was measured of one model; ``cycle`` is its window's.
+    """Measurements of one model; ``cycle`` is its window's.
 
     ``velocity``: prompt tokens per second of one instance. ``gamma``: γ-Ada's last fit, 1/s. 0 for
     unknown.
@@ -51,7 +51,7 @@ class Learned(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Write this down for the next leader: requests that changed, and those that are no more."""
+    """An order to save for the next leader: requests that changed, and those that ended."""
 
     saved: tuple[SavedRequest, ...] = ()
     ended: tuple[StreamKey, ...] = ()
@@ -63,7 +63,7 @@ class Persist:
 
 @dataclass(frozen=True, slots=True)
 class Elected:
-    """This scheduler leads now; ``worker_ids`` are the members it has yet to hear from.
+    """The start of a term; ``worker_ids`` are the members that have not reported yet.
 
     ``saved`` and ``learned`` are what earlier leaders wrote down, and may be a little old.
     """
@@ -76,14 +76,14 @@ class Elected:
 
 @dataclass(frozen=True, slots=True)
 class GatewayConnected:
-    """A gateway opened its stream; it submits again whatever has not ended."""
+    """A gateway's new stream; it submits again whatever has not ended."""
 
     gateway_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayGone:
-    """A gateway's stream broke."""
+class GatewayDisconnected:
+    """The end of a gateway's stream."""
 
     gateway_id: str
 
@@ -98,14 +98,20 @@ class WorkerReported:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGone:
-    """A worker's control stream broke, or its lease expired."""
+    """The end of a worker's control stream, or of its lease."""
 
     worker_id: str
     reason: str
 
 
 SchedulerEvent = (
-    Elected | Request | CancelStream | GatewayConnected | GatewayGone | WorkerReported | WorkerGone
+    Elected
+    | Request
+    | CancelStream
+    | GatewayConnected
+    | GatewayDisconnected
+    | WorkerReported
+    | WorkerGone
 )
 
 # --- actions --------------------------------------------------------------------------
@@ -129,7 +135,7 @@ class SendToGateway:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that an operator should be able to read in the log."""
+    """An entry for the operator's log."""
 
     event: str
     worker_id: str = ""
@@ -146,7 +152,7 @@ class Considered(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Where one request went, and what that unit scored then.
+    """The unit that one request went to, and what that unit scored then.
 
     A dispatch scores (capacity left,), a placement what its policy minimises. ``waited`` is in
     seconds since the request was submitted or prefilled.
@@ -161,7 +167,7 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Why requests went where they went: the core keeps the last of them.
+    """The reason why requests went where they went; the core keeps the last decisions.
 
     ``question``: dispatch, placement, boundary (where an answer begins), rescheduling, or drain
     (where the requests of a worker go that is to be emptied). ``rule``: the readiness rule of a

@@ -1,4 +1,4 @@
-"""What the autoscaler is told of all workers, from the leading scheduler's books."""
+"""The fleet as autoscalers see it, from the leading scheduler's books."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROLES = (Role.PREFILL, Role.DECODE, Role.CONVERTIBLE, Role.UNIFIED)
 
 @dataclass(frozen=True, slots=True)
 class QueuedLoad:
-    """Requests without a worker: for a dispatch, with their tokens, and for a decode unit."""
+    """Requests that wait for a dispatch, with their tokens, and for a decode unit."""
 
     num_requests: int
     num_tokens: int
@@ -27,7 +27,7 @@ _NOBODY = QueuedLoad(0, 0, 0)
 
 
 class FleetMeter:
-    """Adds up each role's workers; busy shares are of the time between two readings (s)."""
+    """Sums over each role's workers; busy shares are of the time between two readings (s)."""
 
     def __init__(self, instances: Mapping[str, Instance]) -> None:
         self._instances = instances
@@ -36,12 +36,12 @@ class FleetMeter:
         self._read_at: float | None = None
 
     def passed(self, worker_id: str, pass_time: float) -> None:
-        """A worker computed for so long."""
+        """Add the time that a worker has computed, seconds."""
         if isfinite(pass_time) and pass_time > 0:
             self._busy[worker_id] = self._busy.get(worker_id, 0.0) + pass_time
 
     def worked(self, instance: Instance, work: Iterable[PassWork]) -> None:
-        """What a worker's passes were made of; those that mix both stages are of neither."""
+        """Add what a worker's passes computed; passes that mix both stages count for neither."""
         for each in work:
             stage = _stage(instance.info.role, each)
             if stage:
@@ -49,7 +49,7 @@ class FleetMeter:
                 self._work[key] = self._work.get(key, PassWork()).plus(each)
 
     def read(self, waiting: Mapping[str, QueuedLoad], *, now: float) -> dict[str, Fleet]:
-        """By model, all that do not drain and who waits for them."""
+        """Return by model all workers that do not drain, and the requests that wait for them."""
         elapsed = now - self._read_at if self._read_at is not None else 0.0
         models = {instance.info.model for instance in self._instances.values()} | waiting.keys()
         fleets = {
@@ -62,7 +62,7 @@ class FleetMeter:
         return fleets
 
     def _fleet(self, model: str, waiting: QueuedLoad, elapsed: float) -> Fleet:
-        """Prompts wait for whoever prefills first."""
+        """Count waiting prompts with the prefill pool."""
         prefill, decode, convertible, unified = (
             self._pool(model, role, elapsed) for role in _ROLES
         )
@@ -105,7 +105,7 @@ class FleetMeter:
         return sum(self._busy_share(instance, elapsed) for instance in there) / len(there)
 
     def _busy_share(self, instance: Instance, elapsed: float) -> float:
-        """Of one worker. Passes that only decode go unreported: who decodes now is busy."""
+        """Return a worker's share. Decode passes go unreported, so a decoding worker is busy."""
         if instance.info.role.decodes and instance.load.num_decoding:
             return 1.0
         return min(1.0, self._busy.get(instance.info.worker_id, 0.0) / elapsed)
@@ -118,7 +118,7 @@ def _stage(role: Role, work: PassWork) -> str:
 
 
 def _memory(there: Sequence[Instance]) -> float:
-    """The share of KV blocks in use or promised, 0 to 1."""
+    """Return the share of KV blocks in use or promised, 0 to 1."""
     num_blocks = sum(i.info.num_units * i.info.num_blocks for i in there)
     free = sum(max(i.num_free_blocks(unit), 0) for i in there for unit in range(i.info.num_units))
     return max(0.0, 1 - free / num_blocks) if num_blocks else 0.0

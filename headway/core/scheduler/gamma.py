@@ -1,6 +1,6 @@
-"""γ-Ada where end-to-end latencies are known: fitted once per model, handed to all of its workers.
+"""γ-Ada where end-to-end latencies are known: one fit per model, sent to all of its workers.
 
-A worker alone sees the completions of its own requests, and one that only prefills sees none.
+A worker sees the completions of its own requests alone; one that only prefills sees none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class GammaFits:
-    """One fit a model, by the settings' ``gamma_fit``; without it nothing happens."""
+    """The fits by model; without ``gamma_fit`` in the settings there are none."""
 
     def __init__(self, state: SchedulerState, instances: Mapping[str, Instance]) -> None:
         self._state = state
@@ -28,7 +28,7 @@ class GammaFits:
     def completed(
         self, instance: Instance, finished: Iterable[FinishedRequest], *, now: float
     ) -> bool:
-        """Requests whose end a worker reports, before they are forgotten here; whether γ is new."""
+        """Take finished requests before they are forgotten; return whether γ has changed."""
         settings, model = self._state.settings, instance.info.model
         if settings.gamma_fit is None:
             return False
@@ -51,13 +51,13 @@ class GammaFits:
             self._state.gammas[model] = gamma
 
     def tell(self, instance: Instance) -> None:
-        """A worker is to know its model's γ, once there is one."""
+        """Send a worker its model's γ, once there is one."""
         gamma = self._state.gammas.get(instance.info.model)
         if gamma is not None:
             self._state.tell_worker(instance.info.worker_id, Tuned(gamma))
 
     def _response_times(self, finished: Iterable[FinishedRequest], now: float) -> Iterable[float]:
-        """Seconds since the arrival at the gateway, of those whose arrival is known here."""
+        """Yield seconds since the arrival at the gateway, where that is known."""
         for each in finished:
             entry = self._state.tracked.get(each.key)
             if each.finish_reason in _ENDS and entry is not None and entry.request is not None:

@@ -62,7 +62,7 @@ class Instance:
         self.info = info
         self.max_request_tokens = min(info.max_model_len, info.num_blocks * info.block_size)
         self.draining = False
-        self.has_changed = False  # its role, and it may hold what is not of the new one
+        self.has_changed = False  # its role; it may hold requests that are not of the new one
         self.reported_at = -inf
         self._keys: dict[StreamKey, None] = {}
         self._load: InstanceLoad | None = None
@@ -77,16 +77,16 @@ class Instance:
 
     @property
     def takes_prefill(self) -> bool:
-        """Whether it counts as active: healthy, and given requests of the window."""
+        """True if it takes requests from the window."""
         return self.info.role.prefills and not self.draining
 
     @property
     def takes_decode(self) -> bool:
-        """Whether prefilled requests may be handed to it."""
+        """True if prefilled requests may be handed to it."""
         return self.info.role.decodes and not self.draining
 
     def could_hold(self, request: Request) -> bool:
-        """Whether it could serve its part of the request, were it empty."""
+        """Return whether it could serve its part of the request if it were empty."""
         if self.info.role.decodes:
             return total_tokens(request) <= self.max_request_tokens
         return request.num_tokens < self.max_request_tokens
@@ -99,17 +99,17 @@ class Instance:
         return list(self._keys)
 
     def hold(self, key: StreamKey) -> None:
-        """The request is its own from now on."""
+        """Add a request to its own."""
         self._keys[key] = None
         self._changed()
 
     def let_go(self, key: StreamKey) -> None:
-        """The request ended or is elsewhere."""
+        """Remove a request that ended or is elsewhere."""
         self._keys.pop(key, None)
         self._changed()
 
     def take_back(self, key: StreamKey, unit: int, num_tokens: int) -> None:
-        """A request that it had queued is its own no more, and these tokens are no work here."""
+        """Remove a queued request, and its tokens from the backlog."""
         flight = next((f for f in self._flights.values() if key in f.keys), None)
         if flight is not None:
             flight.tokens[unit] = max(0, flight.tokens[unit] - num_tokens)
@@ -120,12 +120,12 @@ class Instance:
         self.let_go(key)
 
     def change_role(self, info: WorkerInfo) -> None:
-        """The same worker serves something else."""
+        """Take another role, and keep the ledger."""
         self.info, self.has_changed = info, True
         self._changed()
 
     def sent(self, dispatch: Dispatch, *, now: float) -> None:
-        """A dispatch leaves: U_flight and its KV blocks."""
+        """Book a dispatch: U_flight and its KV blocks."""
         tokens: dict[int, int] = {}
         blocks: dict[int, int] = {}
         for batch in dispatch.batches:
@@ -137,7 +137,7 @@ class Instance:
         self._changed()
 
     def accepted(self, dispatch_id: int, *, now: float) -> float | None:
-        """U_flight becomes R_queued; the round trip, or None for late and repeated news."""
+        """Turn U_flight into R_queued; return the round trip (s); None if late or repeated."""
         flight = self._flights.get(dispatch_id)
         if flight is None or flight.accepted:
             return None
@@ -146,7 +146,7 @@ class Instance:
         return None if flight.lapsed else now - flight.sent_at
 
     def reset_in_flight(self) -> None:
-        """The watchdog's reset: what was dispatched and not reported counts no more."""
+        """Stop counting tokens that were dispatched and not reported (the watchdog's reset)."""
         for flight in self._flights.values():
             flight.lapsed = True
         self._changed()
@@ -170,29 +170,29 @@ class Instance:
         return max(computed, 0)
 
     def reserve(self, key: StreamKey, unit: int, num_tokens: int) -> None:
-        """A handoff to one of its units has been ordered."""
+        """Reserve room for a handoff to one of its units."""
         self._inbound[key] = _Inbound(unit, num_tokens)
         self._changed()
 
     def release(self, key: StreamKey) -> None:
-        """… and failed."""
+        """Release the room of a handoff that failed."""
         self._inbound.pop(key, None)
         self._changed()
 
     def landed(self, key: StreamKey) -> None:
-        """… and is here."""
+        """Note that a handoff has landed; its room counts until the next report."""
         inbound = self._inbound.get(key)
         if inbound is not None:
             inbound.landed = True
 
     def is_unreported(self, key: StreamKey) -> bool:
-        """Whether a report may not know of this request yet."""
+        """Return whether a report may not include this request yet."""
         if key in self._inbound:
             return True
         return any(key in f.keys for f in self._flights.values() if not f.accepted)
 
     def inbound_tokens(self, unit: int) -> int:
-        """Tokens whose KV is on its way to a unit."""
+        """Return tokens whose KV is on its way to a unit."""
         return sum(i.num_tokens for i in self._inbound.values() if i.unit == unit)
 
     @property
@@ -201,12 +201,12 @@ class Instance:
         return list(self._inbound)
 
     def finished(self, key: StreamKey, *, now: float) -> None:
-        """The worker reports the request's end, and with it its loads."""
+        """Remove a request whose end the worker reports."""
         self._finished.append((now, key))
         self.let_go(key)
 
     def finished_since(self, since: float) -> list[StreamKey]:
-        """Requests that it finished of late: their last tokens may still be on their way."""
+        """Return requests that it has just finished; their last tokens may be on their way."""
         return [key for at, key in self._finished if at >= since]
 
     # --- what policies see ------------------------------------------------------------
@@ -215,17 +215,17 @@ class Instance:
         self._load, self._left = None, []
 
     def _queued(self, unit: int) -> int:
-        """R_queued: the reported backlog and what was acknowledged since, tokens."""
+        """Return R_queued: the reported backlog and what was acknowledged since, tokens."""
         acknowledged = sum(
             f.tokens.get(unit, 0) for f in self._flights.values() if f.accepted and not f.lapsed
         )
         return self._loads[unit].queued_prefill_tokens + acknowledged
 
     def _remaining(self) -> list[tuple[int, int]]:
-        """Of every unit its C_avail in tokens and its free KV blocks; kept until news come.
+        """Return C_avail in tokens and the free KV blocks of every unit; cached until a change.
 
-        ``C_avail = C_chunk − U_flight − R_queued``, negative when several passes owe. Blocks are
-        less all that will need some: queued, in flight, and on its way here.
+        ``C_avail = C_chunk − U_flight − R_queued``, negative when several passes owe. Blocks
+        that queued, dispatched and arriving requests will need are not free.
         """
         if not self._left:
             chunk, size = self.info.chunk_tokens, self.info.block_size
@@ -245,21 +245,21 @@ class Instance:
         return self._left
 
     def in_flight(self, unit: int) -> int:
-        """U_flight: dispatched, not yet acknowledged, tokens."""
+        """Return U_flight: dispatched, not yet acknowledged, tokens."""
         return sum(
             f.tokens.get(unit, 0) for f in self._flights.values() if not (f.accepted or f.lapsed)
         )
 
     def capacity(self, unit: int) -> int:
-        """C_avail, tokens."""
+        """Return C_avail, tokens."""
         return self._remaining()[unit][0]
 
     def num_free_blocks(self, unit: int) -> int:
-        """Free KV blocks that nothing will need."""
+        """Return the free KV blocks that no known request will need."""
         return self._remaining()[unit][1]
 
     def room(self, unit: int) -> Room:
-        """A unit as a packing policy sees it."""
+        """Return a unit as a packing policy sees it."""
         free = self.num_free_blocks(unit)
         return Room(
             UnitId(self.info.worker_id, unit),
@@ -271,11 +271,11 @@ class Instance:
         )
 
     def rooms(self) -> list[Room]:
-        """All units, as a packing policy sees them."""
+        """Return all units as a packing policy sees them."""
         return [self.room(unit) for unit in range(self.info.num_units)]
 
     def decode_units(self) -> Sequence[DecodeUnit]:
-        """All units, as a placement policy sees them: B and K with what is on its way."""
+        """Return all units as a placement policy sees them: B and K with what is on its way."""
         units = []
         for unit, load in enumerate(self._loads):
             inbound = [i.num_tokens for i in self._inbound.values() if i.unit == unit]
@@ -297,7 +297,7 @@ class Instance:
         return units
 
     def matrix(self) -> list[UnitState]:
-        """All units, for people."""
+        """Return all units as rows of the state matrix."""
         return [
             UnitState(d.unit, self.capacity(unit), d.num_requests, d.kv_tokens, d.num_free_blocks)
             for unit, d in enumerate(self.decode_units())
@@ -305,7 +305,7 @@ class Instance:
 
     @property
     def has_backlog(self) -> bool:
-        """Whether a pass that ends now had prompt tokens to compute."""
+        """True if a pass that ends now had prompt tokens to compute."""
         return any(self._queued(unit) > 0 for unit in range(self.info.num_units))
 
     @property
@@ -337,11 +337,11 @@ class Instance:
 
 
 def _free_tokens(room: Room) -> int:
-    """The longest prompt that the unit takes now: a watermark stays free unless it is empty."""
+    """Return the longest prompt that the unit takes now, above the watermark unless it is empty."""
     num_spare = 0 if room.empty else room.num_spare_blocks
     return (room.num_free_blocks - num_spare) * room.block_size
 
 
 def total_tokens(request: Request) -> int:
-    """The longest that the request can get, tokens."""
+    """Return the longest that the request can get, tokens."""
     return len(request.prompt_token_ids) + request.sampling.max_tokens

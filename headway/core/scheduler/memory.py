@@ -1,7 +1,7 @@
-"""What an earlier leader wrote down, until workers and gateways have told of it themselves.
+"""Records of an earlier leader, kept until workers and gateways have reported themselves.
 
-It may be a little old, so it is only ever a hint: what a worker says it holds wins, and a request
-comes back with the gateway that owns its prompt.
+They may be a little old, so they are only hints: a worker's own report wins, and a request comes
+back with the gateway that owns its prompt.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from headway.core.scheduler.state import SchedulerState
 from headway.request import Request, StreamKey
 
 
-class Memory:
-    """Where requests were when the earlier leader wrote last.
+class LeaderMemory:
+    """Places of requests when the earlier leader wrote last.
 
-    ``held_back``: requests whose gateway has submitted them again, while a worker that may have
-    them has yet to be heard: to dispatch them now could run them twice.
+    A request that its gateway submits again is held back while a worker that may have it has not
+    reported: dispatching it now could run it twice.
     """
 
     def __init__(self, state: SchedulerState) -> None:
@@ -30,12 +30,12 @@ class Memory:
 
     @property
     def next_wakeup(self) -> float:
-        """When what is left is forgotten; infinite if nothing is."""
+        """The instant when the remaining records are dropped; infinite for none."""
         return self._until
 
     @property
     def num_held_back(self) -> int:
-        """Requests that wait for a worker's word."""
+        """Requests that wait for a worker's report."""
         return len(self._held_back)
 
     def recall(self, saved: Iterable[SavedRequest], unheard: Iterable[str], *, now: float) -> None:
@@ -45,13 +45,13 @@ class Memory:
         self._until = now + self._state.settings.graces.memory if self._saved else inf
 
     def take(self, key: StreamKey) -> SavedRequest | None:
-        """What was known of a request; from now on it is tracked."""
+        """Remove and return the record of a request, which is tracked from now on."""
         return self._saved.pop(key, None)
 
     # --- requests that a silent worker may have ---------------------------------------
 
     def holds_back(self, request: Request) -> bool:
-        """Whether the request must wait for a worker's word; if so it is kept here."""
+        """Keep the request and return True if it must wait for a worker's report."""
         if not self._saved or not self._may_run(request.key):
             return False
         self._held_back[request.key] = request
@@ -65,20 +65,20 @@ class Memory:
         return saved.worker_id in self._unheard or target in self._unheard
 
     def heard(self, worker_id: str) -> None:
-        """A worker has said what it holds, or is gone."""
+        """Note that a worker has reported what it holds, or is gone."""
         self._unheard.pop(worker_id, None)
 
     def cancel(self, key: StreamKey) -> None:
-        """Nobody waits for this request any more."""
+        """Forget a request that was cancelled."""
         self._held_back.pop(key, None)
 
     def cancel_all(self, gateway_id: str) -> None:
-        """Nor for any of this gateway's."""
+        """Forget all requests of a gateway."""
         for key in [key for key in self._held_back if key.gateway_id == gateway_id]:
             del self._held_back[key]
 
     def released(self, *, now: float) -> list[Request]:
-        """Requests that need to wait no longer, in the order in which they came."""
+        """Return requests that need not wait any longer, in the order of their arrival."""
         if now >= self._until:
             self._unheard.clear()
         if not self._held_back:
@@ -89,7 +89,7 @@ class Memory:
         return released
 
     def expire(self, *, now: float) -> None:
-        """Forget, and have forgotten, what nobody has told of in all that time."""
+        """Drop, here and in the store, the records that no report has confirmed in time."""
         if now < self._until:
             return
         for key in self._saved:

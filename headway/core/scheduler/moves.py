@@ -24,9 +24,9 @@ from headway.request import StreamKey
 
 
 class Mover:
-    """The one that decides on moves of running requests, whatever the occasion.
+    """Decider on all moves of running requests.
 
-    Reports of workers that are part of a move are dropped: their loads are not what they say.
+    Reports of workers that take part in a move are dropped, because their loads are outdated.
     """
 
     def __init__(
@@ -45,13 +45,13 @@ class Mover:
 
     @property
     def next_wakeup(self) -> float:
-        """When the next decision is due, inf for never."""
+        """The instant of the next decision; infinite for none."""
         return min((self.drains.next_wakeup, *self._due_at.values()))
 
     # --- at intervals (STAR, Algorithm 1) -----------------------------------------------
 
     def report(self, instance: Instance, report: LoadReport, *, now: float) -> None:
-        """What runs on a worker now."""
+        """Take a report of what runs on a worker now."""
         self._reports[instance.info.worker_id] = report
         model = instance.info.model
         interval = self._policy(model).interval
@@ -59,12 +59,12 @@ class Mover:
             self._due_at.setdefault(model, now + interval)
 
     def forget(self, worker_id: str) -> None:
-        """The worker is gone."""
+        """Forget a worker that is gone."""
         self._reports.pop(worker_id, None)
         self.drains.forget(worker_id)
 
     def decide(self, *, now: float) -> None:
-        """Empty who drains; move what the policy says, of models whose interval has gone by."""
+        """Empty workers that drain; ask the policy for models whose interval has passed."""
         for entry, target in self.drains.wanted(now=now):
             self._relocate(entry, target, now)
         for model, due_at in sorted(self._due_at.items()):
@@ -103,7 +103,7 @@ class Mover:
         ]
 
     def _resting(self, model: str, rest: float, now: float) -> frozenset[StreamKey]:
-        """Requests that moved a moment ago, are moving, or are not there any more."""
+        """Return requests that have just moved, are moving, or are not there any more."""
         return frozenset(
             key
             for instance, report in self._reported(model)
@@ -153,7 +153,7 @@ class Mover:
     # --- at the end of reasoning (PASCAL, Algorithm 2) ----------------------------------
 
     def answering(self, instance: Instance, held: HeldRequest, *, now: float) -> None:
-        """A request's reasoning has ended: its answer may be given elsewhere."""
+        """Decide where a request whose reasoning has ended gives its answer."""
         entry = self._state.tracked.get(held.key)
         here = UnitId(instance.info.worker_id, held.unit)
         if entry is None or not self._may_move(held.key, here.worker_id, inf):

@@ -15,7 +15,7 @@ _BUCKETS = Buckets()
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class InWindow:
     """In the window of its model, or at its door."""
 
     left_over: bool = False  # by an earlier dispatch cycle
@@ -53,7 +53,7 @@ class Moving:
     target: UnitId
 
 
-Place = Waiting | OnUnit | Prefilled | Moving
+Place = InWindow | OnUnit | Prefilled | Moving
 
 
 @dataclass(slots=True, eq=False)

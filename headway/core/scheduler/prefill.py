@@ -42,7 +42,7 @@ class PoolStatus:
 
 
 class PrefillPool:
-    """Who of one model's window is dispatched, when, and where."""
+    """The dispatching of one model's window: which requests, when and where."""
 
     def __init__(
         self, model: str, state: SchedulerState, instances: Mapping[str, Instance], books: Books
@@ -70,11 +70,11 @@ class PrefillPool:
 
     @property
     def is_unused(self) -> bool:
-        """Whether nothing would be lost with it."""
+        """True if it has no instance and no waiting request."""
         return not self._active and not self.window.num_waiting
 
     def update(self, worker_id: str) -> None:
-        """An instance came, left, or changed its role or health."""
+        """Take note of an instance that came, left, or changed its role or health."""
         instance = self._instances.get(worker_id)
         active = instance is not None and instance.takes_prefill
         if active and instance is not None and instance.info.model == self.model:
@@ -89,11 +89,11 @@ class PrefillPool:
     # --- news -------------------------------------------------------------------------
 
     def accepted(self, round_trip: float) -> None:
-        """A dispatch was acknowledged."""
+        """Take the round trip of an acknowledged dispatch, seconds."""
         self._dispatching.acknowledged(round_trip)
 
     def ended(self, instance: Instance, report: EndForward, *, now: float) -> None:
-        """A pass ended: book its loads and times. T̄ is of passes that prefilled, not of decode."""
+        """Book the loads and times of a pass. T̄ counts passes that prefilled, not decode passes."""
         worker_id, pass_time = instance.info.worker_id, report.pass_time
         had_backlog, reported_at = instance.has_backlog, instance.reported_at
         for dispatch_id in report.dispatch_ids:
@@ -113,13 +113,13 @@ class PrefillPool:
             self._state.note("bad_pass_time", worker_id=worker_id, detail=repr(pass_time))
 
     def recall(self, learned: Learned) -> None:
-        """Go on from what an earlier leader had measured."""
+        """Continue from what an earlier leader measured."""
         self.window.cycle = learned.cycle
         self._dispatching.recall(learned.mean_pass_time, learned.dispatch_latency)
         self._velocities.recall(learned.velocity)
 
     def save(self) -> None:
-        """Have what was measured written down, γ with it, where a successor reads it."""
+        """Save the measurements, including γ, for the next leader."""
         if self._state.settings.persists:
             self._state.learn(self._learned())
 
@@ -136,14 +136,14 @@ class PrefillPool:
     # --- flow control -----------------------------------------------------------------
 
     def retry_after(self) -> float:
-        """Seconds until the backlog is computed at the measured velocity; a hint, 1 to 60."""
+        """Return seconds to compute the backlog at the measured velocity; a hint, 1 to 60."""
         velocity = self._velocity()
         if velocity <= 0:
             return MAX_RETRY_AFTER
         return min(max(self.window.backlog_tokens / velocity, 1.0), MAX_RETRY_AFTER)
 
     def _velocity(self) -> float:
-        """Prompt tokens per second of all active instances."""
+        """Return prompt tokens per second of all active instances."""
         if self._velocities.value > 0:
             return self._velocities.value * len(self._active)
         chunks = (self._instances[w].info for w in self._active)
@@ -151,7 +151,7 @@ class PrefillPool:
         return tokens / self._dispatching.mean_pass_time
 
     def expire(self, *, now: float) -> None:
-        """Deadlines and watchdogs."""
+        """Handle deadlines and watchdogs that are due."""
         for entry in self.window.expire(now=now):
             assert entry.request is not None, "only submitted requests wait"
             waited = now - entry.since
@@ -166,7 +166,7 @@ class PrefillPool:
     # --- dispatch ---------------------------------------------------------------------
 
     def dispatch(self, *, now: float) -> None:
-        """Use every turn there is now."""
+        """Dispatch on every turn that there is now."""
         tried = False
         while self.window.num_admitted:
             loads = [self._instances[worker_id].load for worker_id in self._active]
@@ -263,7 +263,7 @@ class PrefillPool:
     # --- time and status --------------------------------------------------------------
 
     def wakeup(self, *, now: float) -> float:
-        """When time alone may change something; infinite if it cannot."""
+        """Return the instant when time alone may change something; infinite if it cannot."""
         loads: list[InstanceLoad] = []  # matter only where somebody waits
         if self.window.num_admitted:
             loads = [self._instances[worker_id].load for worker_id in self._active]
@@ -271,7 +271,7 @@ class PrefillPool:
         return min(self.window.next_deadline, at if at is not None else inf)
 
     def status(self) -> PoolStatus:
-        """For metrics."""
+        """Return the figures for metrics."""
         window, dispatching = self.window, self._dispatching
         return PoolStatus(
             self.model,

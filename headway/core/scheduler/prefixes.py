@@ -1,4 +1,4 @@
-"""Which prompts' beginnings every DP unit has been sent: PBAA's ``hit(r, d)``, live.
+"""Beginnings of prompts that each DP unit has been sent: PBAA's ``hit(r, d)``, live.
 
 A worker's own prefix cache decides what is computed; this is the scheduler's guess of it, from
 what it dispatched. A wrong guess costs a little balance and no answer.
@@ -23,7 +23,7 @@ Beginning = int
 
 
 def beginnings(request: Request) -> tuple[Beginning, ...]:
-    """Of the prompt, shortest first, but for its last token, which is always computed."""
+    """Return those of the prompt, shortest first; its last token is always computed."""
     tokens = request.prompt_token_ids
     found: list[Beginning] = []
     before = 0
@@ -34,14 +34,14 @@ def beginnings(request: Request) -> tuple[Beginning, ...]:
 
 
 class Prefixes:
-    """Of one model's units; each remembers as many beginnings as its KV has room for."""
+    """Beginnings held by one model's units, each as many as its KV has room for."""
 
     def __init__(self) -> None:
         self._held: dict[UnitId, dict[Beginning, None]] = {}  # least recently sent first
         self._holders: dict[Beginning, dict[UnitId, None]] = {}
 
     def hits(self, entry: Tracked) -> Mapping[UnitId, int]:
-        """Prompt tokens of the request that units hold, for those that hold any."""
+        """Return the prompt tokens of the request that units hold, for those that hold any."""
         found: dict[UnitId, int] = {}
         for number, beginning in enumerate(self._beginnings(entry), start=1):
             holders = self._holders.get(beginning)
@@ -52,7 +52,7 @@ class Prefixes:
         return found
 
     def sent(self, entry: Tracked, unit: UnitId, capacity_tokens: int) -> None:
-        """The request's prompt will be computed there, in a pool of so many tokens."""
+        """Note that a unit, with a pool of ``capacity_tokens``, will compute the prompt."""
         held = self._held.setdefault(unit, {})
         for beginning in reversed(self._beginnings(entry)):  # a longer one is forgotten first
             held.pop(beginning, None)
@@ -62,7 +62,7 @@ class Prefixes:
             self._forget(unit, next(iter(held)))
 
     def forget(self, worker_id: str) -> None:
-        """The worker has gone, and its cache with it."""
+        """Forget a worker that is gone, and its cache."""
         for unit in [unit for unit in self._held if unit.worker_id == worker_id]:
             for beginning in list(self._held[unit]):
                 self._forget(unit, beginning)

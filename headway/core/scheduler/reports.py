@@ -15,8 +15,8 @@ from headway.cluster import UnitId, UnitLoad, WorkerInfo
 from headway.core.scheduler.books import Books
 from headway.core.scheduler.decode import DecodePlacer
 from headway.core.scheduler.instance import Instance
-from headway.core.scheduler.memory import Memory
-from headway.core.scheduler.places import Moving, OnUnit, Place, Prefilled, Tracked, Waiting
+from headway.core.scheduler.memory import LeaderMemory
+from headway.core.scheduler.places import InWindow, Moving, OnUnit, Place, Prefilled, Tracked
 from headway.core.scheduler.prefill import PrefillPool
 from headway.core.scheduler.state import SchedulerState
 from headway.messages import (
@@ -31,7 +31,7 @@ from headway.request import FinishReason, StreamKey
 
 
 class Belief(Enum):
-    """What was believed of a request that another worker reports."""
+    """A belief about a request that another worker reports."""
 
     WAITING = "waiting"
     DISPATCHED = "dispatched to another worker"
@@ -44,7 +44,7 @@ class Belief(Enum):
 
 
 class Said(Enum):
-    """What a worker reports of a request."""
+    """A worker's report of a request."""
 
     ARRIVING = "its KV is arriving"
     PREFILLED = "it waits for a handoff"
@@ -52,7 +52,7 @@ class Said(Enum):
 
 
 class Verdict(Enum):
-    """What follows; the applier is the method of ``WorkerReports`` by its name."""
+    """The consequence of a report."""
 
     IGNORE = "nothing"
     TRUST = "nothing: its source will say how the move went"
@@ -100,7 +100,7 @@ def reconcile(place: Place, held: HeldRequest, worker_id: str) -> Verdict:
 
 
 def _belief(place: Place, worker_id: str) -> Belief:
-    if isinstance(place, Waiting):
+    if isinstance(place, InWindow):
         return Belief.WAITING
     if isinstance(place, OnUnit):
         return Belief.ADOPTED if place.adopted else Belief.DISPATCHED
@@ -119,7 +119,7 @@ def _said(held: HeldRequest) -> Said:
 
 
 class WorkerReports:
-    """Takes reports in, and applies what follows from them."""
+    """Applier of the verdicts on workers' reports."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class WorkerReports:
         books: Books,
         pools: Mapping[str, PrefillPool],
         decode: DecodePlacer,
-        memory: Memory,
+        memory: LeaderMemory,
     ) -> None:
         self._state = state
         self._instances = instances
@@ -140,7 +140,7 @@ class WorkerReports:
     # --- passes -----------------------------------------------------------------------
 
     def end_forward(self, instance: Instance, report: EndForward, *, now: float) -> None:
-        """What ended, what is prefilled, and the loads."""
+        """Take what ended, what is prefilled, and the loads."""
         for finished in report.finished:
             self._finished(instance, finished, now)
         for held in report.prefilled:
@@ -151,7 +151,7 @@ class WorkerReports:
         self._decode.retry()
 
     def _sweep(self, instance: Instance) -> None:
-        """A worker that reports no load holds nothing: what we believe there has ended unseen."""
+        """End what was believed to be on a worker that reports no load at all."""
         for key in instance.keys:
             if not instance.is_unreported(key):
                 self.end(self._state.tracked[key], but=instance.info.worker_id)
@@ -179,7 +179,7 @@ class WorkerReports:
             entry.distrusted.add(worker_id)
 
     def handed_back(self, instance: Instance, keys: Iterable[StreamKey]) -> None:
-        """What a worker has not begun takes its place in the window again."""
+        """Put requests that a worker has not begun back in their places in the window."""
         for key in keys:
             entry = self._state.tracked.get(key)
             worker_id = instance.info.worker_id
@@ -194,7 +194,7 @@ class WorkerReports:
             self._pools[entry.model].window.take_back(entry)
 
     def end(self, entry: Tracked, *, but: str = "") -> None:
-        """The request is over: workers that have it are to stop, ``but`` this one knows."""
+        """End the request and stop it on all workers that have it, except ``but``, which knows."""
         target = entry.target.worker_id if entry.target is not None else ""
         for worker_id in dict.fromkeys((entry.worker_id, target)):
             if worker_id != but and worker_id in self._instances:
@@ -202,16 +202,16 @@ class WorkerReports:
         self._end(entry)
 
     def _end(self, entry: Tracked) -> None:
-        if isinstance(entry.place, Waiting):
+        if isinstance(entry.place, InWindow):
             self._pools[entry.model].window.remove(entry.key)
         self._books.close(entry)
 
     # --- snapshots --------------------------------------------------------------------
 
     def snapshot(self, worker_id: str, snapshot: Snapshot, *, now: float) -> None:
-        """A worker is here (again), drains, or has another role.
+        """Take in a worker that has connected, drains, or has another role.
 
-        What it leaves out has not reached it yet, or its end is still to be told.
+        A request that it leaves out has not reached it yet, or its end is still to be reported.
         """
         instance = self._instances.get(worker_id)
         if instance is not None and _has_changed_role(instance.info, snapshot.info):
@@ -228,7 +228,7 @@ class WorkerReports:
         self._decode.retry()
 
     def _take(self, instance: Instance, held: HeldRequest, now: float) -> None:
-        """A worker holds this request: believe it, unless it is to stop."""
+        """Take a worker's word that it holds a request, unless the request has ended."""
         worker_id = instance.info.worker_id
         if self._state.has_ended(held.key):
             self._stop(instance, held)
@@ -248,7 +248,7 @@ class WorkerReports:
             entry.num_tokens = held.num_tokens
 
     def _adopt(self, instance: Instance, held: HeldRequest, now: float) -> Tracked | None:
-        """An earlier leader's request; one whose gateway has submitted a later attempt stops."""
+        """Adopt an earlier leader's request, or stop it if a later attempt was submitted."""
         here = UnitId(instance.info.worker_id, held.unit)
         entry = Tracked(
             held.key,
@@ -304,7 +304,7 @@ class WorkerReports:
         self._state.tell_worker(instance.info.worker_id, CancelStream(held.key))
 
     def _take_over(self, instance: Instance, entry: Tracked, held: HeldRequest) -> None:
-        if isinstance(entry.place, Waiting):
+        if isinstance(entry.place, InWindow):
             self._pools[entry.model].window.remove(entry.key)
         elif entry.worker_id in self._instances:
             self._state.tell_worker(entry.worker_id, CancelStream(entry.key))
@@ -340,10 +340,10 @@ class WorkerReports:
     # --- losses -----------------------------------------------------------------------
 
     def lose_all(self, instance: Instance, reason: str, *, now: float) -> None:
-        """Its worker is gone: all that it held or was being sent goes back to the gateways.
+        """Give all that a lost worker held or was being sent back to the gateways.
 
-        So does what it finished of late: a gateway that has all its tokens knows it no more.
-        What another worker was handing to it is that worker's still, until it says otherwise.
+        This includes what it has just finished: a gateway that has all its tokens ignores the news.
+        A request that another worker was handing to it stays with that worker.
         """
         for key in instance.inbound_keys:
             moving = self._state.tracked.get(key)
@@ -357,7 +357,7 @@ class WorkerReports:
         lost = [k for k in instance.finished_since(since) if k not in self._state.tracked]
         for key in instance.keys:
             entry = self._state.tracked[key]
-            # A target may have it by now; the next attempt must not run beside it.
+            # A target may have it by now; two attempts must not run at once.
             self.end(entry, but=instance.info.worker_id)
             lost.append(key)
         self._state.lose(lost, reason)

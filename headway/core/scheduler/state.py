@@ -1,4 +1,4 @@
-"""What the scheduler knows of requests: those alive, and the last ones that ended."""
+"""State of the scheduler: live requests, the last ended ones, and pending actions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from headway.request import StreamKey
 
 @dataclass(slots=True)
 class Counters:
-    """Since this leader was elected."""
+    """Counts since this leader was elected."""
 
     num_watchdogs: int = 0
     num_handoffs: int = 0
@@ -39,7 +39,7 @@ class Counters:
 
 
 Answer = Rejected | Lost | None
-"""What a repeat of an ended attempt is answered with; None: nothing, its tokens told it all."""
+"""The answer to a repeat of an ended attempt; None for none, as its tokens said it all."""
 
 
 class SchedulerState:
@@ -60,25 +60,25 @@ class SchedulerState:
         self._num_dispatches = 0
 
     def next_dispatch_id(self) -> int:
-        """Unique over all leaders: the fencing token in the high half, a counter in the low."""
+        """Return an id unique over all leaders: the fencing token above a counter of 32 bits."""
         self._num_dispatches += 1
         return self.fencing_token << 32 | self._num_dispatches
 
     # --- requests ---------------------------------------------------------------------
 
     def track(self, entry: Tracked) -> None:
-        """A new live attempt."""
+        """Add a new live attempt."""
         self.tracked[entry.key] = entry
         self._attempts.setdefault(_family(entry), {})[entry.key] = None
         self.changed(entry.key)
 
     def others(self, entry: Tracked) -> list[Tracked]:
-        """Live attempts at the same request."""
+        """Return other live attempts at the same request."""
         keys = self._attempts.get(_family(entry), {})
         return [self.tracked[key] for key in keys if key != entry.key]
 
     def end(self, key: StreamKey, answer: Answer = None) -> None:
-        """The attempt is over; a later repeat of it is answered and not run."""
+        """End an attempt; a later repeat of it is answered and not run."""
         entry = self.tracked.pop(key, None)
         if entry is not None:
             keys = self._attempts[_family(entry)]
@@ -92,11 +92,11 @@ class SchedulerState:
             del self._ended[next(iter(self._ended))]
 
     def has_ended(self, key: StreamKey) -> bool:
-        """Whether the attempt is known to be over."""
+        """Return whether the attempt is known to be over."""
         return key in self._ended
 
     def answer_again(self, key: StreamKey) -> None:
-        """A repeat of an ended attempt: its gateway may have missed the answer."""
+        """Answer a repeat of an ended attempt, whose gateway may have missed the first answer."""
         answer = self._ended[key]
         if answer is not None:
             self.tell_gateway(key.gateway_id, answer)
@@ -104,12 +104,12 @@ class SchedulerState:
     # --- what a successor will read ---------------------------------------------------
 
     def changed(self, key: StreamKey) -> None:
-        """What is written down of this request holds no more."""
+        """Note that the saved record of this request is outdated."""
         if self.settings.persists:
             self._changed[key] = None
 
     def learn(self, learned: Learned) -> None:
-        """Measurements that a successor goes on with."""
+        """Save measurements that the next leader continues from."""
         self._learned[learned.model] = learned
 
     def _persist(self) -> Persist:
@@ -126,20 +126,20 @@ class SchedulerState:
     # --- actions ----------------------------------------------------------------------
 
     def tell_worker(self, worker_id: str, message: Order) -> None:
-        """An order for a worker."""
+        """Send an order to a worker."""
         self._actions.append(SendToWorker(worker_id, message))
 
     def tell_gateway(self, gateway_id: str, message: ToGateway) -> None:
-        """An answer for a gateway."""
+        """Send an answer to a gateway."""
         self._actions.append(SendToGateway(gateway_id, message))
 
     def reject(self, rejected: Rejected) -> None:
-        """The request will not be served."""
+        """Refuse a request."""
         self.end(rejected.key, rejected)
         self.tell_gateway(rejected.key.gateway_id, rejected)
 
     def lose(self, keys: Iterable[StreamKey], reason: str) -> None:
-        """Their worker is gone: each gateway is told once, of all of its requests."""
+        """End requests that a worker has lost; each gateway gets one message for all of its own."""
         by_gateway: dict[str, list[StreamKey]] = {}
         for key in keys:
             self.end(key, Lost((key,), reason))
@@ -148,16 +148,16 @@ class SchedulerState:
             self.tell_gateway(gateway_id, Lost(tuple(lost), reason))
 
     def note(self, event: str, **fields: Any) -> None:
-        """Something for the log."""
+        """Add an entry to the log."""
         self._actions.append(Note(event, **fields))
 
     def explain(self, decision: Decision) -> None:
-        """Keep a decision, and show it."""
+        """Keep a decision and publish it."""
         self.decisions.append(decision)
         self._actions.append(decision)
 
     def take_actions(self) -> list[SchedulerAction]:
-        """What the event at hand led to; what a successor must know goes before the orders."""
+        """Return the actions of this event; what the next leader must know comes first."""
         actions, self._actions = self._actions, []
         if self._changed or self._learned:
             actions.insert(0, self._persist())

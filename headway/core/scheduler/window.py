@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 from headway.core.scheduler.books import leave_over
-from headway.core.scheduler.places import Tracked, Waiting
+from headway.core.scheduler.places import InWindow, Tracked
 from headway.policies.packing.flow_control import FlowControl, FlowLevel
 from headway.request import StreamKey
 
@@ -15,10 +15,10 @@ from headway.request import StreamKey
 class Window:
     """Waiting requests of one model, in order of arrival here.
 
-    While flow control throttles, newcomers stand at the door: they are not packed, cannot
-    overtake those who have waited too long, and enter more slowly than others leave.
-    ``backlog_tokens``: what all of them, the door's included, have to compute. ``entered`` is
-    told of each that comes in.
+    While flow control throttles, new requests wait at the door: they are not packed, cannot
+    overtake requests that have waited too long, and enter more slowly than others leave.
+    ``backlog_tokens``: tokens to compute of all of them, including the door's. ``entered`` is
+    called with each request that enters.
     """
 
     def __init__(
@@ -40,46 +40,46 @@ class Window:
 
     @property
     def num_waiting(self) -> int:
-        """All of them, the door's included."""
+        """All requests, including those at the door."""
         return len(self._admitted) + len(self._door)
 
     @property
     def num_admitted(self) -> int:
-        """Those that may be dispatched."""
+        """Requests that may be dispatched."""
         return len(self._admitted)
 
     @property
     def admitted(self) -> Collection[Tracked]:
-        """Those that may be dispatched, by arrival here; a view that follows changes."""
+        """Requests that may be dispatched, by arrival here; a live view."""
         return self._admitted.values()
 
     def pick(self, keys: Iterable[StreamKey]) -> list[Tracked]:
-        """Those of them with these keys, in the keys' order."""
+        """Return the admitted requests with these keys, in the keys' order."""
         return [self._admitted[key] for key in keys if key in self._admitted]
 
     @property
     def entries(self) -> list[Tracked]:
-        """All of them, by arrival here."""
+        """All requests, by arrival here."""
         return [*self._admitted.values(), *self._door.values()]
 
     @property
     def longest_wait(self) -> int:
-        """Cycles that the one who waits longest has been left over."""
+        """Cycles for which the longest waiting request has been left over."""
         first = next(iter(self._admitted.values()), None)
         return self.cycle - first.cycle if first is not None else 0
 
     @property
     def level(self) -> FlowLevel:
-        """What an arriving request meets."""
+        """The level of flow control that an arriving request meets."""
         return self._flow_control.level(self.longest_wait)
 
     @property
     def next_deadline(self) -> float:
-        """The earliest one; infinite if nobody has any."""
+        """The earliest deadline; infinite for none."""
         return self._deadlines[0][0] if self._deadlines else inf
 
     def split(self) -> tuple[list[Tracked], list[Tracked]]:
-        """(left over from earlier cycles, new)."""
+        """Return requests (left over from earlier cycles, new)."""
         legacy: list[Tracked] = []
         new: list[Tracked] = []
         for entry in self._admitted.values():
@@ -89,7 +89,7 @@ class Window:
     # --- coming and going -------------------------------------------------------------
 
     def add(self, entry: Tracked) -> None:
-        """A request arrives; one that was at work before (a later attempt) passes the door."""
+        """Add a request; a later attempt passes the door."""
         assert entry.request is not None, "only submitted requests wait"
         if self.level is FlowLevel.OPEN or entry.request.attempt > 0:
             self._enter(entry)
@@ -98,7 +98,7 @@ class Window:
         self._count(entry, entry.request.deadline_at)
 
     def take_back(self, entry: Tracked) -> None:
-        """A request that had entered under an earlier leader: its place is its ``cycle``."""
+        """Put a request that had entered before in its old place, by its ``cycle``."""
         assert entry.request is not None, "only submitted requests wait"
         leave_over(entry)
         self.cycle = max(self.cycle, entry.cycle)
@@ -120,7 +120,7 @@ class Window:
             self._compact()
 
     def _compact(self) -> None:
-        """Forget the deadlines of those who have left, once they are the majority."""
+        """Drop the deadlines of requests that have left, once they are the majority."""
         if len(self._deadlines) > 64 + 2 * self.num_waiting:
             alive = self._admitted.keys() | self._door.keys()
             self._deadlines = [d for d in self._deadlines if d[1] in alive]
@@ -133,14 +133,14 @@ class Window:
             self._entered(entry)
 
     def remove(self, key: StreamKey) -> None:
-        """A request is cancelled or turns out to be elsewhere."""
+        """Remove a request that is cancelled or turns out to be elsewhere."""
         entry = self._admitted.pop(key, None) or self._door.pop(key, None)
         if entry is not None:
             self.backlog_tokens -= entry.num_tokens
         self._open_door()
 
     def dispatched(self, keys: Iterable[StreamKey]) -> None:
-        """Requests leave for a worker, and earn others the right to enter."""
+        """Remove dispatched requests, each of which earns others the right to enter."""
         for key in keys:
             self.backlog_tokens -= self._admitted.pop(key).num_tokens
             self._credit += self._flow_control.throttle
@@ -156,7 +156,7 @@ class Window:
             self._enter(self._door.pop(next(iter(self._door))))
 
     def end_cycle(self, cycle_time: float, *, now: float) -> None:
-        """Algorithm 2, phase 3: who is left over has waited one cycle more.
+        """End a cycle (Algorithm 2, phase 3): each request left over has waited one more.
 
         Cycles are counted at most once in ``cycle_time``, however many events try a dispatch.
         """
@@ -181,7 +181,7 @@ class Window:
 
 
 def _is_left_over(entry: Tracked) -> bool:
-    return isinstance(entry.place, Waiting) and entry.place.left_over
+    return isinstance(entry.place, InWindow) and entry.place.left_over
 
 
 def _place(entry: Tracked) -> tuple[int, float, StreamKey]:

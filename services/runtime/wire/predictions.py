@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headway.core.predictor.samples import Ended, Seen
+from headway.core.predictor.samples import Ended, SeenStates
 from headway.errors import invalid
 from headway.forward_pass import HiddenStates
 from headway.messages import FinishedRequest
@@ -27,7 +27,7 @@ class Question:
     """A worker's question: states of running requests, and those that have ended meanwhile."""
 
     model: str
-    seen: Seen
+    seen: SeenStates
     ended: tuple[Ended, ...] = ()
 
 
@@ -72,7 +72,7 @@ def unpack_question(packed: pb.PredictRequest) -> Question:
     values = np.frombuffer(packed.hidden, dtype=_FLOAT16).reshape(num_rows, packed.width)
     hidden = HiddenStates(_keys(packed), values.astype(np.float16, copy=False))
     ended = tuple(_ENDED.unpack(one) for one in packed.ended)
-    seen = Seen(hidden, tuple(packed.num_output_tokens), tuple(packed.num_prompt_tokens))
+    seen = SeenStates(hidden, tuple(packed.num_output_tokens), tuple(packed.num_prompt_tokens))
     return Question(an_id(packed.model, "model"), seen, ended)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headway.core.predictor.samples import Ended, SampleBuffer, Seen
+from headway.core.predictor.samples import Ended, SampleBuffer, SeenStates
 from headway.forward_pass import HiddenStates
 from headway.request import FinishReason, StreamKey
 
@@ -14,10 +14,10 @@ def key(number: int) -> StreamKey:
     return StreamKey("g", number)
 
 
-def seen(*rows: tuple[int, int, float]) -> Seen:
+def seen(*rows: tuple[int, int, float]) -> SeenStates:
     """(stream, tokens generated, the state's one value) each."""
     values = np.array([[value] for *_, value in rows], dtype=np.float16)
-    return Seen(
+    return SeenStates(
         HiddenStates(tuple(key(n) for n, *_ in rows), values), tuple(at for _, at, _ in rows)
     )
 
@@ -61,7 +61,7 @@ def test_a_state_that_is_no_number_is_left_out() -> None:
 def test_samples_bear_the_tokens_of_prompt_and_output() -> None:
     buffer = SampleBuffer()
     asked = seen((1, 1, 0.5), (2, 21, 0.25))
-    buffer.see(Seen(asked.hidden, asked.num_output_tokens, (7, 8)))
+    buffer.see(SeenStates(asked.hidden, asked.num_output_tokens, (7, 8)))
     buffer.end(ended(2, 30))
     samples = buffer.samples()
     assert samples is not None

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.cluster import UnitId
-from headway.core.scheduler.places import Tracked, Waiting
+from headway.core.scheduler.places import InWindow, Tracked
 from headway.core.scheduler.prefixes import GRANULE, MAX_HOLDERS, Prefixes
 from headway.core.scheduler.settings import SchedulerSettings
 from tests.fakes.scheduler_text import SchedulerHarness, key, make_info, make_request, short_pass
@@ -20,7 +20,7 @@ def entry_of(name: int, *parts: tuple[int, int]) -> Tracked:
     """A waiting request whose prompt is so many tokens of each kind in turn."""
     tokens = tuple(kind for kind, count in parts for _ in range(count))
     request = replace(make_request(name), prompt_token_ids=tokens)
-    return Tracked(key(name), f"r{name}", "m", Waiting(), request, len(tokens), 0.0)
+    return Tracked(key(name), f"r{name}", "m", InWindow(), request, len(tokens), 0.0)
 
 
 def unit(number: int, worker_id: str = "w") -> UnitId:

@@ -9,7 +9,7 @@ import pytest
 from headway.cluster import Role, UnitLoad
 from headway.core.scheduler.events import (
     GatewayConnected,
-    GatewayGone,
+    GatewayDisconnected,
 )
 from headway.errors import Code
 from headway.messages import CancelStream, Rejected
@@ -225,7 +225,7 @@ def test_requests_of_a_gateway_that_stays_away_are_cancelled() -> None:
     scheduler.connect(make_info("p"))
     scheduler.submit(1)
     scheduler.submit(2)
-    scheduler.post(GatewayGone("g"))
+    scheduler.post(GatewayDisconnected("g"))
     scheduler.wait(4.9)
     assert scheduler.cancelled("p") == []
     scheduler.wait(0.2)
@@ -236,7 +236,7 @@ def test_requests_of_a_gateway_that_comes_back_in_time_go_on() -> None:
     scheduler = make_scheduler()
     scheduler.connect(make_info("p"))
     scheduler.submit(1)
-    scheduler.post(GatewayGone("g"))
+    scheduler.post(GatewayDisconnected("g"))
     scheduler.post(GatewayConnected("g"), after=3.0)
     scheduler.wait(10.0)
     assert scheduler.cancelled("p") == []
