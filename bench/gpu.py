@@ -29,7 +29,7 @@ MAX_ERRORS = {"float32": 1e-5, "float16": 3e-3, "bfloat16": 2e-2}
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the command line's parser."""
     made = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
     made.add_argument("--shape", choices=sorted(SHAPES), default="llama-8b")
     made.add_argument("--device", default="cuda")
@@ -41,14 +41,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 class Report:
-    """What is known so far, written after each part."""
+    """The figures so far, written after each part."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self.found: dict[str, Any] = {}
 
     def add(self, name: str, value: object) -> None:
-        """Take a part and write all."""
+        """Add a part and write the report."""
         self.found[name] = value
         print(f"{name}: {json.dumps(value)}", file=sys.stderr, flush=True)
         if self._path is not None:
@@ -124,7 +124,7 @@ def _kernels(args: argparse.Namespace, device: torch.device, dtype: str, report:
 def _engine(
     args: argparse.Namespace, device: torch.device, dtype: str, deadline: float, report: Report
 ) -> tuple[dict[Case, float], dict[Case, str]]:
-    """Seconds by case, and why there are none."""
+    """Return seconds by case, and why some are missing."""
     from bench.card.engine import Engine
 
     cases = CASES[args.shape]
@@ -147,7 +147,7 @@ def _engine(
 def _peer(
     args: argparse.Namespace, device: torch.device, dtype: str, deadline: float, report: Report
 ) -> tuple[dict[Case, float], dict[Case, str]]:
-    """Seconds by case, and why there are none; a peer that fails once is not asked again."""
+    """Return seconds by case, and why some are missing; a peer that fails is not asked again."""
     from bench.card.peer import Peer
 
     found: dict[Case, float] = {}

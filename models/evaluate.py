@@ -37,7 +37,7 @@ class Outcome:
 
     @property
     def right(self) -> bool:
-        """Whether the output ended by itself with exactly the answer."""
+        """Return whether the output ended by itself with exactly the answer."""
         return self.ended and correct(self.example, self.completion)
 
 

@@ -41,13 +41,13 @@ class Task:
 
 
 def held_out(prompt: str) -> bool:
-    """Whether a prompt belongs to the held-out set and is never trained on."""
+    """Return whether a prompt belongs to the held-out set and is never trained on."""
     digest = hashlib.sha256(prompt.encode()).digest()
     return int.from_bytes(digest[:4], "big") % HELD_OUT_SHARE == 0
 
 
 def correct(example: Example, completion: str) -> bool:
-    """Whether a completion ends its thinking and then gives exactly the answer."""
+    """Return whether a completion ends its thinking and then gives exactly the answer."""
     _, marker, rest = completion.partition("</think>")
     return bool(marker) and rest.strip() == example.answer
 

@@ -48,12 +48,12 @@ class Phase:
     growing: float
 
     def rate_factor(self, progress: float) -> float:
-        """The learning rate as a share of its peak, at a progress of 0..1 through the phase."""
+        """Return the learning rate as a share of its peak, at a progress of 0..1 in the phase."""
         shape = min(1.0, progress / self.warm_up, (1 - progress) / self.decay)
         return self.rate * max(0.0, shape)
 
     def largest_size(self, progress: float) -> int:
-        """The largest problem size at a progress of 0..1 through the phase."""
+        """Return the largest problem size at a progress of 0..1 through the phase."""
         grown = min(1.0, progress / self.growing) if self.growing else 1.0
         return FIRST_SIZE + int(grown * (FULL_SIZE - FIRST_SIZE))
 

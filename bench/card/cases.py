@@ -1,4 +1,4 @@
-"""What is measured, and the least time that any engine can take for it."""
+"""The measured passes, and the least time that any engine can take for them."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class Shape:
 
     @property
     def layer_weights(self) -> int:
-        """Weights of one layer's products."""
+        """Return the weights of one layer's products."""
         heads = self.num_heads + 2 * self.num_kv_heads
         attention = self.hidden_size * self.head_dim * (heads + self.num_heads)
         return attention + 3 * self.hidden_size * self.intermediate_size
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of all layers."""
+        """Return the bytes of one token's keys and values in all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.itemsize
 
     def config(self) -> Any:
-        """transformers' configuration."""
+        """Return transformers' configuration."""
         from transformers import LlamaConfig
 
         return LlamaConfig(
@@ -70,19 +70,19 @@ class Case:
 
     @property
     def kind(self) -> str:
-        """``decode``, ``prefill`` or ``mixed``."""
+        """Return ``decode``, ``prefill`` or ``mixed``."""
         if not self.num_rows:
             return "decode"
         return "mixed" if self.num_decodes else "prefill"
 
     @property
     def num_tokens(self) -> int:
-        """All rows."""
+        """Return the number of rows."""
         return self.num_decodes + self.num_rows
 
     @property
     def num_blocks(self) -> int:
-        """KV blocks that the pass's requests hold."""
+        """Return the KV blocks that the pass's requests hold."""
         decodes = self.num_decodes * -(-self.context // BLOCK_SIZE)
         return decodes + -(-(self.start + self.num_rows) // BLOCK_SIZE)
 
@@ -104,7 +104,7 @@ CASES = {
 
 
 def num_bytes(shape: Shape, case: Case) -> int:
-    """The least device memory traffic: weights once, contexts once, fresh KV once."""
+    """Return the least memory traffic: weights once, contexts once, fresh KV once."""
     weights = shape.num_layers * shape.layer_weights + shape.vocab_size * shape.hidden_size
     read = case.num_decodes * case.context + case.start + case.num_rows
     kv = (read + case.num_tokens) * shape.kv_bytes_per_token
@@ -112,7 +112,7 @@ def num_bytes(shape: Shape, case: Case) -> int:
 
 
 def num_flops(shape: Shape, case: Case) -> int:
-    """Of the products: weights for each row, the head for each drawn row, causal attention."""
+    """Count operations: weights by row, the head by drawn row, causal attention."""
     num_drawn = case.num_decodes + bool(case.num_rows)
     weights = shape.num_layers * shape.layer_weights * case.num_tokens
     head = shape.vocab_size * shape.hidden_size * num_drawn
@@ -123,7 +123,7 @@ def num_flops(shape: Shape, case: Case) -> int:
 
 
 def least_seconds(shape: Shape, case: Case, bytes_per_s: float, flops_per_s: float) -> float:
-    """What the busier of memory and arithmetic needs."""
+    """Return the seconds that the busier of memory and arithmetic needs."""
     return max(num_bytes(shape, case) / bytes_per_s, num_flops(shape, case) / flops_per_s)
 
 
@@ -135,7 +135,7 @@ def row(
     why_not: str | None = None,
     why_no_peer: str | None = None,
 ) -> dict[str, object]:
-    """One line of the report; what was not measured is None, with the reason beside it."""
+    """Return a line of the report; a missing figure is None, with the reason beside it."""
     return {
         "kind": case.kind,
         "num_decodes": case.num_decodes,

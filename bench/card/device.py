@@ -1,4 +1,4 @@
-"""The card: what it is, what it can do, and how long something takes on it."""
+"""The card: its name, its rates, and timing on it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What was measured in this run; a copied byte counts twice."""
+    """Rates measured in this run; a copied byte counts twice."""
 
     copy_bytes_per_s: float
     read_bytes_per_s: float
@@ -23,12 +23,12 @@ class Rates:
 
     @property
     def bytes_per_s(self) -> float:
-        """The roofline's: whichever is more."""
+        """Return the roofline's rate: the greater one."""
         return max(self.copy_bytes_per_s, self.read_bytes_per_s)
 
 
 def describe(device: torch.device) -> dict[str, object]:
-    """Names and versions."""
+    """Return names and versions."""
     found: dict[str, object] = {"python": platform.python_version(), "card": None, "cuda": None}
     for name in ("torch", "triton", "transformers"):
         try:
@@ -45,13 +45,13 @@ def describe(device: torch.device) -> dict[str, object]:
 
 
 def wait(device: torch.device) -> None:
-    """Until the device has done what it was given."""
+    """Wait until the device is idle."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def seconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Median wall time of ``run`` and the device's work for it, after one run for warmth."""
+    """Return the median wall time of ``run`` with the device's work, after a warm-up."""
     run()
     wait(device)
     times = []
@@ -64,7 +64,7 @@ def seconds(run: Callable[[], object], device: torch.device, repeats: int) -> fl
 
 
 def device_seconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """The device's time alone for one ``run``, of ``repeats`` in a row."""
+    """Return the device's own time for one ``run``, of ``repeats`` in a row."""
     if device.type != "cuda":
         return seconds(run, device, repeats)
     run()
@@ -88,7 +88,7 @@ def measure(device: torch.device, dtype: torch.dtype, small: bool) -> Rates:
 
 
 def _memory_rates(device: torch.device, num_bytes: int) -> tuple[float, float]:
-    """Of a copy and of a read, bytes/s."""
+    """Return the rates of a copy and of a read, bytes/s."""
     source = torch.rand(num_bytes // 4, device=device)
     target = torch.empty_like(source)
     copying = device_seconds(lambda: target.copy_(source), device, 10)
@@ -97,5 +97,5 @@ def _memory_rates(device: torch.device, num_bytes: int) -> tuple[float, float]:
 
 
 def as_json(rates: Rates) -> dict[str, float]:
-    """For the report."""
+    """Return the rates for the report."""
     return {**asdict(rates), "roofline_bytes_per_s": rates.bytes_per_s}

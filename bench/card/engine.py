@@ -21,7 +21,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=1)
 
 
 def network(shape: Shape, device: torch.device, dtype: str) -> Any:
-    """A transformers model of this shape with random weights."""
+    """Return a transformers model of this shape with random weights."""
     from transformers import AutoModelForCausalLM
 
     factory: Any = AutoModelForCausalLM
@@ -56,16 +56,16 @@ class Engine:
         self._rng.shuffle(self._blocks)
 
     def fits(self, case: Case) -> bool:
-        """Whether the pool holds the case's contexts."""
+        """Return whether the pool holds the case's contexts."""
         return case.num_blocks <= self.num_blocks
 
     def run(self, case: Case, repeats: int) -> float:
-        """Median seconds of the pass, its drawing included."""
+        """Return the median seconds of the pass, with its draws."""
         forward_pass = ForwardPass(0, self._items(case))
         return seconds(lambda: self._backend.run(forward_pass), self._device, repeats)
 
     def profile(self, case: Case) -> list[dict[str, object]]:
-        """The kernels of one pass that take longest, or on a CPU its operators."""
+        """Return the longest kernels of one pass, on a CPU its operators."""
         forward_pass = ForwardPass(0, self._items(case))
         self._backend.run(forward_pass)
         with torch.profiler.profile() as profiled:
@@ -93,7 +93,7 @@ class Engine:
 
 
 def _room(shape: Shape, device: torch.device) -> int | None:
-    """KV blocks that the device's memory has room for beside what passes need."""
+    """Return the KV blocks that the device has room for beside the memory of passes."""
     if device.type != "cuda":
         return None
     torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""The attention kernels alone: right against float32, and how fast for which tile."""
+"""The attention kernels alone: their errors against float32, and their speed by tile."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Layer:
 
     @staticmethod
     def of(shape: Shape, case: Case, device: torch.device, dtype: torch.dtype) -> Layer:
-        """Random, with the blocks in a random order."""
+        """Make a random layer, with the blocks in a random order."""
         num_requests = case.num_decodes or 1
         length = case.context or case.start + case.num_rows
         columns = -(-length // BLOCK_SIZE)
@@ -47,7 +47,7 @@ class Layer:
         )
 
     def attend(self, processors: int, tile: Tile | None = None) -> torch.Tensor:
-        """Through the kernel."""
+        """Attend with the kernel."""
         (rows, heads, size), kv_heads = self.query.shape, self.keys.shape[1]
         pool, scale = (self.keys, self.values, self.tables), size**-0.5
         if rows == len(self.lengths):
@@ -67,7 +67,7 @@ class Layer:
         )
 
     def expected(self) -> torch.Tensor:
-        """By torch in float32, request by request."""
+        """Attend with torch in float32, request by request."""
         per_request = len(self.query) // len(self.lengths)
         parts = []
         for n, length in enumerate(self.lengths.tolist()):
@@ -90,7 +90,7 @@ def _planes(layer: Layer) -> tuple[torch.Tensor, torch.Tensor]:
 def check(
     shape: Shape, device: torch.device, dtypes: tuple[str, ...], cases: tuple[Case, ...] = CHECKED
 ) -> Iterator[dict[str, object]]:
-    """Relative errors, by the norm."""
+    """Return relative errors, by the norm."""
     for dtype in dtypes:
         for case in cases:
             layer = Layer.of(shape, case, device, getattr(torch, dtype))
@@ -102,7 +102,7 @@ def check(
 def sweep(
     shape: Shape, cases: tuple[Case, ...], device: torch.device, dtype: torch.dtype, processors: int
 ) -> Iterator[dict[str, object]]:
-    """Each case's attention in one layer with its own tile and with others."""
+    """Time each case's attention in one layer, with its own tile and with others."""
     for case in cases:
         layer = Layer.of(shape, case, device, dtype)
         for tile in _tiles(shape, case, dtype.itemsize):
@@ -122,7 +122,7 @@ def sweep(
 
 
 def _try(run: Callable[[], object], device: torch.device) -> float | None:
-    """None for a tile that the card has no room for."""
+    """Return the seconds of a tile; None if the card has no room for it."""
     try:
         return device_seconds(run, device, 20)
     except Exception as error:
@@ -132,7 +132,7 @@ def _try(run: Callable[[], object], device: torch.device) -> float | None:
 
 
 def _tiles(shape: Shape, case: Case, itemsize: int) -> tuple[Tile, ...]:
-    """The case's own first; the others' tokens, warps and stages."""
+    """Yield tiles, the case's own first."""
     padded, grouped = padded_size(shape.head_dim), shape.num_heads // shape.num_kv_heads
     if case.num_decodes:
         own = decode_tile(grouped, padded, itemsize)

@@ -1,4 +1,4 @@
-"""The worker's core and its backend in one loop: what the worker does, without its network."""
+"""The worker's core and its backend in one loop, without a network."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class EngineLoop:
         self._num_seen = 0
 
     def generate(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
-        """Greedy continuations of ``num_tokens`` each."""
+        """Return greedy continuations of ``num_tokens`` each."""
         sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
         first = self._num_seen
         self._num_seen += len(prompts)

@@ -34,7 +34,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured; tokens are per request."""
+    """A measurement; tokens are per request."""
 
     model: str
     dtype: str
@@ -49,7 +49,7 @@ class Plan:
 
     @staticmethod
     def of(args: argparse.Namespace) -> Plan:
-        """From the command line; HeadwayError for what is out of range."""
+        """Read the command line; HeadwayError for values out of range."""
         from services.worker.engine.model.loader import checkpoint_dtype
 
         engines = tuple(filter(None, args.engines.split(",")))
@@ -88,7 +88,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Medians over the rounds; ratios say how many times as fast ours was in the same round."""
+    """Medians over the rounds; a ratio is our speed over theirs in the same round."""
 
     engine: str
     version: str
@@ -108,7 +108,7 @@ class _Round:
 
 
 def measure(plan: Plan, say: Say) -> tuple[list[Figure], dict[str, str]]:
-    """All figures, and why an engine is left out."""
+    """Return all figures, and why an engine is left out."""
     left_out: dict[str, str] = {}
     with ExitStack() as stack:
         model = stack.enter_context(model_of(plan, say))
@@ -136,9 +136,9 @@ def _measure(engines: Sequence[_Engine], size: int, plan: Plan, say: Say) -> Ite
             [rng.randrange(_VOCABULARY) for _ in range(plan.num_prompt)] for _ in range(size)
         ]
         turn = number % len(engines)
-        for engine in (*engines[turn:], *engines[:turn]):  # nobody is always the first
+        for engine in (*engines[turn:], *engines[:turn]):  # so that each is first in turn
             found = engine.run(prompts, plan.num_output)
-            if number:  # the first one warms up
+            if number:  # round 0 warms up
                 rounds[engine.name].append(found)
         say(f"{size} requests: round {number} of {plan.num_rounds}")
     ours = rounds[OURS]
@@ -169,7 +169,7 @@ class _Engine:
         self.version = str(self._answer()["version"])
 
     def run(self, prompts: Sequence[Sequence[int]], num_output: int) -> _Round:
-        """Prefill alone, then all; what is over is decoding."""
+        """Time prefill alone, then all; the difference is decoding."""
         prefill = self._ask(prompts, 1)
         whole = self._ask(prompts, num_output)
         decoding = whole["seconds"] - prefill["seconds"]
@@ -196,7 +196,7 @@ class _Engine:
         line = self._process.stdout.readline()
         if not line:
             said = self._log.read_text("utf-8", errors="replace").strip().splitlines()
-            last = said[-1] if said else "no word"
+            last = said[-1] if said else "without a message"
             raise HeadwayError(Code.UNAVAILABLE, f"{self.name} ended: {last}")
         answer: dict[str, Any] = json.loads(line)
         return answer
@@ -231,14 +231,14 @@ def _started(name: str, program: Path, model: str, plan: Plan) -> Iterator[_Engi
 
 
 def _environment(name: str, plan: Plan) -> dict[str, str]:
-    """Ours starts with huge pages, as the worker does; the others as their users start them."""
+    """Return an engine's environment: ours with huge pages, as the worker has them."""
     known = os.environ if name == "vllm" else child_environment()
     environ = {**known, "OMP_NUM_THREADS": str(plan.num_threads)}
     return (with_huge_pages(environ) or environ) if name == OURS else environ
 
 
 def _program(name: str, plan: Plan, say: Say) -> tuple[Path, str]:
-    """The Python that runs an engine, or why there is none."""
+    """Return the Python that runs an engine, or why there is none."""
     if name != "vllm":
         return Path(sys.executable), ""
     folder = plan.peers_dir.absolute() / name

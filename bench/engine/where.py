@@ -1,4 +1,4 @@
-"""Where a decode pass's time goes: in the worker's decoder, and in transformers' own modules."""
+"""Splits a decode pass's time: of the worker's decoder, and of transformers' own modules."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     ),
     "KV copies": ("aten::index_select", "aten::index_copy_", "aten::cat"),
 }
-"""By the beginning of an operator's name; what is none of these is a small operator."""
+"""Kinds by the beginning of an operator's name; all others are small operators."""
 
 COMPILED = (
     *((Operators, name) for name in ("rms_norm", "silu_mul", "greatest", "store_and_attend")),
@@ -53,7 +53,7 @@ COMPILED = (
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Milliseconds of one pass by kind, of the fastest one; ``python``: what is in no operator.
+    """Milliseconds of the fastest pass by kind; ``python``: the time outside of operators.
 
     ``decoder``: the worker's (headway), or transformers' own modules over the same paged KV.
     """
@@ -68,7 +68,7 @@ class Where:
 
 
 def where(model: str, dtype: str, num_threads: int, batches: Sequence[int]) -> list[Where]:
-    """Decode passes over contexts of 128 tokens, both decoders."""
+    """Measure decode passes over contexts of 128 tokens with both decoders."""
     torch.set_num_threads(num_threads)
     found: list[Where] = []
     for name, make in (("modules", _plain), ("headway", _packed)):
@@ -116,7 +116,7 @@ def _measure(name: str, backend: TorchBackend, batch: int) -> Where:
 
 @contextmanager
 def _compiled_named() -> Iterator[None]:
-    """While it lasts the profiler sees the compiled kernels, by the names of their methods."""
+    """Show compiled kernels to the profiler, by the names of their methods."""
     with ExitStack() as stack:
         for owner, name in COMPILED:
             stack.enter_context(patch.object(owner, name, _recorded(getattr(owner, name))))
@@ -147,7 +147,7 @@ def _split(name: str, batch: int, events: Sequence[Any], total: float) -> Where:
 
 
 def _decode(backend: TorchBackend, batch: int) -> Callable[[], object]:
-    """One pass with a token for each request, whose contexts do not grow."""
+    """Return a pass with a token for each request, whose contexts do not grow."""
     params, length = SamplingParams(temperature=0.0), 128
     tables = [tuple(range(16 * n, 16 * n + 16)) for n in range(batch)]
     items = [

@@ -1,1 +1,1 @@
-"""What trains predictors of remaining lengths (STAR): samples, training, baselines, measures."""
+"""Training of predictors of remaining lengths (STAR): samples, baselines, measures."""

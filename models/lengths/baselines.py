@@ -1,4 +1,4 @@
-"""What a predictor is measured against: estimates from the prompt alone, counted down.
+"""Baselines of a predictor: estimates from the prompt alone, counted down.
 
 The mean, a regression on the prompt's length, and an encoder of the prompt's tokens that is trained
 for it (the paper's auxiliary models, of this model's size).
@@ -23,14 +23,14 @@ _LONGEST_PROMPT = 512  # tokens that the encoder reads, the last ones
 
 
 def remaining_by(baseline: Baseline, samples: Collected) -> Floats:
-    """Tokens still to come of each sample: the expected ones less those generated, at least 0."""
+    """Return each sample's remaining tokens: expected less generated, at least 0."""
     expected = baseline(samples.requests)[samples.owners]
     left = np.maximum(0.0, expected - samples.num_output_tokens)
     return np.asarray(left, dtype=np.float32)
 
 
 def fit_all(samples: Collected, seed: int = 0, num_epochs: int = 20) -> Mapping[str, Baseline]:
-    """Every baseline by name, fitted to the training split's requests.
+    """Return every baseline by name, fitted to the training split's requests.
 
     ``num_epochs``: the encoder's, at most.
     """
@@ -57,7 +57,7 @@ def _mean(fitting: Sequence[SampledRequest]) -> Baseline:
 
 
 def _regression(fitting: Sequence[SampledRequest], num_rounds: int = 50) -> Baseline:
-    """Least absolute deviations: least squares, each time weighted by the last one's errors."""
+    """Fit least absolute deviations: least squares, reweighted by the last fit's errors."""
     columns = np.stack([_lengths(fitting), np.ones(len(fitting), np.float32)], axis=1)
     totals, weights = _totals(fitting), np.ones(len(fitting))
     line = np.zeros(2)
@@ -89,7 +89,7 @@ class PromptEncoder(torch.nn.Module):
         self.padding = vocab_size
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Ids (n, longest), padded, to tokens over the mean, (n,)."""
+        """Map padded ids (n, longest) to tokens over the mean (n,)."""
         padded = ids == self.padding
         places = self.places(torch.arange(ids.shape[1]))
         states = self.layers(self.tokens(ids) + places, src_key_padding_mask=padded)

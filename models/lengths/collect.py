@@ -47,7 +47,7 @@ class CollectSettings:
 
 
 class Collector:
-    """One model's worker core, driven in step with its backend."""
+    """A worker's core and its backend, driven in step."""
 
     def __init__(self, backend: Backend, settings: CollectSettings) -> None:
         self._backend = backend
@@ -80,7 +80,7 @@ class Collector:
         self._core.handle(PredictorKnown(True), now=0.0)
 
     def run(self, prompts: Sequence[Prompt], ended: Callable[[int], None]) -> Collected:
-        """Every prompt's samples; ``ended`` is told how many requests have ended so far.
+        """Return every prompt's samples; call ``ended`` with the number of requests that ended.
 
         Requests that do not end by themselves (the longest length, errors) are left out.
         """

@@ -1,4 +1,4 @@
-"""What ``headway predictor`` does, with torch at hand."""
+"""The commands of ``headway predictor`` that need torch."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def train_version(args: argparse.Namespace) -> int:
 
 
 def _load(paths: Sequence[Path]) -> tuple[Collected, dict[str, Any]]:
-    """All files' samples, and what is said of them: of the first, and every seed."""
+    """Return all files' samples, the first file's ``about``, and every file's seed."""
     parts, abouts = zip(*map(load_samples, paths), strict=True)
     every = {about.get("every") for about in abouts}
     if len(every) > 1:
@@ -122,7 +122,7 @@ def _load(paths: Sequence[Path]) -> tuple[Collected, dict[str, Any]]:
 
 
 def _search(samples: Collected, base: TrainSettings, num_trials: int) -> list[Trained]:
-    """The paper's search space; every trial is short."""
+    """Search the paper's space with short trials."""
     trials = []
     for number, settings in enumerate(search_space(base, num_trials), start=1):
         short = TrainSettings(**{**asdict(settings), "num_epochs": _SEARCH_EPOCHS, "patience": 5})
@@ -164,7 +164,7 @@ def _save(
 
 
 def show(args: argparse.Namespace) -> int:
-    """The card of a folder's newest version."""
+    """Print the card of a folder's newest version."""
     version = newest_version(args.folder)
     path = args.folder / version / "README.md"
     if not (version and path.is_file()):
@@ -178,7 +178,7 @@ def show(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _bar(what: str, total: int) -> Iterator[tuple[Progress, TaskID]]:
-    """A progress bar on standard error."""
+    """Show a progress bar on standard error."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -1,4 +1,4 @@
-"""How long a predictor takes for a batch: the network alone, and a call to the service."""
+"""Latency of a predictor's batch: of the network alone, and of a call to the service."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Latency:
 def measure_latency(
     shape: NetworkShape, batches: Sequence[int], repeats: int, num_threads: int
 ) -> list[Latency]:
-    """Of a network of that shape, its weights drawn at random: states in, lengths out."""
+    """Measure a network of that shape with random weights: states in, lengths out."""
     torch.set_num_threads(num_threads)
     torch.manual_seed(0)
     network = LengthNetwork(shape).eval().for_scoring()

@@ -1,4 +1,4 @@
-"""How far predictions are off, in all and by the tokens generated so far; the model card."""
+"""Errors of predictions, in all and by the tokens generated so far, and the model card."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COUNTS = ", and the tokens of its prompt and of its output so far"
 
 
 def as_served(samples: Collected, every: int) -> Collected:
-    """The samples that a worker asks about, one every 20 tokens: collected ones may be denser."""
+    """Return the samples that a worker asks about, one every 20 tokens."""
     if SERVED_EVERY % every:
         return samples
     rows = (samples.num_output_tokens - 1) % SERVED_EVERY == 0
@@ -42,7 +42,7 @@ def as_served(samples: Collected, every: int) -> Collected:
 
 
 def smoothed(remaining: Floats, samples: Collected, weight: float) -> Floats:
-    """Each prediction mixed with what the request's earlier ones, counted down, say: (n,)."""
+    """Mix each prediction with the request's earlier ones, counted down: (n,)."""
     found = remaining.copy()
     totals: dict[int, float] = {}
     for row in np.lexsort((samples.num_output_tokens, samples.owners)).tolist():
@@ -54,7 +54,7 @@ def smoothed(remaining: Floats, samples: Collected, weight: float) -> Floats:
 
 
 def best_weight(network: LengthNetwork, samples: Collected) -> float:
-    """The one whose smoothed predictions err least on the validation split."""
+    """Return the weight whose smoothed predictions err least on the validation split."""
     validation = samples.split("validation")
     raw = network.remaining(validation.hidden, validation.counts)
 
@@ -70,10 +70,10 @@ def measure(
     samples: Collected,
     weight: float = 1.0,
 ) -> dict[str, Any]:
-    """Mean absolute errors in tokens: of every split, and of validation in the course of outputs.
+    """Return mean absolute errors in tokens: by split, and for validation as outputs grow.
 
-    By generated tokens, whoever is left; by shares of the output and by tokens, of the same
-    requests all the way.
+    By generated tokens all requests that are left count; by shares of the output and by tokens
+    the same requests count everywhere.
     """
     errors = {name: _errors(network, baselines, samples.split(name), weight) for name in SPLITS}
     validation = samples.split("validation")
@@ -122,7 +122,7 @@ def _by_generated(errors: Mapping[str, Floats], samples: Collected) -> list[dict
 
 
 def _by_share(errors: Mapping[str, Floats], samples: Collected) -> list[dict[str, Any]]:
-    """Every request in every row: at its first token, then in each share of its output.
+    """Return errors with every request in every row: at its first token, then by share.
 
     A request counts once in a row, by its mean error there.
     """
@@ -157,7 +157,7 @@ def _mean_by_owner(errors: Floats, owners: np.ndarray) -> float:
 
 
 def _by_length(errors: Mapping[str, Floats], samples: Collected) -> list[dict[str, Any]]:
-    """The same requests at the same tokens: outputs of a length, up to where all of them come."""
+    """Return errors of the same requests at the same tokens: outputs of one length."""
     totals = samples.remaining + samples.num_output_tokens
     best = SMOOTHED if SMOOTHED in errors else PREDICTOR
     bands = []
@@ -181,7 +181,7 @@ def _mean(values: Floats) -> float:
 
 
 def card(about: Mapping[str, Any], network: LengthNetwork, measured: Mapping[str, Any]) -> str:
-    """The model card, Markdown."""
+    """Return the model card, Markdown."""
     shape = network.shape
     layers = " → ".join(str(each) for each in (shape.num_inputs, *shape.layers, 1))
     count = parameter_count(shape.layers, shape.num_inputs)

@@ -15,7 +15,7 @@ from models.tasks import TASKS
 
 
 def task_chats(num_prompts: int, seed: int) -> list[list[dict[str, str]]]:
-    """Chats of the small model's tasks, all sizes alike; those of like reasoning run together."""
+    """Return chats of the small model's tasks, all sizes alike, ordered by their reasoning."""
     rng = random.Random(seed)
     tasks = list(TASKS.values())
     examples = []
@@ -27,7 +27,7 @@ def task_chats(num_prompts: int, seed: int) -> list[list[dict[str, str]]]:
 
 
 def file_chats(path: Path) -> list[list[dict[str, str]]]:
-    """Chats of a file with a JSON object a line: ``messages``, or ``prompt`` for a single one."""
+    """Return the chats of a file, a JSON object a line: ``messages``, or ``prompt``."""
     try:
         lines = [line for line in path.read_text().splitlines() if line.strip()]
     except OSError as error:
@@ -54,7 +54,7 @@ def prompts(
     max_tokens: int,
     seed: int,
 ) -> Iterator[Prompt]:
-    """The chats through the model's template, temperatures in turn."""
+    """Yield the chats through the model's template, with temperatures in turn."""
     for number, chat in enumerate(chats):
         temperature = temperatures[number % len(temperatures)]
         token_ids = tokenizer.apply_chat_template(

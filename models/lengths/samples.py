@@ -31,7 +31,7 @@ class SampledRequest:
 
     @property
     def split(self) -> str:
-        """Where it stands: the same prompt is never in two, however often it was run."""
+        """Return the split: a prompt is always in the same one, however often it was run."""
         digest = hashlib.sha256(np.array(self.prompt_token_ids, "<i8").tobytes()).digest()
         place = int.from_bytes(digest[:8], "big") / 2**64
         return SPLITS[sum(place >= share for share in _SHARES)]
@@ -51,7 +51,7 @@ class Collected:
     remaining: NDArray[np.float32]
 
     def split(self, name: str) -> Collected:
-        """The samples of one split's requests; ``requests`` stay all."""
+        """Return the samples of one split's requests; ``requests`` stay complete."""
         wanted = np.array([request.split == name for request in self.requests], dtype=bool)
         rows = np.flatnonzero(wanted[self.owners])
         return Collected(
@@ -64,19 +64,19 @@ class Collected:
 
     @property
     def num_prompt_tokens(self) -> NDArray[np.int64]:
-        """Of each sample's request, (n,)."""
+        """Return the prompt tokens of each sample's request, (n,)."""
         lengths = [len(request.prompt_token_ids) for request in self.requests]
         return np.array(lengths, dtype=np.int64)[self.owners]
 
     @property
     def counts(self) -> NDArray[np.float32]:
-        """Tokens of each sample's prompt and of its output by then, (n, 2)."""
+        """Return the tokens of each sample's prompt and of its output by then, (n, 2)."""
         counts = np.stack([self.num_prompt_tokens, self.num_output_tokens], axis=1)
         return counts.astype(np.float32)
 
 
 def joined(parts: Sequence[Collected]) -> Collected:
-    """All of them, one behind the other. INVALID_ARGUMENT for states of another width."""
+    """Join collections in order; INVALID_ARGUMENT for states of another width."""
     widths = sorted({part.hidden.shape[1] for part in parts})
     if len(widths) > 1:
         raise invalid("the samples' widths", widths, "one: of one model")
@@ -92,7 +92,7 @@ def joined(parts: Sequence[Collected]) -> Collected:
 
 
 def save_samples(collected: Collected, path: Path, about: Mapping[str, Any]) -> None:
-    """One file; ``about`` (the model, its tokenizer, k) is kept with it."""
+    """Write one file; ``about`` (the model, its tokenizer, k) is stored with it."""
     requests = collected.requests
     lengths = [len(request.prompt_token_ids) for request in requests]
     ids = [token_id for request in requests for token_id in request.prompt_token_ids]
@@ -116,7 +116,7 @@ def save_samples(collected: Collected, path: Path, about: Mapping[str, Any]) -> 
 
 
 def load_samples(path: Path) -> tuple[Collected, Mapping[str, Any]]:
-    """The samples of a file and what is said of them. NOT_FOUND for what is no such file."""
+    """Return a file's samples and their ``about``; NOT_FOUND if it is no such file."""
     from safetensors import safe_open
 
     try:

@@ -71,11 +71,11 @@ class Trained:
 
     @property
     def error(self) -> float:
-        """The best validation error, tokens."""
+        """Return the best validation error, tokens."""
         return min(epoch.validation_error for epoch in self.epochs)
 
     def curve(self) -> dict[str, Any]:
-        """For a JSON file."""
+        """Return the epochs for a JSON file."""
         return {"settings": asdict(self.settings), "epochs": [asdict(e) for e in self.epochs]}
 
 
@@ -85,9 +85,9 @@ def train(
     on_epoch: Callable[[Epoch], None] = lambda epoch: None,
     start: LengthNetwork | None = None,
 ) -> Trained:
-    """On the training split, stopped by the validation split; from ``start``'s weights if given.
+    """Train on the training split until the validation split stops it.
 
-    FAILED_PRECONDITION where a split has no samples.
+    ``start``: weights to begin with. FAILED_PRECONDITION if a split has no samples.
     """
     fitting, judging = samples.split("train"), samples.split("validation")
     if not (len(fitting.remaining) and len(judging.remaining)):
@@ -156,7 +156,7 @@ def _one_epoch(
     optimizer: torch.optim.Optimizer,
     batches: Iterator[tuple[torch.Tensor, torch.Tensor]],
 ) -> float:
-    """The mean absolute error on the way, in tokens."""
+    """Train one epoch; return its mean absolute error in tokens."""
     network.train()
     total, count = 0.0, 0
     for inputs, remaining in batches:
@@ -170,7 +170,7 @@ def _one_epoch(
 
 
 def mean_absolute_error(network: LengthNetwork, samples: Collected) -> float:
-    """In tokens, over all samples."""
+    """Return the mean absolute error in tokens, over all samples."""
     return float(np.abs(predictions(network, samples) - samples.remaining).mean())
 
 
@@ -178,13 +178,13 @@ def mean_absolute_error(network: LengthNetwork, samples: Collected) -> float:
 
 
 def layers_of(depth: int, width: int) -> tuple[int, ...]:
-    """Hidden widths of so many linear layers: from ``width`` down to 64 in equal ratios."""
+    """Return hidden widths of so many linear layers, from ``width`` to 64 in equal ratios."""
     widths = np.geomspace(width, 64, depth - 1) if depth > 2 else np.array([width])
     return tuple(max(8, 8 * round(float(each) / 8)) for each in widths)
 
 
 def search_space(base: TrainSettings, num_trials: int) -> Sequence[TrainSettings]:
-    """So many of the paper's settings, drawn without repeats by the base's seed."""
+    """Draw so many of the paper's settings without repeats, by the base's seed."""
     every = list(itertools.product(DEPTHS, WIDTHS, RATES, BATCHES))
     drawn = random.Random(base.seed).sample(every, min(num_trials, len(every)))
     return [
@@ -194,5 +194,5 @@ def search_space(base: TrainSettings, num_trials: int) -> Sequence[TrainSettings
 
 
 def predictions(network: LengthNetwork, samples: Collected) -> NDArray[np.float32]:
-    """Tokens still to come, (n,)."""
+    """Return the remaining tokens, (n,)."""
     return network.remaining(samples.hidden, samples.counts)

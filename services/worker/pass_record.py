@@ -1,6 +1,6 @@
-"""Forward passes as they were, a JSON line each: what ``headway profile fit`` reads.
+"""Records forward passes, a JSON line each, for ``headway profile fit``.
 
-The first line of a file says what the worker is (``{"worker": …}``).
+The first line of a file describes the worker (``{"worker": …}``).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from headway.errors import Code, HeadwayError
 from headway.forward_pass import ForwardPass
 
 _AT_ONCE = 0.002
-"""A pass that begins within so many seconds of the one before it had been waited for."""
+"""Seconds. A pass that begins this soon after the one before did not wait for work."""
 
 
 class PassRecord:
-    """Appends to ``folder/worker_id.jsonl``; passes of workers with one DP unit.
+    """A file ``folder/worker_id.jsonl`` with the passes of a worker with one DP unit.
 
-    A pass's time is until the next one begins where that is at once: what lies between two
-    passes is part of what a pass costs.
+    A pass that follows at once ends the time of the pass before it: the time between two passes
+    is part of what a pass costs.
     """
 
     def __init__(self, folder: str, info: WorkerInfo) -> None:
@@ -45,7 +45,7 @@ class PassRecord:
         self._started_at = self._ended_at = 0.0
 
     def started(self, forward_pass: ForwardPass, now: float) -> None:
-        """A pass begins, s, or will when the one under way ends; the one before it is written."""
+        """Note that a pass begins at ``now``, s, or is queued; write the pass before it."""
         if self._is_flying:
             self._next.append(forward_pass)
             return
@@ -58,13 +58,13 @@ class PassRecord:
         self._started_at = now
 
     def ended(self, now: float) -> None:
-        """The pass under way has ended, s."""
+        """Note that the pass under way ended at ``now``, s."""
         self._ended_at, self._is_flying = now, False
         if self._next:
             self.started(self._next.popleft(), now)
 
     def close(self) -> None:
-        """Write the last one."""
+        """Write the last pass and close the file."""
         if self._share is not None and self._ended_at > self._started_at:
             self._put(self._ended_at - self._started_at)
         self._file.close()
@@ -78,7 +78,7 @@ class PassRecord:
 
 
 def share_of(forward_pass: ForwardPass) -> Share:
-    """What was in a pass of one DP unit; an item of one token decodes."""
+    """Return the content of a pass of one DP unit; an item of one token decodes."""
     prefill_tokens = prefill_context = batch = kv_tokens = 0
     for item in forward_pass.items:
         count = len(item.token_ids)

@@ -48,12 +48,12 @@ class PassLayout:
 
 
 class LayoutBuilder:
-    """Checks a plan against the model and the pool (PassFailure), then lays it out."""
+    """A builder of layouts; it refuses items that the model or the pool cannot hold."""
 
     def __init__(
         self, pool: KvPool, vocab_size: int, max_model_len: int, reads: Reads = Reads.SLOTS
     ) -> None:
-        """``reads``: what the decoder needs."""
+        """Prepare for a pool and a model; ``reads``: how the decoder reads contexts."""
         self._pool = pool
         self._reads = reads
         self._vocab_size = vocab_size
@@ -125,7 +125,7 @@ class LayoutBuilder:
         return PagedBatch(self._pool, slots, decodes, prefills)
 
     def _contexts(self, rows: _Rows, num_decodes: int, num_requests: int) -> Contexts:
-        """Of the first so many requests."""
+        """Return the contexts of the first ``num_requests`` requests."""
         num_entries = np.diff(rows.tables, append=len(rows.blocks))[:num_requests]
         held = np.arange(num_entries.max()) < num_entries[:, None]
         tables = np.zeros(held.shape, np.int32)
@@ -142,7 +142,7 @@ class LayoutBuilder:
         lengths = rows.contexts[first:stop, None]
         num_blocks = -(-int(lengths[0, 0]) // self._pool.block_size)
         columns = np.arange(num_blocks)
-        # A short table's rest is read from its neighbours' entries: replaced below.
+        # Beyond a short table these are its neighbours' entries: replaced below.
         entries = np.minimum(rows.tables[first:stop, None] + columns, len(rows.blocks) - 1)
         offsets = np.arange(self._pool.block_size)
         slots = rows.blocks[entries][:, :, None] * self._pool.block_size + offsets
@@ -167,7 +167,7 @@ class LayoutBuilder:
         return torch.from_numpy(array).to(self._device)
 
     def _mask(self, hidden: NDArray[np.bool_]) -> torch.Tensor:
-        """0 where a query sees a key, minus infinity where it is hidden."""
+        """Return 0 where a query sees a key, minus infinity where it is hidden."""
         mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
         return mask.masked_fill_(torch.from_numpy(hidden).to(self._device), float("-inf"))
 
@@ -225,7 +225,7 @@ class _Rows:
 
 
 def _starts(counts: Ints) -> Ints:
-    """Where each of so many consecutive entries begins."""
+    """Return where each group begins, if groups of these sizes follow each other."""
     return np.cumsum(counts) - counts
 
 
@@ -258,7 +258,7 @@ def _refuse(
     values: Ints,
     expected: str,
 ) -> None:
-    """Blame the items of the ``wrong`` entries, naming the first of the values."""
+    """Raise PassFailure with the items of the ``wrong`` entries, naming the first value."""
     if not wrong.any():
         return
     blamed = [items[n] for n in np.unique(item_of[wrong]).tolist()]

@@ -17,7 +17,7 @@ NumBlocks = int | Callable[[ModelSize], int]
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How a checkpoint is loaded and how much memory its KV takes."""
+    """Options of one engine: how it loads a checkpoint, and the memory of its KV."""
 
     num_blocks: NumBlocks
     """KV blocks of all DP units together."""

@@ -1,7 +1,7 @@
-"""What is done to logits before a token is drawn: penalties and minimum lengths.
+"""Penalties and minimum lengths, applied to logits before a token is drawn.
 
-Sparse on purpose: only the entries of tokens that a request has seen, or may not draw yet,
-are touched, so that a large vocabulary costs nothing.
+Sparse on purpose: only entries of tokens that a request has seen, or may not draw yet, change.
+A large vocabulary therefore costs nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 def adjust(
     logits: torch.Tensor, items: Sequence[PassItem], eos_token_ids: Sequence[int]
 ) -> torch.Tensor:
-    """The rows' logits with penalties and masks; ``logits`` itself where none applies.
+    """Return the logits with penalties and masks; ``logits`` itself if none applies.
 
     The repetition penalty (CTRL, as in vLLM) reads prompt and output; presence and frequency
     penalties (OpenAI's) read the output. Before ``min_tokens`` neither an end of sequence nor a
@@ -44,7 +44,7 @@ def _is_short(item: PassItem) -> bool:
 
 
 def _output(item: PassItem) -> Sequence[int]:
-    """What had been drawn when the pass was planned: the list may have grown since."""
+    """Return the tokens drawn before the pass was planned: the list may have grown since."""
     return item.output_token_ids[: item.num_output_tokens]
 
 
@@ -96,7 +96,7 @@ def _forbid_ends(
 
 
 def _entries(row: int, token_ids: Sequence[int], vocab_size: int) -> Ints:
-    """The ids' places in the flattened logits; ids that the model does not have drop out."""
+    """Return the ids' places in the flattened logits, without ids that the model lacks."""
     ids = np.fromiter(token_ids, np.int64, len(token_ids))
     return ids[(ids >= 0) & (ids < vocab_size)] + row * vocab_size
 
@@ -104,6 +104,6 @@ def _entries(row: int, token_ids: Sequence[int], vocab_size: int) -> Ints:
 def _repeated(
     logits: torch.Tensor, values: Sequence[float], groups: Sequence[Ints]
 ) -> torch.Tensor:
-    """One value per group, repeated for each of its entries."""
+    """Repeat each group's value for each of its entries."""
     spread = np.repeat(np.array(values), [len(group) for group in groups])
     return torch.from_numpy(spread).to(logits.device, logits.dtype)

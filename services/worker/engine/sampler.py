@@ -28,10 +28,10 @@ Greatest = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 def greatest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The greatest of each row (rows, vocabulary) and its token, the first of equals.
+    """Return the greatest of each row (rows, vocabulary) and its token, the first of equals.
 
-    A NaN is the greatest. Of a large vocabulary the greatest of each part are found first: on a
-    CPU a search for a value alone is several times faster than one for its place.
+    A NaN is the greatest. In a large vocabulary the greatest of each part is found first: on a CPU
+    a search for a value alone is several times faster than one for its place.
     """
     num_whole = logits.shape[-1] // _PART * _PART
     if logits.device.type != "cpu" or num_whole < _MIN_PARTED:
@@ -55,9 +55,9 @@ def draw(
     eos_token_ids: Sequence[int],
     find: Greatest = greatest,
 ) -> list[Drawn]:
-    """A token for each row (rows, vocabulary); -1 where the row's greatest is no finite number.
+    """Draw a token for each row (rows, vocabulary); -1 where the greatest is not finite.
 
-    ``find`` is ``greatest``, or a kernel that does the same.
+    ``find`` is ``greatest``, or a kernel that computes the same.
     """
     best, tokens = find(logits)
     finite = best.isfinite()
@@ -78,7 +78,7 @@ def draw(
 
 
 def _is_plain(item: PassItem) -> bool:
-    """Whether the greatest logit is its token, and nothing else is asked."""
+    """Return whether the item's token is the greatest logit, and nothing else is asked."""
     sampling = item.sampling
     return (
         _is_greedy(sampling)
@@ -115,7 +115,7 @@ def _mix(value: int) -> int:
 
 
 def invert(probs: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
-    """The first token of each row at which the cumulative share exceeds the uniform."""
+    """Return each row's first token at which the cumulative share exceeds the uniform."""
     cumulative = probs.cumsum(-1)
     # A uniform is at most 1 - 2^-53, so the product is below the total however it rounds.
     target = _column(probs, uniforms) * cumulative[:, -1:]
@@ -123,7 +123,7 @@ def invert(probs: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
 
 
 def filtered_probs(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """The distributions to draw from, float64, not normalised; ties are kept together."""
+    """Return the distributions to draw from, float64, not normalised; ties stay together."""
     probs = (logits.double() / _column(logits, [p.temperature for p in params])).softmax(-1)
     if any(p.min_p > 0 for p in params):
         least = probs.amax(-1, keepdim=True) * _column(logits, [p.min_p for p in params])
@@ -140,7 +140,7 @@ def _column(like: torch.Tensor, values: Sequence[float]) -> torch.Tensor:
 
 
 def _kth_prob(probs: torch.Tensor, top_k: Sequence[int]) -> torch.Tensor:
-    """The k-th greatest probability of each row; 0 where top-k is off."""
+    """Return the k-th greatest probability of each row; 0 where top-k is off."""
     size = probs.shape[-1]
     ranks = [k if 0 < k < size else 0 for k in top_k]
     best = probs.topk(max(ranks), -1).values
@@ -150,7 +150,7 @@ def _kth_prob(probs: torch.Tensor, top_k: Sequence[int]) -> torch.Tensor:
 
 
 def _nucleus_edge(probs: torch.Tensor, top_p: Sequence[float]) -> torch.Tensor:
-    """The least probability of the smallest set of best tokens with a share of ``top_p``."""
+    """Return the least probability in the smallest set of best tokens that holds ``top_p``."""
     size, wanted = probs.shape[-1], _column(probs, top_p) * probs.sum(-1, keepdim=True)
     best = probs.topk(min(size, NUCLEUS_GUESS), -1).values
     if best.shape[-1] < size and bool((best.sum(-1, keepdim=True) < wanted).any()):
@@ -164,7 +164,7 @@ def _nucleus_edge(probs: torch.Tensor, top_p: Sequence[float]) -> torch.Tensor:
 def _logprobs(
     logits: torch.Tensor, tokens: torch.Tensor, items: Sequence[PassItem]
 ) -> dict[int, TokenLogprobs]:
-    """Of the model's own distribution (no penalty, no temperature), by row."""
+    """Return log probabilities by row, without penalties and temperature."""
     asked = {
         n: item.sampling.num_logprobs
         for n, item in enumerate(items)

@@ -1,7 +1,7 @@
 """Builds ``kernels.cpp`` for the processor that it will run on, and loads it.
 
-As Triton does for a GPU, at the first start; what was built is kept in the user's cache. Processes
-that start together may each build it: the last to end replaces the same with the same.
+The first start builds it, as Triton does for a GPU, and keeps it in the user's cache. Processes
+that start together may each build it; the results are the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _log = structlog.get_logger(__name__)
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The kernels, None where this machine cannot build them: that is said in the log."""
+    """Return the kernels; None, with a warning, if this machine cannot build them."""
     try:
         return _load()
     except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -48,14 +48,17 @@ def _load() -> ctypes.CDLL:
     command = (*_compiler(), *_FLAGS)
     try:
         return ctypes.CDLL(str(_built(command, _own_folder())))
-    except (OSError, RuntimeError) as error:  # nowhere to keep it, or it is another system's
+    except (
+        OSError,
+        RuntimeError,
+    ) as error:  # there is no folder to keep it in, or another system built it
         _log.info("compiled kernels are not kept", reason=str(error))
     with tempfile.TemporaryDirectory() as name:
         return ctypes.CDLL(str(_built(command, Path(name))))
 
 
 def _compiler() -> list[str]:
-    """As a command; ``CXX`` where that is set."""
+    """Return the compiler's command: ``CXX`` if it is set."""
     chosen = shlex.split(os.environ.get("CXX", ""))
     found = chosen or [path for name in _COMPILERS if (path := shutil.which(name))][:1]
     if not found:
@@ -64,19 +67,19 @@ def _compiler() -> list[str]:
 
 
 def _own_folder() -> Path:
-    """Where it is kept; OSError where others could put a library of theirs there."""
+    """Return the folder of the cache; OSError if others could put a library there."""
     cache_folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(cache_folder).resolve() / "headway" / "kernels"
     for each in (folder.parent, folder):
         each.mkdir(parents=True, exist_ok=True, mode=0o700)
     for each in (folder, *folder.parents):
         if _others_may_change(each.stat()):
-            raise PermissionError(f"others than this user may change {each}")
+            raise PermissionError(f"users other than this one may change {each}")
     return folder
 
 
 def _others_may_change(status: os.stat_result) -> bool:
-    """What a folder holds; its owner's own group is the owner, as where each user has one."""
+    """Return whether others may change a folder; a user's own group counts as the user."""
     if status.st_uid not in (0, os.getuid()):
         return True
     others = stat.S_IWOTH if status.st_gid in (0, os.getgid()) else stat.S_IWGRP | stat.S_IWOTH
@@ -84,7 +87,7 @@ def _others_may_change(status: os.stat_result) -> bool:
 
 
 def _built(command: tuple[str, ...], folder: Path) -> Path:
-    """The library in that folder, built if it is not there."""
+    """Return the library in that folder; build it if it is missing."""
     built = folder / f"kernels-{_fingerprint(command)}.so"
     if not built.exists():
         with tempfile.NamedTemporaryFile(dir=folder, suffix=".so", delete=False) as scratch:
@@ -104,7 +107,7 @@ def _built(command: tuple[str, ...], folder: Path) -> Path:
 
 
 def _fingerprint(command: tuple[str, ...]) -> str:
-    """Of the sources, of how they are built, and of the processor: a cache may be shared."""
+    """Return a hash of sources, flags and processor: machines may share a cache."""
     about = hashlib.sha256()
     for source in (_SOURCE, *sorted(_FOLDER.glob("*.h"))):
         about.update(source.read_bytes())
@@ -114,7 +117,7 @@ def _fingerprint(command: tuple[str, ...]) -> str:
 
 
 def _processor() -> str:
-    """The instructions that this one has."""
+    """Return the processor's instruction sets."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

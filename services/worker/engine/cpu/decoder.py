@@ -14,7 +14,7 @@ from services.worker.engine.model.decoder import Decoder, LayerWeights
 
 
 class NativeDecoder(Decoder):
-    """Needs batches whose decode rows have ``contexts``; prompts attend as the decoder's do."""
+    """A decoder for batches whose decode rows have ``contexts``."""
 
     kernels = "native"
     multiplies_few_rows = True
@@ -22,7 +22,7 @@ class NativeDecoder(Decoder):
     reads = Reads.DECODES_BY_TABLE
 
     def __init__(self, network: Any, config: Any, max_model_len: int) -> None:
-        """Takes the weights out of a transformers model, which is of no use afterwards."""
+        """Take the weights out of a transformers model, which is of no use afterwards."""
         super().__init__(network, config, max_model_len)
         self._eps = float(config.rms_norm_eps)
         compiled = operators_for(self._embedding.dtype, self._embedding.device)
@@ -36,7 +36,7 @@ class NativeDecoder(Decoder):
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, batch: PagedBatch
     ) -> torch.Tensor:
-        """As the decoder's."""
+        """See ``Decoder``."""
         hidden = embedding(token_ids, self._embedding)
         rows = Rows.of(self._cos, self._sin, positions, batch.slots, batch.contexts)
         output = hidden.new_empty(len(hidden), self._num_heads * self._size)
@@ -62,7 +62,7 @@ class NativeDecoder(Decoder):
         batch: PagedBatch,
         output: torch.Tensor,
     ) -> None:
-        """Into ``output``, which is that of the layer before until here."""
+        """Attend into ``output``, which held the output of the layer before."""
         paged = self._paged_in(batch.pool)
         self._operators.store_and_attend(paged.shape, paged.layers[index], rows, qkv, output)
         if batch.prefills:
@@ -82,7 +82,7 @@ class NativeDecoder(Decoder):
 
 
 class _PagedLayers:
-    """What kernels are told of each layer over one pool."""
+    """Pointers to each layer's norms, keys and values, for the kernels."""
 
     def __init__(
         self,
@@ -97,5 +97,5 @@ class _PagedLayers:
 
 
 def _norms(layer: LayerWeights) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
-    """The one norm of all query heads and the one of all key heads."""
+    """Return the norm of all query heads and that of all key heads."""
     return (None, None) if layer.qk_norm is None else (layer.qk_norm[0], layer.qk_norm[-1])

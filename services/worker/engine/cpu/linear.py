@@ -10,10 +10,10 @@ from torch.nn.functional import linear, silu
 from services.worker.engine.cpu.product import FewRows
 
 ROWS_PACKED_FOR = 32
-"""oneDNN lays weights out for this many rows; measured, that is near the best for 1 to 512."""
+"""oneDNN packs weights for this many rows; measured, this is near the best for 1 to 512."""
 
 MIN_PACKED_WEIGHTS = 2**18
-"""A float32 matrix with fewer is multiplied faster as it is: packed calls cost more each."""
+"""A smaller float32 matrix is faster unpacked, because a packed call costs more."""
 
 
 Weights = tuple[torch.Tensor, torch.Tensor | None]
@@ -36,15 +36,15 @@ class Linear:
         self._few: FewRows | None = None
 
     def take_few_rows(self) -> None:
-        """From now on take compiled kernels where there are any for this matrix."""
+        """Use compiled kernels from now on, if there are any for this matrix."""
         self._few = FewRows.of(self._weight) if self._is_packed else None
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """The product of ``rows``."""
+        """Return the product of ``rows`` with the bias."""
         return self._product(rows, self.bias)
 
     def without_bias(self, rows: torch.Tensor) -> torch.Tensor:
-        """``x · Wᵀ``."""
+        """Return the product of ``rows`` without the bias."""
         return self._product(rows, None)
 
     def _product(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -56,7 +56,7 @@ class Linear:
         return linear(rows, self._weight, bias)
 
     def added_to(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """``residual`` (rows, outputs) and the product of ``rows``."""
+        """Return ``residual`` (rows, outputs) plus the product of ``rows``."""
         if self._few is not None and self._few.takes(rows):
             return self._few.product(rows, self.bias, residual)
         if self._is_packed:
@@ -86,11 +86,11 @@ class GatedLinear:
             self._joined = Linear(torch.cat([gate[0], up[0]]), bias)
 
     def take_few_rows(self) -> None:
-        """From now on take compiled kernels where there are any for these matrices."""
+        """Use compiled kernels from now on, if there are any for these matrices."""
         self._few = FewRows.of(self._gate, self._up) if self.is_packed else None
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """(rows, width) of ``rows`` (rows, inputs)."""
+        """Return the gated rows (rows, width) of ``rows`` (rows, inputs)."""
         if not self.is_packed:
             gate, up = self._joined(rows).chunk(2, -1)
             return silu(gate).mul_(up)
@@ -102,18 +102,18 @@ class GatedLinear:
         return gated
 
     def joined(self, rows: torch.Tensor) -> torch.Tensor:
-        """Gates and ups side by side (rows, 2 * width), where they are not packed."""
+        """Return gates and ups side by side (rows, 2 * width); only for unpacked matrices."""
         return self._joined(rows)
 
 
 def _operators() -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
-    """The product, and the one that ends by combining; each is called often: looked up once."""
+    """Look up the product and the product with a combining end, once for many calls."""
     operator = torch.ops.mkldnn._linear_pointwise
     return operator.default, operator.binary
 
 
 def packed(weight: torch.Tensor) -> torch.Tensor:
-    """The same matrix, laid out for oneDNN."""
+    """Return the same matrix in oneDNN's layout."""
     laid_out: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(
         weight.contiguous(), ROWS_PACKED_FOR
     )

@@ -26,21 +26,19 @@ _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 class _Structure(ctypes.Structure):
-    """One of ``structures.h``; it keeps what its pointers point to."""
+    """A structure of ``structures.h`` that keeps its tensors alive."""
 
     def __init__(self, *fields: torch.Tensor | int | float | None) -> None:
         self.held = fields
         tensors = [each for each in fields if isinstance(each, torch.Tensor)]
-        assert all(each.is_contiguous() for each in tensors), "kernels read memory as it lies"
+        assert all(each.is_contiguous() for each in tensors), "kernels need contiguous memory"
         addresses = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in fields]
         super().__init__(*addresses)
         self.address = ctypes.addressof(self)
 
 
 class Shape(_Structure):
-    """Of attention: heads, KV heads, head size, tokens per block, the scale of scores, the norms'
-    epsilon.
-    """
+    """Attention's sizes, the scale of scores and the norms' epsilon."""
 
     _fields_ = (
         *((name, _COUNT) for name in ("num_heads", "num_kv_heads", "size", "block_size")),
@@ -75,7 +73,7 @@ class Rows(_Structure):
         slots: torch.Tensor,
         contexts: Contexts | None,
     ) -> Rows:
-        """``contexts`` are those of the decodes alone."""
+        """Describe a pass; ``contexts`` are those of the decodes alone."""
         threads = torch.get_num_threads()
         if contexts is None:
             return Rows(cos, sin, positions, slots, None, None, len(positions), 0, 0, threads)
@@ -85,7 +83,7 @@ class Rows(_Structure):
 
 
 class Operators:
-    """Of one dtype: see ``operators_for``."""
+    """The kernels of one dtype; see ``operators_for``."""
 
     def __init__(self, loaded: ctypes.CDLL, dtype: torch.dtype) -> None:
         self._rms_norm = _function(loaded, "rms_norm", dtype)
@@ -94,7 +92,7 @@ class Operators:
         self._store_and_attend = _function(loaded, "store_and_attend", dtype)
 
     def rms_norm(self, rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """``x / sqrt(mean(x²) + eps) · weight`` for each of ``rows`` (rows, size)."""
+        """Return ``x / sqrt(mean(x²) + eps) · weight`` for each of ``rows`` (rows, size)."""
         normed = torch.empty_like(rows)
         self._rms_norm(
             *(rows.data_ptr(), weight.data_ptr(), normed.data_ptr()),
@@ -103,15 +101,16 @@ class Operators:
         return normed
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """``silu(gate) · up`` (rows, width) of gates and ups side by side (rows, 2 · width)."""
+        """Return ``silu(gate) · up`` (rows, width) of gates and ups (rows, 2 · width)."""
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         gated = gate_up.new_empty(rows, width)
         self._silu_mul(gate_up.data_ptr(), gated.data_ptr(), rows, width, torch.get_num_threads())
         return gated
 
     def greatest(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The greatest of each of ``rows`` (rows, size) and its place, the first of equals; a NaN
-        is the greatest.
+        """Return the greatest of each row (rows, size) and its place, the first of equals.
+
+        A NaN is the greatest.
         """
         places = torch.empty(len(rows), dtype=torch.int64)
         self._greatest(rows.data_ptr(), places.data_ptr(), *rows.shape, torch.get_num_threads())
@@ -120,7 +119,7 @@ class Operators:
     def store_and_attend(
         self, shape: Shape, layer: Layer, rows: Rows, qkv: torch.Tensor, output: torch.Tensor
     ) -> None:
-        """Norm and rotate queries and keys where they are, store keys and values, and attend.
+        """Normalise and rotate queries and keys in place, store keys and values, and attend.
 
         ``qkv`` (rows, (heads + 2 KV heads) · size) has queries, keys, values in this order. Only
         the rows with tables attend, into ``output`` (rows, heads · size); a context includes the
@@ -132,14 +131,14 @@ class Operators:
 
 
 def greatest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """As the sampler's, of logits that there are operators for."""
+    """Compute the sampler's ``greatest`` with a compiled kernel."""
     compiled = operators_for(logits.dtype, logits.device)
     assert compiled is not None, "this model's decoder has none"
     return compiled.greatest(logits.contiguous())
 
 
 def operators_for(dtype: torch.dtype, device: torch.device) -> Operators | None:
-    """None where there are none: on a GPU, for float16, and without a compiler."""
+    """Return a dtype's operators; None on a GPU, for float16 and without a compiler."""
     loaded = library() if device.type == "cpu" and dtype in _DTYPES else None
     return None if loaded is None else _made(loaded, dtype)
 

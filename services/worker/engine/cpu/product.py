@@ -10,7 +10,7 @@ import torch
 from services.worker.engine.cpu.build import library
 
 MOST_ROWS = 32
-"""With more, reading the weights is no longer what a product waits for."""
+"""With more rows a product no longer waits for its weights to be read."""
 
 _TILE = 32
 _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
@@ -18,9 +18,9 @@ _TOLERANCE = 2.0**-6
 
 
 class FewRows:
-    """Matrices (outputs, inputs) packed by oneDNN, multiplied where they lie.
+    """One matrix (outputs, inputs) packed by oneDNN, or an MLP's gate and up.
 
-    One, or an MLP's gate and up. Of Intel's processors with matrix tiles (AMX).
+    They are multiplied in oneDNN's layout, on Intel processors with matrix tiles (AMX).
     """
 
     def __init__(self, products: ctypes.CDLL, *packed: torch.Tensor) -> None:
@@ -31,7 +31,7 @@ class FewRows:
 
     @staticmethod
     def of(*packed: torch.Tensor) -> FewRows | None:
-        """None where there is no such processor, or oneDNN's layout is not the one expected."""
+        """Return None without such a processor, or if oneDNN's layout is not the expected one."""
         shape = packed[0].shape
         if packed[0].dtype is not torch.bfloat16 or shape[0] % _TILE or shape[1] % _TILE:
             return None
@@ -41,14 +41,14 @@ class FewRows:
         return FewRows(products, *packed)
 
     def takes(self, rows: torch.Tensor) -> bool:
-        """Whether ``rows`` (rows, inputs) are few enough, and lie as they should."""
+        """Return whether ``rows`` (rows, inputs) are few enough, bfloat16 and contiguous."""
         is_plain = rows.dtype is torch.bfloat16 and rows.is_contiguous()
         return is_plain and 0 < len(rows) <= MOST_ROWS
 
     def product(
         self, rows: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """``rows · Wᵀ``, with ``bias`` (outputs,) and ``residual`` (rows, outputs)."""
+        """Return ``rows · Wᵀ`` plus ``bias`` (outputs,) and ``residual`` (rows, outputs)."""
         output = rows.new_empty(len(rows), self._num_outputs)
         self._products.product_bfloat16(
             *(rows.data_ptr(), self._weights[0], _address(bias), _address(residual)),
@@ -60,7 +60,7 @@ class FewRows:
     def gated(
         self, rows: torch.Tensor, gate_bias: torch.Tensor | None, up_bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """``silu(rows · Gᵀ) · (rows · Uᵀ)``, each product with its bias."""
+        """Return ``silu(rows · Gᵀ) · (rows · Uᵀ)``, each product with its bias."""
         output = rows.new_empty(len(rows), self._num_outputs)
         self._products.gated_product_bfloat16(
             *(rows.data_ptr(), self._weights[0], _address(gate_bias)),
@@ -76,7 +76,7 @@ def _address(tensor: torch.Tensor | None) -> int | None:
 
 @cache
 def _products() -> ctypes.CDLL | None:
-    """The library with its arguments' types, where this processor and its kernel allow tiles."""
+    """Return the library, None if this processor or its system does not allow tiles."""
     loaded = library()
     if loaded is None or not loaded.may_multiply_bfloat16():
         return None
@@ -86,7 +86,7 @@ def _products() -> ctypes.CDLL | None:
 
 
 def _is_as_expected(products: ctypes.CDLL, packed: torch.Tensor) -> bool:
-    """Whether three random rows give what oneDNN gives: its layout is its own affair."""
+    """Return whether three random rows give oneDNN's product: its layout is not documented."""
     if torch.ops.mkldnn._nbytes(packed) != 2 * packed.shape.numel():
         return False
     generator = torch.Generator().manual_seed(0)

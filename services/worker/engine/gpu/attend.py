@@ -1,4 +1,4 @@
-"""What both attention kernels do with a tile of queries: visit the context's tokens in order."""
+"""The loop of both attention kernels: a tile of queries visits the context's tokens in order."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class Tile:
 
 
 def padded_size(size: int) -> int:
-    """The least power of two that holds a head and that a matrix product can take."""
+    """Return the least power of two that holds a head and suits a matrix product."""
     assert 0 < size <= MAX_HEAD_SIZE, f"head size {size}; kernels take up to {MAX_HEAD_SIZE}"
     return max(16, int(triton.next_power_of_2(size)))
 
 
 def padded_requests(num_requests: int) -> int:
-    """A power of two that holds so many; the same for most batches, which share a program."""
+    """Return a power of two that holds so many; most batches share one, and a program."""
     return max(256, int(triton.next_power_of_2(num_requests)))
 
 
 def check_pool(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-    """Our own callers' contract: contiguous, of one dtype and head size, heads in groups."""
+    """Assert that tensors are contiguous, of one dtype and head size, with heads in groups."""
     assert query.is_contiguous(), "queries are (rows, heads, size), contiguous"
     assert keys.is_contiguous(), "a layer's keys are (slots, KV heads, size), contiguous"
     assert values.is_contiguous(), "and so are its values"
@@ -64,7 +64,7 @@ def visit(
     tile: tl.constexpr,
     masked: tl.constexpr,
 ) -> tl.tensor:
-    """Online softmax over the tokens from ``begin`` to ``end`` of one request, one KV head.
+    """Continue an online softmax over tokens ``begin`` to ``end`` of one request and KV head.
 
     ``query`` (rows, padded), ``total`` (rows, padded) the weighted values so far, ``peak`` and
     ``mass`` (rows,) the greatest score (base 2) and the sum of weights; ``keys`` and ``values``

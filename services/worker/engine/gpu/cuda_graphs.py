@@ -35,23 +35,23 @@ class DecodeBatch:
 
 
 def bucket_sizes(limit: int) -> tuple[int, ...]:
-    """The recorded batch sizes: 1, 2, 4, then every eighth up to ``limit``, and ``limit``."""
+    """Return the recorded batch sizes: 1, 2, 4, every eighth up to ``limit``, and ``limit``."""
     assert limit > 0, "a limit of at least one row"
     sizes = {1, 2, 4, *range(STEP, limit + 1, STEP), limit}
     return tuple(sorted(size for size in sizes if size <= limit))
 
 
 def bucket_of(num_rows: int, sizes: tuple[int, ...]) -> int | None:
-    """The least of the rising ``sizes`` that holds so many rows, None where none does."""
+    """Return the least of the rising ``sizes`` that holds so many rows; None if none does."""
     place = bisect_left(sizes, num_rows)
     return sizes[place] if num_rows > 0 and place < len(sizes) else None
 
 
 class StaticBuffers:
-    """What the recorded passes read: one set of tensors, of which each size takes the front."""
+    """The input of the recorded passes: one set of tensors; each size reads its first rows."""
 
     def __init__(self, limit: int, num_columns: int, device: torch.device) -> None:
-        """``num_columns`` blocks hold the longest context."""
+        """Allocate for ``limit`` rows; ``num_columns`` blocks hold the longest context."""
         self._num_filled = 0
         self._all = DecodeBatch(
             token_ids=torch.zeros(limit, dtype=torch.int64, device=device),
@@ -62,7 +62,7 @@ class StaticBuffers:
         )
 
     def front(self, num_rows: int) -> DecodeBatch:
-        """The first rows, as views."""
+        """Return views of the first rows."""
         whole = self._all
         return DecodeBatch(
             token_ids=whole.token_ids[:num_rows],
@@ -80,7 +80,7 @@ class StaticBuffers:
         own.positions.copy_(batch.positions)
         own.slots.copy_(batch.slots)
         own.lengths.copy_(batch.lengths)
-        # What lies right of a request's blocks is never read.
+        # Entries right of a request's blocks are never read.
         own.tables[:, : batch.tables.shape[1]].copy_(batch.tables)
         if num_rows < self._num_filled:
             stale = slice(num_rows, self._num_filled)
@@ -94,8 +94,8 @@ class StaticBuffers:
 class DecodeGraphs:
     """``forward`` recorded for each batch size up to ``limit``.
 
-    ``forward`` takes a batch in static memory and gives hidden states (rows, width); what it
-    launches must follow from the batch's shapes alone. ``record`` makes of a run its replay:
+    ``forward`` takes a batch in static memory and returns hidden states (rows, width); its
+    launches must depend on the batch's shapes alone. ``record`` makes of a run its replay:
     :class:`CudaRecorder`, or the run itself where there is nothing to record with.
     """
 
@@ -120,11 +120,11 @@ class DecodeGraphs:
             self._replay(size)
 
     def holds(self, num_rows: int) -> bool:
-        """Whether a pass of so many rows can be replayed."""
+        """Return whether a pass of so many rows can be replayed."""
         return bucket_of(num_rows, self.sizes) is not None
 
     def run(self, batch: DecodeBatch) -> torch.Tensor:
-        """The hidden states of the batch's rows, valid until the next run."""
+        """Return the hidden states of the batch's rows, valid until the next run."""
         num_rows = len(batch.token_ids)
         size = bucket_of(num_rows, self.sizes)
         assert size is not None, f"{num_rows} rows, recorded are up to {self.sizes[-1]}"
@@ -141,7 +141,7 @@ class DecodeGraphs:
 class CudaRecorder:
     """Records a run as a CUDA graph; all its graphs share one pool of memory.
 
-    They may, as no two of them ever run at once.
+    They may share it, because no two of them ever run at once.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -149,7 +149,7 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Run) -> Run:
-        """Run once to compile and to choose what libraries choose, then record."""
+        """Run once, so that everything is compiled and chosen, then record."""
         with torch.cuda.device(self._device):
             stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream())

@@ -19,7 +19,7 @@ PARTS_A_STEP = 16
 
 
 def decode_tile(num_grouped: int, padded: int, itemsize: int) -> Tile:
-    """The program's shape for ``num_grouped`` heads per KV head: rows are heads."""
+    """Return the program's shape for ``num_grouped`` heads per KV head: rows are heads."""
     rows = max(16, triton.next_power_of_2(num_grouped))
     tokens = max(16, min(64, 2**14 // (padded * itemsize)))
     return Tile(rows, tokens, warps=4, stages=3)
@@ -38,7 +38,7 @@ def decode_attention(
     output: torch.Tensor | None = None,
     tile: Tile | None = None,
 ) -> torch.Tensor:
-    """Each row's ``query`` (requests, heads, size) over its context: the same shape.
+    """Attend with each row of ``query`` (requests, heads, size) over its context.
 
     ``tables`` (requests, blocks) and ``lengths`` (requests,) are int32; a context includes the
     row's own token, stored before. ``plan`` is that of the same lengths. A request of length 0
@@ -108,7 +108,7 @@ def _attend(
     rows: tl.constexpr,
     tile: tl.constexpr,
 ) -> None:
-    """One part and one KV head: the rows of the product are the heads that share it."""
+    """Compute one part and KV head: the rows of the product are the heads that share it."""
     kv_head, part = tl.program_id(0), tl.program_id(1)
     owner = tl.load(owners + part)
     if owner < 0:
@@ -158,7 +158,7 @@ def _merge(
     padded: tl.constexpr,
     tile: tl.constexpr,
 ) -> None:
-    """One request and head: its parts, each weighted by its share of the softmax's mass."""
+    """Merge the parts of one request and head, by their shares of the softmax's mass."""
     request, head, num_heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     first, stop = tl.load(firsts + request), tl.load(firsts + request + 1)
     if stop - first < 2:

@@ -28,13 +28,13 @@ INTERPRETED_PROCESSORS = 4
 
 
 class KernelDecoder(Decoder):
-    """Needs batches with ``contexts``."""
+    """A decoder for batches with ``contexts``."""
 
     kernels = "triton"
     reads = Reads.TABLES
 
     def __init__(self, network: Any, config: Any, max_model_len: int) -> None:
-        """Takes the weights out of a transformers model, which is of no use afterwards."""
+        """Take the weights out of a transformers model, which is of no use afterwards."""
         super().__init__(network, config, max_model_len)
         self._eps = float(config.rms_norm_eps)
         self._graphs: DecodeGraphs | None = None
@@ -42,7 +42,7 @@ class KernelDecoder(Decoder):
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, batch: PagedBatch
     ) -> torch.Tensor:
-        """As the decoder's; what graphs give is valid until the next pass."""
+        """See ``Decoder``; the output of graphs is valid until the next pass."""
         contexts, num_rows = batch.contexts, len(token_ids)
         assert contexts is not None, "the batch was laid out for torch's own attention"
         rows = DecodeBatch(token_ids, positions, batch.slots, contexts.lengths, contexts.tables)
@@ -71,7 +71,7 @@ class KernelDecoder(Decoder):
         self._graphs.record_all()
 
     def _compute(self, rows: DecodeBatch, contexts: Contexts, pool: KvPool) -> torch.Tensor:
-        """All rows' hidden states; ``rows`` has the contexts of prompts, too."""
+        """Compute all rows' hidden states; ``rows`` has the contexts of prompts, too."""
         residual = embedding(rows.token_ids, self._embedding)
         half = self._size // 2
         # The sines' first half is negated.
@@ -116,7 +116,7 @@ class KernelDecoder(Decoder):
         plan: DecodePlan | None,
         block_size: int,
     ) -> torch.Tensor:
-        """(rows, heads, size): decodes, then prompts."""
+        """Attend with decodes, then prompts: (rows, heads, size)."""
         output, first = torch.empty_like(query), contexts.num_decodes
         if plan is not None:
             decode_attention(
@@ -146,7 +146,7 @@ class KernelDecoder(Decoder):
 
 
 def _norms(layer: LayerWeights) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The one norm of all query heads and the one of all key heads."""
+    """Return the norm of all query heads and that of all key heads."""
     return None if layer.qk_norm is None else (layer.qk_norm[0], layer.qk_norm[-1])
 
 

@@ -10,7 +10,7 @@ TILE = 1024
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """``silu(gate) * up`` (rows, width) of ``gate_up`` (rows, 2 * width), the gates first."""
+    """Return ``silu(gate) * up`` (rows, width) of ``gate_up`` (rows, 2 * width), gates first."""
     assert gate_up.is_contiguous()
     assert gate_up.shape[1] % 2 == 0
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2

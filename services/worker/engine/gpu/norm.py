@@ -8,14 +8,14 @@ import triton.language as tl
 
 
 def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """``hidden`` (rows, width) over its root mean square, times ``weight`` (width,)."""
+    """Return ``hidden`` (rows, width) over its root mean square, times ``weight`` (width,)."""
     return _launch(hidden, None, weight, eps)[0]
 
 
 def add_rms_norm(
     hidden: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The norm of ``hidden + residual`` and that sum, all (rows, width)."""
+    """Return the norm of ``hidden + residual`` and that sum, all (rows, width)."""
     return _launch(hidden, residual, weight, eps)
 
 
@@ -56,14 +56,14 @@ def _norm(
     padded: tl.constexpr,
     added: tl.constexpr,
 ) -> None:
-    """One row."""
+    """Compute one row."""
     columns = tl.arange(0, padded)
     held = columns < width
     where = tl.program_id(0).to(tl.int64) * width + columns
     row = tl.load(hidden + where, mask=held, other=0.0).to(tl.float32)
     if added:
         row += tl.load(residual + where, mask=held, other=0.0).to(tl.float32)
-        # The norm is of what is kept, rounded as it is kept.
+        # The norm is of the stored sum, as it was rounded.
         kept = row.to(total.dtype.element_ty)
         tl.store(total + where, kept, mask=held)
         row = kept.to(tl.float32)

@@ -17,9 +17,9 @@ PARTS_A_PROGRAM = 16
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """Who attends to what: part ``p`` is tokens ``begins[p]`` to ``ends[p]`` of ``owners[p]``.
+    """The parts of a batch: part ``p`` is tokens ``begins[p]`` to ``ends[p]`` of ``owners[p]``.
 
-    ``owners``, ``begins``, ``ends`` (parts,) int32, the owner -1 where there is nothing to do;
+    ``owners``, ``begins``, ``ends`` (parts,) int32, the owner -1 for an unused part;
     ``firsts`` (requests + 1,) int32, each request's first part. The layers of a pass share
     them and the scratch ``partial`` (parts, heads, size) and ``weights`` (parts, heads), both
     float32.
@@ -34,7 +34,7 @@ class DecodePlan:
 
 
 def wanted_parts(num_kv_heads: int, num_processors: int) -> int:
-    """How many parts fill the device, each with a program per KV head."""
+    """Return the number of parts that fill the device, with a program per KV head each."""
     return max(1, PARTS_PER_PROCESSOR * num_processors // num_kv_heads)
 
 
@@ -82,7 +82,7 @@ def _plan(
     width: tl.constexpr,
     tile: tl.constexpr,
 ) -> None:
-    """A program writes ``tile`` parts; each works out all requests' shares (cheap)."""
+    """Write ``tile`` parts per program; each program computes all requests' shares (cheap)."""
     request = tl.arange(0, width)
     length = tl.load(lengths + request, mask=request < requests, other=0)
     limit = tl.maximum(tl.cdiv(tl.sum(length, 0), wanted), least)

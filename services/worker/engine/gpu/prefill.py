@@ -17,7 +17,7 @@ from services.worker.engine.gpu.attend import (
 
 
 def prefill_tile(padded: int, itemsize: int) -> Tile:
-    """The program's shape; its rows are query rows times the heads that share a KV head."""
+    """Return the program's shape; rows are query rows times the heads that share a KV head."""
     if itemsize > 2:
         return Tile(32, 32, warps=4, stages=2) if padded > 128 else Tile(64, 32, 4, 2)
     if padded > 128:
@@ -38,7 +38,7 @@ def prefill_attention(
     output: torch.Tensor | None = None,
     tile: Tile | None = None,
 ) -> torch.Tensor:
-    """``query`` (rows, heads, size) over each request's context, causal: the same shape.
+    """Attend with ``query`` (rows, heads, size) over each request's context, causal.
 
     Request ``i`` has the rows from ``firsts[i]`` to ``firsts[i + 1]`` (``firsts`` is int32,
     (requests + 1,), from 0 to rows), which are the last tokens of its ``lengths[i]`` (int32,
@@ -104,7 +104,7 @@ def _attend(
     rows: tl.constexpr,
     tile: tl.constexpr,
 ) -> None:
-    """One tile of one request's rows and one KV head; the last, longest tiles come first."""
+    """Compute a tile of one request's rows and one KV head; the longest tiles come first."""
     grouped: tl.constexpr = num_heads // num_kv_heads
     steps: tl.constexpr = rows // grouped
     kv_head, index = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)

@@ -1,4 +1,4 @@
-"""What lies between a layer's first product and its attention: norms, rotation, the pool."""
+"""The steps from a layer's first product to its attention: norms, rotation, the pool."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _rope_store(
     normed: tl.constexpr,
     tile: tl.constexpr,
 ) -> None:
-    """One row and ``tile`` heads, of whichever kind: each as its two (heads, half) halves."""
+    """Rotate and store one row and ``tile`` heads of any kind, each as two (heads, half) halves."""
     size: tl.constexpr = 2 * half
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * tile + tl.arange(0, tile)
@@ -124,7 +124,7 @@ def _weight(
     first: tl.constexpr,
     half: tl.constexpr,
 ) -> tl.tensor:
-    """(heads, half) weights of the norm: the queries', the keys', 1 for values."""
+    """Return the (heads, half) weights of the norm: the queries', the keys', 1 for values."""
     held = columns < half
     for_query = tl.load(query_norm + first + columns, mask=held, other=0.0).to(tl.float32)
     for_key = tl.load(key_norm + first + columns, mask=held, other=0.0).to(tl.float32)

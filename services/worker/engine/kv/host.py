@@ -1,8 +1,8 @@
 """KV in host memory, and its way there and back.
 
-What leaves its blocks is copied aside before the pass may write there, and travels on beside it.
-What comes back does so beside the pass, too, or before it where a request in the pass needs it. A
-GPU does this on streams of its own, a CPU in a thread.
+KV that leaves its blocks is copied aside before the pass may write there, and goes to host memory
+while the pass runs. KV comes back while the pass runs, too, or before it if a request in the pass
+needs it. A GPU does this on streams of its own, a CPU in a thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headway.forward_pass import ForwardPass, Swap
 from services.worker.engine.kv.pool import DTYPES, KvPool, KvStore, refuse_what_does_not_fit
 
 STAGED_BYTES = 2**28
-"""Of device memory, for KV on its way."""
+"""Device memory for KV on its way."""
 
 
 class HostKv(KvStore):
@@ -55,18 +55,18 @@ class HostKv(KvStore):
 
 
 _Piece = tuple[torch.Tensor, Sequence[int]]
-"""KV of so many blocks, and the host blocks that it goes to."""
+"""KV of some blocks, and the host blocks it goes to."""
 
 
 @dataclass(slots=True)
 class SwapTime:
-    """Seconds that a pass's swaps took, known when it has ended."""
+    """The seconds that a pass's swaps took, known when the pass has ended."""
 
     seconds: float = 0.0
 
 
 class KvSwapper:
-    """Carries out the swaps of passes; one thread's, as the passes are."""
+    """The swaps of passes; used by the one thread that runs them."""
 
     def __init__(self, pool: KvPool, host: HostKv | None) -> None:
         self._pool = pool
@@ -79,9 +79,9 @@ class KvSwapper:
 
     @contextmanager
     def around(self, forward_pass: ForwardPass) -> Iterator[SwapTime]:
-        """The pass's swaps, begun before what is done inside and complete after it.
+        """Begin the pass's swaps before the body, and complete them after it.
 
-        PassFailure blames all requests that it swaps where one cannot be.
+        A swap that fails raises PassFailure with all requests that the pass swaps.
         """
         spent = SwapTime()
         swaps = (*forward_pass.swapped_out, *forward_pass.swapped_in)
@@ -101,7 +101,7 @@ class KvSwapper:
             self._pool.writable.set()
 
     def _begin(self, forward_pass: ForwardPass) -> Callable[[], float]:
-        """Start; what is returned waits for the end and says how long it took, seconds."""
+        """Start; the returned function waits for the end and returns the seconds it took."""
         if self._streams is not None:
             return self._begin_on_streams(forward_pass, *self._streams)
         began_at = time.perf_counter()
@@ -113,7 +113,7 @@ class KvSwapper:
         return lambda: aside + copying.result()
 
     def _copy(self, pieces: Sequence[_Piece], swapped_in: Sequence[Swap]) -> float:
-        """What is left to do beside a pass; seconds."""
+        """Do the part that runs beside a pass; return its seconds."""
         began_at = time.perf_counter()
         for staged, host_blocks in pieces:
             self._put(staged, host_blocks)
@@ -133,7 +133,7 @@ class KvSwapper:
             marks[1].record(out)
         back.wait_stream(compute)
         if forward_pass.swapped_out:
-            back.wait_event(aside)  # the blocks may be those that something has just left
+            back.wait_event(aside)  # the blocks may be those that KV has just left
             compute.wait_event(aside)
         with torch.cuda.stream(back):
             marks[2].record(back)
@@ -151,14 +151,14 @@ class KvSwapper:
 
     @torch.inference_mode()
     def _save(self, swaps: Iterable[Swap], aside: Callable[[], None]) -> None:
-        """To host memory; ``aside`` is called once the blocks may be written to."""
+        """Save to host memory; call ``aside`` once the blocks may be written to."""
         for staged, host_blocks in self._staged(swaps):
             aside()
             self._put(staged, host_blocks)
 
     @torch.inference_mode()
     def _staged(self, swaps: Iterable[Swap]) -> Iterator[_Piece]:
-        """The KV copied aside, the last piece of it; pieces before that are in host memory."""
+        """Copy KV aside; yield the last piece, with all earlier pieces in host memory already."""
         pieces = list(self._pieces(swaps))
         for n, (blocks, host_blocks) in enumerate(pieces):
             staged = self._pool.blocks.transpose(0, 1).index_select(0, self._ids(blocks))
@@ -175,7 +175,7 @@ class KvSwapper:
 
     @torch.inference_mode()
     def _restore(self, swaps: Iterable[Swap]) -> None:
-        """From host memory."""
+        """Copy KV back from host memory."""
         for blocks, host_blocks in self._pieces(swaps):
             shape = (len(blocks), *self._hosted.blocks.shape[1:])
             staged = torch.empty(shape, dtype=self._hosted.blocks.dtype, device=self._device)
@@ -191,7 +191,7 @@ class KvSwapper:
         return self._host
 
     def _pieces(self, swaps: Iterable[Swap]) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
-        """Blocks and host blocks, as many at a time as may be staged."""
+        """Yield blocks and host blocks, as many at a time as may be staged."""
         blocks = [block for swap in swaps for block in swap.blocks]
         host_blocks = [block for swap in swaps for block in swap.host_blocks]
         block_bytes = self._pool.block_size * self._pool.shape.bytes_per_token
@@ -204,7 +204,7 @@ class KvSwapper:
 
 
 def _waits(forward_pass: ForwardPass) -> bool:
-    """Whether a request in the pass needs what comes back."""
+    """Return whether a request in the pass needs KV that comes back."""
     returning = {swap.key for swap in forward_pass.swapped_in}
     return bool(returning) and any(item.key in returning for item in forward_pass.items)
 
@@ -219,7 +219,7 @@ def _blaming(swaps: Sequence[Swap]) -> Iterator[None]:
 
 
 def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(first block, start, stop): places ``start … stop - 1`` hold consecutive blocks."""
+    """Yield (first block, start, stop): places ``start … stop - 1`` hold consecutive blocks."""
     start = 0
     for n in range(1, len(blocks) + 1):
         if n == len(blocks) or blocks[n] != blocks[n - 1] + 1:

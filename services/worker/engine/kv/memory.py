@@ -1,4 +1,4 @@
-"""How much memory a device has left."""
+"""Free memory of a device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Free memory; on a CPU what Linux and the container grant, None where nobody says."""
+    """Return free memory; on a CPU the least of Linux's and the container's, None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     grants = [g for g in (_machine_bytes(), _container_bytes()) if g is not None]
@@ -28,7 +28,7 @@ def _machine_bytes() -> int | None:
 
 
 def _container_bytes() -> int | None:
-    """What is left of a cgroup v2 limit; the page cache counts as free."""
+    """Return the rest of a cgroup v2 limit; the page cache counts as free."""
     try:
         limit = (CGROUP / "memory.max").read_text().strip()
         used = int((CGROUP / "memory.current").read_text())

@@ -26,7 +26,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """What one token's keys and values are; ``dtype`` is a key of ``DTYPES``."""
+    """The shape of one token's keys and values; ``dtype`` is a key of ``DTYPES``."""
 
     num_layers: int
     num_kv_heads: int
@@ -35,12 +35,12 @@ class KvShape:
 
     @property
     def plane_bytes_per_token(self) -> int:
-        """Bytes of one token's keys, or values, in one layer."""
+        """Return the bytes of one token's keys, or values, in one layer."""
         return self.num_kv_heads * self.head_dim * DTYPES[self.dtype].itemsize
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token's keys and values in all layers."""
+        """Return the bytes of one token's keys and values in all layers."""
         return 2 * self.num_layers * self.plane_bytes_per_token
 
 
@@ -56,13 +56,13 @@ class KvStore(ABC):
         self.block_size = block_size
 
     def wire_shape(self, num_blocks: int) -> tuple[int, int, int, int, int]:
-        """The wire's shape of so many blocks."""
+        """Return the wire's shape of so many blocks."""
         shape = self.shape
         tokens = num_blocks * self.block_size
         return shape.num_layers, 2, tokens, shape.num_kv_heads, shape.head_dim
 
     def read(self, block_ids: Sequence[int]) -> Iterator[memoryview]:
-        """The blocks' KV in the wire's layout, in pieces of at most 1 MiB."""
+        """Yield the blocks' KV in the wire's layout, in pieces of at most 1 MiB."""
         return self._pieces(self.slots(block_ids, len(block_ids) * self.block_size))
 
     def _pieces(self, slots: torch.Tensor) -> Iterator[memoryview]:
@@ -76,7 +76,7 @@ class KvStore(ABC):
                 yield raw[start : start + MAX_PIECE_BYTES]
 
     def slots(self, block_ids: Sequence[int], num_tokens: int) -> torch.Tensor:
-        """The slots of the blocks' first ``num_tokens`` tokens, int64, on the CPU."""
+        """Return the slots of the blocks' first ``num_tokens`` tokens, int64, on the CPU."""
         blocks = np.fromiter(block_ids, np.int64, len(block_ids))
         if len(blocks) and not 0 <= blocks.min() <= blocks.max() < self.num_blocks:
             wrong = next(b for b in block_ids if not 0 <= b < self.num_blocks)
@@ -86,11 +86,11 @@ class KvStore(ABC):
 
     @abstractmethod
     def read_planes(self, first: int, stop: int, slots: torch.Tensor) -> torch.Tensor:
-        """Keys (even planes) and values (odd) of the slots: contiguous, on the CPU."""
+        """Return keys (even planes) and values (odd) of the slots: contiguous, on the CPU."""
 
     @abstractmethod
     def write_plane(self, plane: int, slots: torch.Tensor, data: bytearray) -> None:
-        """Keys (even planes) or values of one layer; ``data`` may be longer than the slots."""
+        """Write keys (even planes) or values of a layer; ``data`` may be longer than the slots."""
 
     def _plane_of(self, data: bytearray, num_slots: int) -> torch.Tensor:
         tensor = torch.frombuffer(data, dtype=DTYPES[self.shape.dtype])
@@ -100,9 +100,9 @@ class KvStore(ABC):
 class KvPool(KvStore):
     """All KV blocks of a worker, on its device.
 
-    While ``writable`` is not set, a pass is yet to save what is in blocks that others have been
-    given: whoever brings KV from elsewhere waits. Raises HeadwayError (RESOURCE_EXHAUSTED) where
-    the device has too little memory.
+    While ``writable`` is not set, a pass still has to save blocks that already belong to others:
+    KV from other workers waits. Raises HeadwayError (RESOURCE_EXHAUSTED) if the device has too
+    little memory.
     """
 
     def __init__(
@@ -134,11 +134,11 @@ class KvPool(KvStore):
 
 
 class KvWriter:
-    """Takes one request's KV off the wire into its blocks, a piece of any size at a time.
+    """A sink for one request's KV, which comes in pieces of any size.
 
-    It is that of tokens ``first_token … num_tokens - 1``; what else the offered ``shape[2]``
-    tokens are pads the source's last block. Raises HeadwayError (INVALID_ARGUMENT) for a KV that
-    this store cannot hold, too many bytes, and, in ``finish``, too few.
+    It takes tokens ``first_token … num_tokens - 1``; the rest of the offered ``shape[2]`` tokens
+    is padding of the source's last block. Raises HeadwayError (INVALID_ARGUMENT) for KV that this
+    store cannot hold, for too many bytes, and, in ``finish``, for too few.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class KvWriter:
         self._plane = bytearray(plane_bytes)
 
     def feed(self, data: Buffer) -> None:
-        """The next bytes; each plane is written once it is complete."""
+        """Take the next bytes; write each plane once it is complete."""
         if self._received + len(data) > self._num_bytes:
             got = self._received + len(data)
             raise invalid("the number of KV bytes", got, f"{self._num_bytes}")
@@ -202,7 +202,7 @@ def _refuse_a_foreign_kv(
 def refuse_what_does_not_fit(
     name: str, shape: KvShape, num_tokens: int, device: torch.device
 ) -> None:
-    """HeadwayError for a store of that size that its device has no room for."""
+    """Raise HeadwayError for a store that its device has no room for."""
     if num_tokens < 1:
         raise invalid("the KV pool's size in tokens", num_tokens, "at least 1")
     needed, free = num_tokens * shape.bytes_per_token, available_bytes(device)

@@ -20,7 +20,7 @@ ATTENTION_NAME = "headway_paged"
 
 
 class Reads(Enum):
-    """How a decoder reads contexts: as slots, as block tables, or prompts so and decodes so."""
+    """The form in which a decoder reads contexts; prompts are read as slots in the second."""
 
     SLOTS = "slots"
     DECODES_BY_TABLE = "decodes by table"
@@ -58,7 +58,7 @@ class PrefillSpan:
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """What each request reads as kernels take it, those of one row first.
+    """The contexts of a batch's requests as kernels take them, requests of one row first.
 
     ``tables`` (requests, blocks) and ``lengths`` (requests,) are int32; ``firsts`` int32, where
     each of the others has its rows, counted from the first of those, and where they end; None
@@ -73,10 +73,10 @@ class Contexts:
 
 @dataclass(frozen=True, slots=True)
 class PagedBatch:
-    """Where a flattened batch's rows are stored, and what each of them reads.
+    """A flattened batch: the slots of its rows, and the contexts that they read.
 
-    That is ``contexts`` for kernels, else ``decodes`` and ``prefills``; a CPU's kernels take the
-    ``contexts`` of decodes alone, and ``prefills``.
+    Kernels read ``contexts``; without kernels ``decodes`` and ``prefills`` are read. A CPU's
+    kernels read the ``contexts`` of decodes alone, and ``prefills``.
     """
 
     pool: KvPool
@@ -114,7 +114,7 @@ def attend_prefills(
     batch: PagedBatch,
     scale: float,
 ) -> Iterator[torch.Tensor]:
-    """Each prompt's rows (rows, heads * size), its keys and values being stored."""
+    """Yield each prompt's rows (rows, heads * size); its keys and values are stored already."""
     keys, values = batch.pool.keys[layer], batch.pool.values[layer]
     for span in batch.prefills:
         rows = slice(span.first, span.stop)
@@ -133,7 +133,7 @@ def _decode(
     group: DecodeGroup,
     scale: float,
 ) -> torch.Tensor:
-    """One query row per request; the heads that share a KV head stand in for query rows."""
+    """Attend with one row per request; heads that share a KV head stand in for rows."""
     num_rows = group.stop - group.first
     num_kv_heads, size = keys.shape[1:]
     shape = (num_rows, -1, num_kv_heads, size)
@@ -148,7 +148,7 @@ def _decode(
 
 
 def _context(plane: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """One request's keys or values: (KV heads, context, size)."""
+    """Return one request's keys or values: (KV heads, context, size)."""
     return plane.index_select(0, slots).transpose(0, 1)
 
 
@@ -159,7 +159,10 @@ def _prefill(
     mask: torch.Tensor | None,
     scale: float,
 ) -> torch.Tensor:
-    """One request's rows (rows, heads, size) over (KV heads, context, size); causal if bare."""
+    """Attend with one request's rows (rows, heads, size) over (KV heads, context, size).
+
+    Without a mask the attention is causal.
+    """
     output = scaled_dot_product_attention(
         query.transpose(0, 1).unsqueeze(0),
         key.unsqueeze(0),
@@ -183,7 +186,7 @@ def paged_attention(
     headway_batch: PagedBatch,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers' modules call: (1, heads, rows, size) to (1, rows, heads, size)."""
+    """Attend for transformers' modules: (1, heads, rows, size) to (1, rows, heads, size)."""
     layer = module.layer_idx
     assert isinstance(layer, int), "transformers numbers its attention layers"
     rows = query[0].transpose(0, 1)

@@ -43,7 +43,7 @@ class LayerWeights:
 
 
 class Decoder:
-    """Token ids to hidden states, keys and values into the paged pool on the way."""
+    """The layers: token ids to hidden states, with keys and values into the paged pool."""
 
     kernels = "torch"
     multiplies_few_rows = False  # by kernels of its own
@@ -51,7 +51,7 @@ class Decoder:
     reads = Reads.SLOTS  # what batches it needs
 
     def __init__(self, network: Any, config: Any, max_model_len: int) -> None:
-        """Takes the weights out of a transformers model, which is of no use afterwards."""
+        """Take the weights out of a transformers model, which is of no use afterwards."""
         base = network.model
         self._num_heads, self._num_kv_heads = share_of_heads(config)
         self._size = _head_size(config)
@@ -63,12 +63,14 @@ class Decoder:
         self._layers: list[LayerWeights] = []
         for index, layer in enumerate(base.layers):
             self._layers.append(_take_layer(layer, self._num_heads, self._num_kv_heads))
-            base.layers[index] = torch.nn.Identity()  # one layer at a time is there twice
+            base.layers[index] = (
+                torch.nn.Identity()
+            )  # so that only one layer at a time is in memory twice
 
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, batch: PagedBatch
     ) -> torch.Tensor:
-        """Hidden states after the final norm (rows, hidden size) of ``token_ids`` (rows,)."""
+        """Return hidden states after the final norm (rows, hidden size) of tokens (rows,)."""
         hidden = embedding(token_ids, self._embedding)
         angles = (
             self._cos.index_select(0, positions).unsqueeze(1),
@@ -80,7 +82,7 @@ class Decoder:
         return self._normed(hidden, self._norm)
 
     def prepare(self, pool: KvPool) -> None:
-        """Do ahead what passes over ``pool`` would otherwise do first: here nothing."""
+        """Do nothing: there is nothing to do ahead of the first pass."""
 
     def _normed(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return self._rms(rows, weight)
@@ -114,7 +116,9 @@ class Decoder:
         return layer.output.added_to(hidden, output)
 
     def _mlp(self, layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
-        if len(hidden) > _MAX_MLP_ROWS:  # else its intermediates are memory fresh from the system
+        if (
+            len(hidden) > _MAX_MLP_ROWS
+        ):  # larger intermediates would be fresh memory from the system
             parts = [self._mlp(layer, part) for part in torch.split(hidden, _MAX_MLP_ROWS)]
             return torch.cat(parts)
         gated = self._gated(layer, self._normed(hidden, layer.mlp_norm))
@@ -129,7 +133,7 @@ class RmsNorm:
         self._eps_tensor = torch.tensor(eps, device=like.device)
 
     def __call__(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Of ``rows`` (…, size); ``weight`` is (size,), or (heads, size) for a head each."""
+        """Normalise ``rows`` (…, size); ``weight`` is (size,), or (heads, size) by head."""
         if rows.dtype is not torch.float32:  # the mean and the root in float32
             if weight.dim() == 1:
                 return torch.rms_norm(rows, weight.shape, weight, self._eps)
@@ -140,7 +144,7 @@ class RmsNorm:
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding of (rows, heads, size); ``sin``'s first half is negated already."""
+    """Rotate heads (rows, heads, size); the first half of ``sin`` is negated already."""
     return torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, -1), sin)
 
 
@@ -152,7 +156,7 @@ def _head_size(config: Any) -> int:
 def _angles(
     rotary: Any, max_model_len: int, like: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines by position (positions, size), in the model's dtype."""
+    """Return cosines and sines by position (positions, size), in the model's dtype."""
     positions = torch.arange(max_model_len, device=like.device).unsqueeze(0)
     with torch.inference_mode():
         cos, sin = rotary(like[:1].unsqueeze(0), positions)
@@ -179,19 +183,19 @@ def _take_layer(layer: Any, num_heads: int, num_kv_heads: int) -> LayerWeights:
 
 
 def _joined(*modules: Any) -> Linear:
-    """Several products of the same rows as one."""
+    """Join several products of the same rows into one."""
     weights, biases = zip(*(_weights(module) for module in modules), strict=True)
     return Linear(torch.cat(weights), None if biases[0] is None else torch.cat(biases))
 
 
 def _weights(module: Any) -> Weights:
-    """This process's share of a matrix and of its bias."""
+    """Return this process's share of a matrix and of its bias."""
     bias = None if module.bias is None else own_share(module.bias.data)
     return own_share(module.weight.data), bias
 
 
 def _summed(module: Any) -> Linear:
-    """A product over what one process holds of its inputs; the bias is nobody's share."""
+    """Return a product over this process's share of the inputs; the bias is whole."""
     kind = SummedLinear if group_size() > 1 else Linear
     bias = None if module.bias is None else whole(module.bias.data)
     return kind(own_share(module.weight.data), bias)

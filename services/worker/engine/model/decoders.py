@@ -1,4 +1,4 @@
-"""Which decoder computes a model's layers: with whose kernels between the matrix products."""
+"""Chooses the decoder of a model's layers, by the kernels between its matrix products."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ Kernels = Literal["auto", "triton", "native", "torch"]
 
 
 def decoder_class(kernels: Kernels, dtype: torch.dtype, device: torch.device) -> type[Decoder]:
-    """``auto`` takes Triton's on a GPU, compiled ones (native) on a CPU, and where there are none
-    torch's operators. Raises HeadwayError (FAILED_PRECONDITION) for what is not to be had here.
+    """Choose a decoder by its kernels.
+
+    ``auto`` takes Triton's on a GPU and compiled ones (native) on a CPU, or torch's operators if
+    those are missing. Raises HeadwayError (FAILED_PRECONDITION) for kernels that are missing.
     """
     if kernels == "auto":
         return _best(dtype, device)
@@ -46,7 +48,7 @@ def _has_triton() -> bool:
 
 
 def _triton() -> type[Decoder]:
-    from services.worker.engine.gpu.decoder import KernelDecoder  # a CPU has no Triton
+    from services.worker.engine.gpu.decoder import KernelDecoder  # it imports Triton
 
     return KernelDecoder
 

@@ -1,4 +1,4 @@
-"""Weights in fewer bits, by the libraries that transformers works with."""
+"""Quantised weights, by the libraries that transformers works with."""
 
 from __future__ import annotations
 
@@ -38,11 +38,14 @@ SCHEMES: Mapping[str, Callable[[], Any]] = MappingProxyType(
         "bitsandbytes-4bit": _bitsandbytes(load_in_4bit=True),
     }
 )
-"""By name: the library and what it makes of the weights."""
+"""Schemes by name."""
 
 
 def quantization_config(name: str) -> Any:
-    """What transformers is given; None for no name. FAILED_PRECONDITION without its library."""
+    """Return transformers' configuration of a scheme, None for no name.
+
+    HeadwayError: INVALID_ARGUMENT for an unknown one, FAILED_PRECONDITION without its library.
+    """
     if not name:
         return None
     if name not in SCHEMES:
@@ -51,5 +54,5 @@ def quantization_config(name: str) -> Any:
         return SCHEMES[name]()
     except ImportError as error:
         library = name.partition("-")[0]
-        message = f"quantization {name!r} needs {library}, which is not here: pip install {library}"
+        message = f"quantization {name!r} needs {library}: pip install {library}"
         raise HeadwayError(Code.FAILED_PRECONDITION, message, param="quantization") from error

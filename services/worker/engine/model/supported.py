@@ -1,4 +1,4 @@
-"""Which checkpoints the engine computes correctly; others are refused by name, at the start.
+"""Checks that the engine computes a checkpoint correctly; others are refused by name.
 
 The packed decoder serves ``PACKED``. Any other decoder runs in transformers' own modules over paged
 KV, unless its attention is one of those named here.

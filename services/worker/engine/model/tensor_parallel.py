@@ -1,7 +1,7 @@
 """One replica over several processes, started by torchrun: each holds its share of the heads.
 
-transformers' own ``tp_plan`` says who holds which weights. The first process is the worker; the
-others follow it: they are told of every forward pass and run their share of it.
+transformers' own ``tp_plan`` assigns the weights. The first process is the worker. The others
+follow it: they receive every forward pass and run their share of it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from services.worker.engine.cpu.linear import Linear
 
 
 def group_size(environ: Mapping[str, str] = os.environ) -> int:
-    """How many processes torchrun has started for this replica; 1 without it."""
+    """Return the number of processes of this replica under torchrun; 1 without it."""
     return int(environ.get("WORLD_SIZE", "1"))
 
 
 def is_follower(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether another process is the worker, and this one holds a share of its model."""
+    """Return whether this process holds a share of another process's model."""
     return int(environ.get("RANK", "0")) > 0
 
 
 def join_group(device: torch.device) -> torch.device:
-    """Meet the others, if there are any; the device of this process."""
+    """Join the other processes, if there are any; return this process's device."""
     if group_size() == 1:
         return device
     is_cuda = device.type == "cuda"
@@ -42,13 +42,13 @@ def join_group(device: torch.device) -> torch.device:
 
 
 def leave_group() -> None:
-    """End this process's part; its threads would else abort it as it exits."""
+    """Leave the group: its threads would otherwise abort the process at its exit."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
 
 
 def agree_on_least(number: int, device: torch.device) -> int:
-    """The least of all processes' numbers."""
+    """Return the least of all processes' numbers."""
     if group_size() == 1:
         return number
     shared = torch.tensor([number], device=device)
@@ -57,7 +57,7 @@ def agree_on_least(number: int, device: torch.device) -> int:
 
 
 def share_of_heads(config: Any) -> tuple[int, int]:
-    """(heads, KV heads) of this process; FAILED_PRECONDITION where they cannot be shared out."""
+    """Return this process's (heads, KV heads); FAILED_PRECONDITION if they cannot be shared."""
     size = group_size()
     heads = int(config.num_attention_heads)
     kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
@@ -71,7 +71,7 @@ def share_of_heads(config: Any) -> tuple[int, int]:
 
 
 def own_share(tensor: torch.Tensor) -> torch.Tensor:
-    """Of a weight that is shared out, what this process holds; else the weight."""
+    """Return this process's share of a weight that is shared out, else the weight."""
     if not isinstance(tensor, DTensor):
         return tensor
     share: torch.Tensor = cast(Any, tensor).to_local()
@@ -79,7 +79,7 @@ def own_share(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A weight as no process alone may hold it; all must ask."""
+    """Return the whole of a weight that is shared out; every process must call this."""
     if not isinstance(tensor, DTensor):
         return tensor
     full: torch.Tensor = cast(Any, tensor).full_tensor()
@@ -87,10 +87,10 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class SummedLinear(Linear):
-    """A product whose inputs are shared out: all processes' parts make the whole."""
+    """A product whose inputs are shared out: the parts of all processes are summed."""
 
     def added_to(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """``residual`` and the sum of all products."""
+        """Return ``residual`` plus the sum of all processes' products."""
         product = self.without_bias(rows)
         distributed.all_reduce(product)
         if self.bias is not None:
@@ -99,12 +99,12 @@ class SummedLinear(Linear):
 
 
 def tell_followers(message: object) -> None:
-    """What they are to do next; None: to end."""
+    """Send the other processes their next order; None: to end."""
     distributed.broadcast_object_list([message], src=0)
 
 
 def next_order() -> Any:
-    """What the worker's process said."""
-    heard: list[Any] = [None]
-    distributed.broadcast_object_list(heard, src=0)
-    return heard[0]
+    """Return the next order of the worker's process."""
+    received: list[Any] = [None]
+    distributed.broadcast_object_list(received, src=0)
+    return received[0]
