@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable
+from enum import Enum
 from pathlib import Path
 
 import pytest
 
 from headway.core.scheduler.books import TRANSITIONS
 from headway.core.scheduler.reports import RECONCILE, Belief, Said
+from headway.core.worker import lifecycle
 
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 
@@ -46,7 +48,31 @@ def scheduler_places() -> str:
     )
 
 
-TABLES: dict[str, Callable[[], str]] = {"scheduler places": scheduler_places}
+def word(member: Enum) -> str:
+    return member.name.lower().replace("_", " ")
+
+
+def worker_lifecycle() -> str:
+    moves = lifecycle.TRANSITIONS.items()
+    return "\n".join(
+        [
+            "A request on a worker is at one of these stages. `headway/core/worker/lifecycle.py`",
+            "alone moves it.",
+            "",
+            table(("stage", "a request that …"), ((word(s), s.value) for s in lifecycle.Stage)),
+            "",
+            table(
+                ("stage", "event", "what happens", "next stage"),
+                ((word(a), word(event), event.value, word(b)) for (a, event), b in moves),
+            ),
+        ]
+    )
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "scheduler places": scheduler_places,
+    "worker lifecycle": worker_lifecycle,
+}
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -39,7 +39,7 @@ class Event(Enum):
     PREFILLED = "its first token is drawn, and this worker does not decode"
     DEPARTS = "the last part of its KV begins to be sent"
     RUNS_ON = "its KV is in its blocks: it has arrived, or goes on where it is"
-    WAITS_ON = "the same, but its KV is in host memory"
+    WAITS_ON = "its KV is in host memory: it has arrived, or goes on where it is"
     HOLDS_ON = "the transfer has failed: it keeps its KV for another one"
     ENDS = "it is over, but its blocks are in use"
     RELEASED = "it is over or elsewhere, and nothing uses its blocks"
