@@ -31,7 +31,7 @@ from headway.messages import (
     TokenBatch,
 )
 from headway.request import FinishReason, Request, StreamKey, TokenLogprobs
-from protos import gateway_pb2, gateway_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from protos import gateway_pb2, scheduler_pb2, scheduler_pb2_grpc
 from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
@@ -95,7 +95,7 @@ class TokenLink:
 
     async def _run(self) -> None:
         async with open_channel(self._address, self._config) as channel:
-            call = gateway_pb2_grpc.TokenSinkStub(channel).Attach()
+            call = wire.dial_attach(channel)
             reader = asyncio.create_task(self._read(call))
             try:
                 while True:
@@ -169,12 +169,7 @@ class Emulated:
     async def start(self) -> None:
         """Listen, and lead."""
         self._server = GrpcServer(self.config)
-        self._server.add(
-            lambda server: scheduler_pb2_grpc.add_SchedulerServicer_to_server(
-                _Scheduler(self), server
-            ),
-            "headway.v1.Scheduler",
-        )
+        self._server.add(_Scheduler(self))
         self.address = await self._server.start()
         await self._lead()
         self._renewing = asyncio.create_task(self._renew())

@@ -37,13 +37,7 @@ class Front(gateway_pb2_grpc.TokenSinkServicer, worker_pb2_grpc.WorkerServicer):
 
     async def start(self) -> None:
         """Listen."""
-        self._server.add(
-            lambda s: gateway_pb2_grpc.add_TokenSinkServicer_to_server(self, s),
-            "headway.v1.TokenSink",
-        )
-        self._server.add(
-            lambda s: worker_pb2_grpc.add_WorkerServicer_to_server(self, s), "headway.v1.Worker"
-        )
+        self._server.add(self)
         self.address = await self._server.start()
 
     async def stop(self) -> None:

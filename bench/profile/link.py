@@ -26,7 +26,6 @@ from headway.messages import (
     UnitBatch,
 )
 from headway.request import Request, StreamKey
-from protos import worker_pb2, worker_pb2_grpc
 from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
@@ -39,10 +38,10 @@ TIMEOUT = 120.0
 class WorkerLink:
     """``info`` is what the worker says it is; what it reports ends what is waited for."""
 
-    def __init__(self, address: str, stub: worker_pb2_grpc.WorkerAsyncStub) -> None:
+    def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
         self.address = address
-        self._stub = stub
-        self._call: Any = stub.Control()
+        self._channel = channel
+        self._call: Any = wire.dial_control(channel)
         self._writing = asyncio.Lock()
         self._num_dispatches = 0
         self._finished: dict[int, asyncio.Future[FinishedRequest]] = {}
@@ -123,17 +122,15 @@ class WorkerLink:
 
         HeadwayError: RESOURCE_EXHAUSTED where it has no room.
         """
-        try:
-            await self._stub.TransferKv(_kv(request, like, self.info), timeout=TIMEOUT)
-        except grpc.aio.AioRpcError as error:
-            raise wire.error_of(error) from error
+        chunks = _kv(request, like, self.info)
+        await wire.transfer_kv(self._channel, chunks, within=TIMEOUT)
 
 
 @asynccontextmanager
 async def leading(address: str, config: ServiceConfig) -> AsyncIterator[WorkerLink]:
     """Lead the worker that serves there."""
     async with open_channel(address, config) as channel:
-        link = WorkerLink(address, worker_pb2_grpc.WorkerStub(channel))
+        link = WorkerLink(address, channel)
         await link.greet()
         listening = asyncio.create_task(link.listen())
         try:
@@ -142,7 +139,7 @@ async def leading(address: str, config: ServiceConfig) -> AsyncIterator[WorkerLi
             listening.cancel()
 
 
-def _kv(request: Request, like: KvHeader, info: WorkerInfo) -> Iterator[worker_pb2.KvChunk]:
+def _kv(request: Request, like: KvHeader, info: WorkerInfo) -> Iterator[Any]:
     num_computed = len(request.prompt_token_ids)
     num_padded = -(-num_computed // info.block_size) * info.block_size
     num_bytes = num_padded * info.kv_bytes_per_token
@@ -157,7 +154,7 @@ def _kv(request: Request, like: KvHeader, info: WorkerInfo) -> Iterator[worker_p
     )
     yield wire.KV.pack(header)
     for start in range(0, num_bytes, len(_PIECE)):
-        yield worker_pb2.KvChunk(data=_PIECE[: num_bytes - start])
+        yield wire.KV.pack(_PIECE[: num_bytes - start])
 
 
 def _expect(waited: dict[int, asyncio.Future[Any]], key: StreamKey) -> asyncio.Future[Any]:

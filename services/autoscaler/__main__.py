@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from protos import autoscaler_pb2_grpc, externalscaler_pb2_grpc
 from services.autoscaler.config import AutoscalerConfig
 from services.autoscaler.keda import KedaScaler
 from services.autoscaler.service import AutoscalerService
@@ -13,10 +12,7 @@ from services.runtime.service import Runtime, run_service
 async def build(runtime: Runtime[AutoscalerConfig]) -> AutoscalerService:
     """The service, its RPCs registered."""
     service = AutoscalerService(runtime)
-    runtime.server.add(
-        lambda server: autoscaler_pb2_grpc.add_AutoscalerServicer_to_server(service, server),
-        "headway.v1.Autoscaler",
-    )
+    runtime.server.add(service)
     config = runtime.config
     keda = KedaScaler(
         service.decisions,
@@ -24,10 +20,7 @@ async def build(runtime: Runtime[AutoscalerConfig]) -> AutoscalerService:
         runtime.clock.now,
         staleness=config.interval + config.staleness,
     )
-    runtime.server.add(
-        lambda server: externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(keda, server),
-        "externalscaler.ExternalScaler",
-    )
+    runtime.server.add(keda)
     return service
 
 

@@ -20,7 +20,6 @@ from headway.core.reasoning import Markers
 from headway.errors import Code, HeadwayError
 from headway.messages import CancelStream
 from headway.request import Request
-from protos import gateway_pb2_grpc
 from services.gateway.auth import KeyRing
 from services.gateway.calls import Calls, ServedModel
 from services.gateway.config import GatewayConfig
@@ -44,14 +43,8 @@ async def build(runtime: Runtime[GatewayConfig]) -> GatewayService:
     """Make the service and register its RPCs. HeadwayError where model or keys do not serve."""
     model = load_model(runtime.config)
     service = GatewayService(runtime, model, runtime.server.bind())
-    runtime.server.add(
-        lambda server: gateway_pb2_grpc.add_TokenSinkServicer_to_server(service.sink, server),
-        "headway.v1.TokenSink",
-    )
-    runtime.server.add(
-        lambda server: gateway_pb2_grpc.add_GatewayServicer_to_server(service.grpc_edge, server),
-        "headway.v1.Gateway",
-    )
+    runtime.server.add(service.sink)
+    runtime.server.add(service.grpc_edge)
     return service
 
 

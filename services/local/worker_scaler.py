@@ -59,10 +59,7 @@ class WorkerScaler(supervisor_pb2_grpc.SupervisorServicer):
         store = await Store.connect(self._config.store, self._config.cluster)
         self._undo.push_async_callback(store.close)
         server = GrpcServer(self._config)
-        server.add(
-            lambda s: supervisor_pb2_grpc.add_SupervisorServicer_to_server(self, s),
-            "headway.v1.Supervisor",
-        )
+        server.add(self)
         address = await server.start()
         self._undo.push_async_callback(server.stop, 0.0)
         await server.set_serving(True)

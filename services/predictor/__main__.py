@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from protos import predictor_pb2_grpc
 from services.predictor.config import PredictorConfig
 from services.predictor.service import PredictorService
 from services.runtime.config import load_config
@@ -12,10 +11,7 @@ from services.runtime.service import Runtime, run_service
 async def build(runtime: Runtime[PredictorConfig]) -> PredictorService:
     """The service, its RPCs registered."""
     service = PredictorService(runtime)
-    runtime.server.add(
-        lambda server: predictor_pb2_grpc.add_PredictorServicer_to_server(service, server),
-        "headway.v1.Predictor",
-    )
+    runtime.server.add(service)
     return service
 
 

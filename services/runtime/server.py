@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+import sys
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -33,10 +33,15 @@ class GrpcServer:
         self._names: list[str] = []
         self._address = ""
 
-    def add(self, register: Callable[[grpc.aio.Server], None], service_full_name: str) -> None:
-        """Register a servicer; the name is for health and reflection."""
-        register(self._server)
-        self._names.append(service_full_name)
+    def add(self, servicer: object) -> None:
+        """Register an object for each generated ``…Servicer`` that its class derives from."""
+        for base in type(servicer).__mro__:
+            if base.__module__.endswith("_pb2_grpc"):
+                stubs = sys.modules[base.__module__]
+                getattr(stubs, f"add_{base.__name__}_to_server")(servicer, self._server)
+                services = sys.modules[base.__module__.removesuffix("_grpc")].DESCRIPTOR
+                name = base.__name__.removesuffix("Servicer")
+                self._names.append(services.services_by_name[name].full_name)
 
     def bind(self) -> str:
         """Take the port; return the address that others use. UNAVAILABLE where it is taken.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from protos import scheduler_pb2_grpc
 from services.runtime.config import load_config
 from services.runtime.service import Runtime, run_service
 from services.scheduler.config import SchedulerConfig
@@ -12,10 +11,7 @@ from services.scheduler.service import SchedulerService
 async def build(runtime: Runtime[SchedulerConfig]) -> SchedulerService:
     """The service, its RPCs registered."""
     service = SchedulerService(runtime, runtime.metrics)
-    runtime.server.add(
-        lambda server: scheduler_pb2_grpc.add_SchedulerServicer_to_server(service.links, server),
-        "headway.v1.Scheduler",
-    )
+    runtime.server.add(service.links)
     return service
 
 

@@ -10,7 +10,7 @@ import grpc
 
 from headway.engine import Backend
 from headway.errors import Code, HeadwayError
-from protos import standby_pb2_grpc, worker_pb2, worker_pb2_grpc
+from protos import worker_pb2, worker_pb2_grpc
 from services.runtime import wire
 from services.runtime.reasoning import find_markers
 from services.runtime.service import Runtime
@@ -33,16 +33,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
     def register(self) -> None:
         """Add the RPCs to the server, which has not started yet."""
-        self._runtime.server.add(
-            lambda server: worker_pb2_grpc.add_WorkerServicer_to_server(self, server),
-            "headway.v1.Worker",
-        )
+        self._runtime.server.add(self)
         standby = self._standby
         if standby is not None:
-            self._runtime.server.add(
-                lambda server: standby_pb2_grpc.add_StandbyServicer_to_server(standby, server),
-                "headway.v1.Standby",
-            )
+            self._runtime.server.add(standby)
 
     def member(self) -> Mapping[str, Any]:
         """Return what the membership publishes: role and model."""

@@ -55,10 +55,7 @@ class Sink(gateway_pb2_grpc.TokenSinkServicer):
 async def token_sink(rig: Rig) -> AsyncIterator[tuple[Sink, str]]:
     """A sink and its address."""
     sink, server = Sink(), GrpcServer(ServiceConfig(**rig.config))
-    server.add(
-        lambda it: gateway_pb2_grpc.add_TokenSinkServicer_to_server(sink, it),
-        "headway.v1.TokenSink",
-    )
+    server.add(sink)
     address = await server.start()
     try:
         yield sink, address

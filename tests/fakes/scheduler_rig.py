@@ -216,12 +216,7 @@ class Scheduler:
         self.registry = CollectorRegistry()
         self.runtime = runtime
         self.service = SchedulerService(runtime, self.registry)
-        runtime.server.add(
-            lambda server: scheduler_pb2_grpc.add_SchedulerServicer_to_server(
-                self.service.links, server
-            ),
-            "headway.v1.Scheduler",
-        )
+        runtime.server.add(self.service.links)
 
     @property
     def address(self) -> str:
@@ -268,10 +263,7 @@ class Rig:
     async def worker(self, worker_id: str, role: Role = Role.UNIFIED) -> EmulatedWorker:
         worker = EmulatedWorker(worker_id, role)
         worker.server = GrpcServer(ServiceConfig(**self.config))
-        worker.server.add(
-            lambda server: worker_pb2_grpc.add_WorkerServicer_to_server(worker, server),
-            "headway.v1.Worker",
-        )
+        worker.server.add(worker)
         worker.address = await worker.server.start()
         self._stack.push_async_callback(worker.server.stop, 0.1)
         await self.join(worker)

@@ -5,7 +5,7 @@ A call waits ``within`` seconds for its answer (DEADLINE_EXCEEDED).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import grpc
@@ -67,7 +67,10 @@ def dial_attach(
 
 
 async def transfer_kv(
-    channel: _Channel, chunks: AsyncIterator[worker_pb2.KvChunk], *, within: float
+    channel: _Channel,
+    chunks: AsyncIterator[worker_pb2.KvChunk] | Iterator[worker_pb2.KvChunk],
+    *,
+    within: float,
 ) -> None:
     """Send a request's KV to another worker (``KV``)."""
     await _answer(worker_pb2_grpc.WorkerStub(channel).TransferKv(chunks, timeout=within))

@@ -69,9 +69,7 @@ async def steered(
     store = await Store.connect(config.store, config.cluster)
     runtime = Runtime(config, Clock(), store, GrpcServer(config), get_logger())
     service = AutoscalerService(runtime)
-    runtime.server.add(
-        lambda server: autoscaler_pb2_grpc.add_AutoscalerServicer_to_server(service, server), "a"
-    )
+    runtime.server.add(service)
     address = await runtime.server.start()
     await service.start()
     try:

@@ -78,8 +78,7 @@ async def test_lengths_are_reported_and_asked_for_and_rates_told(
     async with cluster(tmp_path, store_url) as running:
         listener = Listener()
         server = GrpcServer(ServiceConfig(service_id="listener"))
-        server.add(lambda s: predictor_pb2_grpc.add_PredictorServicer_to_server(listener, s), "p")
-        server.add(lambda s: autoscaler_pb2_grpc.add_AutoscalerServicer_to_server(listener, s), "a")
+        server.add(listener)
         address = await server.start()
         for service in ("predictor", "autoscaler"):
             await running.store.join(Member(service, f"{service}-1", address), ttl=60)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 
-import grpc
 import pytest
 
 from headway.core.autoscaler.events import FleetReport
@@ -37,10 +35,6 @@ class Listener(autoscaler_pb2_grpc.AutoscalerServicer):
         return autoscaler_pb2.FleetReportReply()
 
 
-def _register(listener: Listener, server: grpc.aio.Server) -> None:
-    autoscaler_pb2_grpc.add_AutoscalerServicer_to_server(listener, server)
-
-
 async def test_the_fleet_is_told_again_and_again_to_whoever_is_the_autoscaler(
     store_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,7 +47,7 @@ async def test_the_fleet_is_told_again_and_again_to_whoever_is_the_autoscaler(
         for name in ("first", "second"):
             listener = Listener()  # type: ignore[abstract]  # the other calls are nobody's here
             server = GrpcServer(config)
-            server.add(partial(_register, listener), "a")
+            server.add(listener)
             member = Member("autoscaler", name, await server.start())
             await store.join(member, ttl=60)
             async with asyncio.timeout(20):
@@ -79,7 +73,7 @@ async def test_every_model_is_told_to_the_autoscaler_that_scales_it(
         for model in ("m", "other"):
             listeners[model] = Listener()  # type: ignore[abstract]  # the other calls are nobody's here
             servers.append(GrpcServer(config))
-            servers[-1].add(partial(_register, listeners[model]), "a")
+            servers[-1].add(listeners[model])
             address = await servers[-1].start()
             await store.join(Member("autoscaler", model, address, model=model), ttl=60)
         async with asyncio.timeout(20):
