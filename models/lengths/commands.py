@@ -26,8 +26,9 @@ from transformers import AutoTokenizer
 from headway.engine import ModelSize
 from headway.errors import Code, HeadwayError, invalid, require_between
 from models.lengths.baselines import fit_all
+from models.lengths.card import card
 from models.lengths.collect import Collector, CollectSettings
-from models.lengths.measure import PREDICTOR, as_served, best_weight, card, measure
+from models.lengths.measure import PREDICTOR, as_served, best_weight, measure
 from models.lengths.prompts import file_chats, prompts, task_chats
 from models.lengths.samples import Collected, joined, load_samples, save_samples
 from models.lengths.train import Epoch, Trained, TrainSettings, search_space, train

@@ -1,8 +1,8 @@
-"""Errors of predictions, in all and by the tokens generated so far, and the model card."""
+"""Errors of predictions, in all and by the tokens generated so far."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 
 from models.lengths.baselines import Baseline, Floats, remaining_by
 from models.lengths.samples import SPLITS, Collected
-from services.predictor.network import LengthNetwork, parameter_count
+from services.predictor.network import LengthNetwork
 
 PREDICTOR = "hidden state"
 SMOOTHED = "with earlier ones"
@@ -24,7 +24,6 @@ COHORT_TOKENS = (21, 41, 61, 101, 141, 201, 281, 401, 601, 1201)
 LEAST_TOKENS = 120
 """Of an output in the table by shares: each fifth of it holds a sample, one every 20 tokens."""
 SERVED_EVERY = 20
-COUNTS = ", and the tokens of its prompt and of its output so far"
 
 
 def as_served(samples: Collected, every: int) -> Collected:
@@ -178,112 +177,3 @@ def _by_length(errors: Mapping[str, Floats], samples: Collected) -> list[dict[st
 def _mean(values: Floats) -> float:
     known = values[~np.isnan(values)]
     return round(float(known.mean()), 2) if len(known) else float("nan")
-
-
-def card(about: Mapping[str, Any], network: LengthNetwork, measured: Mapping[str, Any]) -> str:
-    """Return the model card, Markdown."""
-    shape = network.shape
-    layers = " → ".join(str(each) for each in (shape.num_inputs, *shape.layers, 1))
-    count = parameter_count(shape.layers, shape.num_inputs)
-    names = list(measured["mae"]["validation"])
-    lines = [
-        f"# Remaining lengths of {about['model']}",
-        "",
-        "Tokens that a running request still generates, from the last layer's hidden state of its "
-        f"newest token{COUNTS if shape.counts else ''}: {layers} ({count:,} parameters), L1 loss.",
-        "",
-        f"Made by `headway predictor train` from {sum(measured['num_requests'].values()):,} "
-        f"requests ({about.get('prompts', 'unknown prompts')}), a state every "
-        f"{about.get('every', '?')} tokens (measured: as served, every {SERVED_EVERY}), "
-        f"temperatures {about.get('temperatures', '?')}; split by request 70/15/15.",
-        "",
-        "## Mean absolute error, tokens",
-        "",
-        _table(
-            ["split", "samples", *names],
-            [
-                [split, f"{measured['num_samples'][split]:,}", *(f"{v:.1f}" for v in row.values())]
-                for split, row in measured["mae"].items()
-                if row
-            ],
-        ),
-        "",
-        "Baselines say how long the output will be when the prompt is there, and count down. "
-        f"A prediction weighs {about.get('weight', 1.0):g} against the request's earlier ones, "
-        "counted down (1: it alone counts, as in the paper).",
-        "",
-        "## Validation, by tokens generated so far",
-        "",
-        _table(
-            ["generated", "samples", "mean remaining", *names],
-            [
-                [
-                    _range(row["from"], row["below"]),
-                    f"{row['num_samples']:,}",
-                    f"{row['mean_remaining']:.1f}",
-                    *(f"{row['mae'][name]:.1f}" for name in names),
-                ]
-                for row in measured["by_generated"]
-            ],
-        ),
-        "",
-        "Whoever is left: further down there are longer and longer outputs only. The next two "
-        "tables are of the same requests all the way.",
-        "",
-        "## Validation, by shares of the output",
-        "",
-        _table(
-            ["of the output", "requests", *names],
-            [
-                [
-                    _share(row["from"], row["to"]),
-                    f"{row['num_requests']:,}",
-                    *(f"{row['mae'][name]:.1f}" for name in names),
-                ]
-                for row in measured["by_share"]
-            ],
-        ),
-        "",
-        f"Outputs of at least {LEAST_TOKENS} tokens; each counts once in every row.",
-        "",
-        "## Validation, the same requests at the same tokens",
-        "",
-        f"Of the column “{SMOOTHED if SMOOTHED in names else PREDICTOR}”, by the output's length "
-        "in the end: a row's requests are in all of its cells.",
-        "",
-        _followed(measured["by_length"]),
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _followed(bands: Sequence[Mapping[str, Any]]) -> str:
-    edges = sorted({int(edge) for band in bands for edge in band["mae"]})
-    return _table(
-        ["output tokens", "requests", *(f"at {edge}" for edge in edges)],
-        [
-            [
-                _range(band["from"], band["below"]),
-                str(band["num_requests"]),
-                *(_shown(band["mae"].get(edge, band["mae"].get(str(edge)))) for edge in edges),
-            ]
-            for band in bands
-        ],
-    )
-
-
-def _shown(error: float | None) -> str:
-    return "" if error is None else f"{error:.1f}"
-
-
-def _share(low: float, high: float) -> str:
-    return "first token" if high == 0 else f"{low:.0%} to {high:.0%}"
-
-
-def _range(low: int, high: int) -> str:
-    return f"{low} to {high - 1}" if high < EDGES[-1] else f"{low} and more"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -16,7 +16,8 @@ from cli import main
 from headway.errors import HeadwayError
 from headway.request import SamplingParams
 from models.lengths.baselines import fit_all, remaining_by
-from models.lengths.measure import PREDICTOR, SMOOTHED, as_served, card, measure, smoothed
+from models.lengths.card import card
+from models.lengths.measure import PREDICTOR, SMOOTHED, as_served, measure, smoothed
 from models.lengths.prompts import file_chats, task_chats
 from models.lengths.samples import (
     SPLITS,

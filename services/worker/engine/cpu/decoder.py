@@ -76,7 +76,7 @@ class NativeDecoder(Decoder):
     def _paged_in(self, pool: KvPool) -> _PagedLayers:
         if self._paged is None or self._paged.pool is not pool:
             shape = (self._num_heads, self._num_kv_heads, self._size, pool.block_size)
-            norms = [_norms(layer) for layer in self._layers]
+            norms = [layer.head_norms or (None, None) for layer in self._layers]
             self._paged = _PagedLayers(pool, Shape(*shape, self._scale, self._eps), norms)
         return self._paged
 
@@ -94,8 +94,3 @@ class _PagedLayers:
         self.shape = shape
         planes = zip(norms, pool.keys, pool.values, strict=True)
         self.layers = [Layer(*pair, keys, values) for pair, keys, values in planes]
-
-
-def _norms(layer: LayerWeights) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
-    """Return the norm of all query heads and that of all key heads."""
-    return (None, None) if layer.qk_norm is None else (layer.qk_norm[0], layer.qk_norm[-1])

@@ -21,7 +21,7 @@ from services.worker.engine.gpu.prefill import prefill_attention
 from services.worker.engine.gpu.store import rope_store
 from services.worker.engine.kv.pool import KvPool
 from services.worker.engine.model.attention import Contexts, PagedBatch, Reads
-from services.worker.engine.model.decoder import Decoder, LayerWeights
+from services.worker.engine.model.decoder import Decoder
 
 MAX_RECORDED_ROWS = 256
 INTERPRETED_PROCESSORS = 4
@@ -90,7 +90,7 @@ class KernelDecoder(Decoder):
                 values,
                 rows.slots,
                 num_heads=self._num_heads,
-                norms=_norms(layer),
+                norms=layer.head_norms,
                 eps=self._eps,
             )
             attended = self._attend(query, keys, values, contexts, plan, pool.block_size)
@@ -143,11 +143,6 @@ class KernelDecoder(Decoder):
                 output=output[first:],
             )
         return output
-
-
-def _norms(layer: LayerWeights) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return the norm of all query heads and that of all key heads."""
-    return None if layer.qk_norm is None else (layer.qk_norm[0], layer.qk_norm[-1])
 
 
 def _num_processors(device: torch.device) -> int:

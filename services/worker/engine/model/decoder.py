@@ -41,6 +41,11 @@ class LayerWeights:
     gated: GatedLinear
     down: Linear
 
+    @property
+    def head_norms(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return the norm of all query heads and that of all key heads."""
+        return None if self.qk_norm is None else (self.qk_norm[0], self.qk_norm[-1])
+
 
 class Decoder:
     """The layers: token ids to hidden states, with keys and values into the paged pool."""
