@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from cli.options import add_model
+from services.local.policy_options import add_policy_options
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -31,6 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--log-dir", default="run/demo", help="folder of the services' logs (default run/demo)")
     add("--plots", type=Path, metavar="DIR", help="draw the latencies' distributions")
     add("--json", type=Path, metavar="FILE", help="write the table")
+    add_policy_options(parser)
     parser.set_defaults(run=run)
 
 

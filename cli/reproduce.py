@@ -6,6 +6,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from services.local.policy_options import (
+    POLICY_VARIABLE,
+    SET_VARIABLE,
+    add_policy_options,
+    chosen,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -23,6 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--processes", type=int, default=0, metavar="N", help="in parallel; 0: one a core")
     add("--json", type=Path, metavar="FILE", help="write the rows")
     add("--plots", type=Path, metavar="DIR", help="draw each paper's claims")
+    add_policy_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -34,11 +42,15 @@ def run(args: argparse.Namespace) -> int:
 
     from bench.extras import require_extra
     from headway.errors import require_between
+    from headway.presets import parse_choice
 
     require_between("--seeds", args.seeds, 1, 1000)
     require_between("--processes", args.processes, 0, 1024)
     if args.plots is not None:
         require_extra("matplotlib", "--plots")
+    choice = chosen(args)
+    parse_choice(*choice)
+    os.environ.update(zip((POLICY_VARIABLE, SET_VARIABLE), choice, strict=True))  # every run's
     num_processes = args.processes or len(os.sched_getaffinity(0))
     claims: list[Claim] = []
     for paper in PAPERS if args.paper == "all" else (args.paper,):

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from services.local.policy_options import add_policy_options, chosen
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -36,6 +38,8 @@ class Job(NamedTuple):
     streams: bool = False
     parquet: bool = False
     profile: str = ""
+    policy: str = ""
+    set: str = ""
 
     @property
     def name(self) -> str:
@@ -57,6 +61,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add = parser.add_argument
     add("scenario", help="a TOML file, or the name of a ready-made one (docs/simulator.md)")
     add("--preset", default="vllm-like,sbs", help="by comma, side by side (vllm-like,sbs)")
+    add_policy_options(parser)
     add("--profile", default="", metavar="FILE", help="every instance's, instead of its own")
     add("--rates", default="", help="requests/s by comma, instead of the scenario's own: a sweep")
     add("--seeds", type=int, default=1, metavar="N", help="runs of each, means shown (1)")
@@ -75,16 +80,17 @@ def run(args: argparse.Namespace) -> int:
     import os
 
     from headway.errors import require_between
-    from headway.presets import find_preset
+    from headway.presets import find_preset, parse_choice
+    from headway.sim.experiment import cluster_spec
     from headway.sim.scenario import load_scenario
 
     require_between("--seeds", args.seeds, 1, 10_000)
     require_between("--processes", args.processes, 0, 1024)
     _check_output(args)
-    load_scenario(args.scenario, args.profile)  # a wrong one is refused before any process starts
-    presets = args.preset.split(",")
-    for name in presets:
-        find_preset(name)
+    scenario = load_scenario(args.scenario, args.profile)
+    choice, presets = chosen(args), args.preset.split(",")
+    for name in presets:  # what is wrong is refused before any process starts
+        cluster_spec(find_preset(name), scenario.conditions.but(*parse_choice(*choice)))
     jobs = [
         Job(
             args.scenario,
@@ -96,6 +102,8 @@ def run(args: argparse.Namespace) -> int:
             streams=args.stream,
             parquet=args.parquet,
             profile=args.profile,
+            policy=choice.policy,
+            set=choice.set,
         )
         for rate in _rates(args.rates)
         for preset in presets
@@ -139,7 +147,7 @@ def simulate_job(job: Job) -> Found:
     """One run's figures; its requests, decisions and plots go to files where asked for."""
     from dataclasses import replace
 
-    from headway.presets import find_preset
+    from headway.presets import find_preset, parse_choice
     from headway.sim.experiment import cluster_spec, simulate
     from headway.sim.scenario import load_scenario
     from headway.sim.statistics import StreamingSummary
@@ -147,7 +155,8 @@ def simulate_job(job: Job) -> Found:
 
     scenario = load_scenario(job.scenario, job.profile)
     workload = scenario.workload if job.rate is None else replace(scenario.workload, rate=job.rate)
-    spec = cluster_spec(find_preset(job.preset), scenario.conditions)
+    choice = parse_choice(job.policy, job.set)
+    spec = cluster_spec(find_preset(job.preset), scenario.conditions.but(*choice))
     requests = workload.requests(job.seed)
     if job.streams:
         summary = StreamingSummary(scenario.slo, workload.slo_of)

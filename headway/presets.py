@@ -1,10 +1,15 @@
-"""Presets: each paper alone, all five as one pipeline, and what a plain deployment does."""
+"""Presets: each paper alone, all five as one pipeline, and what a plain deployment does.
+
+A preset is a policy for every question. ``parse_choice`` reads what a user puts over it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 from headway.errors import invalid
 
@@ -15,7 +20,7 @@ NO_PARAMS: Mapping[str, Params] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A policy for every question, by its registry name, with parameters by question."""
+    """A policy for every question by its registry name, and their parameters by question."""
 
     description: str
     reference: str
@@ -31,13 +36,13 @@ class Preset:
     params: Mapping[str, Params] = field(default_factory=lambda: MappingProxyType({}))
 
     def params_of(self, question: str) -> Params:
-        """The parameters of the policy that answers a question."""
+        """Return the parameters of the policy that answers a question."""
         return self.params.get(question, NONE)
 
     def but(self, policies: Mapping[str, str], params: Mapping[str, Params] = NO_PARAMS) -> Preset:
-        """The same but for these policies by question, "" for its own, and these parameters.
+        """Return a copy with these policies by question, "" for its own, and these parameters.
 
-        Parameters come over those of the preset; a policy that goes takes its own along.
+        Parameters come over those of the preset; a policy that is replaced takes its own along.
         """
         other = {q: name for q, name in policies.items() if name and name != getattr(self, q)}
         kept = {q: own for q, own in self.params.items() if q not in other}
@@ -112,9 +117,67 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 )
 
 
+PLAIN = Preset("One policy for every question, the simplest.", "")
+"""The policies that a preset has where it names none."""
+SCALED_BY_REQUESTS, SCALED_BY_PROFILE = "blitzscale", "tokenscale"
+"""Scaling policies for a preset whose own keeps the number of instances."""
+QUESTIONS = tuple(f.name for f in fields(Preset) if isinstance(f.default, str))
+
+
 def find_preset(name: str) -> Preset:
-    """The preset of that name; HeadwayError with the known ones."""
+    """Return the preset of that name; HeadwayError with the known ones."""
     preset = PRESETS.get(name)
     if preset is None:
         raise invalid("preset", name, f"one of {', '.join(PRESETS)}")
     return preset
+
+
+class Choice(NamedTuple):
+    """Policies and parameters by question, for ``Preset.but``; values are still texts."""
+
+    policies: Mapping[str, str] = MappingProxyType({})
+    params: Mapping[str, Params] = NO_PARAMS
+
+    def texts(self) -> tuple[str, str]:
+        """Return what ``parse_choice`` reads this from."""
+        values = [
+            f"{question}.{param}={value}"
+            for question, params in self.params.items()
+            for param, value in params.items()
+        ]
+        policies = [f"{question}={name}" for question, name in self.policies.items()]
+        return ",".join(policies), ",".join(values)
+
+
+def parse_choice(policy: str, settings: str) -> Choice:
+    """Read ``batching=edf,packing=pbaa`` and ``batching.gamma=0.1,packing.order=boost``.
+
+    Of two values for one thing the last holds. HeadwayError for another form or question; names,
+    parameters and values are checked where the policy is found.
+    """
+    policies = dict(_pairs("--policy", policy, "QUESTION=NAME, for example batching=trail"))
+    for question in policies:
+        _require_question("--policy", question)
+    form = "QUESTION.PARAMETER=VALUE, for example batching.gamma=0.1"
+    params: dict[str, dict[str, object]] = {}
+    for key, value in _pairs("--set", settings, form):
+        question, _, param = key.partition(".")
+        _require_question("--set", question)
+        if not param:
+            raise invalid("--set", f"{key}={value}", form)
+        params.setdefault(question, {})[param] = value
+    return Choice(policies, params)
+
+
+def _pairs(flag: str, text: str, form: str) -> Iterator[tuple[str, str]]:
+    """Split at each comma that a new ``key=`` follows: a value may have commas of its own."""
+    for part in re.split(r",(?=\s*[\w.-]+\s*=)", text) if text.strip() else ():
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (key and equals and value):
+            raise invalid(flag, part.strip(), form)
+        yield key, value
+
+
+def _require_question(flag: str, question: str) -> None:
+    if question not in QUESTIONS:
+        raise invalid(f"{flag}'s question", question, f"one of {', '.join(QUESTIONS)}")

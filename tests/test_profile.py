@@ -14,7 +14,6 @@ from headway.cost.fit import MeasuredPass, fit_pass_time
 from headway.cost.pass_time import EACH_TERM, PassTime, Share
 from headway.cost.profile import (
     Profile,
-    as_profile,
     load_profile,
     parse_profile,
     profile_names,
@@ -108,12 +107,6 @@ def test_any_text_survives_the_file(text: str) -> None:
 def test_a_missing_profile_names_the_command_that_makes_it() -> None:
     with pytest.raises(HeadwayError, match=r"qwen-7b-h800; `headway profile run --model"):
         load_profile("nowhere.toml")
-
-
-def test_a_profile_stands_for_itself_and_a_name_for_its_file() -> None:
-    profile = load_profile("qwen-7b-h800")
-    assert as_profile(profile) is profile
-    assert as_profile("qwen-7b-h800") == profile
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from argparse import Namespace
 from collections import Counter
@@ -205,20 +204,19 @@ def _asked(args: Namespace, name: str, params: Mapping[str, object]) -> Namespac
     else:
         flags += ["--decode", str(num_decode)]
     if policy != "fixed":
-        flags += ["--autoscale", "--scaling", policy, "--scaling-params", json.dumps(dict(params))]
+        flags += ["--autoscale", "--policy", f"scaling={policy}"]
+        for name_, value in params.items():
+            flags += ["--set", f"scaling.{name_}={value}"]
         flags += ["--max-prefill", str(args.max_prefill), "--max-decode", str(args.max_decode)]
         flags += ["--scale-down-delay", str(args.scale_down_delay)]
         flags += ["--standby", str(args.standby)]
-    if policy == "tokenscale":
-        flags += ["--profile", args.profile]
+    flags += ["--profile", args.profile]
     return up.parse([*flags])
 
 
 def _told(args: Namespace, name: str, spec: ProcessSpec) -> ProcessSpec:
     """The same for every policy: TokenScale's routing by the profile, and bounded KV memory."""
     match spec.service:
-        case "scheduler":
-            return up.with_flags(spec, "--dispatch-params", json.dumps({"profile": args.profile}))
         case "worker":
             return up.with_flags(spec, "--num-blocks", str(args.kv_tokens // _BLOCK_SIZE))
         case "autoscaler" if name == "tokenscale":

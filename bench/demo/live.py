@@ -99,6 +99,7 @@ def _specs(args: argparse.Namespace, preset: str, port: int) -> list[ProcessSpec
     model = ("--model", args.model, "--device", args.device)
     same = ("--preset", preset, "--port", str(port), "--drain-timeout", "5")
     asked = up.parse([*same, *shape, *model])
+    asked.policy, asked.set = args.policy, args.set
     specs = up.process_specs(asked, len(os.sched_getaffinity(0)))
     limit = ("--max-running", str(args.max_running))
     return [up.with_flags(each, *limit) if each.service == "worker" else each for each in specs]

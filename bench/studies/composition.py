@@ -25,13 +25,14 @@ from bench.studies.runs import (
     compare,
     run,
     share_of,
+    spec_of,
 )
 from headway.cluster import Role
 from headway.cost.profile import load_profile
 from headway.presets import PRESETS, Preset
 from headway.qoe import VIOLATION
 from headway.sim.cluster import SimRequest
-from headway.sim.experiment import Conditions, cluster_spec
+from headway.sim.experiment import Conditions
 from headway.sim.network import NetworkParams
 from headway.sim.records import Record
 from headway.sim.worker import InstanceSpec
@@ -100,7 +101,7 @@ def conditions() -> Conditions:
 
 def measure(job: Job) -> Row:
     """One run."""
-    spec = cluster_spec(preset_of(job.system), conditions())
+    spec = spec_of(preset_of(job.system), conditions())
     return figures(run(spec, requests(job.rate, job.seed)))
 
 

@@ -24,6 +24,7 @@ from bench.studies.runs import (
     compare,
     run,
     share_of,
+    spec_of,
     with_policies,
 )
 from headway.cluster import Role
@@ -31,7 +32,7 @@ from headway.cost.profile import load_profile
 from headway.presets import Preset
 from headway.qoe import VIOLATION
 from headway.sim.cluster import SimCluster, SimRequest
-from headway.sim.experiment import Conditions, cluster_spec
+from headway.sim.experiment import Conditions
 from headway.sim.network import NetworkParams
 from headway.sim.records import Record
 from headway.sim.worker import InstanceSpec
@@ -92,14 +93,14 @@ def measure(job: Job) -> Row:
     profile = replace(load_profile("qwen-32b-h100-96"), host_capacity_tokens=_HOST_TOKENS)
     kind = InstanceSpec(Role.UNIFIED, profile)
     if job.scenario == CROWDED:
-        spec = cluster_spec(_preset(job.system), Conditions(((kind, 1),)))
+        spec = spec_of(_preset(job.system), Conditions(((kind, 1),)))
         return _figures(run(spec, _crowd(job.seed), watch=partial(_second_instance, kind)))
     conditions = Conditions(
         ((kind, 8),),
         NetworkParams(profile.link_bytes_per_s),
         report_interval=2.0,
     )
-    return _figures(run(cluster_spec(_preset(job.system), conditions), _requests(job)))
+    return _figures(run(spec_of(_preset(job.system), conditions), _requests(job)))
 
 
 def _figures(finished: Finished) -> Row:

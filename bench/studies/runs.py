@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,8 +13,9 @@ from typing import NamedTuple
 
 from bench.studies.claims import Claim, Sample, change, run_all
 from headway.cluster import Role
-from headway.presets import PRESETS, Preset
+from headway.presets import PRESETS, Preset, parse_choice
 from headway.sim.cluster import ClusterSpec, SimCluster, SimRequest
+from headway.sim.experiment import Conditions, cluster_spec
 from headway.sim.kernel import Kernel
 from headway.sim.records import Record
 
@@ -35,6 +37,12 @@ class Finished(NamedTuple):
 
     records: Sequence[Record]
     cluster: SimCluster
+
+
+def spec_of(preset: Preset, conditions: Conditions) -> ClusterSpec:
+    """Return a system's cluster; policies of the environment stand over those of every system."""
+    choice = parse_choice(os.environ.get("HEADWAY_POLICY", ""), os.environ.get("HEADWAY_SET", ""))
+    return cluster_spec(preset, conditions.but(*choice))
 
 
 def run(

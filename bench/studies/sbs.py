@@ -16,11 +16,12 @@ from types import MappingProxyType
 
 from bench.studies import sbs_decode
 from bench.studies.claims import Claim, Sample, change, run_all
+from bench.studies.runs import spec_of
 from headway.cluster import Role
 from headway.cost.profile import load_profile
 from headway.presets import PRESETS, Preset
 from headway.sim.cluster import SimCluster, SimRequest
-from headway.sim.experiment import Conditions, cluster_spec
+from headway.sim.experiment import Conditions
 from headway.sim.kernel import Kernel
 from headway.sim.network import NetworkParams
 from headway.sim.records import Record
@@ -79,7 +80,7 @@ def measure(job: Job) -> Outcome:
     profile = load_profile(PROFILE)
     instances = ((InstanceSpec(Role.PREFILL, profile), NUM_INSTANCES),)
     network = NetworkParams(profile.link_bytes_per_s, dispatch_latency=DISPATCH_LATENCY)
-    spec = cluster_spec(_preset(job.system), Conditions(instances, network))
+    spec = spec_of(_preset(job.system), Conditions(instances, network))
     kernel, records = Kernel(), list[Record]()
     cluster = SimCluster(kernel, spec, records.append)
     for request in _requests(job):

@@ -26,13 +26,14 @@ from bench.studies.runs import (
     compare,
     run,
     share_of,
+    spec_of,
     with_policies,
 )
 from headway.cluster import Role
 from headway.cost.profile import load_profile
 from headway.presets import Preset
 from headway.sim.cluster import SimRequest
-from headway.sim.experiment import Conditions, cluster_spec
+from headway.sim.experiment import Conditions
 from headway.sim.network import NetworkParams
 from headway.sim.worker import InstanceSpec
 
@@ -117,7 +118,7 @@ def measure(job: Job) -> Row:
         watermark=0.01,
     )
     sampler = LoadSampler(every=20.0, until=set_up.seconds, role=Role.DECODE)
-    spec = cluster_spec(_system(job.system, set_up.interval), conditions)
+    spec = spec_of(_system(job.system, set_up.interval), conditions)
     finished = run(spec, _requests(job), watch=sampler.watch)
     return _figures(finished, sampler, set_up)
 

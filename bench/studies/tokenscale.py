@@ -16,13 +16,14 @@ from types import MappingProxyType
 from typing import Any
 
 from bench.studies.claims import Claim, Sample, run_all
+from bench.studies.runs import spec_of
 from headway.cluster import Role
 from headway.cost.profile import load_profile
 from headway.policies import registry
 from headway.presets import PRESETS, Preset
 from headway.sim.autoscaling import SimAutoscaler
 from headway.sim.cluster import SimCluster, SimRequest
-from headway.sim.experiment import Conditions, cluster_spec
+from headway.sim.experiment import Conditions
 from headway.sim.kernel import Kernel
 from headway.sim.network import NetworkParams
 from headway.sim.records import Record
@@ -94,7 +95,7 @@ def keeps(record: Record) -> bool:
 def _preset(system: str) -> Preset:
     if not system.startswith(PAPER):
         return PRESETS["vllm-like"]
-    params = MappingProxyType({"dispatch": MappingProxyType({"profile": PROFILE})})
+    params = MappingProxyType({"dispatch": MappingProxyType({"profile": load_profile(PROFILE)})})
     return replace(PRESETS["vllm-like"], dispatch="tokenscale", params=params)
 
 
@@ -104,7 +105,7 @@ def _policy(job: Job) -> Any:
     if job.utilisation is not None:
         params["target_utilisation"] = job.utilisation
     if name == PAPER:
-        params |= {"profile": PROFILE, "convertibles": job.system == PAPER}
+        params |= {"profile": load_profile(PROFILE), "convertibles": job.system == PAPER}
     return registry.make("scaling", name, **params)
 
 
@@ -126,10 +127,10 @@ def _ran(job: Job) -> _Ran:
         tuple((kinds[role], count) for role, count in INITIAL),
         NetworkParams(profile.link_bytes_per_s),
     )
-    spec = cluster_spec(_preset(job.system), conditions)
+    spec = spec_of(_preset(job.system), conditions)
     if job.system.startswith(PAPER):
         burst = MappingProxyType({"factor": 1.0})
-        spec = replace(spec, burst="dual-signal", burst_params=burst)
+        spec = replace(spec, gateway=replace(spec.gateway, burst="dual-signal", burst_params=burst))
     kernel, records = Kernel(), list[Record]()
     cluster = SimCluster(kernel, spec, records.append)
     scaler = SimAutoscaler(cluster, _policy(job), kinds)

@@ -22,12 +22,13 @@ from bench.studies.runs import (
     compare,
     run,
     share_of,
+    spec_of,
     with_policies,
 )
 from headway.cluster import Role
 from headway.cost.profile import load_profile
 from headway.sim.cluster import SimRequest
-from headway.sim.experiment import Conditions, cluster_spec
+from headway.sim.experiment import Conditions
 from headway.sim.worker import InstanceSpec
 
 PAPER = "uniboost"
@@ -101,7 +102,7 @@ def measure(job: Job) -> Row:
         max_running=set_up.max_running,
         report_interval=5.0,
     )
-    return _figures(run(cluster_spec(preset, conditions), _requests(job)))
+    return _figures(run(spec_of(preset, conditions), _requests(job)))
 
 
 def _figures(finished: Finished) -> Row:

@@ -1,34 +1,59 @@
-"""A preset as the cores' settings: the one place for it, live and in the simulator."""
+"""Settings of the cores, made from a preset: one function for live services and the simulator."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from headway.cluster import Role
 from headway.core.scheduler.settings import SchedulerSettings
+from headway.core.worker.settings import WorkerSettings
+from headway.cost.schema import Profile
 from headway.policies import registry
 from headway.policies.answer import Answer
 from headway.policies.batching import Batching
 from headway.policies.batching.gamma_ada import GammaFit
 from headway.policies.dispatch import Dispatching
 from headway.policies.estimation import Estimation
-from headway.policies.pacing import TokenPacerParams
 from headway.presets import Preset
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What is known of the instances, for policies that ask: seconds, 0 where nothing is known.
-
-    ``first_pass``: of half a chunk, before any report. ``swap_per_token``: to host memory and
-    back. ``per_request`` and ``per_kv_token``: of a decode pass.
-    """
+    """Costs of the instances, for policies that ask; 0 or None where nothing is known."""
 
     first_pass: float = 0.0
+    """Seconds of a pass over half a chunk, before any report."""
     swap_per_token: float = 0.0
+    """Seconds to host memory and back."""
     per_request: float = 0.0
+    """Seconds of a decode pass."""
     per_kv_token: float = 0.0
+    """Seconds of a decode pass."""
+    reserved_tokens: float = 0.0
+    """KV that a convertible decoder keeps for prompts (TokenScale, equation 6)."""
+    profile: Profile | None = None
+    """Velocities of the instances."""
+
+    @classmethod
+    def of(cls, instances: Sequence[tuple[Role, Profile]]) -> Costs:
+        """Return the costs of instances with these profiles, the first of a role for all."""
+        profile = instances[0][1]
+        prefill = next((each for role, each in instances if role.prefills), None)
+        decode = next((each for role, each in instances if role.decodes), None)
+        convertible = next((p for role, p in instances if role is Role.CONVERTIBLE), decode)
+        first_pass = 0.0
+        if prefill is not None:
+            first_pass = prefill.pass_time.seconds(prefill.chunk_tokens / 2, 0, 0, 0)
+        return cls(
+            first_pass=first_pass,
+            swap_per_token=2 * profile.swap_per_token if profile.host_capacity_tokens else 0.0,
+            per_request=decode.pass_time.per_request if decode is not None else 0.0,
+            per_kv_token=decode.pass_time.per_kv_token if decode is not None else 0.0,
+            reserved_tokens=convertible.reserved_tokens if convertible is not None else 0.0,
+            profile=profile,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,45 +79,41 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerPolicies:
-    """What decides inside an instance.
-
-    ``lingers``: whether prompts left over wait a moment for the scheduler's top-up (SBS).
-    ``reader_pace``: seconds in which a reader takes one answering token, the pacer's own.
-    """
-
-    batching: Policy
-    estimation: Policy
-    lingers: bool = False
-    reader_pace: float = 0.1
-
-    def make_batching(self) -> Batching:
-        """A new one."""
-        return cast(Batching, self.batching.make())
-
-    def make_estimation(self) -> Estimation:
-        """A new one."""
-        return cast("Estimation", self.estimation.make())
-
-
-@dataclass(frozen=True, slots=True)
 class PolicySettings:
-    """What a preset comes to, core by core."""
+    """Settings that a preset comes to, core by core."""
 
     scheduler: SchedulerSettings
-    worker: WorkerPolicies
+    worker: WorkerSettings
+    batching: Policy
+    estimation: Policy
     burst: Policy
     pacing: Policy
     scaling: Policy
 
+    def make_batching(self) -> Batching:
+        """Make a batching policy for one worker."""
+        return cast(Batching, self.batching.make())
+
+    def make_estimation(self) -> Estimation:
+        """Make an estimation policy for one worker."""
+        return cast("Estimation", self.estimation.make())
+
 
 def policy_settings(
-    preset: Preset, costs: Costs | None = None, limits: SchedulerSettings | None = None
+    preset: Preset,
+    costs: Costs | None = None,
+    scheduler: SchedulerSettings | None = None,
+    worker: WorkerSettings | None = None,
 ) -> PolicySettings:
-    """The preset's policies; ``limits`` bound the scheduler. HeadwayError for an unknown policy."""
-    costs = costs or Costs()
+    """Return the preset's policies within the limits of ``scheduler`` and ``worker``.
 
-    def policy(question: str, **known: float) -> Policy:
+    A worker lingers only where the dispatch policy asks for it, and its readers' pace is the
+    pacer's. HeadwayError for an unknown policy or parameter.
+    """
+    costs = costs or Costs()
+    worker = worker or WorkerSettings()
+
+    def policy(question: str, **known: object) -> Policy:
         name = getattr(preset, question)
         answer = registry.find(question, name)
         asked = answer.parameters()
@@ -101,12 +122,19 @@ def policy_settings(
         return Policy(question, name, {**found, **given})
 
     batching = policy("batching", swap_per_token=costs.swap_per_token)
-    dispatch = policy("dispatch", default_pass_time=costs.first_pass)
+    dispatch = policy("dispatch", default_pass_time=costs.first_pass, profile=costs.profile)
     packing, rescheduling, pacing = policy("packing"), policy("rescheduling"), policy("pacing")
-    placement = policy("placement", c=costs.per_request, d=costs.per_kv_token)
+    placement = policy(
+        "placement",
+        c=costs.per_request,
+        d=costs.per_kv_token,
+        reserved_tokens=costs.reserved_tokens,
+    )
+    lingers = cast("type[Dispatching]", dispatch.answer.make).lingers
+    paced = {**pacing.answer.parameters(), **pacing.params}
     return PolicySettings(
         scheduler=replace(
-            limits or SchedulerSettings(),
+            scheduler or SchedulerSettings(),
             dispatch=dispatch.name,
             dispatch_params=dispatch.params,
             packing=packing.name,
@@ -117,16 +145,35 @@ def policy_settings(
             rescheduling_params=rescheduling.params,
             gamma_fit=_gamma_fit(batching),
         ),
-        worker=WorkerPolicies(
-            batching,
-            policy("estimation"),
-            lingers=cast("type[Dispatching]", dispatch.answer.make).lingers,
-            reader_pace=pacing.params.get("tpot", TokenPacerParams().tpot),
+        worker=replace(
+            worker,
+            linger=worker.linger if lingers else 0.0,
+            reader_pace=paced.get("tpot", worker.reader_pace),
         ),
+        batching=batching,
+        estimation=policy("estimation"),
         burst=policy("burst"),
         pacing=pacing,
-        scaling=policy("scaling"),
+        scaling=policy("scaling", profile=costs.profile),
     )
+
+
+def require_policies(preset: Preset, costs: Costs | None = None) -> None:
+    """Make every policy of a preset once; HeadwayError for the first that cannot be made."""
+    found = policy_settings(preset, costs)
+    settings = found.scheduler
+    registry.make("dispatch", settings.dispatch, **settings.dispatch_params)
+    registry.make("packing", settings.packing, **settings.packing_params)
+    registry.make("placement", settings.placement, **settings.placement_params)
+    registry.make("rescheduling", settings.rescheduling, **settings.rescheduling_params)
+    for policy in (found.batching, found.estimation, found.burst, found.pacing, found.scaling):
+        policy.make()
+
+
+def needs_profile(preset: Preset) -> bool:
+    """Return whether a policy of the preset has to be told what an instance carries."""
+    asked = (registry.find(q, getattr(preset, q)) for q in ("dispatch", "scaling"))
+    return any(answer.reads_profile for answer in asked)
 
 
 def _gamma_fit(batching: Policy) -> GammaFit | None:

@@ -22,7 +22,6 @@ from headway.errors import Code, HeadwayError, invalid
 __all__ = [
     "MAKE_ONE",
     "Profile",
-    "as_profile",
     "load_profile",
     "parse_profile",
     "profile_names",
@@ -61,11 +60,6 @@ def load_profile(name_or_path: str | Path) -> Profile:
         message = f"profile {named} cannot be read: {error}"
         raise HeadwayError(Code.INVALID_ARGUMENT, message, param="profile") from error
     return parse_profile(text, named)
-
-
-def as_profile(profile: Profile | str) -> Profile:
-    """The profile itself, or the one that the name or path stands for."""
-    return profile if isinstance(profile, Profile) else load_profile(profile)
 
 
 # --- reading ------------------------------------------------------------------------------

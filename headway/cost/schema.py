@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 
 from headway.cost.buckets import BUCKET_NAMES, NUM_BUCKETS, Buckets
 from headway.cost.pass_time import PassTime
-from headway.cost.velocity import Memory, convertible_velocity
+from headway.cost.velocity import Memory, convertible_velocity, reserved_tokens
 from headway.errors import Code, HeadwayError, invalid, require_between, require_over
 
 MAKE_ONE = "`headway profile run --model MODEL --out FILE.toml`"
 """The command that makes a profile: what every error about a missing one names."""
+MEDIUM_TTFT_SLO = 0.4
+"""Seconds for the first token of a medium prompt (TokenScale, table 1)."""
 _MOST = 1 << 40
 
 
@@ -114,6 +116,12 @@ class Profile:
         chunk = self._known("convertible_chunk_tokens", self.convertible_chunk_tokens)
         return convertible_velocity(chunk, decode_batch, tpot_slo)
 
+    @property
+    def reserved_tokens(self) -> float:
+        """KV that a convertible decoder keeps for prompts (equation 6); 0 without a V_conv."""
+        velocity = self.convertible_tokens_per_s
+        return 0.0 if velocity is None else reserved_tokens(velocity, MEDIUM_TTFT_SLO)
+
     def _known(self, name: str, value: float | None) -> float:
         if value is None:
             raise self._unknown(name)
@@ -125,6 +133,17 @@ class Profile:
             f"a profile of this deployment with {MAKE_ONE}"
         )
         return HeadwayError(Code.FAILED_PRECONDITION, message, param=name)
+
+
+def require_profile(policy: str, profile: Profile | None) -> Profile:
+    """Return the profile; HeadwayError where a policy that needs one was given none."""
+    if profile is None:
+        message = (
+            f"{policy} needs to know what an instance carries: give its profile with --profile "
+            f"FILE ({MAKE_ONE} measures one), or choose another policy"
+        )
+        raise HeadwayError(Code.FAILED_PRECONDITION, message, param="profile")
+    return profile
 
 
 _VELOCITIES = ("prefill_tokens_per_s", "network_tokens_per_s", "convertible_tokens_per_s")

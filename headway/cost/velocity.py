@@ -86,11 +86,11 @@ def convertible_velocity(chunk_tokens: float, decode_batch: float, tpot_slo: flo
     return max(0.0, chunk_tokens - decode_batch) / tpot_slo
 
 
-def reserved_bytes(velocity: float, ttft_slo: float, kv_bytes_per_token: int) -> float:
-    """``M = V_conv × TTFT_SLO × bytes per token``: KV memory kept for prompts (equation 6)."""
+def reserved_tokens(velocity: float, ttft_slo: float) -> float:
+    """Return the tokens of KV kept for prompts: ``V_conv × TTFT_SLO`` (equation 6, over bytes)."""
     require_between("velocity", velocity, 0, float("inf"))
     require_over("ttft_slo", ttft_slo, 0)
-    return velocity * ttft_slo * kv_bytes_per_token
+    return velocity * ttft_slo
 
 
 def takes_decode(kv_tokens: int, kv_capacity_tokens: int, reserved_tokens: float) -> bool:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import cast
 
 from headway.core.gateway.core import GatewayCore, GatewaySettings
 from headway.core.gateway.events import (
@@ -34,13 +33,11 @@ from headway.core.scheduler.events import (
     WorkerReported,
 )
 from headway.core.scheduler.settings import SchedulerSettings
-from headway.core.worker.core import WorkerSettings
+from headway.core.settings import Policy
 from headway.core.worker.events import SchedulerConnected as WorkerFoundScheduler
 from headway.core.worker.events import SendTokens
+from headway.core.worker.settings import MOVE_ROUNDS, WorkerSettings
 from headway.messages import CancelStream, FromWorker
-from headway.policies import registry
-from headway.policies.batching import Batching
-from headway.policies.estimation import Estimation
 from headway.request import Request, SamplingParams, StreamKey
 from headway.sim.device import REASONING_END, Steps
 from headway.sim.kernel import Kernel
@@ -52,8 +49,12 @@ from headway.sim.worker import MODEL, InstanceSpec, Policies, SimWorker
 
 GATEWAY = "gateway"
 MOST_STEPS = 1 << 20
-MOVE_ROUNDS = 4
-"""As a live worker's."""
+SIMULATED_WORKER = WorkerSettings(
+    max_steps=MOST_STEPS, move_rounds=MOVE_ROUNDS, end_of_reasoning=(REASONING_END,)
+)
+SIMULATED_GATEWAY = GatewaySettings(max_model_len=1 << 40, max_waiting=1 << 30, request_timeout=1e9)
+"""No limits: overload shows as latency."""
+SARATHI = Policy("batching", "sarathi", MappingProxyType({}))
 _APART = 0.6180339887  # of a pace's curve, between two instances: never the same place
 _LONGEST_STREAM = 60.0  # seconds that a copy may outlive its request
 
@@ -82,30 +83,21 @@ class SimRequest:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """What runs, and by which policies. ``instances``: a kind and how many of it.
-
-    ``pace``: of a machine that is not always as fast as its profile says; each instance begins
-    somewhere else on it, and every pass has a single step.
-    """
+    """A cluster: its instances, its policies and the settings of its cores."""
 
     instances: Sequence[tuple[InstanceSpec, int]]
+    """Kinds of instances, and how many of each."""
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
-    batching: str = "sarathi"
-    batching_params: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
-    estimation: str = ""
-    estimation_params: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
-    watermark: float = 0.1
-    report_interval: float = 0.05
-    linger: float = 0.0
-    max_running: int = 0
-    max_steps: int = MOST_STEPS
-    move_rounds: int = MOVE_ROUNDS
+    worker: WorkerSettings = SIMULATED_WORKER
+    gateway: GatewaySettings = SIMULATED_GATEWAY
+    batching: Policy = SARATHI
+    estimation: Policy | None = None
     network: NetworkParams = field(default_factory=NetworkParams)
-    max_waiting: int = 1 << 30
-    request_timeout: float = 1e9
-    burst: str = "off"
-    burst_params: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     pace: Pace | None = None
+    """Pace of machines that are not always as fast as their profiles say.
+
+    Each instance begins somewhere else on it, and every pass has a single step.
+    """
 
 
 class SimCluster:
@@ -129,15 +121,8 @@ class SimCluster:
         self.on_arrival: Callable[[SimRequest], None] = lambda request: None
         self._steps = Steps(0.0, 0.0, 0.0)
         self._num_steps = 1
-        settings = GatewaySettings(
-            max_model_len=1 << 40,
-            max_waiting=spec.max_waiting,
-            request_timeout=spec.request_timeout,
-            burst=spec.burst,
-            burst_params=spec.burst_params,
-        )
         self.gateway: Node[GatewayEvent, GatewayAction] = Node(
-            kernel, GatewayCore(GATEWAY, GATEWAY, settings), self._perform_gateway
+            kernel, GatewayCore(GATEWAY, GATEWAY, spec.gateway), self._perform_gateway
         )
         self.scheduler_core = SchedulerCore(spec.scheduler)
         self.scheduler: Node[SchedulerEvent, SchedulerAction] = Node(
@@ -166,31 +151,13 @@ class SimCluster:
         return worker_id
 
     def _join(self, worker_id: str, kind: InstanceSpec) -> None:
-        settings = WorkerSettings(
-            watermark=self.spec.watermark,
-            report_interval=self.spec.report_interval,
-            max_steps=self.spec.max_steps if self.spec.pace is None else 1,
-            move_rounds=self.spec.move_rounds,
-            linger=self.spec.linger,
-            max_running=self.spec.max_running,
-            end_of_reasoning=(REASONING_END,),
-        )
-        policies = Policies(self._batching, self._estimation)
-        pace = self.spec.pace.replay(_APART * len(self._workers)) if self.spec.pace else None
+        spec = self.spec
+        policies = Policies(spec.batching.make, spec.estimation.make if spec.estimation else _none)
+        settings = spec.worker if spec.pace is None else replace(spec.worker, max_steps=1)
+        pace = spec.pace.replay(_APART * len(self._workers)) if spec.pace else None
         worker = SimWorker(worker_id, kind, policies, settings, self._lengths, self, pace)
         self._workers[worker_id] = worker
         worker.post(WorkerFoundScheduler(wanted_reports(self.spec.scheduler)))
-
-    def _batching(self) -> Batching:
-        made = registry.make("batching", self.spec.batching, **self.spec.batching_params)
-        return cast(Batching, made)
-
-    def _estimation(self) -> Estimation | None:
-        spec = self.spec
-        if not spec.estimation:
-            return None
-        made = registry.make("estimation", spec.estimation, **spec.estimation_params)
-        return cast("Estimation", made)
 
     def kill(self, worker_id: str) -> None:
         """The machine dies; its streams break at once."""
@@ -329,3 +296,7 @@ class SimCluster:
     def _hear(self, worker_id: str, event: WorkerReported) -> None:
         if worker_id in self._workers:
             self.scheduler.post(event)
+
+
+def _none() -> None:
+    """Estimate nothing."""

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 
 from headway.core.scheduler.events import Decision
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.core.settings import Costs, policy_settings
+from headway.core.worker.settings import WorkerSettings
+from headway.cost.profile import load_profile
 from headway.errors import invalid
+from headway.policies import registry
 from headway.policies.packing.flow_control import FlowControl
 from headway.presets import Preset
-from headway.sim.cluster import ClusterSpec, SimCluster, SimRequest
+from headway.sim.cluster import (
+    SIMULATED_GATEWAY,
+    SIMULATED_WORKER,
+    ClusterSpec,
+    SimCluster,
+    SimRequest,
+)
 from headway.sim.kernel import Kernel
 from headway.sim.network import NetworkParams
 from headway.sim.pace import Pace
@@ -24,27 +33,42 @@ Instances = Sequence[tuple[InstanceSpec, int]]
 _LOOK_EVERY = 60.0
 _SIMULATED = MappingProxyType({"countdown": "noisy-oracle", "bucket-mean": ""})
 """No hidden states here: a predictor of a given accuracy stands for the trained one."""
+_LIVE = WorkerSettings()
+_TOKENSCALE_PROFILE = "llama-8b-a100"
+"""Velocities that TokenScale's routing reads here unless it is given others: published results
+are of these, whatever the instances."""
 _ENDLESS = FlowControl(num_cycles=1 << 30)
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What a run happens on. ``linger``: None for a round trip to the scheduler.
+    """Conditions of a run: instances, network, limits, and what changes of every preset.
 
-    ``max_running``: requests of a DP unit in one pass, 0 for any number. ``flow_control``: off
-    unless given, so that overload shows as latency. ``pace``: of the machine, for one that is not
-    always as fast as the profile says.
+    ``linger``: None for a round trip to the scheduler. ``max_running``: requests of a DP unit in
+    one pass, 0 for any number. ``flow_control``: off unless given, so that overload shows as
+    latency. ``pace``: of a machine that is not always as fast as its profile says.
     """
 
     instances: Instances
     network: NetworkParams = field(default_factory=NetworkParams)
-    report_interval: float = 0.5
+    report_interval: float = 0.5  # coarser than live, for speed
     linger: float | None = None
-    watermark: float = 0.1
-    max_running: int = 0
+    watermark: float = _LIVE.watermark
+    max_running: int = _LIVE.max_running
     flow_control: FlowControl = _ENDLESS
+    policies: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     params: Mapping[str, Mapping[str, object]] = field(default_factory=lambda: MappingProxyType({}))
     pace: Pace | None = None
+
+    def but(
+        self, policies: Mapping[str, str], params: Mapping[str, Mapping[str, object]]
+    ) -> Conditions:
+        """Return a copy with these policies and parameters over its own, as ``Preset.but``."""
+        own = {
+            q: p for q, p in self.params.items() if policies.get(q) in (None, self.policies.get(q))
+        }
+        merged = {q: {**own.get(q, {}), **params.get(q, {})} for q in {**own, **params}}
+        return replace(self, policies={**self.policies, **policies}, params=merged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,51 +95,45 @@ class Run:
 
 
 def cluster_spec(preset: Preset, conditions: Conditions) -> ClusterSpec:
-    """The preset's policies with its own parameters, and the conditions' over them."""
-    limits = SchedulerSettings(
-        flow_control=conditions.flow_control,
-        max_waiting=1 << 30,
-        kv_watermark=conditions.watermark,
-    )
-    found = policy_settings(preset.but({}, conditions.params), _costs(conditions), limits)
-    batching, estimation = found.worker.batching, found.worker.estimation
+    """Return the preset's policies with its own parameters, and the conditions' over them."""
+    preset = preset.but(conditions.policies, conditions.params)
     network = conditions.network
     round_trip = network.latency + network.dispatch_latency
-    linger = conditions.linger if conditions.linger is not None else 1.1 * round_trip
+    found = policy_settings(
+        preset,
+        _costs(preset, conditions),
+        SchedulerSettings(
+            flow_control=conditions.flow_control,
+            max_waiting=SIMULATED_GATEWAY.max_waiting,
+            kv_watermark=conditions.watermark,
+        ),
+        replace(
+            SIMULATED_WORKER,
+            watermark=conditions.watermark,
+            report_interval=conditions.report_interval,
+            linger=1.1 * round_trip if conditions.linger is None else conditions.linger,
+            max_running=conditions.max_running,
+        ),
+    )
+    name = _SIMULATED.get(found.estimation.name, found.estimation.name)
     return ClusterSpec(
         instances=conditions.instances,
         scheduler=found.scheduler,
-        batching=batching.name,
-        batching_params=batching.params,
-        estimation=_SIMULATED.get(estimation.name, estimation.name),
-        estimation_params=estimation.params,
-        max_running=conditions.max_running,
-        watermark=conditions.watermark,
-        report_interval=conditions.report_interval,
-        linger=linger if found.worker.lingers else 0.0,
+        worker=found.worker,
+        batching=found.batching,
+        estimation=replace(found.estimation, name=name) if name else None,
         network=network,
         pace=conditions.pace,
     )
 
 
-def _costs(conditions: Conditions) -> Costs:
-    """What requests and tokens cost on these instances, for policies that ask."""
-    profile = conditions.instances[0][0].profile
-    decode = next((k.profile.pass_time for k, _ in conditions.instances if k.role.decodes), None)
-    return Costs(
-        first_pass=_first_pass_time(conditions.instances),
-        swap_per_token=2 * profile.swap_per_token if profile.host_capacity_tokens else 0.0,
-        per_request=decode.per_request if decode is not None else 0.0,
-        per_kv_token=decode.per_kv_token if decode is not None else 0.0,
-    )
-
-
-def _first_pass_time(instances: Instances) -> float:
-    """A pass over half a chunk on the first kind that prefills: SBS's T̄ before any report."""
-    profile = next((kind.profile for kind, _ in instances if kind.role.prefills), None)
-    if profile is None:
-        return 0.05
-    return profile.pass_time.seconds(profile.chunk_tokens / 2, 0, 0, 0)
+def _costs(preset: Preset, conditions: Conditions) -> Costs:
+    """Return what requests and tokens cost on these instances, for policies that ask."""
+    costs = Costs.of([(kind.role, kind.profile) for kind, _ in conditions.instances])
+    is_given = "profile" in preset.params_of("dispatch")
+    if is_given or not registry.find("dispatch", preset.dispatch).reads_profile:
+        return costs
+    return replace(costs, profile=load_profile(_TOKENSCALE_PROFILE))
 
 
 def simulate(

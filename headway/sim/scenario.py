@@ -15,13 +15,14 @@ from typing import Any
 from headway.cluster import Role
 from headway.cost.profile import load_profile
 from headway.errors import Code, HeadwayError, invalid, require_between
+from headway.presets import QUESTIONS
 from headway.sim.experiment import Conditions, Failure
 from headway.sim.network import NetworkParams
 from headway.sim.tables import numbers, refuse_others, tables
 from headway.sim.worker import InstanceSpec
 from headway.sim.workload import Slo, Workload, parse_workload
 
-_TABLES = ("name", "instances", "network", "workload", "slo", "params", "failures")
+_TABLES = ("name", "instances", "network", "workload", "slo", "policy", "set", "failures")
 _CHANGES = (
     "chunk_tokens",
     "kv_capacity_tokens",
@@ -96,12 +97,16 @@ def _scenario(table: Mapping[str, Any], folder: Path) -> Scenario:
     refuse_others("the scenario", table, _TABLES)
     instances = [_instances(each) for each in tables(table, "instances")]
     network = NetworkParams(**numbers("network", table.get("network", {}), NetworkParams))
-    params = table.get("params", {})
+    policies, params = table.get("policy", {}), table.get("set", {})
+    if not isinstance(policies, dict) or not all(isinstance(p, str) for p in policies.values()):
+        raise invalid("policy", policies, 'a table of names: [policy] batching = "trail"')
     if not isinstance(params, dict) or not all(isinstance(p, dict) for p in params.values()):
-        raise invalid("params", params, "a table of tables: [params.dispatch]")
+        raise invalid("set", params, "a table of tables: [set.dispatch] window = 16")
+    refuse_others("policy", policies, QUESTIONS)
+    refuse_others("set", params, QUESTIONS)
     return Scenario(
         str(table.get("name", "scenario")),
-        Conditions(tuple(instances), network, params=params),
+        Conditions(tuple(instances), network, policies=policies, params=params),
         parse_workload(table.get("workload", {}), folder),
         Slo(**numbers("slo", table.get("slo", {}), Slo)),
         [_failure(each) for each in tables(table, "failures")] if "failures" in table else (),

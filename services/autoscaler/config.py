@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -11,18 +11,19 @@ from headway.core.autoscaler.budget import Budget
 from headway.core.autoscaler.events import ROLES
 from headway.core.settings import Policy, policy_settings
 from headway.errors import invalid
+from headway.policies import registry
 from services.runtime.preset import PresetConfig
+
+_ROLES = ("prefill", "decode", "convertible", "unified")
+_NUMBERS = (
+    *(f"num_{role}" for role in _ROLES),
+    *(f"{end}_{role}" for end in ("min", "max") for role in ("prefill", "decode")),
+)
 
 
 class AutoscalerConfig(PresetConfig):
-    """A scaling policy by its name in the registry, and its numbers."""
+    """Options of an autoscaler: its bounds, beside the preset's scaling policy."""
 
-    questions: ClassVar[tuple[str, ...]] = ("scaling",)
-
-    scaling: str = Field("", description="how many instances of each role; default: the preset's")
-    scaling_params: dict[str, Any] = Field(
-        default_factory=dict, description="its parameters, JSON (fixed: the numbers below)"
-    )
     num_prefill: int = Field(1, ge=0, description="prefill workers (fixed)")
     num_decode: int = Field(1, ge=0, description="decode workers (fixed)")
     num_convertible: int = Field(0, ge=0, description="convertible workers (fixed)")
@@ -54,16 +55,13 @@ class AutoscalerConfig(PresetConfig):
     compose_command: str = Field("docker compose", description="what runs compose (compose)")
     kubernetes_namespace: str = Field("", description="of the Deployments; default: one's own")
 
-    def policy(self) -> Policy:
-        """The scaling policy; its common numbers are read from here."""
-        names = ("num_prefill", "num_decode", "num_convertible", "num_unified")
-        bounds = ("min_prefill", "max_prefill", "min_decode", "max_decode")
-        if self.chosen().scaling == "fixed":
-            params = {name: getattr(self, name) for name in names}
-        else:
-            params = {name: getattr(self, name) for name in bounds}
-            params["hold_down"] = self.scale_down_delay
-        return policy_settings(self.chosen({"scaling": params})).scaling
+    def scaling_policy(self) -> Policy:
+        """Return the scaling policy; numbers that it asks for are read from here."""
+        asked = registry.find("scaling", self.chosen().scaling).parameters()
+        numbers = {name: getattr(self, name) for name in _NUMBERS if name in asked}
+        if "hold_down" in asked:
+            numbers["hold_down"] = self.scale_down_delay
+        return policy_settings(self.chosen({"scaling": numbers}), self.costs()).scaling
 
     def limit(self) -> Budget:
         """The budget, in which both pools keep their minimum."""

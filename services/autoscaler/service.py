@@ -52,7 +52,7 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
             changes_roles=config.change_roles,
         )
         self._core = AutoscalerCore(
-            config.policy().make(),
+            config.scaling_policy().make(),
             now=runtime.clock.now(),
             interval=config.interval,
             staleness=config.staleness,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
 
 from pydantic import Field, model_validator
 
@@ -16,8 +15,6 @@ from services.runtime.rooms import SHIPPED_MODEL
 
 class GatewayConfig(PresetConfig):
     """One gateway: it serves one model to OpenAI's clients and to gRPC's."""
-
-    questions: ClassVar[tuple[str, ...]] = ("burst", "pacing")
 
     model: ModelName = Field(
         SHIPPED_MODEL,
@@ -34,14 +31,6 @@ class GatewayConfig(PresetConfig):
     )
     monitoring_needs_key: bool = Field(
         False, description="ask for an API key on /health and /metrics too"
-    )
-    burst: str = Field("", description="which arrivals are a burst's; default: the preset's")
-    burst_params: dict[str, float] = Field(
-        default_factory=dict, description='its parameters, JSON: {"factor": 1.5}'
-    )
-    pacing: str = Field("", description="when a reader sees a token; default: the preset's")
-    pacing_params: dict[str, float] = Field(
-        default_factory=dict, description='its parameters, JSON: {"tpot": 0.1}'
     )
     max_model_len: int = Field(0, ge=0, description="prompt + output tokens; 0: the model's own")
     max_waiting: int = Field(4096, ge=1, description="requests without a first token, then 429")
@@ -62,7 +51,7 @@ class GatewayConfig(PresetConfig):
         return self
 
     def policies(self) -> PolicySettings:
-        """The preset's policies with these options; HeadwayError for an unknown one."""
+        """Return the preset's policies with these options; HeadwayError for an unknown one."""
         return policy_settings(self.chosen())
 
     def http_limits(self) -> HttpLimits:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
-from headway.presets import find_preset
+from headway.policies import registry
+from headway.policies.scaling import Scaling
+from headway.presets import (
+    PLAIN,
+    SCALED_BY_PROFILE,
+    SCALED_BY_REQUESTS,
+    Choice,
+    find_preset,
+    parse_choice,
+)
+from services.local.policy_options import chosen
 
 if TYPE_CHECKING:
     from services.local.supervisor import ProcessSpec, Supervisor
     from services.local.worker_scaler import WorkerScaler
     from services.runtime.config import ServiceConfig
-
-_WITHOUT_PROFILE = "blitzscale"  # by request counts: needs to know nothing of the machine
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -23,13 +30,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("autoscaling")
     add = group.add_argument
     add("--autoscale", action="store_true", help="start and drain workers as the load asks for")
-    add("--scaling", default="", metavar="POLICY", help="default: the preset's, or blitzscale")
-    add("--scaling-params", default="{}", metavar="JSON", help="its parameters")
     add(
         "--profile",
         default="",
         metavar="FILE",
-        help="what a worker carries, for tokenscale: what `headway profile run` writes",
+        help="what a worker costs and carries: what `headway profile run` writes",
     )
     add("--max-prefill", type=int, default=4, metavar="N", help="most prefill workers (default 4)")
     add("--max-decode", type=int, default=4, metavar="N", help="most decode workers (default 4)")
@@ -38,29 +43,29 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--scale-down-delay", type=float, default=10.0, help="s of quiet before one goes")
 
 
+def policy_flags(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return the policies of all services; without ``--autoscale`` numbers stay as started."""
+    choice = parse_choice(*chosen(args))
+    scaling = {"scaling": scaling_policy(args) if args.autoscale else PLAIN.scaling}
+    params = {q: p for q, p in choice.params.items() if args.autoscale or q not in scaling}
+    policy, settings = Choice({**choice.policies, **scaling}, params).texts()
+    return ("--policy", policy, "--set", settings)
+
+
 def autoscaler_flags(args: argparse.Namespace) -> tuple[str, ...]:
-    """What the autoscaler is told; without ``--autoscale`` what is started is what there is."""
+    """Return the numbers of the autoscaler."""
     if not args.autoscale:
         return (
-            *("--scaling", "fixed"),
             *("--num-prefill", str(args.prefill)),
             *("--num-decode", str(args.decode)),
             *("--num-convertible", str(args.convertible)),
             *("--num-unified", str(args.unified)),
         )
     return (
-        *("--actuator", "process", "--scaling", _policy(args)),
-        *("--scaling-params", json.dumps(_params(args))),
+        *("--actuator", "process"),
         *("--max-prefill", str(args.max_prefill), "--max-decode", str(args.max_decode)),
         *("--budget", str(args.budget), "--scale-down-delay", str(args.scale_down_delay)),
     )
-
-
-def scheduler_flags(args: argparse.Namespace) -> tuple[str, ...]:
-    """TokenScale's routing reads the profile, too."""
-    if not (args.profile and args.preset and find_preset(args.preset).dispatch == "tokenscale"):
-        return ()
-    return ("--dispatch-params", json.dumps({"profile": args.profile}))
 
 
 def chunk_flags(args: argparse.Namespace, role: str) -> tuple[str, ...]:
@@ -77,7 +82,6 @@ def refuse_wrong_options(args: argparse.Namespace) -> None:
     """HeadwayError for what cannot be scaled."""
     from headway.cost.schema import MAKE_ONE
     from headway.errors import Code, HeadwayError, require_between
-    from headway.policies import registry
 
     require_between("--standby", args.standby, 0, 16)
     if not args.autoscale:
@@ -88,17 +92,12 @@ def refuse_wrong_options(args: argparse.Namespace) -> None:
     if args.unified:
         message = "--autoscale scales prefill and decode workers: leave --unified out"
         raise HeadwayError(Code.INVALID_ARGUMENT, message)
-    name, params = _policy(args), _params(args)
-    if args.profile and name != "tokenscale":
+    asked = registry.find("scaling", scaling_policy(args))
+    if asked.reads_profile and not args.profile:
         message = (
-            f"--profile is {args.profile!r}; --scaling {name} reads none: leave one of them out"
-        )
-        raise HeadwayError(Code.INVALID_ARGUMENT, message)
-    registry.make("scaling", name, **params)
-    if name == "tokenscale" and "profile" not in params:
-        message = (
-            "tokenscale needs to know what this machine carries: give its profile with --profile "
-            f"FILE ({MAKE_ONE} measures one), or another --scaling, for example {_WITHOUT_PROFILE}"
+            f"{asked.name} needs to know what this machine carries: give its profile with "
+            f"--profile FILE ({MAKE_ONE} measures one), or another policy, for example "
+            f"--policy scaling={SCALED_BY_REQUESTS}"
         )
         raise HeadwayError(Code.INVALID_ARGUMENT, message)
 
@@ -115,8 +114,9 @@ def make_scaler(
 
     if not args.autoscale:
         return None
-    # other policies know nothing of convertible decoders: theirs stay as they were started
-    roles = ("prefill", "decode", *(["convertible"] if _policy(args) == "tokenscale" else []))
+    # what knows nothing of convertible decoders leaves theirs as they were started
+    converts = cast("type[Scaling]", registry.find("scaling", scaling_policy(args)).make).converts
+    roles = ("prefill", "decode", *(["convertible"] if converts else []))
 
     def next_spec(role: str, service_id: str) -> ProcessSpec:
         place = sum(process.spec.service == "worker" for process in supervisor.processes)
@@ -132,22 +132,11 @@ def make_scaler(
     return WorkerScaler(supervisor, config, roles, next_spec, standby)
 
 
-def _params(args: argparse.Namespace) -> dict[str, Any]:
-    """The policy's; HeadwayError for what is no JSON object."""
-    from headway.errors import invalid
-
-    try:
-        params = json.loads(args.scaling_params)
-    except ValueError:
-        params = None
-    if not isinstance(params, dict):
-        raise invalid("--scaling-params", args.scaling_params, "a JSON object")
-    return {"profile": args.profile, **params} if args.profile else params
-
-
-def _policy(args: argparse.Namespace) -> str:
-    preset = find_preset(args.preset).scaling if args.preset else "fixed"
-    name: str = args.scaling or preset
-    if name != "fixed":
+def scaling_policy(args: argparse.Namespace) -> str:
+    """Return the policy that scales: the chosen one, the preset's, or one that needs no preset."""
+    named = parse_choice(*chosen(args)).policies.get("scaling", "")
+    preset = find_preset(args.preset) if args.preset else PLAIN
+    name = named or preset.scaling
+    if cast("type[Scaling]", registry.find("scaling", name).make).scales:
         return name
-    return "tokenscale" if args.profile else _WITHOUT_PROFILE
+    return SCALED_BY_PROFILE if args.profile else SCALED_BY_REQUESTS

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from headway.presets import PRESETS, find_preset
+from headway.presets import PRESETS
 from services.local import autoscale as up_autoscale
 from services.local import prometheus as up_metrics
+from services.local.policy_options import add_policy_options
 from services.runtime.rooms import SHIPPED_MODEL, model_folder
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--log-dir", default="run", help="folder of the services' logs (default run)")
     add("--log-level", default="info", help="debug, info, warning or error")
     add("--drain-timeout", type=float, default=30.0, help="s to finish what runs at a stop")
+    add_policy_options(parser)
     up_autoscale.add_options(parser)
 
 
@@ -69,10 +71,8 @@ def run(args: argparse.Namespace) -> int:
     from services.local import store as local_store
     from services.runtime.config import ServiceConfig
 
-    if args.preset:
-        find_preset(args.preset)
     _refuse_wrong_counts(args)
-    up_autoscale.refuse_wrong_options(args)
+    refuse_wrong_options(args)
     _refuse_taken_ports(args)
     specs = process_specs(args, *_machine(args.device))
     url = args.store or os.environ.get("HEADWAY_STORE", "")
@@ -99,11 +99,11 @@ def process_specs(args: argparse.Namespace, num_cores: int, num_gpus: int = 0) -
     keys = ("--api-key-file", args.api_key_file) if args.api_key_file else ()
     http = ("--http-host", args.host, "--http-port", str(args.port))
     grpc_address = ("--listen", f"127.0.0.1:{args.port + 1}") if args.port else ()
-    preset = ("--preset", args.preset) if args.preset else ()
+    preset = _policies(args)
     specs = [
         ProcessSpec("gateway", "gateway", (*common, *preset, *model, *http, *grpc_address, *keys)),
         *(
-            ProcessSpec("scheduler", name, (*common, *preset, *up_autoscale.scheduler_flags(args)))
+            ProcessSpec("scheduler", name, (*common, *preset))
             for name in scheduler_ids(args.schedulers)
         ),
         ProcessSpec("predictor", "predictor", (*common, *_predictors(args))),
@@ -127,13 +127,30 @@ def worker_spec(
     num_workers = sum(getattr(args, each) for each in _ROLES)
     flags = (
         *_common(args),
-        *(("--preset", args.preset) if args.preset else ()),
+        *_policies(args),
         *("--model", args.model, "--model-name", args.model_name),
         *("--role", role, "--device", device, "--dtype", args.dtype, "--dp", str(args.dp)),
         *("--num-threads", str(max(1, num_cores // num_workers))),
         *up_autoscale.chunk_flags(args, role),
     )
     return ProcessSpec("worker", service_id, flags, role=role)
+
+
+def _policies(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return what every service that decides is told."""
+    preset = ("--preset", args.preset) if args.preset else ()
+    profile = ("--profile", args.profile) if args.profile else ()
+    return (*preset, *profile, *up_autoscale.policy_flags(args))
+
+
+def refuse_wrong_options(args: argparse.Namespace) -> None:
+    """Raise HeadwayError for what cannot be scaled, or a policy or parameter that is unknown."""
+    from headway.core.settings import require_policies
+    from services.runtime.preset import PresetConfig
+
+    up_autoscale.refuse_wrong_options(args)
+    config = PresetConfig(_cli_parse_args=[*_policies(args)])
+    require_policies(config.chosen(), config.costs())
 
 
 def _common(args: argparse.Namespace) -> tuple[str, ...]:

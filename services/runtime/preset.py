@@ -1,25 +1,31 @@
-"""A preset and what a service's own options change of it."""
+"""A preset, and what a user changes of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from headway.presets import Preset, find_preset
+from headway.cluster import Role
+from headway.core.settings import Costs, needs_profile
+from headway.cost.profile import load_profile
+from headway.presets import NO_PARAMS, Preset, find_preset, parse_choice
 from services.runtime.config import ServiceConfig
+
+_ASSUMED_PROFILE = "llama-8b-a100"
+"""Velocities for policies that need some, where no profile is given."""
 
 
 class PresetConfig(ServiceConfig):
-    """A service that decides: ``questions`` are those whose policies it makes.
-
-    Each has an option of its name, "" for the preset's policy, and one of its parameters.
-    """
-
-    questions: ClassVar[tuple[str, ...]] = ()
+    """A service that decides by the policies of a preset."""
 
     preset: str = Field("sbs", description="policies for every question (see docs/composition.md)")
+    policy: str = Field("", description="other policies: batching=trail,packing=pbaa")
+    set: str = Field("", description="their parameters: batching.c=0.5,packing.order=boost")
+    profile: str = Field(
+        "", description="what an instance costs and carries: a file or a name; default: unknown"
+    )
 
     @field_validator("preset")
     @classmethod
@@ -27,11 +33,21 @@ class PresetConfig(ServiceConfig):
         find_preset(value)
         return value
 
-    def chosen(self, params: Mapping[str, Mapping[str, Any]] | None = None) -> Preset:
-        """The preset, with the options over it; ``params`` lie below what the options say."""
-        said = {q: {**(params or {}).get(q, {}), **self._params(q)} for q in self.questions}
-        return find_preset(self.preset).but({q: getattr(self, q) for q in self.questions}, said)
+    @model_validator(mode="after")
+    def _a_choice(self) -> PresetConfig:
+        parse_choice(self.policy, self.set)
+        return self
 
-    def _params(self, question: str) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = getattr(self, f"{question}_params")
-        return found
+    def chosen(self, below: Mapping[str, Mapping[str, Any]] = NO_PARAMS) -> Preset:
+        """Return the preset with the options over it, and ``below`` under its parameters."""
+        choice = parse_choice(self.policy, self.set)
+        questions = {**below, **choice.params}
+        params = {q: {**below.get(q, {}), **choice.params.get(q, {})} for q in questions}
+        return find_preset(self.preset).but(choice.policies, params)
+
+    def costs(self) -> Costs:
+        """Return what the profile says of the instances; nothing but velocities without one."""
+        if self.profile:
+            return Costs.of([(Role.UNIFIED, load_profile(self.profile))])
+        assumed = load_profile(_ASSUMED_PROFILE) if needs_profile(self.chosen()) else None
+        return Costs(profile=assumed)

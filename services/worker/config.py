@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from dataclasses import replace
+from typing import Literal
 
 from pydantic import Field
 
-from headway.core.settings import WorkerPolicies, policy_settings
+from headway.core.settings import PolicySettings, policy_settings
+from headway.core.worker.settings import MOVE_ROUNDS, WorkerSettings
 from services.runtime.config import ModelName
 from services.runtime.preset import PresetConfig
 from services.runtime.rooms import SHIPPED_MODEL
 
+_DEFAULTS = WorkerSettings()
 
-class WorkerConfig(PresetConfig):
-    """One instance: one replica of a model on one device."""
 
-    questions: ClassVar[tuple[str, ...]] = ("batching", "estimation")
+class EngineConfig(PresetConfig):
+    """Options of what computes: the model, its device and its memory."""
 
     model: ModelName = Field(
         SHIPPED_MODEL, validate_default=True, description="hub id or folder of the checkpoint"
     )
     model_name: str = Field("", description="name that requests use; default: the folder's name")
-    role: Literal["prefill", "decode", "unified", "convertible"] = "unified"
-    standby: bool = Field(False, description="load and warm up, then wait to be told a role")
     device: str = Field("cpu", description="cpu, cuda or cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: str = Field("", description="of the weights, for example torchao-int8; none")
@@ -45,18 +45,17 @@ class WorkerConfig(PresetConfig):
     )
     chunk_tokens: int = Field(512, ge=1, description="most tokens of a DP unit in one pass")
     max_model_len: int = Field(0, ge=0, description="prompt + output tokens; 0: the model's own")
-    batching: str = Field("", description="whom a pass serves next; default: the preset's")
-    batching_params: dict[str, int | float | str] = Field(
-        default_factory=dict, description='its parameters, JSON: {"gamma": 0.05}'
-    )
+
+
+class WorkerConfig(EngineConfig):
+    """Options of one instance: one replica of a model on one device."""
+
+    role: Literal["prefill", "decode", "unified", "convertible"] = "unified"
+    standby: bool = Field(False, description="load and warm up, then wait to be told a role")
     predict_every: int = Field(
         20,
         ge=0,
         description="k: tokens between predictions of a request's remaining length, 0: none",
-    )
-    estimation: str = Field("", description="what becomes of a prediction; default: the preset's")
-    estimation_params: dict[str, int | float | str] = Field(
-        default_factory=dict, description='its parameters, JSON: {"interval": 20}'
     )
     end_of_reasoning: str = Field(
         "", description="text that ends the model's reasoning; default: </think> where it knows it"
@@ -68,10 +67,12 @@ class WorkerConfig(PresetConfig):
         0.0, ge=0.0, le=10.0, description="seconds a reader takes for a token; 0: the preset's"
     )
     max_running: int = Field(
-        0, ge=0, description="most requests of a DP unit that run in one pass, 0: any"
+        _DEFAULTS.max_running,
+        ge=0,
+        description="most requests of a DP unit that run in one pass, 0: any",
     )
     watermark: float = Field(
-        0.1, ge=0.0, lt=1.0, description="share of KV blocks kept free at admission"
+        _DEFAULTS.watermark, ge=0.0, lt=1.0, description="share of KV blocks kept free at admission"
     )
     prefix_caching: bool = Field(
         True, description="begin with the KV of requests whose first tokens are the same"
@@ -86,7 +87,9 @@ class WorkerConfig(PresetConfig):
         False, description="plan a pass while the one before it runs; prefill workers never do"
     )
     move_rounds: int = Field(
-        4, ge=0, description="rounds of KV sent while a request that moves still runs, 0: none"
+        MOVE_ROUNDS,
+        ge=0,
+        description="rounds of KV sent while a request that moves still runs, 0: none",
     )
     transfer_timeout: float = Field(30.0, gt=0.0, description="seconds for one KV transfer")
     record_passes: str = Field(
@@ -99,6 +102,20 @@ class WorkerConfig(PresetConfig):
         5.0, ge=0.0, description="seconds to reach a gateway before its requests are dropped"
     )
 
-    def policies(self) -> WorkerPolicies:
-        """The preset's policies with these options; HeadwayError for an unknown one."""
-        return policy_settings(self.chosen()).worker
+    def policies(self) -> PolicySettings:
+        """Return the preset's policies and the core's settings; HeadwayError for an unknown one.
+
+        The engine has not told yet what it and the model can do.
+        """
+        options = WorkerSettings(
+            watermark=self.watermark,
+            linger=self.linger,
+            max_running=self.max_running,
+            prefix_caching=self.prefix_caching,
+            predict_every=self.predict_every,
+            move_rounds=self.move_rounds,
+            runs_ahead=self.async_scheduling,
+        )
+        found = policy_settings(self.chosen(), self.costs(), worker=options)
+        pace = self.reader_pace or found.worker.reader_pace
+        return replace(found, worker=replace(found.worker, reader_pace=pace))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 from headway.cluster import Role, WorkerInfo
 from headway.core.reasoning import Markers
-from headway.core.worker.core import WorkerCore, WorkerSettings
+from headway.core.worker.core import WorkerCore
 from headway.core.worker.events import (
     AcceptKv,
     AcknowledgeKv,
@@ -185,17 +186,10 @@ def _core(
     config: WorkerConfig, info: WorkerInfo, engine: EngineInfo, reasoning: Markers
 ) -> WorkerCore:
     policies = config.policies()
-    settings = WorkerSettings(
-        watermark=config.watermark,
-        linger=config.linger if policies.lingers else 0.0,
-        max_running=config.max_running,
+    settings = replace(
+        policies.worker,
         end_of_reasoning=reasoning.end,
         start_of_reasoning=reasoning.start,
-        reader_pace=config.reader_pace or policies.reader_pace,
-        prefix_caching=config.prefix_caching,
-        predict_every=config.predict_every,
-        move_rounds=config.move_rounds,
-        runs_ahead=config.async_scheduling,
         swaps_beside=engine.swaps_beside,
         host_tokens=engine.num_host_blocks // config.dp * engine.block_size,
     )

@@ -9,9 +9,9 @@ import pytest
 from headway.cost.profile import load_profile
 from headway.errors import HeadwayError
 from services.autoscaler.config import AutoscalerConfig
-from services.local import autoscale as up_autoscale
 from services.local import up
 from services.runtime.config import load_config
+from services.scheduler.config import SchedulerConfig
 
 
 def parsed(*flags: str) -> argparse.Namespace:
@@ -27,20 +27,19 @@ def autoscaler(*flags: str) -> AutoscalerConfig:
 
 def test_without_it_what_is_started_is_what_there_is() -> None:
     config = autoscaler("--prefill", "3", "--preset", "tokenscale")
-    assert (config.actuator, config.scaling, config.num_prefill) == ("none", "fixed", 3)
+    assert (config.actuator, config.chosen().scaling, config.num_prefill) == ("none", "fixed", 3)
 
 
 def test_with_it_the_supervisor_is_asked_within_bounds() -> None:
     config = autoscaler("--autoscale", "--max-decode", "6", "--budget", "7")
-    assert (config.actuator, config.scaling) == ("process", "blitzscale")
+    assert (config.actuator, config.chosen().scaling) == ("process", "blitzscale")
     assert (config.max_decode, config.budget) == (6, 7)
 
 
 def test_the_presets_policy_scales_where_it_can() -> None:
-    params = '{"profile": "llama-8b-a100"}'
-    flags = ("--autoscale", "--preset", "tokenscale", "--scaling-params", params)
-    assert autoscaler(*flags).policy().name == "tokenscale"
-    up_autoscale.refuse_wrong_options(parsed(*flags))
+    flags = ("--autoscale", "--preset", "tokenscale", "--profile", "llama-8b-a100")
+    assert autoscaler(*flags).scaling_policy().name == "tokenscale"
+    up.refuse_wrong_options(parsed(*flags))
 
 
 @pytest.mark.parametrize(
@@ -48,34 +47,34 @@ def test_the_presets_policy_scales_where_it_can() -> None:
     [
         (("--preset", "tokenscale"), "tokenscale needs to know what this machine carries"),
         (("--unified", "1"), "leave --unified out"),
-        (("--scaling", "nonsense"), "nonsense"),
-        (("--scaling-params", "[1]"), r"--scaling-params is '\[1\]'; it must be a JSON object"),
-        (("--scaling-params", '{"windoow": 1}'), "windoow"),
+        (("--policy", "scaling=nonsense"), "nonsense"),
+        (("--set", "scaling"), "--set is 'scaling'; it must be QUESTION.PARAMETER=VALUE"),
+        (("--set", "scaling.windoow=1"), "windoow"),
     ],
 )
 def test_what_cannot_be_scaled_is_refused(flags: tuple[str, ...], said: str) -> None:
     with pytest.raises(HeadwayError, match=said):
-        up_autoscale.refuse_wrong_options(parsed("--autoscale", *flags))
+        up.refuse_wrong_options(parsed("--autoscale", *flags))
 
 
 def test_a_profile_drives_the_scaling_the_routing_and_the_convertible_chunk() -> None:
     flags = ("--autoscale", "--preset", "tokenscale", "--profile", "llama-8b-a100")
     args = parsed(*flags, "--convertible", "1")
-    up_autoscale.refuse_wrong_options(args)
+    up.refuse_wrong_options(args)
     specs = {spec.service_id: spec for spec in up.process_specs(args, num_cores=4)}
-    routing = specs["scheduler"].flags
-    assert routing[routing.index("--dispatch-params") + 1] == '{"profile": "llama-8b-a100"}'
-    chunk = load_profile("llama-8b-a100").convertible_chunk_tokens
+    profile = load_profile("llama-8b-a100")
+    routing = load_config(SchedulerConfig, specs["scheduler"].flags).settings()
+    assert routing.dispatch_params["profile"] == profile
+    chunk = profile.convertible_chunk_tokens
     assert ("--chunk-tokens" in specs["convertible-1"].flags) == (chunk is not None)
     assert "--chunk-tokens" not in specs["decode-1"].flags
-    assert autoscaler(*flags).policy().params["profile"] == "llama-8b-a100"
+    assert autoscaler(*flags).scaling_policy().params["profile"] == profile
 
 
 def test_a_profile_alone_asks_for_the_policy_that_reads_it() -> None:
-    assert autoscaler("--autoscale", "--profile", "llama-8b-a100").scaling == "tokenscale"
-    wrong = parsed("--autoscale", "--profile", "llama-8b-a100", "--scaling", "aibrix")
-    with pytest.raises(HeadwayError, match="--scaling aibrix reads none"):
-        up_autoscale.refuse_wrong_options(wrong)
+    flags = ("--autoscale", "--profile", "llama-8b-a100")
+    assert autoscaler(*flags).chosen().scaling == "tokenscale"
+    assert autoscaler(*flags, "--policy", "scaling=aibrix").chosen().scaling == "aibrix"
 
 
 def test_a_worker_that_comes_later_is_like_those_that_were_started() -> None:

@@ -6,6 +6,8 @@ import pytest
 
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.core.settings import Costs, policy_settings
+from headway.core.worker.settings import WorkerSettings
+from headway.cost.profile import load_profile
 from headway.errors import HeadwayError
 from headway.policies import registry
 from headway.presets import PRESETS, find_preset
@@ -13,14 +15,16 @@ from headway.presets import PRESETS, find_preset
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_policy_of_every_preset_can_be_made(name: str) -> None:
-    found = policy_settings(PRESETS[name], Costs(0.05, 1e-6, 1e-4, 1e-8))
+    found = policy_settings(
+        PRESETS[name], Costs(0.05, 1e-6, 1e-4, 1e-8, profile=load_profile("llama-8b-a100"))
+    )
     scheduler = found.scheduler
     registry.make("dispatch", scheduler.dispatch, **scheduler.dispatch_params)
     registry.make("packing", scheduler.packing, **scheduler.packing_params)
     registry.make("placement", scheduler.placement, **scheduler.placement_params)
     registry.make("rescheduling", scheduler.rescheduling, **scheduler.rescheduling_params)
-    found.worker.make_batching()
-    found.worker.make_estimation()
+    found.make_batching()
+    found.make_estimation()
     found.burst.make()
     found.pacing.make()
     found.scaling.make()
@@ -30,9 +34,9 @@ def test_what_is_known_of_the_instances_reaches_those_who_ask_alone() -> None:
     costs = Costs(first_pass=0.2, swap_per_token=1e-6, per_request=1e-4)
     ours = policy_settings(PRESETS["headway"], costs)
     assert ours.scheduler.dispatch_params["default_pass_time"] == 0.2
-    assert ours.worker.batching.params["swap_per_token"] == 1e-6
+    assert ours.batching.params["swap_per_token"] == 1e-6
     assert ours.scheduler.placement_params == {"c": 1e-4}
-    assert not policy_settings(PRESETS["pascal"], costs).worker.batching.params
+    assert not policy_settings(PRESETS["pascal"], costs).batching.params
 
 
 def test_the_presets_word_stands_over_what_is_known() -> None:
@@ -55,12 +59,13 @@ def test_parameters_come_over_those_of_the_preset() -> None:
 
 def test_limits_are_the_callers() -> None:
     limits = SchedulerSettings(max_waiting=7)
-    assert policy_settings(PRESETS["sbs"], limits=limits).scheduler.max_waiting == 7
+    assert policy_settings(PRESETS["sbs"], scheduler=limits).scheduler.max_waiting == 7
 
 
 def test_workers_linger_for_the_window_alone_and_share_the_readers_pace() -> None:
-    assert policy_settings(PRESETS["sbs"]).worker.lingers
-    assert not policy_settings(PRESETS["pascal"]).worker.lingers
+    worker = WorkerSettings(linger=0.5)
+    assert policy_settings(PRESETS["sbs"], worker=worker).worker.linger == 0.5
+    assert policy_settings(PRESETS["pascal"], worker=worker).worker.linger == 0.0
     slow = PRESETS["pascal"].but({}, {"pacing": {"tpot": 0.2}})
     assert policy_settings(slow).worker.reader_pace == 0.2
 

@@ -94,7 +94,7 @@ def test_the_configuration_is_one_that_every_service_takes(
     made: dict[str, ServiceConfig] = {module: config() for module, config in CONFIGS.items()}
     autoscaler = made["services.autoscaler"]
     assert isinstance(autoscaler, AutoscalerConfig)
-    policy = autoscaler.policy()
+    policy = autoscaler.scaling_policy()
     registry.make("scaling", policy.name, **policy.params)
     deployments = of_kind(name, "Deployment")
     assert dict(autoscaler.targets_by_role()) == {role: f"headway-{role}" for role in ROLES}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import fields, replace
 
 import pytest
 
 from headway.cluster import Role
+from headway.core.worker.settings import WorkerSettings
 from headway.cost.pass_time import PassTime
 from headway.cost.schema import Profile
-from headway.sim.cluster import ClusterSpec, SimCluster, SimRequest
+from headway.sim.cluster import SIMULATED_WORKER, ClusterSpec, SimCluster, SimRequest
 from headway.sim.kernel import Kernel
 from headway.sim.records import Record
 from headway.sim.worker import InstanceSpec
@@ -39,7 +41,19 @@ def disaggregated(num_prefill: int = 1, num_decode: int = 2, **changes: object) 
         (instance(Role.PREFILL), num_prefill),
         (instance(Role.DECODE), num_decode),
     )
-    return ClusterSpec(instances, **changes)  # type: ignore[arg-type]  # fields by name
+    return cluster_of(instances, **changes)
+
+
+def cluster_of(instances: Sequence[tuple[InstanceSpec, int]], **changes: object) -> ClusterSpec:
+    """A cluster with other fields of its own, or of its workers' settings."""
+    worker = {f.name: changes.pop(f.name) for f in fields(WorkerSettings) if f.name in changes}
+    settings = replace(SIMULATED_WORKER, **worker)  # type: ignore[arg-type]  # fields by name
+    return ClusterSpec(instances, worker=settings, **changes)  # type: ignore[arg-type]  # by name
+
+
+def one_step(spec: ClusterSpec) -> ClusterSpec:
+    """The same cluster, whose workers never leap over passes."""
+    return replace(spec, worker=replace(spec.worker, max_steps=1))
 
 
 def poisson(num_requests: int, rate: float, seed: int) -> list[SimRequest]:

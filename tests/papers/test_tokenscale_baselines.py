@@ -11,6 +11,7 @@ from headway.policies.scaling.blitzscale import BlitzScale, BlitzScaleParams
 from headway.policies.scaling.distserve import DistServe, DistServeParams
 from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Scaling, Targets
 from headway.policies.scaling.utilisation import Utilisation, UtilisationParams
+from tests.fakes.policies import make_policy
 
 SCALED = ("aibrix", "blitzscale", "distserve", "tokenscale", "utilisation")
 
@@ -54,7 +55,7 @@ def test_blitzscale_counts_requests_in_both_pools() -> None:
 
 def test_only_blitzscale_instances_serve_while_they_load() -> None:
     live = [
-        name for name in registry.REGISTRY["scaling"] if registry.make("scaling", name).loads_live
+        name for name in registry.REGISTRY["scaling"] if make_policy("scaling", name).loads_live
     ]
     assert live == ["blitzscale"]
 
@@ -94,7 +95,7 @@ def test_utilisation_is_slow_but_panics() -> None:
 
 
 def test_fixed_is_fixed() -> None:
-    policy: Scaling = registry.make("scaling", "fixed", num_prefill=2, num_decode=3)
+    policy: Scaling = make_policy("scaling", "fixed", num_prefill=2, num_decode=3)
     full = fleet(PoolLoad(2, num_requests=1000, busy=1.0), PoolLoad(3, memory=1.0))
     assert sizes(policy.targets(rps(1000), full, now=0.0)) == (2, 3)
 
@@ -104,7 +105,7 @@ def test_fixed_is_fixed() -> None:
 
 @pytest.mark.parametrize("name", SCALED)
 def test_without_figures_everything_holds_and_the_reason_says_so(name: str) -> None:
-    policy: Scaling = registry.make("scaling", name)
+    policy: Scaling = make_policy("scaling", name)
     full = fleet(PoolLoad(3, num_requests=20, busy=0.9), PoolLoad(5, num_requests=200, memory=0.65))
     before = sizes(policy.targets(rps(40), full, now=0.0))
     for now in range(1, 300):
@@ -117,8 +118,8 @@ def test_without_figures_everything_holds_and_the_reason_says_so(name: str) -> N
 @pytest.mark.parametrize("name", SCALED)
 def test_headroom_is_a_parameter_of_every_system(name: str) -> None:
     seen = fleet(PoolLoad(1, num_requests=20, busy=0.6), PoolLoad(1, num_requests=200, memory=0.6))
-    tight = registry.make("scaling", name, target_utilisation=1.0, max_prefill=99, max_decode=99)
-    wide = registry.make("scaling", name, target_utilisation=0.5, max_prefill=99, max_decode=99)
+    tight = make_policy("scaling", name, target_utilisation=1.0, max_prefill=99, max_decode=99)
+    wide = make_policy("scaling", name, target_utilisation=0.5, max_prefill=99, max_decode=99)
     few, many = (sizes(p.targets(rps(400), seen, now=0.0)) for p in (tight, wide))
     assert few[0] < many[0]
     assert few[1] < many[1]
@@ -126,7 +127,7 @@ def test_headroom_is_a_parameter_of_every_system(name: str) -> None:
 
 @pytest.mark.parametrize("name", SCALED)
 def test_no_traffic_ends_at_the_minimum_after_the_quiet_period(name: str) -> None:
-    policy: Scaling = registry.make("scaling", name, min_prefill=2, min_decode=3)
+    policy: Scaling = make_policy("scaling", name, min_prefill=2, min_decode=3)
     idle = fleet(PoolLoad(8), PoolLoad(9))
     for now in range(100):
         targets = policy.targets(Rates(0.0, 0.0, 0.0), idle, now=float(now))
@@ -136,7 +137,7 @@ def test_no_traffic_ends_at_the_minimum_after_the_quiet_period(name: str) -> Non
 
 @pytest.mark.parametrize("name", ["aibrix", "blitzscale", "distserve", "utilisation"])
 def test_a_pool_of_none_wakes_up_for_its_first_request(name: str) -> None:
-    policy: Scaling = registry.make("scaling", name, min_prefill=0, min_decode=0)
+    policy: Scaling = make_policy("scaling", name, min_prefill=0, min_decode=0)
     waiting = fleet(PoolLoad(0, num_requests=1), PoolLoad(0, num_requests=1))
     assert sizes(policy.targets(rps(0.1), waiting, now=0.0)) == (1, 1)
 

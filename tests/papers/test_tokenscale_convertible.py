@@ -10,7 +10,7 @@ from headway.cost.velocity import (
     convertible_chunk,
     convertible_velocity,
     mean_decode_batch,
-    reserved_bytes,
+    reserved_tokens,
     takes_decode,
 )
 from headway.errors import HeadwayError
@@ -65,13 +65,13 @@ def test_a_convertible_decoder_is_a_decoder_with_a_restricted_chunk() -> None:
 
 
 def test_reserved_memory_is_what_arrives_within_the_ttft_slo() -> None:
-    assert reserved_bytes(8780.0, 0.4, 131_072) == pytest.approx(8780 * 0.4 * 131_072)
+    assert reserved_tokens(8780.0, 0.4) * 131_072 == pytest.approx(8780 * 0.4 * 131_072)
 
 
 def test_no_new_decode_work_goes_into_the_reserved_memory() -> None:
-    reserved_tokens = reserved_bytes(8780.0, 0.4, 131_072) / 131_072
-    assert takes_decode(136_000, 140_000, reserved_tokens)
-    assert not takes_decode(137_000, 140_000, reserved_tokens)
+    reserved = reserved_tokens(8780.0, 0.4)
+    assert takes_decode(136_000, 140_000, reserved)
+    assert not takes_decode(137_000, 140_000, reserved)
 
 
 def test_a_pass_time_without_prefill_cost_has_no_chunk() -> None:
@@ -84,4 +84,4 @@ def test_an_slo_that_is_none_is_refused(slo: float) -> None:
     with pytest.raises(HeadwayError, match="tpot_slo"):
         convertible_velocity(100, 1, slo)
     with pytest.raises(HeadwayError, match="ttft_slo"):
-        reserved_bytes(1.0, slo, 1)
+        reserved_tokens(1.0, slo)

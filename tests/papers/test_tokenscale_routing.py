@@ -17,6 +17,7 @@ from headway.policies.dispatch.tokenscale import (
     TokenScaleRouting,
     TokenScaleRoutingParams,
 )
+from tests.fakes.policies import A100
 from tests.fakes.scheduler_text import SchedulerHarness, make_info
 from tests.fakes.tokenscale import PARAMS, Prompt
 
@@ -191,7 +192,9 @@ def test_convertibles_serve_the_queue_only_where_there_is_no_prefiller() -> None
 
 def scheduler(profile_chunk: int = 2048) -> SchedulerHarness:
     settings = SchedulerSettings(
-        dispatch="tokenscale", dispatch_params={"margin": 0.0}, packing="round-robin"
+        dispatch="tokenscale",
+        dispatch_params={"profile": A100, "margin": 0.0},
+        packing="round-robin",
     )
     harness = SchedulerHarness(settings)
     harness.now = 100.0

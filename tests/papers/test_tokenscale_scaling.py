@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from headway.cost.buckets import BUCKET_NAMES
-from headway.cost.profile import as_profile, load_profile
+from headway.cost.profile import load_profile
 from headway.errors import HeadwayError
 from headway.messages import PassWork
 from headway.policies.scaling.meter import RateMeter
@@ -24,7 +24,12 @@ from headway.policies.scaling.tokenscale import TokenScale, TokenScaleParams, nu
 A100 = load_profile("llama-8b-a100")
 FLEET = Fleet(PoolLoad(1), PoolLoad(1))
 PLAIN = TokenScaleParams(
-    convertibles=False, target_utilisation=1.0, max_prefill=64, max_decode=64, margin=0.0
+    profile=A100,
+    convertibles=False,
+    target_utilisation=1.0,
+    max_prefill=64,
+    max_decode=64,
+    margin=0.0,
 )
 
 
@@ -132,7 +137,7 @@ def test_regular_decoders_are_never_below_their_minimum() -> None:
 
 
 def test_the_number_of_convertibles_is_fixed() -> None:
-    policy = TokenScale(TokenScaleParams(max_decode=20))
+    policy = TokenScale(TokenScaleParams(profile=A100, max_decode=20))
     seen = {
         policy.targets(r, FLEET, now=now).num_convertible
         for now, r in enumerate((None, rates(0), rates(1e6, L_L=1e6), rates(0), None))
@@ -273,7 +278,7 @@ def test_an_unknown_backlog_is_not_zero_pools_grow_and_do_not_shrink() -> None:
 
 def test_the_reason_gives_the_inputs() -> None:
     fleet = Fleet(PoolLoad(1, backlog_tokens=500), PoolLoad(1))
-    reason = first(TokenScaleParams(), rates(20_000, S_S=47_070), fleet).reason
+    reason = first(TokenScaleParams(profile=A100), rates(20_000, S_S=47_070), fleet).reason
     assert "prefill (20000 + 500/5) tokens/s over 0.7 × 14000 = 2.05, so 3" in reason
     assert (
         "decode (47070 + 0/5) tokens/s over 0.7 × 23535 = 2.86 less 1 convertible, so 2" in reason
@@ -281,7 +286,7 @@ def test_the_reason_gives_the_inputs() -> None:
 
 
 def test_a_velocity_that_drifts_changes_the_fleet_and_is_told() -> None:
-    pass_time = as_profile("llama-8b-a100").pass_time
+    pass_time = load_profile("llama-8b-a100").pass_time
     slow = PassWork(1, 2 * pass_time.seconds(1000, 0, 0, 0), prefill_tokens=1000)
     samples = (WorkSample("w", "prefill", slow),) * 3000
     policy = TokenScale(PLAIN)
@@ -294,15 +299,15 @@ def test_a_velocity_that_drifts_changes_the_fleet_and_is_told() -> None:
 def test_prefillers_and_decoders_may_have_profiles_of_their_own() -> None:
     params = replace(
         PLAIN,
-        profile="deepseek-v3-h800-prefill-dp8",
-        decode_profile="deepseek-v3-h800-decode-dp32",
+        profile=load_profile("deepseek-v3-h800-prefill-dp8"),
+        decode_profile=load_profile("deepseek-v3-h800-decode-dp32"),
     )
     assert first(params, rates(80_000)).num_prefill == 2
 
 
 def test_a_profile_without_the_velocity_is_refused() -> None:
     with pytest.raises(HeadwayError, match="no decode_tokens_per_s"):
-        TokenScale(replace(PLAIN, profile="deepseek-v3-h800-prefill-dp8"))
+        TokenScale(replace(PLAIN, profile=load_profile("deepseek-v3-h800-prefill-dp8")))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from headway.cluster import Role
 from headway.cost.buckets import NUM_BUCKETS, Buckets
 from headway.cost.pass_time import EACH_TERM, PassTime, Share
-from headway.policies import registry
 from headway.policies.burst.dual_signal import DualSignal, DualSignalParams
 from headway.policies.dispatch import InstanceLoad
 from headway.policies.dispatch.tokenscale import TokenScaleRouting
@@ -20,6 +19,7 @@ from headway.policies.scaling.meter import RateMeter
 from headway.policies.scaling.pool import Bounds, Pool
 from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Scaling, Targets
 from headway.policies.scaling.tokenscale import TokenScale, TokenScaleParams
+from tests.fakes.policies import A100, make_policy
 from tests.fakes.tokenscale import PARAMS, PROFILE, Prompt
 
 POLICIES = ("aibrix", "blitzscale", "distserve", "tokenscale", "utilisation")
@@ -65,7 +65,7 @@ def test_every_answer_is_within_the_bounds(
     name: str, steps: list[STEP], bounds: tuple[int, ...]
 ) -> None:
     least_prefill, prefill_range, least_decode, decode_range = bounds
-    policy: Scaling = registry.make(
+    policy: Scaling = make_policy(
         "scaling",
         name,
         min_prefill=least_prefill,
@@ -83,14 +83,14 @@ def test_every_answer_is_within_the_bounds(
 @pytest.mark.parametrize("name", POLICIES)
 @given(steps=STEPS)
 def test_the_same_figures_give_the_same_answers(name: str, steps: list[STEP]) -> None:
-    first, second = (run(registry.make("scaling", name), steps) for _ in range(2))
+    first, second = (run(make_policy("scaling", name), steps) for _ in range(2))
     assert first == second
 
 
 @pytest.mark.parametrize("name", POLICIES)
 @given(steps=STEPS)
 def test_no_figure_changes_nothing(name: str, steps: list[STEP]) -> None:
-    policy: Scaling = registry.make("scaling", name)
+    policy: Scaling = make_policy("scaling", name)
     last = run(policy, steps)[-1]
     held = policy.targets(None, None, now=1e6)
     assert (held.num_prefill, held.num_decode) == (last.num_prefill, last.num_decode)
@@ -99,7 +99,7 @@ def test_no_figure_changes_nothing(name: str, steps: list[STEP]) -> None:
 @pytest.mark.parametrize("name", POLICIES)
 @given(steps=STEPS)
 def test_every_answer_has_a_reason(name: str, steps: list[STEP]) -> None:
-    assert all(targets.reason for targets in run(registry.make("scaling", name), steps))
+    assert all(targets.reason for targets in run(make_policy("scaling", name), steps))
 
 
 # --- tokenscale ---------------------------------------------------------------------------
@@ -117,15 +117,17 @@ def test_more_tokens_never_need_fewer_instances(rates: Rates, fleet: Fleet, more
         tuple(tokens * more for tokens in by_bucket),
     )
     empty = Fleet(replace(fleet.prefill, backlog_tokens=0), replace(fleet.decode, backlog_tokens=0))
-    few = TokenScale().targets(less, empty, now=0.0)
-    many = TokenScale().targets(grown, empty, now=0.0)
+    few = make_policy("scaling", "tokenscale").targets(less, empty, now=0.0)
+    many = make_policy("scaling", "tokenscale").targets(grown, empty, now=0.0)
     assert few.num_prefill <= many.num_prefill
     assert few.num_decode <= many.num_decode
 
 
 @given(rates=RATES)
 def test_what_is_planned_carries_what_arrives_with_its_headroom(rates: Rates) -> None:
-    params = TokenScaleParams(convertibles=False, max_prefill=10_000, max_decode=10_000)
+    params = TokenScaleParams(
+        profile=A100, convertibles=False, max_prefill=10_000, max_decode=10_000
+    )
     targets = TokenScale(params).targets(rates, Fleet(PoolLoad(1), PoolLoad(1)), now=0.0)
     velocity = 14_000 * params.target_utilisation
     assert targets.num_prefill * velocity >= rates.input_tokens_per_s * (1 - 1e-6)

@@ -80,8 +80,8 @@ async def test_the_autoscaler_runs_any_policy_of_the_registry(store_url: str, cl
     config = AutoscalerConfig(
         store=store_url,
         cluster=cluster,
-        scaling="tokenscale",
-        scaling_params={"min_prefill": 2, "min_decode": 3, "max_decode": 10},
+        policy="scaling=tokenscale",
+        set="scaling.min_prefill=2,scaling.min_decode=3,scaling.max_decode=10",
         interval=0.05,
     )
     async with serving(config, autoscaler.build) as (channel, _):

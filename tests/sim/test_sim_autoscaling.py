@@ -10,7 +10,7 @@ import pytest
 from bench.studies import tokenscale
 from headway.cluster import Role
 from headway.policies.scaling.learned import velocity_sample
-from headway.policies.scaling.protocol import Fleet, Rates, Targets
+from headway.policies.scaling.protocol import Fleet, Rates, Scaling, Targets
 from headway.presets import PRESETS
 from headway.sim.autoscaling import SimAutoscaler
 from headway.sim.cluster import SimCluster, SimRequest
@@ -22,7 +22,7 @@ from tests.fakes.sim_clusters import PASS_TIME, instance, poisson
 KINDS = {role: instance(role, start_up=2.0) for role in Role}
 
 
-class Planned:
+class Planned(Scaling):
     """Answers what the test says, by time; keeps what it was told."""
 
     name = "planned"

@@ -13,7 +13,15 @@ from headway.core.scheduler.settings import SchedulerSettings
 from headway.sim.cluster import ClusterSpec, SimCluster, SimRequest
 from headway.sim.kernel import Kernel
 from headway.sim.records import Record
-from tests.fakes.sim_clusters import close, disaggregated, instance, poisson, run
+from tests.fakes.sim_clusters import (
+    close,
+    cluster_of,
+    disaggregated,
+    instance,
+    one_step,
+    poisson,
+    run,
+)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -46,7 +54,7 @@ def test_advancing_many_passes_at_once_gives_what_pass_by_pass_gives(
     requests = poisson(60, rate, seed)
     spec = disaggregated(report_interval=0.5)
     leaps, cluster = run(spec, requests)
-    steps, other = run(replace(spec, max_steps=1), requests)
+    steps, other = run(one_step(spec), requests)
     close(leaps, steps)
     assert [w.device.num_passes for w in cluster.workers] == [
         w.device.num_passes for w in other.workers
@@ -58,8 +66,8 @@ def test_advancing_many_passes_at_once_gives_what_pass_by_pass_gives(
 def test_lock_stepped_units_advance_alike_in_leaps_and_in_steps(seed: int) -> None:
     instances = ((instance(Role.UNIFIED, num_units=3), 2),)
     requests = poisson(60, 8.0, seed)
-    spec = ClusterSpec(instances, report_interval=0.5)
-    close(run(spec, requests)[0], run(replace(spec, max_steps=1), requests)[0])
+    spec = cluster_of(instances, report_interval=0.5)
+    close(run(spec, requests)[0], run(one_step(spec), requests)[0])
 
 
 def test_the_same_requests_give_the_same_bytes() -> None:

@@ -33,9 +33,9 @@ def test_a_preset_serves_every_request(name: str) -> None:
 
 
 def test_sbs_waits_for_its_top_ups_and_others_do_not() -> None:
-    assert cluster_spec(PRESETS["sbs"], CONDITIONS).linger > 0
-    assert cluster_spec(PRESETS["vllm-like"], CONDITIONS).linger == 0
-    assert cluster_spec(PRESETS["sbs"], replace(CONDITIONS, linger=0.5)).linger == 0.5
+    assert cluster_spec(PRESETS["sbs"], CONDITIONS).worker.linger > 0
+    assert cluster_spec(PRESETS["vllm-like"], CONDITIONS).worker.linger == 0
+    assert cluster_spec(PRESETS["sbs"], replace(CONDITIONS, linger=0.5)).worker.linger == 0.5
 
 
 def test_conditions_override_a_presets_parameters() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -17,7 +16,7 @@ from headway.sim.cluster import ClusterSpec, SimCluster, SimRequest
 from headway.sim.kernel import Kernel
 from headway.sim.network import NetworkParams
 from headway.sim.records import Record
-from tests.fakes.sim_clusters import PASS_TIME, close, instance, poisson, run
+from tests.fakes.sim_clusters import PASS_TIME, close, cluster_of, instance, one_step, poisson, run
 
 PROMPT, OUTPUT = 1000, 300
 UNTIL = 120.0  # the scheduler looks for moves for ever
@@ -34,7 +33,7 @@ def moving_spec(num_decode: int = 3, **changes: object) -> ClusterSpec:
         rescheduling_params={"interval": 0.5, "rest": 1.0, "theta": 0.01, "floor": 0.0},
     )
     fields = {"scheduler": scheduler, "network": SLOW, **changes}
-    return ClusterSpec(instances, **fields)  # type: ignore[arg-type]  # fields by name
+    return cluster_of(instances, **fields)
 
 
 def moved(rounds: int, kill: str = "", at: float = 0.0) -> tuple[Record, SimCluster, Decision]:
@@ -96,7 +95,7 @@ def boundary_spec(**changes: object) -> ClusterSpec:
         dispatch="immediate", dispatch_params={"rule": "pascal"}, placement="pascal"
     )
     fields = {"scheduler": scheduler, "network": SLOW, "report_interval": 0.5, **changes}
-    return ClusterSpec(((instance(Role.UNIFIED), 3),), **fields)  # type: ignore[arg-type]  # by name
+    return cluster_of(((instance(Role.UNIFIED), 3),), **fields)
 
 
 @settings(max_examples=8, deadline=None)
@@ -104,7 +103,7 @@ def boundary_spec(**changes: object) -> ClusterSpec:
 def test_moves_in_leaps_are_moves_step_by_step(seed: int, rounds: int) -> None:
     requests = poisson(50, 12.0, seed)
     spec = boundary_spec(move_rounds=rounds)
-    close(run(spec, requests)[0], run(replace(spec, max_steps=1), requests)[0])
+    close(run(spec, requests)[0], run(one_step(spec), requests)[0])
 
 
 def test_requests_that_move_all_end_with_all_their_tokens() -> None:

@@ -10,10 +10,13 @@ import pytest
 
 from bench.studies.runs import run
 from headway.cluster import Role
+from headway.core.settings import Policy
 from headway.cost.pass_time import PassTime
-from headway.sim.cluster import ClusterSpec, SimRequest
+from headway.sim.cluster import SimRequest
 from headway.sim.records import Record
-from tests.fakes.sim_clusters import instance
+from tests.fakes.sim_clusters import cluster_of, instance
+
+FCFS = Policy("batching", "fcfs", {})
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +34,7 @@ def records() -> list[Record]:
         tokens = max(1, round(rng.expovariate(1 / MEAN_TOKENS)))
         requests.append(SimRequest(f"r{number}", now, 1, tokens))
     server = instance(Role.UNIFIED, pass_time=PassTime(STEP), kv_capacity_tokens=1 << 20)
-    spec = ClusterSpec(((server, 1),), batching="fcfs", max_running=1, report_interval=1e6)
+    spec = cluster_of(((server, 1),), batching=FCFS, max_running=1, report_interval=1e6)
     return list(run(spec, requests).records)
 
 

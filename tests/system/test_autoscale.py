@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import httpx
@@ -15,16 +14,16 @@ from tests.fakes.local_cluster import LocalCluster, local_cluster, until
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 
-PARAMS = {"prefill_requests": 4, "decode_requests": 2, "window": 3}
+PARAMS = "scaling.prefill_requests=4,scaling.decode_requests=2,scaling.window=3"
 
 
 async def test_a_burst_makes_workers_and_its_end_drains_them_without_a_failed_request(
     store_url: str, cluster: str, tmp_path: Path
 ) -> None:
-    flags = ("--autoscale", "--prefill", "1", "--decode", "1", "--scaling-params")
+    flags = ("--autoscale", "--prefill", "1", "--decode", "1", "--set")
     bounds = ("--max-prefill", "2", "--max-decode", "2", "--scale-down-delay", "6")
     async with (
-        local_cluster(store_url, cluster, tmp_path, *flags, json.dumps(PARAMS), *bounds) as running,
+        local_cluster(store_url, cluster, tmp_path, *flags, PARAMS, *bounds) as running,
         httpx.AsyncClient(base_url=running.base_url, timeout=PATIENCE) as client,
     ):
         actuator = ProcessActuator(ServiceConfig(store=store_url, cluster=cluster), running.store)

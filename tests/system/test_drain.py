@@ -16,7 +16,7 @@ from tests.fakes.local_cluster import local_cluster, until
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 
 PATIENCE = 150.0
-PARAMS = '{"prefill_requests": 100000, "decode_requests": 100000}'  # wants what there is
+PARAMS = "scaling.prefill_requests=100000,scaling.decode_requests=100000"  # wants what there is
 NUM_TOKENS = 1200
 
 
@@ -46,7 +46,7 @@ async def test_streams_of_a_decoder_that_drains_go_on_elsewhere_token_for_token(
 ) -> None:
     flags = ("--autoscale", "--prefill", "1", "--decode", "2", "--scale-down-delay", "600")
     async with (
-        local_cluster(store_url, cluster, tmp_path, *flags, "--scaling-params", PARAMS) as running,
+        local_cluster(store_url, cluster, tmp_path, *flags, "--set", PARAMS) as running,
         httpx.AsyncClient(base_url=running.base_url, timeout=PATIENCE) as client,
     ):
         numbers = range(11, 17)

@@ -55,7 +55,7 @@ def test_a_profile_is_measured_and_drives_the_simulator_and_the_autoscaler(
     assert profile.buckets.input_tokens == (16, 32, 64)
     assert 0 < profile.start_up < 120
     assert profile.pass_time.seconds(64, 0, 0, 0) > 0
-    assert registry.make("scaling", "tokenscale", profile=str(out)).name == "tokenscale"
+    assert registry.make("scaling", "tokenscale", profile=load_profile(out)).name == "tokenscale"
     flags = ["--autoscale", "--preset", "tokenscale", "--profile", str(out)]
     refuse_wrong_options(up.parse(flags))
 

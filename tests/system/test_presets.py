@@ -198,7 +198,7 @@ async def test_tokenscale_sends_bursts_to_convertible_decoders(start: Start) -> 
 
 
 async def test_headway_holds_windows_and_paces_and_labels_bursts(start: Start) -> None:
-    async with start("headway", "--decode", "1", pacing_params='{"tpot": 0.2}') as running:
+    async with start("headway", "--decode", "1", set="pacing.tpot=0.2") as running:
 
         async def has_burst_of_forty() -> bool:
             prompts = [f"Add {n}, 12, 13, 14, 15, 16, 17." for n in range(40)]

@@ -15,7 +15,7 @@ from tests.fakes.local_cluster import local_cluster, until
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 # a policy that wants what there is, so that only the test changes anything
-PARAMS = '{"prefill_requests": 100000, "decode_requests": 100000}'
+PARAMS = "scaling.prefill_requests=100000,scaling.decode_requests=100000"
 
 
 async def test_workers_change_their_role_under_load_without_a_failed_request(
@@ -23,7 +23,7 @@ async def test_workers_change_their_role_under_load_without_a_failed_request(
 ) -> None:
     flags = ("--autoscale", "--prefill", "1", "--decode", "2", "--scale-down-delay", "600")
     async with (
-        local_cluster(store_url, cluster, tmp_path, *flags, "--scaling-params", PARAMS) as running,
+        local_cluster(store_url, cluster, tmp_path, *flags, "--set", PARAMS) as running,
         httpx.AsyncClient(base_url=running.base_url, timeout=PATIENCE) as client,
     ):
         config = ServiceConfig(store=store_url, cluster=cluster)

@@ -34,13 +34,13 @@ class SchedulerSettings:
     """Policies by name with their parameters, and limits of the scheduler."""
 
     dispatch: str = "sbs"
-    dispatch_params: Mapping[str, float | str] = field(default_factory=lambda: MappingProxyType({}))
+    dispatch_params: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     packing: str = "pbaa"
-    packing_params: Mapping[str, float | str] = field(default_factory=lambda: MappingProxyType({}))
+    packing_params: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     placement: str = "iqr-lex"
-    placement_params: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    placement_params: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     rescheduling: str = "none"
-    rescheduling_params: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    rescheduling_params: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     gamma_fit: GammaFit | None = None
     """How the workers' γ is fitted here (γ-Ada); None where their policy has none."""
     flow_control: FlowControl = field(default_factory=FlowControl)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MOVE_ROUNDS = 4
+"""Rounds of a move, live and in the simulator."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf
 
 from headway.cluster import Role
-from headway.cost.profile import Profile, as_profile
+from headway.cost.schema import MEDIUM_TTFT_SLO, Profile, require_profile
 from headway.errors import invalid, require_between, require_over
 from headway.policies.answer import Answer
 from headway.policies.dispatch.protocol import Dispatching, InstanceLoad, Turn, Waiting
@@ -22,7 +22,7 @@ FIRST, LEAST = "first", "least"
 
 @dataclass(frozen=True, slots=True)
 class TokenScaleRoutingParams:
-    """``profile`` of the prefillers and ``convertible_profile`` ("": the same), by name or path.
+    """``profile`` of the prefillers, and ``convertible_profile`` (None: the same).
 
     TTFT SLOs by prompt length, seconds over 0: ``ttft_short`` up to the profile's short input,
     ``ttft_medium`` up to its medium one, ``ttft_long`` beyond. ``tpot_slo``: what a convertible
@@ -32,10 +32,10 @@ class TokenScaleRoutingParams:
     ahead. ``default_pass_time``: shown before the first pass, seconds. ``window``: passes.
     """
 
-    profile: Profile | str = "llama-8b-a100"
-    convertible_profile: Profile | str = ""
+    profile: Profile | None = None
+    convertible_profile: Profile | None = None
     ttft_short: float = 0.25
-    ttft_medium: float = 0.4
+    ttft_medium: float = MEDIUM_TTFT_SLO
     ttft_long: float = 2.0
     tpot_slo: float = 0.1
     margin: float = 0.1
@@ -90,10 +90,10 @@ class TokenScaleRouting(Dispatching):
     def __init__(self, params: TokenScaleRoutingParams | None = None) -> None:
         self._params = params = params or TokenScaleRoutingParams()
         super().__init__(params.window, params.default_pass_time)
-        profile = as_profile(params.profile)
+        profile = require_profile("dispatch tokenscale", params.profile)
         self._short, self._medium, _ = profile.buckets.input_tokens
         self._velocity = profile.prefill_velocity()
-        self._convertible = as_profile(params.convertible_profile or profile)
+        self._convertible = params.convertible_profile or profile
 
     def ttft_slo(self, num_tokens: int) -> float:
         """The SLO of a prompt, seconds."""

@@ -18,7 +18,7 @@ from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
 @dataclass(frozen=True, slots=True)
 class BucketBalanceParams:
     """``reserved_tokens``: of KV that a convertible decoder keeps for prompts, 0 or more (M over
-    the bytes of a token, equation 6: ``headway.cost.velocity.reserved_bytes``).
+    the bytes of a token, equation 6: ``headway.cost.velocity.reserved_tokens``).
     """
 
     reserved_tokens: float = 0.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from headway.errors import require_between, require_over
 from headway.policies.answer import Answer
 from headway.policies.scaling.pools import Need, Pools, PoolsParams, awake
-from headway.policies.scaling.protocol import Fleet, Rates, Targets
+from headway.policies.scaling.protocol import Fleet, Rates, Scaling, Targets
 from headway.policies.scaling.window import WindowMean
 
 
@@ -29,11 +29,10 @@ class AibrixParams(PoolsParams):
         require_between("window", self.window, 0.1, 3600)
 
 
-class Aibrix:
+class Aibrix(Scaling):
     """Prefillers by the requests that are there, decoders by the KV memory in use."""
 
     name = "aibrix"
-    loads_live = False
 
     def __init__(self, params: AibrixParams | None = None) -> None:
         self._params = params or AibrixParams()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from headway.errors import require_between, require_over
 from headway.policies.answer import Answer
 from headway.policies.scaling.pools import Need, Pools, PoolsParams
-from headway.policies.scaling.protocol import Fleet, Rates, Targets
+from headway.policies.scaling.protocol import Fleet, Rates, Scaling, Targets
 from headway.policies.scaling.window import WindowMean
 
 
@@ -30,7 +30,7 @@ class BlitzScaleParams(PoolsParams):
         require_between("window", self.window, 0.1, 3600)
 
 
-class BlitzScale:
+class BlitzScale(Scaling):
     """Both pools by the requests that are there; new instances serve while they load."""
 
     name = "blitzscale"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from headway.errors import require_between, require_over
 from headway.policies.answer import Answer
 from headway.policies.scaling.pools import Need, Pools, PoolsParams
-from headway.policies.scaling.protocol import Fleet, Rates, Targets
+from headway.policies.scaling.protocol import Fleet, Rates, Scaling, Targets
 from headway.policies.scaling.window import WindowMean
 
 
@@ -30,11 +30,10 @@ class DistServeParams(PoolsParams):
         require_between("window", self.window, 0.1, 3600)
 
 
-class DistServe:
+class DistServe(Scaling):
     """Both pools by requests per second, whatever their size."""
 
     name = "distserve"
-    loads_live = False
 
     def __init__(self, params: DistServeParams | None = None) -> None:
         self._params = params or DistServeParams()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from headway.errors import require_between
 from headway.policies.answer import Answer
-from headway.policies.scaling.protocol import Fleet, Rates, Targets
+from headway.policies.scaling.protocol import Fleet, Rates, Scaling, Targets
 
 MAX_INSTANCES = 10_000
 
@@ -25,11 +25,11 @@ class FixedParams:
             require_between(field, getattr(self, field), 0, MAX_INSTANCES)
 
 
-class Fixed:
+class Fixed(Scaling):
     """The configured numbers, whatever the traffic."""
 
     name = "fixed"
-    loads_live = False
+    scales = False
 
     def __init__(self, params: FixedParams | None = None) -> None:
         self._params = params or FixedParams()

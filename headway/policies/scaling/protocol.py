@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from headway.messages import PassWork
 
@@ -93,19 +93,25 @@ class Targets:
     reason: str
 
 
-class Scaling(Protocol):
-    """Decides how many instances of each role there should be."""
+class Scaling(ABC):
+    """A rule for how many instances of each role there should be."""
 
-    @property
-    def name(self) -> str:
-        """The registry's name for it."""
+    name: str
+    """Its name in the registry."""
 
-    @property
-    def loads_live(self) -> bool:
-        """Whether its instances serve while they start (BlitzScale's live loading)."""
+    scales: bool = True
+    """Whether the numbers follow the load."""
 
+    converts: bool = False
+    """Whether some of its decoders are convertible."""
+
+    loads_live: bool = False
+    """Whether its instances serve while they start (BlitzScale's live loading)."""
+
+    @abstractmethod
     def begin(self, fleet: Fleet) -> None:
-        """Told before any decision, where the instances that there are are known."""
+        """Take in the instances that there are, where they are known, before any decision."""
 
+    @abstractmethod
     def targets(self, rates: Rates | None, fleet: Fleet | None = None, *, now: float) -> Targets:
-        """The targets now, s. No figure is not zero: hold what is, and say so."""
+        """Return the targets now, s. No figure is not zero: hold what is, and say so."""

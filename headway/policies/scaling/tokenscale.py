@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from math import ceil, fsum
 
 from headway.cost.buckets import NUM_BUCKETS
-from headway.cost.profile import Profile, as_profile
+from headway.cost.schema import Profile, require_profile
 from headway.errors import require_between, require_over
 from headway.policies.answer import Answer
 from headway.policies.scaling.learned import LearnedParams, LearnedVelocity, velocity_sample
 from headway.policies.scaling.pools import Need, Pools, PoolsParams
-from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Targets
+from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Scaling, Targets
 from headway.policies.scaling.window import WindowMean, smoothed
 
 _LONGEST = 1e12  # tokens: what a mean may come to where requests are next to none
@@ -23,7 +23,7 @@ _LONGEST = 1e12  # tokens: what a mean may come to where requests are next to no
 
 @dataclass(frozen=True, slots=True)
 class TokenScaleParams(PoolsParams):
-    """``profile`` of the prefillers, by name, path or itself; ``decode_profile``: "" for the same.
+    """``profile`` of the prefillers; ``decode_profile``: None for the same.
 
     ``convertibles``: whether ⌈``max_decode`` × ``burst_ratio``⌉ decoders are convertible (ratio 0
     to 1; they count against ``max_decode``). ``target_utilisation``: planned share of every
@@ -34,8 +34,8 @@ class TokenScaleParams(PoolsParams):
     the smaller pool may have in use (0.1 to 1). ``velocity_weight``: of one live pass (0 to 1).
     """
 
-    profile: Profile | str = "llama-8b-a100"
-    decode_profile: Profile | str = ""
+    profile: Profile | None = None
+    decode_profile: Profile | None = None
     target_utilisation: float = 0.7
     convertibles: bool = True
     burst_ratio: float = 0.1
@@ -65,17 +65,17 @@ def num_convertibles(max_decode: int, burst_ratio: float) -> int:
     return ceil(max_decode * burst_ratio - 1e-9)
 
 
-class TokenScale:
+class TokenScale(Scaling):
     """Arriving tokens over the velocity of each stage, with headroom and without swinging."""
 
     name = "tokenscale"
-    loads_live = False
+    converts = True
 
     def __init__(self, params: TokenScaleParams | None = None) -> None:
         params = params or TokenScaleParams()
         self._params = params
-        self._prefill_profile = as_profile(params.profile)
-        self._decode_profile = as_profile(params.decode_profile or params.profile)
+        self._prefill_profile = require_profile("scaling tokenscale", params.profile)
+        self._decode_profile = params.decode_profile or self._prefill_profile
         self._prefill_velocity = self._prefill_profile.prefill_velocity()
         self._decode_velocities = [
             self._decode_profile.decode_velocity(bucket) for bucket in range(NUM_BUCKETS)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from headway.errors import invalid, require_between
 from headway.policies.answer import Answer
 from headway.policies.scaling.pools import Need, Pools, PoolsParams, awake
-from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Targets
+from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Scaling, Targets
 from headway.policies.scaling.window import WindowMean
 
 
@@ -34,11 +34,10 @@ class UtilisationParams(PoolsParams):
             raise invalid("panic_window", self.panic_window, limit)
 
 
-class Utilisation:
+class Utilisation(Scaling):
     """Instances × how full they are over the target, on a slow mean, and a fast one in panic."""
 
     name = "utilisation"
-    loads_live = False
 
     def __init__(self, params: UtilisationParams | None = None) -> None:
         self._params = params or UtilisationParams()

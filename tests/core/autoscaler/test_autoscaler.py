@@ -7,12 +7,12 @@ import math
 import pytest
 
 from headway.core.autoscaler.core import AutoscalerCore, FleetReport, RateReport
-from headway.cost.profile import as_profile
+from headway.cost.profile import load_profile
 from headway.errors import HeadwayError
 from headway.messages import PassWork
-from headway.policies import registry
 from headway.policies.scaling.fixed import Fixed, FixedParams
 from headway.policies.scaling.protocol import Fleet, PoolLoad, Scaling, WorkSample
+from tests.fakes.policies import make_policy
 
 
 def make_core() -> AutoscalerCore:
@@ -74,11 +74,11 @@ def test_a_malformed_rate_is_refused(value: float) -> None:
 
 def test_fixed_numbers_have_a_range() -> None:
     with pytest.raises(HeadwayError, match="num_decode"):
-        registry.make("scaling", "fixed", num_decode=-1)
+        make_policy("scaling", "fixed", num_decode=-1)
 
 
 def scaled(name: str = "tokenscale", **params: object) -> AutoscalerCore:
-    return AutoscalerCore(registry.make("scaling", name, **params), now=0.0)
+    return AutoscalerCore(make_policy("scaling", name, **params), now=0.0)
 
 
 def test_buckets_of_all_gateways_add_up() -> None:
@@ -110,7 +110,7 @@ def test_the_fleet_is_told_to_the_policy_while_it_is_fresh() -> None:
 
 def test_each_velocity_sample_is_told_once() -> None:
     core = scaled(velocity_weight=1.0)
-    slow = as_profile("llama-8b-a100").pass_time
+    slow = load_profile("llama-8b-a100").pass_time
     work = PassWork(1, 2 * slow.seconds(1000, 0, 0, 0), 1000)  # half of what the profile says
     samples = (WorkSample("w", "prefill", work),) * 33
     core.handle(FleetReport(Fleet(PoolLoad(1), PoolLoad(1), samples=samples)), now=0.0)
@@ -118,7 +118,7 @@ def test_each_velocity_sample_is_told_once() -> None:
     core.wake(now=1.0)
     core.handle(FleetReport(Fleet(PoolLoad(1), PoolLoad(1))), now=1.0)
     (decided,) = core.wake(now=2.0)
-    velocity = as_profile("llama-8b-a100").prefill_velocity() / 2
+    velocity = load_profile("llama-8b-a100").prefill_velocity() / 2
     assert f"0.7 × {velocity:.0f}" in decided.targets.reason
 
 
@@ -143,7 +143,7 @@ def test_buckets_are_nine_or_none() -> None:
 
 
 def test_an_autoscaler_of_a_model_hears_of_it_alone() -> None:
-    policy: Scaling = registry.make("scaling", "blitzscale", window=1.0)
+    policy: Scaling = make_policy("scaling", "blitzscale", window=1.0)
     core = AutoscalerCore(policy, now=1.0, model="m")
     core.handle(FleetReport(Fleet(PoolLoad(1, num_requests=20), PoolLoad(1)), "m"), now=0.0)
     core.handle(FleetReport(Fleet(PoolLoad(9, num_requests=900), PoolLoad(9)), "other"), now=0.0)
@@ -154,7 +154,7 @@ def test_an_autoscaler_of_a_model_hears_of_it_alone() -> None:
 
 
 def test_one_of_no_model_adds_all_of_them_up() -> None:
-    policy: Scaling = registry.make("scaling", "blitzscale", window=1.0)
+    policy: Scaling = make_policy("scaling", "blitzscale", window=1.0)
     core = AutoscalerCore(policy, now=1.0)
     core.handle(FleetReport(Fleet(PoolLoad(1, num_requests=13), PoolLoad(1)), "m"), now=0.0)
     other = Fleet(PoolLoad(3, num_requests=7, busy=0.4), PoolLoad(1, memory=0.5))

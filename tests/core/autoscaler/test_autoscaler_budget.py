@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from headway.core.autoscaler.budget import Budget
 from headway.core.autoscaler.core import AutoscalerCore, FleetReport, OrderedReport, RateReport
 from headway.errors import HeadwayError
-from headway.policies import registry
 from headway.policies.scaling.fixed import Fixed, FixedParams
 from headway.policies.scaling.protocol import Fleet, PoolLoad, Targets
+from tests.fakes.policies import make_policy
 
 POOLS = st.integers(0, 50)
 
 
 def scaled(name: str = "tokenscale", budget: Budget | None = None) -> AutoscalerCore:
-    return AutoscalerCore(registry.make("scaling", name), now=0.0, budget=budget)
+    return AutoscalerCore(make_policy("scaling", name), now=0.0, budget=budget)
 
 
 def test_targets_within_the_budget_stay_as_they_are() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from headway.cluster import Role
 from headway.core.scheduler.admission import wanted_reports
-from headway.core.settings import policy_settings
+from headway.core.settings import Costs, policy_settings
 from headway.core.worker.core import WorkerCore, WorkerSettings
 from headway.core.worker.events import (
     AskPredictor,
@@ -24,6 +24,7 @@ from headway.policies.estimation.countdown import Countdown, CountdownParams
 from headway.presets import PRESETS
 from headway.request import StreamKey
 from tests.fakes.paged import WorkerHarness, transfer
+from tests.fakes.policies import A100
 from tests.fakes.worker_core import dispatch, make_request, make_worker
 
 KEY = StreamKey("g", 1)
@@ -123,10 +124,8 @@ def test_a_batching_policy_that_ranks_by_lengths_has_them_predicted() -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_only_presets_that_read_lengths_have_them_predicted(name: str) -> None:
-    settings = policy_settings(PRESETS[name])
-    is_read = wanted_reports(settings.scheduler).lengths or (
-        settings.worker.make_batching().reads_lengths
-    )
+    settings = policy_settings(PRESETS[name], Costs(profile=A100))
+    is_read = wanted_reports(settings.scheduler).lengths or (settings.make_batching().reads_lengths)
     assert is_read is (name in ("star", "headway"))
 
 

@@ -141,8 +141,8 @@ async def test_the_stream_tells_at_once_and_then_only_changes(store_url: str, cl
         store=store_url,
         cluster=cluster,
         interval=0.05,
-        scaling="blitzscale",
-        scaling_params={"window": 0.1},
+        policy="scaling=blitzscale",
+        set="scaling.window=0.1",
         min_decode=0,
         scale_down_delay=0.0,
     )

@@ -93,8 +93,8 @@ def blitzscale(store_url: str, cluster: str, **more: object) -> AutoscalerConfig
     return AutoscalerConfig(
         store=store_url,
         cluster=cluster,
-        scaling="blitzscale",
-        scaling_params={"window": 0.1},
+        policy="scaling=blitzscale",
+        set="scaling.window=0.1",
         **options,  # type: ignore[arg-type]  # any option
     )
 
@@ -264,9 +264,9 @@ async def test_a_malformed_fleet_is_refused(
 
 def test_bounds_delay_and_budget_are_options() -> None:
     config = AutoscalerConfig(
-        scaling="tokenscale", max_prefill=3, scale_down_delay=7.0, budget=9, min_decode=2
+        policy="scaling=tokenscale", max_prefill=3, scale_down_delay=7.0, budget=9, min_decode=2
     )
-    params = config.policy().params
+    params = config.scaling_policy().params
     assert (params["max_prefill"], params["min_decode"], params["hold_down"]) == (3, 2, 7.0)
     assert (config.limit().num_instances, config.limit().min_decode) == (9, 2)
 

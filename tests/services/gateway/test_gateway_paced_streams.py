@@ -20,7 +20,7 @@ PACED = "headway_gateway_paced_tokens"
 
 @pytest.fixture
 async def pacing(tmp_path: Path, store_url: str) -> AsyncIterator[Cluster]:
-    async with cluster(tmp_path, store_url, preset="pascal", pacing_params={"tpot": 0.02}) as found:
+    async with cluster(tmp_path, store_url, preset="pascal", set="pacing.tpot=0.02") as found:
         yield found
 
 

@@ -32,8 +32,9 @@ def test_services_and_simulator_run_the_same_policies(name: str, conditions: Con
     worker = WorkerConfig(preset=name).policies()
     for question in ("dispatch", "packing", "placement", "rescheduling"):
         assert getattr(scheduler, question) == getattr(simulated.scheduler, question)
-    assert worker.batching.name == simulated.batching
-    assert (worker.lingers, scheduler.dispatch == "sbs") == ((simulated.linger > 0),) * 2
+    assert worker.batching.name == simulated.batching.name
+    lingers = simulated.worker.linger > 0
+    assert (worker.worker.linger > 0, scheduler.dispatch == "sbs") == (lingers, lingers)
 
 
 def test_a_worker_without_options_is_one_of_headway_up() -> None:
@@ -47,24 +48,25 @@ def test_a_worker_without_options_is_one_of_headway_up() -> None:
 
 def test_an_option_wins_over_the_preset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADWAY_PRESET", "pascal")
-    monkeypatch.setenv("HEADWAY_BATCHING_PARAMS", '{"quantum": 50}')
+    monkeypatch.setenv("HEADWAY_SET", "batching.quantum=50")
     worker = load_config(WorkerConfig, [])
     assert worker.policies().batching.params == {"quantum": 50}
-    monkeypatch.delenv("HEADWAY_BATCHING_PARAMS")  # parameters add up over all sources
-    worker = load_config(WorkerConfig, ["--batching", "las"])
+    worker = load_config(WorkerConfig, ["--policy", "batching=las", "--set", ""])
     assert worker.policies().batching.name == "las"
 
 
 def test_the_gateway_paces_and_labels_as_the_preset_says() -> None:
     policies = GatewayConfig(preset="headway").policies()
     assert (policies.pacing.name, policies.burst.name) == ("token-pacer", "dual-signal")
-    plain = GatewayConfig(preset="headway", pacing="off").policies()
+    plain = GatewayConfig(preset="headway", policy="pacing=off").policies()
     assert plain.pacing.name == "off"
 
 
 def test_the_autoscaler_scales_as_the_preset_says() -> None:
-    assert AutoscalerConfig(preset="tokenscale").policy().name == "tokenscale"
-    fixed = AutoscalerConfig(preset="tokenscale", scaling="fixed", num_decode=3).policy()
+    assert AutoscalerConfig(preset="tokenscale").scaling_policy().name == "tokenscale"
+    fixed = AutoscalerConfig(
+        preset="tokenscale", policy="scaling=fixed", num_decode=3
+    ).scaling_policy()
     assert (fixed.name, fixed.params["num_decode"]) == ("fixed", 3)
 
 

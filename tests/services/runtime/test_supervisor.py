@@ -87,7 +87,7 @@ async def test_a_service_that_cannot_start_is_given_up_and_its_log_is_shown(
     store_url: str, cluster: str, tmp_path: Path
 ) -> None:
     specs = [
-        ProcessSpec("scheduler", "bad", ("--placement", "nonsense")),
+        ProcessSpec("scheduler", "bad", ("--policy", "placement=nonsense")),
         ProcessSpec("predictor", "good"),
     ]
     async with supervised(specs, store_url, cluster, tmp_path) as (supervisor, said):

@@ -9,14 +9,14 @@ from headway.errors import Code
 from headway.messages import EndForward, Rejected
 from tests.fakes.scheduler_rig import EmulatedWorker, PlainGateway, Rig, until
 
-NO_WATCHDOG = {"watchdog_floor": 600.0}
+NO_WATCHDOG = "dispatch.watchdog_floor=600"
 CROWDED = (UnitLoad(0, 0, 1, 1500, 1),)  # a free block, but none to spare
 EMPTY = (UnitLoad(0, 0, 0, 0, 100),)
 
 
-async def one_under_way(rig: Rig, **dispatch_params: float) -> EmulatedWorker:
+async def one_under_way(rig: Rig, settings: str = "") -> EmulatedWorker:
     """A pass computes request 1; request 2 waits for its end."""
-    leader = await rig.leader(dispatch_params=dispatch_params)
+    leader = await rig.leader(set=settings)
     worker = await rig.worker("w")
     gateway = await rig.gateway(leader.address)
     await gateway.submit(1)
@@ -28,20 +28,20 @@ async def one_under_way(rig: Rig, **dispatch_params: float) -> EmulatedWorker:
 
 
 async def test_the_end_of_a_pass_lets_the_next_dispatch_go(rig: Rig) -> None:
-    worker = await one_under_way(rig, **NO_WATCHDOG)
+    worker = await one_under_way(rig, NO_WATCHDOG)
     assert worker.dispatched == [1]
     worker.end_pass()
     await until(lambda: worker.dispatched == [1, 2], "the second follows")
 
 
 async def test_a_worker_that_reports_nothing_to_do_is_ready_whatever_pass_ended(rig: Rig) -> None:
-    worker = await one_under_way(rig, **NO_WATCHDOG)
+    worker = await one_under_way(rig, NO_WATCHDOG)
     worker.report(EndForward(1, 0.0, (), EMPTY))
     await until(lambda: worker.dispatched == [1, 2], "the second follows")
 
 
 async def test_the_watchdog_frees_an_instance_whose_end_of_pass_never_comes(rig: Rig) -> None:
-    leader = await rig.leader(dispatch_params={"watchdog_floor": 0.3})
+    leader = await rig.leader(set="dispatch.watchdog_floor=0.3")
     worker = await rig.worker("w")
     gateway = await rig.gateway(leader.address)
     await gateway.submit(1)
@@ -69,7 +69,7 @@ async def test_who_comes_when_others_have_waited_too_long_is_told_when_to_come_a
     rig: Rig,
 ) -> None:
     leader = await rig.leader(
-        dispatch_params={"default_pass_time": 0.001, **NO_WATCHDOG}, flow_control_cycles=2
+        set=f"dispatch.default_pass_time=0.001,{NO_WATCHDOG}", flow_control_cycles=2
     )
     worker = await rig.worker("w")
     gateway = await rig.gateway(leader.address)
@@ -87,7 +87,7 @@ async def test_who_comes_when_others_have_waited_too_long_is_told_when_to_come_a
 
 
 async def test_who_comes_when_as_many_wait_as_may_is_told_when_to_come_again(rig: Rig) -> None:
-    leader = await rig.leader(dispatch_params=NO_WATCHDOG, max_waiting=1)
+    leader = await rig.leader(set=NO_WATCHDOG, max_waiting=1)
     worker = await rig.worker("w")
     gateway = await rig.gateway(leader.address)
     for stream_id in (1, 2, 3):

@@ -11,12 +11,12 @@ from tests.fakes.live_rig import live_worker, long_request, token_sink
 from tests.fakes.scheduler_rig import Rig, until
 
 NUM_TOKENS = 600
-EAGER = {"interval": 0.1, "rest": 60.0, "step_tokens": 64}
+EAGER = "rescheduling.interval=0.1,rescheduling.rest=60,rescheduling.step_tokens=64"
 
 
 @pytest.mark.timeout(120)
 async def test_a_running_request_moves_to_a_worker_that_joins_later(rig: Rig) -> None:
-    leader = await rig.leader(rescheduling="star", rescheduling_params=EAGER)
+    leader = await rig.leader(policy="rescheduling=star", set=EAGER)
     gateway = await rig.gateway(leader.address)
     async with AsyncExitStack() as stack:
         sink, address = await stack.enter_async_context(token_sink(rig))

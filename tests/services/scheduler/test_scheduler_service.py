@@ -278,7 +278,7 @@ async def test_the_leader_tells_what_it_decided_for_a_request(rig: Rig) -> None:
 
 
 async def test_metrics_tell_of_window_interval_and_dispatches(rig: Rig) -> None:
-    leader = await rig.leader(dispatch_params={"watchdog_floor": 600.0})
+    leader = await rig.leader(set="dispatch.watchdog_floor=600")
     worker = await rig.worker("w")
     gateway = await rig.gateway(leader.address)
     active = 'headway_scheduler_active_instances{model="m"}'
@@ -303,7 +303,7 @@ async def test_metrics_tell_of_window_interval_and_dispatches(rig: Rig) -> None:
 
 def test_the_configuration_names_policies_and_their_parameters() -> None:
     config = SchedulerConfig(
-        dispatch="immediate", dispatch_params={"rule": "least-tokens"}, placement="min-cost"
+        policy="dispatch=immediate,placement=min-cost", set="dispatch.rule=least-tokens"
     )
     settings = config.settings()
     assert (settings.dispatch, settings.placement) == ("immediate", "min-cost")
@@ -312,17 +312,17 @@ def test_the_configuration_names_policies_and_their_parameters() -> None:
 
 def test_the_live_watchdog_has_a_floor_unless_told_otherwise() -> None:
     assert SchedulerConfig().settings().dispatch_params["watchdog_floor"] == 0.25
-    told = SchedulerConfig(dispatch_params={"watchdog_floor": 0.0})
+    told = SchedulerConfig(set="dispatch.watchdog_floor=0")
     assert told.settings().dispatch_params["watchdog_floor"] == 0.0
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"dispatch": "fifo"},
-        {"packing": "tetris"},
-        {"placement": "anywhere"},
-        {"placement_params": {"q": 1.0}},
+        {"policy": "dispatch=fifo"},
+        {"policy": "packing=tetris"},
+        {"policy": "placement=anywhere"},
+        {"set": "placement.q=1"},
         {"dispatch_params": {"window": 0}},
     ],
 )
