@@ -94,27 +94,33 @@ def _live(
 ) -> tuple[list[list[Seen]], list[Recorded]]:
     """What the clients of each load saw, and what the workers wrote down of all of them."""
     import asyncio
-    import os
     import tempfile
     from pathlib import Path
 
-    from bench.calibrate.live import ask, cluster
+    from bench.calibrate.live import ask
     from bench.calibrate.model import read_records
-
-    flags = [
-        *("--model", args.model, "--preset", args.preset, "--prefill", str(args.prefill)),
-        *("--decode", str(args.decode), "--unified", str(args.unified)),
-    ]
-    name = Path(args.model).name
+    from services.local.cluster import LocalCluster
+    from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
+    from services.local.store import free_port
 
     async def run_all(folder: Path) -> list[list[Seen]]:
-        async with cluster(flags, folder, len(os.sched_getaffinity(0))) as url:
-            await ask(url, name, loads[0][:5], args.seed)  # what is slow once, is slow now
-            return [await ask(url, name, rows, args.seed) for rows in loads]
+        options = ClusterOptions(
+            model=args.model,
+            policies=PolicyOptions(args.preset),
+            workers=WorkerCounts(args.prefill, args.decode, unified=args.unified),
+            port=free_port(2),
+            log_level="warning",
+            drain_timeout=10.0,
+            service_flags={"worker": ("--record-passes", str(folder / "passes"))},
+        )
+        name = options.served_name
+        async with LocalCluster(options, folder / "logs") as cluster:
+            await ask(cluster.url, name, loads[0][:5], args.seed)  # what is slow once, is slow now
+            return [await ask(cluster.url, name, rows, args.seed) for rows in loads]
 
     with tempfile.TemporaryDirectory() as folder:
         seen = asyncio.run(run_all(Path(folder)))
-        return seen, read_records(Path(folder))
+        return seen, read_records(Path(folder) / "passes")
 
 
 def _print(figures: Sequence[Row]) -> None:

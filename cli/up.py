@@ -3,12 +3,160 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from services.local import up
+from cli.options import add_model
+from headway.presets import PRESETS
+from services.local.policy_options import add_policy_options, chosen
+
+if TYPE_CHECKING:
+    from services.local.options import ClusterOptions
+
+_SERVICE_FLAGS = (
+    "Every flag of a service can be given with its name: --worker.host-kv-gib 2, "
+    "--gateway.max-waiting 100 (`headway service NAME --help` lists them)."
+)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the subcommand."""
-    parser = subparsers.add_parser("up", help="start the whole cluster on this machine")
-    up.add_options(parser)
-    parser.set_defaults(run=up.run)
+    parser = subparsers.add_parser(
+        "up", help="start the whole cluster on this machine", epilog=_SERVICE_FLAGS
+    )
+    add_options(parser)
+    known = [flag for flag in parser._option_string_actions if flag.startswith("--")]
+    parser.set_defaults(run=partial(run, known_flags=known), service_flags=[])
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Register the options of a local cluster."""
+    add = parser.add_argument
+    add_model(parser)
+    add("--model-name", default="", help="name that requests use; default: the folder's name")
+    add("--preset", default="", help=f"one of {', '.join(PRESETS)} (default: the services' own)")
+    add_policy_options(parser)
+    add("--prefill", type=int, default=1, metavar="N", help="prefill workers (default 1)")
+    add("--decode", type=int, default=2, metavar="N", help="decode workers (default 2)")
+    add("--convertible", type=int, default=0, metavar="N", help="decoders that prefill bursts")
+    add("--unified", type=int, default=0, metavar="N", help="workers that do both (default 0)")
+    add("--schedulers", type=int, default=1, metavar="N", help="one leads, others stand by (1)")
+    add("--device", default="cpu", help="cpu or cuda; several GPUs are shared out")
+    add("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    add("--dp", type=int, default=1, metavar="N", help="DP units per worker (default 1)")
+    add("--predictor", default="", help="folder of its versions; default: the model's predictor/")
+    add("--host", default="127.0.0.1", help="HTTP address (default: loopback)")
+    add("--port", type=int, default=8000, help="HTTP port (default 8000); gRPC takes the next one")
+    add("--store", default="", help="redis:// URL; default: a private server of its own")
+    add("--cluster", default="default", help="name of the cluster in the store")
+    add("--api-key-file", default="", help="who may call (see `headway key`); default: anybody")
+    add("--metrics-port", type=int, default=0, metavar="N", help="Prometheus, from there on (off)")
+    add("--log-dir", default="run", help="folder of the services' logs (default run)")
+    add("--log-level", default="info", help="debug, info, warning or error")
+    add("--drain-timeout", type=float, default=30.0, help="s to finish what runs at a stop")
+    _add_scaling(parser)
+
+
+def _add_scaling(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("autoscaling").add_argument
+    add("--autoscale", action="store_true", help="start and drain workers as the load asks for")
+    add(
+        "--profile",
+        default="",
+        metavar="FILE",
+        help="what a worker costs and carries: what `headway profile run` writes",
+    )
+    add("--max-prefill", type=int, default=4, metavar="N", help="most prefill workers (default 4)")
+    add("--max-decode", type=int, default=4, metavar="N", help="most decode workers (default 4)")
+    add("--budget", type=int, default=0, metavar="N", help="most workers together (default: any)")
+    add("--standby", type=int, default=0, metavar="N", help="warm workers without a role (0)")
+    add("--scale-down-delay", type=float, default=10.0, help="s of quiet before one goes")
+
+
+def parse(flags: Sequence[str]) -> ClusterOptions:
+    """Return the cluster that ``headway up`` starts with these flags."""
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    args, unknown = parser.parse_known_args(flags)
+    return cluster_options(args, unknown)
+
+
+def cluster_options(
+    args: argparse.Namespace, service_flags: Sequence[str] = (), known_flags: Iterable[str] = ()
+) -> ClusterOptions:
+    """Return the options of a cluster; HeadwayError for flags that do not exist or fit."""
+    from headway.errors import Code, HeadwayError
+    from services.local.options import Autoscale, ClusterOptions, PolicyOptions, WorkerCounts
+    from services.local.service_flags import parse_service_flags
+
+    if args.standby and not args.autoscale:
+        message = f"--standby is {args.standby}; it is for --autoscale: give both, or neither"
+        raise HeadwayError(Code.INVALID_ARGUMENT, message)
+    policy, settings = chosen(args)
+    autoscale = Autoscale(
+        args.max_prefill, args.max_decode, args.budget, args.standby, args.scale_down_delay
+    )
+    return ClusterOptions(
+        model=args.model,
+        model_name=args.model_name,
+        policies=PolicyOptions(args.preset, policy, settings, args.profile),
+        workers=WorkerCounts(args.prefill, args.decode, args.convertible, args.unified),
+        schedulers=args.schedulers,
+        autoscale=autoscale if args.autoscale else None,
+        device=args.device,
+        dtype=args.dtype,
+        dp=args.dp,
+        predictor=args.predictor,
+        host=args.host,
+        port=args.port,
+        api_key_file=args.api_key_file,
+        metrics_port=args.metrics_port,
+        log_level=args.log_level,
+        drain_timeout=args.drain_timeout,
+        service_flags=parse_service_flags(service_flags, known_flags),
+    )
+
+
+def run(args: argparse.Namespace, known_flags: Iterable[str] = ()) -> int:
+    """Run until Ctrl-C or SIGTERM, then drain; return 2 for what is refused before the start."""
+    import asyncio
+    import os
+
+    from headway.errors import HeadwayError
+    from services.local.cluster import LocalCluster, serve
+    from services.local.refusals import refuse_wrong_options
+
+    log_folder = Path(args.log_dir)
+    try:
+        options = cluster_options(args, args.service_flags, known_flags)
+        refuse_wrong_options(options, log_folder)
+    except HeadwayError as error:
+        print(f"headway up: {error.message}", file=sys.stderr)
+        return 2
+
+    async def up() -> None:
+        store = args.store or os.environ.get("HEADWAY_STORE", "")
+        cluster = LocalCluster(options, log_folder, _say, store=store, name=args.cluster)
+        await serve(cluster, _say, partial(_say_hello, options))
+
+    asyncio.run(up())
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _say_hello(options: ClusterOptions) -> None:
+    url, name = f"http://{options.host}:{options.port}", options.served_name
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if options.api_key_file else ""
+    body = (
+        f'{{"model": "{name}", "stream": true, '
+        '"messages": [{"role": "user", "content": "Add 17, 25, 8."}]}'
+    )
+    headers = f"-H 'Content-Type: application/json'{key}"
+    _say(f"\nHeadway serves {name}: HTTP on {url}, gRPC on 127.0.0.1:{options.port + 1}. Try:\n")
+    _say(f"  curl -N {url}/v1/chat/completions {headers} -d '{body}'\n")

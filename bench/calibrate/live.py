@@ -1,12 +1,10 @@
-"""A local cluster under measurement: started, asked, stopped; workers write their passes down."""
+"""What clients of a live cluster see: requests replayed against it."""
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.calibrate.figures import Seen
@@ -15,37 +13,9 @@ from bench.serve.client import Client, Endpoint
 from bench.serve.plan import Options, make_plan
 from bench.serve.replay import Replay
 from headway.errors import Code, HeadwayError
-from services.local import up
-from services.local.store import LocalStore, free_port
-from services.local.supervisor import Supervisor
-from services.runtime.config import ServiceConfig
 
 MOST_OPEN = 1000
 TIMEOUT = 300.0
-
-
-@asynccontextmanager
-async def cluster(flags: Sequence[str], records: Path, num_cores: int) -> AsyncIterator[str]:
-    """What ``headway up`` with these flags starts; its URL. Records are whole when it has ended."""
-    port = free_port(2)
-    args = up.parse(["--port", str(port), "--log-level", "warning", *flags])
-    with ExitStack() as stack:
-        store = stack.enter_context(LocalStore())
-        logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        specs = [
-            replace(spec, flags=(*spec.flags, "--record-passes", str(records)))
-            if spec.service == "worker"
-            else spec
-            for spec in up.process_specs(args, num_cores)
-        ]
-        config = ServiceConfig(service_id="supervisor", store=store.url, drain_timeout=10.0)
-        supervisor = Supervisor(specs, config, logs, lambda line: None)
-        try:
-            await supervisor.start()
-            await supervisor.serving()
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            await supervisor.stop()
 
 
 async def ask(url: str, model: str, rows: Sequence[Row], seed: int) -> list[Seen]:

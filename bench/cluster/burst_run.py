@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from argparse import Namespace
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,16 +17,13 @@ from bench.serve.client import Client, Endpoint
 from bench.serve.replay import Replay
 from headway.cost.profile import Profile
 from headway.errors import HeadwayError
-from services.local import up
-from services.local.store import LocalStore, free_port
-from services.local.supervisor import ProcessSpec, Supervisor
-from services.local.worker_scaler import WorkerScaler
+from services.local.cluster import LocalCluster
+from services.local.options import Autoscale, ClusterOptions, PolicyOptions, WorkerCounts
+from services.local.store import free_port
 from services.runtime import wire
 from services.runtime.channel import open_channel
-from services.runtime.config import ServiceConfig
 from services.runtime.store import Store
 
-_START_PATIENCE = 300.0
 _TIMEOUT = 300.0  # seconds, for one answer
 _MOST_OPEN = 1024
 _LOOK_INTERVAL = 0.25
@@ -37,18 +32,18 @@ _WIDTH = 160
 
 
 @dataclass
-class _Cluster:
-    url: str
-    config: ServiceConfig
-    supervisor: Supervisor
-    scaler: WorkerScaler | None
+class _Watched:
+    """A cluster and how many workers it had, by seconds since the load began."""
+
+    cluster: LocalCluster
     workers: list[tuple[float, dict[str, int]]] = field(default_factory=list)
 
     def look(self) -> dict[str, int]:
-        """Workers now, by role those that serve, and those that start or drain."""
-        draining = [] if self.scaler is None else self.scaler.draining
+        """Count the workers: by role those that serve, and those that start or drain."""
+        scaler = self.cluster.scaler
+        draining = [] if scaler is None else scaler.draining
         found: Counter[str] = Counter()
-        for process in self.supervisor.processes:
+        for process in self.cluster.supervisor.processes:
             if process.spec.service != "worker" or process.spec.membership:
                 continue
             is_ready = bool(process.address) and process not in draining
@@ -66,9 +61,11 @@ async def compare(args: Namespace, names: Sequence[str], profile: Profile) -> in
     runs: dict[str, Run] = {}
     for name in names:
         console.print(f"{name}: starting a cluster, logs in {args.log_dir}/{name}/")
-        async with _cluster(args, name, profile, load) as cluster:
+        params = scaling_params(name, profile, load, args.ttft_slo, args.utilisation)
+        started = LocalCluster(_options(args, name, params), Path(args.log_dir) / name)
+        async with started:
             console.print(f"{name}: {load.seconds:g} s of requests")
-            runs[name] = await _offer(cluster, load, Path(args.model).name)
+            runs[name] = await _offer(_Watched(started), load, Path(args.model).name)
         failed = [each for each in runs[name].outcomes if each.error_kind]
         if failed:
             said = f"{name}: {len(failed)} requests failed, the first: {failed[0].error}"
@@ -108,29 +105,30 @@ def _plot(folder: Path, load: BurstLoad, runs: Mapping[str, Run]) -> None:
     )
 
 
-async def _offer(cluster: _Cluster, load: BurstLoad, model: str) -> Run:
+async def _offer(watched: _Watched, load: BurstLoad, model: str) -> Run:
     """The load, while somebody counts the workers."""
-    client = Client(Endpoint.parse(cluster.url), _TIMEOUT)
+    client = Client(Endpoint.parse(watched.cluster.url), _TIMEOUT)
     plan = load.plan(model)
     try:
         await client.post(plan.path, plan.requests[0].body, lambda data, now: None)
         replay = Replay(client, plan, most_open=_MOST_OPEN)
-        watching = asyncio.create_task(_watch(cluster))
+        watching = asyncio.create_task(_watch(watched))
         await replay.run(asyncio.Event())
-        await asyncio.sleep(max(0.0, load.seconds - cluster.workers[-1][0]))
+        await asyncio.sleep(max(0.0, load.seconds - watched.workers[-1][0]))
         watching.cancel()
         page = await client.get("/metrics")
         num_resubmitted = _metric(bytes(page.body).decode(), "headway_gateway_resubmitted_requests")
     finally:
         client.close()
-    return Run(list(replay.outcomes), cluster.workers, num_resubmitted, await _decisions(cluster))
+    decisions = await _decisions(watched.cluster)
+    return Run(list(replay.outcomes), watched.workers, num_resubmitted, decisions)
 
 
-async def _watch(cluster: _Cluster) -> None:
+async def _watch(watched: _Watched) -> None:
     loop = asyncio.get_running_loop()
     started_at = loop.time()
     while True:
-        cluster.workers.append((loop.time() - started_at, cluster.look()))
+        watched.workers.append((loop.time() - started_at, watched.look()))
         await asyncio.sleep(_LOOK_INTERVAL)
 
 
@@ -139,7 +137,7 @@ def _metric(text: str, name: str) -> int:
     return int(sum(float(line.rsplit(" ", 1)[1]) for line in lines))
 
 
-async def _decisions(cluster: _Cluster) -> list[tuple[float, str]]:
+async def _decisions(cluster: LocalCluster) -> list[tuple[float, str]]:
     """When the autoscaler changed its mind, s since the epoch, and why."""
     if cluster.scaler is None:
         return []
@@ -163,67 +161,33 @@ async def _decisions(cluster: _Cluster) -> list[tuple[float, str]]:
     return found
 
 
-@asynccontextmanager
-async def _cluster(
-    args: Namespace, name: str, profile: Profile, load: BurstLoad
-) -> AsyncIterator[_Cluster]:
-    """One that serves; it ends with the context."""
-    port = free_port(2)
-    asked = _asked(args, name, scaling_params(name, profile, load, args.ttft_slo, args.utilisation))
-    asked.port = port
-    with LocalStore() as store:
-        config = ServiceConfig(
-            service_id="supervisor", store=store.url, cluster="burst", drain_timeout=30.0
-        )
-        specs = [_told(args, name, spec) for spec in up.process_specs(asked, _num_cores())]
-        folder = Path(args.log_dir) / name
-        supervisor = Supervisor(specs, config, folder, lambda line: None)
-        scaler = up.make_scaler(asked, supervisor, config, lambda spec: _told(args, name, spec))
-        try:
-            async with asyncio.timeout(_START_PATIENCE):
-                await supervisor.start()
-                if scaler is not None:
-                    await scaler.start()
-                await supervisor.serving()
-            yield _Cluster(f"http://127.0.0.1:{port}", config, supervisor, scaler)
-        finally:
-            if scaler is not None:
-                await scaler.stop()
-            await supervisor.stop()
-
-
-def _asked(args: Namespace, name: str, params: Mapping[str, object]) -> Namespace:
-    """What would be asked of ``headway up``."""
+def _options(args: Namespace, name: str, params: Mapping[str, object]) -> ClusterOptions:
+    """Return the cluster of one contender; all route by the profile and have as much KV memory."""
     policy = CONTENDERS[name]
-    is_most = name == "fixed-most"
+    is_most, is_ours = name == "fixed-most", name == "tokenscale"
     num_prefill, num_decode = (args.max_prefill, args.max_decode) if is_most else (1, 1)
-    flags = ["--model", args.model, "--device", args.device, "--preset", "tokenscale"]
-    flags += ["--prefill", str(num_prefill), "--drain-timeout", "30"]
-    if name == "tokenscale":
-        flags += ["--decode", "0", "--convertible", "1"]
-    else:
-        flags += ["--decode", str(num_decode)]
-    if policy != "fixed":
-        flags += ["--autoscale", "--policy", f"scaling={policy}"]
-        for name_, value in params.items():
-            flags += ["--set", f"scaling.{name_}={value}"]
-        flags += ["--max-prefill", str(args.max_prefill), "--max-decode", str(args.max_decode)]
-        flags += ["--scale-down-delay", str(args.scale_down_delay)]
-        flags += ["--standby", str(args.standby)]
-    flags += ["--profile", args.profile]
-    return up.parse([*flags])
-
-
-def _told(args: Namespace, name: str, spec: ProcessSpec) -> ProcessSpec:
-    """The same for every policy: TokenScale's routing by the profile, and bounded KV memory."""
-    match spec.service:
-        case "worker":
-            return up.with_flags(spec, "--num-blocks", str(args.kv_tokens // _BLOCK_SIZE))
-        case "autoscaler" if name == "tokenscale":
-            return up.with_flags(spec, "--min-decode", "0")  # the convertible one decodes, too
-        case _:
-            return spec
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0))
+    settings = ",".join(f"scaling.{param}={value}" for param, value in params.items())
+    scales = policy != "fixed"
+    flags: dict[str, tuple[str, ...]] = {
+        "worker": ("--num-blocks", str(args.kv_tokens // _BLOCK_SIZE))
+    }
+    if is_ours:  # the convertible one decodes, too
+        flags["autoscaler"] = ("--min-decode", "0")
+    return ClusterOptions(
+        model=args.model,
+        policies=PolicyOptions(
+            "tokenscale", f"scaling={policy}", settings if scales else "", args.profile
+        ),
+        workers=WorkerCounts(num_prefill, 0 if is_ours else num_decode, int(is_ours)),
+        autoscale=Autoscale(
+            max_prefill=args.max_prefill,
+            max_decode=args.max_decode,
+            standby=args.standby,
+            scale_down_delay=args.scale_down_delay,
+        )
+        if scales
+        else None,
+        device=args.device,
+        port=free_port(2),
+        service_flags=flags,
+    )

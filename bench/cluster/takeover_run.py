@@ -9,16 +9,16 @@ import signal
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 
-from services.local import up
-from services.local.store import LocalStore, free_port
+from services.local.cluster import LocalCluster
+from services.local.options import ClusterOptions
+from services.local.store import free_port
 from services.local.supervisor import Supervisor
-from services.runtime.config import ServiceConfig
 from services.runtime.store import Leader, Store
 
 _CLUSTER, _PATIENCE, _POLL = "takeover", 120.0, 0.01
@@ -70,8 +70,7 @@ async def measure(model: str, num_kills: int, num_streams: int, num_tokens: int)
 
 @asynccontextmanager
 async def _running(model: str, num_tokens: int) -> AsyncIterator[_Cluster]:
-    port = free_port(2)
-    args = up.parse(["--model", model, "--schedulers", "2", "--port", str(port)])
+    options = ClusterOptions(model=model, schedulers=2, port=free_port(2), drain_timeout=5.0)
     body = {
         "model": Path(model).name,
         "messages": [{"role": "user", "content": _PROMPT}],
@@ -80,23 +79,16 @@ async def _running(model: str, num_tokens: int) -> AsyncIterator[_Cluster]:
         "max_tokens": num_tokens,
         "ignore_eos": True,
     }
-    with LocalStore() as local, tempfile.TemporaryDirectory(prefix="headway-logs-") as folder:
-        config = ServiceConfig(
-            service_id="supervisor", store=local.url, cluster=_CLUSTER, drain_timeout=5.0
-        )
-        specs = up.process_specs(args, os.cpu_count() or 1)
-        supervisor = Supervisor(specs, config, Path(folder), lambda line: None)
-        store = await Store.connect(local.url, _CLUSTER)
-        client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=_PATIENCE)
-        try:
-            await supervisor.start()
+    with tempfile.TemporaryDirectory(prefix="headway-logs-") as folder:
+        async with AsyncExitStack() as stack:
             async with asyncio.timeout(_PATIENCE):
-                await supervisor.serving()
-            yield _Cluster(supervisor, store, client, json.dumps(body).encode())
-        finally:
-            await client.aclose()
-            await supervisor.stop()
-            await store.close()
+                cluster = await stack.enter_async_context(LocalCluster(options, Path(folder)))
+            config = cluster.config
+            store = await Store.connect(config.store, config.cluster)
+            stack.push_async_callback(store.close)
+            client = httpx.AsyncClient(base_url=cluster.url, timeout=_PATIENCE)
+            stack.push_async_callback(client.aclose)
+            yield _Cluster(cluster.supervisor, store, client, json.dumps(body).encode())
 
 
 # --- load -----------------------------------------------------------------------------

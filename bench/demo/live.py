@@ -5,12 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import tempfile
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -18,15 +14,12 @@ from bench.demo.burst import Burst, make_burst
 from bench.demo.table import Values, figures, print_table, values_of
 from bench.serve.client import Client, Endpoint
 from bench.serve.replay import Outcome, Replay
-from services.local import store as local_store
-from services.local import up
-from services.runtime.config import ServiceConfig
-
-if TYPE_CHECKING:
-    from services.local.supervisor import ProcessSpec
+from services.local.cluster import LocalCluster
+from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
+from services.local.policy_options import chosen
+from services.local.store import free_port
 
 _TIMEOUT = 300.0  # seconds, for one answer
-_START_PATIENCE = 300.0  # a checkpoint may have to be fetched
 _MOST_OPEN = 1024
 
 
@@ -39,11 +32,12 @@ async def compare(args: argparse.Namespace, presets: Sequence[str]) -> int:
     num_failed = 0
     for preset in presets:
         console.print(f"{preset}: starting a cluster, logs in {args.log_dir}/{preset}/")
-        async with _cluster(args, preset) as url:
+        async with LocalCluster(_options(args, preset), Path(args.log_dir) / preset) as cluster:
             console.print(f"{preset}: {burst.num_requests} requests, a third of them at once")
             if args.warm_up:
-                await _replay(url, make_burst(model, args.warm_up, args.rate, args.seed + 1))
-            outcomes = await _replay(url, burst)
+                warm_up = make_burst(model, args.warm_up, args.rate, args.seed + 1)
+                await _replay(cluster.url, warm_up)
+            outcomes = await _replay(cluster.url, burst)
         failed = [each for each in outcomes if each.error_kind]
         num_failed += len(failed)
         if failed:
@@ -66,43 +60,17 @@ def _plot(folder: Path, runs: dict[str, Values]) -> None:
     latency_cdfs(folder, runs)
 
 
-@asynccontextmanager
-async def _cluster(args: argparse.Namespace, preset: str) -> AsyncIterator[str]:
-    """The URL of a gateway that serves; the whole cluster ends with the context."""
-    from services.local.supervisor import Supervisor
-
-    port = local_store.free_port(2)
-    specs = _specs(args, preset, port)
-    store_port = local_store.free_port()
-    with tempfile.TemporaryDirectory(prefix="headway-store-") as folder:
-        specs.insert(0, up.store_spec(store_port, folder))
-        config = ServiceConfig(
-            service_id="supervisor",
-            store=local_store.store_url(store_port),
-            cluster="demo",
-            drain_timeout=5.0,
-        )
-        log_folder = Path(args.log_dir) / preset
-        supervisor = Supervisor(specs, config, log_folder, lambda line: None)
-        try:
-            async with asyncio.timeout(_START_PATIENCE):
-                await supervisor.start()
-                await supervisor.serving()
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            await supervisor.stop()
-
-
-def _specs(args: argparse.Namespace, preset: str, port: int) -> list[ProcessSpec]:
-    """What ``headway up`` would start, each worker with the demo's limit."""
-    shape = ("--prefill", str(args.prefill), "--decode", str(args.decode))
-    model = ("--model", args.model, "--device", args.device)
-    same = ("--preset", preset, "--port", str(port), "--drain-timeout", "5")
-    asked = up.parse([*same, *shape, *model])
-    asked.policy, asked.set = args.policy, args.set
-    specs = up.process_specs(asked, len(os.sched_getaffinity(0)))
-    limit = ("--max-running", str(args.max_running))
-    return [up.with_flags(each, *limit) if each.service == "worker" else each for each in specs]
+def _options(args: argparse.Namespace, preset: str) -> ClusterOptions:
+    """Return one preset's cluster, each worker with the demo's limit."""
+    return ClusterOptions(
+        model=args.model,
+        policies=PolicyOptions(preset, *chosen(args)),
+        workers=WorkerCounts(args.prefill, args.decode),
+        device=args.device,
+        port=free_port(2),
+        drain_timeout=5.0,
+        service_flags={"worker": ("--max-running", str(args.max_running))},
+    )
 
 
 async def _replay(url: str, burst: Burst) -> list[Outcome]:

@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
-from headway.errors import HeadwayError, invalid
+from headway.errors import Code, HeadwayError, invalid
 from services.runtime.rooms import model_folder
 
 _NAME = r"^[A-Za-z0-9._-]{1,128}$"
@@ -97,18 +97,27 @@ C = TypeVar("C", bound=ServiceConfig)
 
 
 def load_config(config_class: type[C], argv: Sequence[str] | None = None) -> C:
-    """The configuration from flags and environment; ends the process (2) where it is wrong."""
-    args = list(sys.argv[1:] if argv is None else argv)
+    """Return the configuration from flags and environment; exit with 2 where it is wrong."""
     try:
-        return config_class(
-            _cli_parse_args=args, _cli_prog_name=f"python -m services.{config_class.service_name()}"
-        )
+        return read_config(config_class, sys.argv[1:] if argv is None else argv)
+    except HeadwayError as error:
+        print(error.message, file=sys.stderr)  # noqa: T201 (there are no logs yet)
+        raise SystemExit(2) from None
+
+
+def read_config(config_class: type[C], argv: Sequence[str]) -> C:
+    """Return the configuration from flags and environment; HeadwayError where it is wrong.
+
+    Flags that do not exist, and ``--help``, end the process.
+    """
+    program = f"python -m services.{config_class.service_name()}"
+    try:
+        return config_class(_cli_parse_args=[*argv], _cli_prog_name=program)
     except ValidationError as error:
         problems = [_problem(each["loc"], each["msg"], each["input"]) for each in error.errors()]
-    except (SettingsError, HeadwayError) as error:
+    except SettingsError as error:
         problems = [str(error)]
-    print("\n".join(problems), file=sys.stderr)  # noqa: T201 (there are no logs yet)
-    raise SystemExit(2)
+    raise HeadwayError(Code.INVALID_ARGUMENT, "\n".join(problems))
 
 
 def _problem(where: Sequence[int | str], message: str, given: object) -> str:

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-import argparse
+from pathlib import Path
 
 import pytest
 
+from cli import up
 from headway.cost.profile import load_profile
 from headway.errors import HeadwayError
 from services.autoscaler.config import AutoscalerConfig
-from services.local import up
+from services.local.options import ClusterOptions, process_specs, worker_spec
+from services.local.refusals import refuse_wrong_options
+from services.local.store import free_port
 from services.runtime.config import load_config
 from services.scheduler.config import SchedulerConfig
 
 
-def parsed(*flags: str) -> argparse.Namespace:
+def parsed(*flags: str) -> ClusterOptions:
     return up.parse([*flags])
+
+
+def refuse(*flags: str) -> None:
+    port = free_port(2)
+    refuse_wrong_options(parsed("--port", str(port), *flags), Path("run"))
 
 
 def autoscaler(*flags: str) -> AutoscalerConfig:
     """The autoscaler's configuration as these flags make it."""
-    specs = up.process_specs(parsed(*flags), num_cores=4)
+    specs = process_specs(parsed(*flags), num_cores=4)
     spec = next(spec for spec in specs if spec.service == "autoscaler")
     return load_config(AutoscalerConfig, spec.flags)
 
@@ -39,7 +47,7 @@ def test_with_it_the_supervisor_is_asked_within_bounds() -> None:
 def test_the_presets_policy_scales_where_it_can() -> None:
     flags = ("--autoscale", "--preset", "tokenscale", "--profile", "llama-8b-a100")
     assert autoscaler(*flags).scaling_policy().name == "tokenscale"
-    up.refuse_wrong_options(parsed(*flags))
+    refuse(*flags)
 
 
 @pytest.mark.parametrize(
@@ -54,14 +62,14 @@ def test_the_presets_policy_scales_where_it_can() -> None:
 )
 def test_what_cannot_be_scaled_is_refused(flags: tuple[str, ...], said: str) -> None:
     with pytest.raises(HeadwayError, match=said):
-        up.refuse_wrong_options(parsed("--autoscale", *flags))
+        refuse("--autoscale", *flags)
 
 
 def test_a_profile_drives_the_scaling_the_routing_and_the_convertible_chunk() -> None:
     flags = ("--autoscale", "--preset", "tokenscale", "--profile", "llama-8b-a100")
     args = parsed(*flags, "--convertible", "1")
-    up.refuse_wrong_options(args)
-    specs = {spec.service_id: spec for spec in up.process_specs(args, num_cores=4)}
+    refuse(*flags, "--convertible", "1")
+    specs = {spec.service_id: spec for spec in process_specs(args, num_cores=4)}
     profile = load_profile("llama-8b-a100")
     routing = load_config(SchedulerConfig, specs["scheduler"].flags).settings()
     assert routing.dispatch_params["profile"] == profile
@@ -79,9 +87,9 @@ def test_a_profile_alone_asks_for_the_policy_that_reads_it() -> None:
 
 def test_a_worker_that_comes_later_is_like_those_that_were_started() -> None:
     args = parsed("--preset", "pascal", "--device", "cuda")
-    specs = up.process_specs(args, num_cores=6, num_gpus=2)
+    specs = process_specs(args, num_cores=6, num_gpus=2)
     first = next(spec for spec in specs if spec.service_id == "decode-1")
-    later = up.worker_spec(args, "decode", "decode-3", 3, 6, 2)
+    later = worker_spec(args, "decode", "decode-3", 3, 6, 2)
     changed = {a: b for a, b in zip(first.flags, later.flags, strict=True) if a != b}
     assert (later.role, later.service, changed) == ("decode", "worker", {})
     assert "cuda:1" in later.flags

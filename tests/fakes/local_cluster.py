@@ -7,16 +7,16 @@ import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
+from cli import up
 from headway.errors import Code, HeadwayError
-from services.local import up
+from services.local import cluster as cluster_of
 from services.local.store import free_port
 from services.local.supervisor import SupervisedProcess, Supervisor
-from services.runtime.config import ServiceConfig
 from services.runtime.store import Member, Store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,33 +63,22 @@ class LocalCluster:
 
 @asynccontextmanager
 async def local_cluster(
-    store_url: str, cluster: str, folder: Path, *flags: str, every: tuple[str, ...] = ()
+    store_url: str, cluster: str, folder: Path, *flags: str
 ) -> AsyncIterator[LocalCluster]:
-    """Start, wait until everything serves, stop. ``every`` service is given those flags."""
+    """Start what ``headway up`` starts with these flags, wait until everything serves, stop."""
     port = free_port(2)
-    args = up.parse(["--model", MODEL, "--port", str(port), "--drain-timeout", "5", *flags])
-    config = ServiceConfig(
-        service_id="supervisor", store=store_url, cluster=cluster, drain_timeout=5.0
-    )
+    given = ["--model", MODEL, "--port", str(port), "--drain-timeout", "5", *flags]
     lines: list[str] = []
-    specs = up.process_specs(args, num_cores=2)
-    specs = [replace(spec, flags=(*spec.flags, *every)) for spec in specs]
-    supervisor = Supervisor(specs, config, folder, lines.append)
-    scaler = up.make_scaler(args, supervisor, config)
+    started = cluster_of.LocalCluster(
+        up.parse(given), folder, lines.append, store=store_url, name=cluster
+    )
     store = await Store.connect(store_url, cluster)
     try:
-        await supervisor.start()
-        if scaler is not None:
-            await scaler.start()
         async with asyncio.timeout(START_PATIENCE):
-            await supervisor.serving()
-        yield LocalCluster(
-            supervisor, store, f"http://127.0.0.1:{port}", f"127.0.0.1:{port + 1}", lines
-        )
+            await started.start()
+        yield LocalCluster(started.supervisor, store, started.url, f"127.0.0.1:{port + 1}", lines)
     finally:
-        if scaler is not None:
-            await scaler.stop()
-        await supervisor.stop()
+        await started.stop()
         await store.close()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from services.local.service_flags import CONFIGS
 from tests.fakes.local_cluster import ROOT, local_cluster
 
 
@@ -36,9 +37,9 @@ async def test_a_live_run_replayed_gives_the_same_decisions(
 ) -> None:
     records = tmp_path / "records"
     flags = ("--preset", preset, "--prefill", "1", "--decode", "1", "--unified", "1")
-    recording = ("--record-events", str(records))
+    recording = (f"--{service}.record-events={records}" for service in CONFIGS)
     async with (
-        local_cluster(store_url, cluster, tmp_path, *flags, every=recording) as running,
+        local_cluster(store_url, cluster, tmp_path, *flags, *recording) as running,
         httpx.AsyncClient(base_url=running.base_url) as client,
     ):
         await asyncio.gather(*(ask(client, number) for number in range(12)))

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cli import main
+from cli import main, up
 from headway.cost.profile import load_profile
 from headway.policies import registry
-from services.local import up
-from services.local.autoscale import refuse_wrong_options
+from services.local.refusals import refuse_wrong_configurations, refuse_wrong_scaling
 from tests.fakes.local_cluster import MODEL
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -57,7 +56,8 @@ def test_a_profile_is_measured_and_drives_the_simulator_and_the_autoscaler(
     assert profile.pass_time.seconds(64, 0, 0, 0) > 0
     assert registry.make("scaling", "tokenscale", profile=load_profile(out)).name == "tokenscale"
     flags = ["--autoscale", "--preset", "tokenscale", "--profile", str(out)]
-    refuse_wrong_options(up.parse(flags))
+    refuse_wrong_scaling(up.parse(flags))
+    refuse_wrong_configurations(up.parse(flags))
 
     scenario = tmp_path / "small.toml"
     scenario.write_text(SCENARIO, encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cli import up
 from headway.core.reasoning import Markers
 from headway.errors import HeadwayError
 from headway.presets import PRESETS
@@ -11,7 +12,7 @@ from headway.sim.experiment import Conditions, cluster_spec
 from headway.sim.scenario import load_scenario
 from services.autoscaler.config import AutoscalerConfig
 from services.gateway.config import GatewayConfig
-from services.local import up
+from services.local.options import process_specs
 from services.runtime.config import load_config
 from services.runtime.reasoning import find_markers
 from services.scheduler.config import SchedulerConfig
@@ -39,7 +40,7 @@ def test_services_and_simulator_run_the_same_policies(name: str, conditions: Con
 
 def test_a_worker_without_options_is_one_of_headway_up() -> None:
     for chosen in ([], ["--preset", "pascal"]):
-        specs = up.process_specs(up.parse([*chosen]), 2)
+        specs = process_specs(up.parse([*chosen]), 2)
         for spec in (each for each in specs if each.service == "worker"):
             started = load_config(WorkerConfig, list(spec.flags)).policies()
             assert started == load_config(WorkerConfig, chosen).policies()

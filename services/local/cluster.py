@@ -1,0 +1,171 @@
+"""A whole cluster on this machine: its private store, its processes and its life."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from services.local import prometheus
+from services.local.metrics_targets import FILE_NAME, keep_targets
+from services.local.options import ClusterOptions, process_specs, worker_spec
+from services.local.standby_workers import StandbyWorkers
+from services.local.store import free_port, store_command, store_url
+from services.local.supervised import ProcessSpec
+from services.local.supervisor import Supervisor
+from services.local.worker_scaler import WorkerScaler
+from services.runtime.config import ServiceConfig
+
+Say = Callable[[str], None]
+
+
+def say_nothing(line: str) -> None:
+    """Drop the line."""
+
+
+class LocalCluster:
+    """A cluster that is started and stopped; as a context manager it serves inside.
+
+    Without a ``store`` URL it has a private one. ``say`` takes lines for a terminal.
+    """
+
+    def __init__(
+        self,
+        options: ClusterOptions,
+        log_folder: Path,
+        say: Say = say_nothing,
+        *,
+        store: str = "",
+        name: str = "default",
+    ) -> None:
+        self.options = options
+        self.log_folder = log_folder
+        self._machine = machine(options.device)
+        self._store_folder = tempfile.TemporaryDirectory(prefix="headway-store-")
+        specs = process_specs(options, *self._machine)
+        specs = prometheus.in_order(specs, options.metrics_port)
+        if not store:
+            port = free_port()
+            store = store_url(port)
+            specs.insert(0, store_spec(port, self._store_folder.name))
+        self.config = ServiceConfig(
+            service_id="supervisor",
+            store=store,
+            cluster=name,
+            drain_timeout=options.drain_timeout,
+        )
+        self.supervisor = Supervisor(specs, self.config, log_folder, say)
+        self.scaler = self._make_scaler()
+        self._listing: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        """Base URL of its HTTP interface."""
+        return f"http://{self.options.host}:{self.options.port}"
+
+    async def start(self) -> None:
+        """Start everything and return when all serve; FAILED_PRECONDITION if one gives up."""
+        if self.options.metrics_port:
+            keeping = keep_targets(self.log_folder / FILE_NAME, self.supervisor)
+            self._listing = asyncio.create_task(keeping)
+        await self.supervisor.start()
+        if self.scaler is not None:
+            await self.scaler.start()
+        await self.supervisor.serving()
+
+    async def stop(self) -> None:
+        """Drain and stop everything."""
+        if self._listing is not None:
+            self._listing.cancel()
+        if self.scaler is not None:
+            await self.scaler.stop()
+        await self.supervisor.stop()
+        self._store_folder.cleanup()
+
+    async def __aenter__(self) -> LocalCluster:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.stop()
+
+    def _make_scaler(self) -> WorkerScaler | None:
+        """Return the service that starts and drains workers; None without autoscaling."""
+        bounds = self.options.autoscale
+        if bounds is None:
+            return None
+        standby = None
+        if bounds.standby:
+            standby = StandbyWorkers(
+                self.supervisor, self.config, bounds.standby, self._standby_spec
+            )
+        roles = self.options.policies.scaled_roles()
+        return WorkerScaler(self.supervisor, self.config, roles, self._next_spec, standby)
+
+    def _next_spec(self, role: str, service_id: str) -> ProcessSpec:
+        specs = [process.spec for process in self.supervisor.processes]
+        place = sum(spec.service == "worker" for spec in specs)
+        spec = worker_spec(self.options, role, service_id, place, *self._machine)
+        return prometheus.beside(spec, specs, self.options.metrics_port)
+
+    def _standby_spec(self, service_id: str) -> ProcessSpec:
+        spec = self._next_spec("decode", service_id)
+        return replace(spec, flags=(*spec.flags, "--standby"))
+
+
+async def serve(cluster: LocalCluster, say: Say, say_hello: Callable[[], None]) -> None:
+    """Run until SIGINT, SIGTERM or SIGHUP, then drain; a second signal ends everything at once.
+
+    ``say_hello`` is called once all serve. HeadwayError if a service does not start.
+    """
+    stopping = asyncio.Event()
+
+    def stop() -> None:
+        if stopping.is_set():
+            cluster.supervisor.kill()
+        stopping.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    num_processes = len(cluster.supervisor.processes)
+    say(f"starting {num_processes} processes; their logs are in {cluster.log_folder}/")
+    starting = asyncio.create_task(cluster.start())
+    stopped = asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            say_hello()
+        await stopped
+        say("draining (Ctrl-C again to end at once)")
+    finally:
+        starting.cancel()
+        await cluster.stop()
+        say("stopped")
+
+
+def store_spec(port: int, folder: str) -> ProcessSpec:
+    """Return a private store that keeps its data in a folder."""
+    command = store_command(port, folder)
+    return ProcessSpec("store", "store", command=command, address=f"127.0.0.1:{port}")
+
+
+def machine(device: str) -> tuple[int, int]:
+    """Return the cores that this process may use, and the GPUs if they are asked for."""
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if device != "cuda":
+        return num_cores or 1, 0
+    try:  # without importing torch, which takes seconds
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return num_cores or 1, 1
+    return num_cores or 1, len(listed.stdout.splitlines())

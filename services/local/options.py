@@ -1,0 +1,206 @@
+"""The options of a local cluster, and the flags that they give each service."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import cast
+
+from headway.cost.profile import load_profile
+from headway.policies import registry
+from headway.policies.scaling import Scaling
+from headway.presets import (
+    PLAIN,
+    SCALED_BY_PROFILE,
+    SCALED_BY_REQUESTS,
+    Choice,
+    find_preset,
+    parse_choice,
+)
+from services.local.supervised import ProcessSpec
+from services.runtime.rooms import model_folder
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCounts:
+    """How many workers of each role are started."""
+
+    prefill: int = 1
+    decode: int = 2
+    convertible: int = 0
+    unified: int = 0
+
+    def by_role(self) -> Mapping[str, int]:
+        """Return the counts by role, in the order in which workers share out GPUs."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Autoscale:
+    """Bounds within which the autoscaler starts and drains workers."""
+
+    max_prefill: int = 4
+    max_decode: int = 4
+    budget: int = 0  # most workers of all roles; 0: no limit
+    standby: int = 0  # warm workers without a role
+    scale_down_delay: float = 10.0  # seconds of lesser need before a worker goes
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOptions:
+    """Policies of all services, as their flags name them."""
+
+    preset: str = ""
+    policy: str = ""  # batching=trail,packing=pbaa
+    settings: str = ""  # batching.c=0.5
+    profile: str = ""  # what an instance costs and carries: a file or a name
+
+    def scaling_policy(self) -> str:
+        """Return the policy that scales: the chosen one, the preset's, or one that fits."""
+        named = parse_choice(self.policy, self.settings).policies.get("scaling", "")
+        preset = find_preset(self.preset) if self.preset else PLAIN
+        name = named or preset.scaling
+        if cast("type[Scaling]", registry.find("scaling", name).make).scales:
+            return name
+        return SCALED_BY_PROFILE if self.profile else SCALED_BY_REQUESTS
+
+    def scaled_roles(self) -> tuple[str, ...]:
+        """Return the roles whose number the autoscaler changes."""
+        answer = registry.find("scaling", self.scaling_policy())
+        converts = cast("type[Scaling]", answer.make).converts
+        return ("prefill", "decode", *(["convertible"] if converts else []))
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """One cluster on this machine."""
+
+    model: str = field(default_factory=lambda: model_folder(""))
+    model_name: str = ""  # the name that requests use; default: the folder's
+    policies: PolicyOptions = PolicyOptions()
+    workers: WorkerCounts = WorkerCounts()
+    schedulers: int = 1  # one leads, the others stand by
+    autoscale: Autoscale | None = None
+    device: str = "cpu"
+    dtype: str = "auto"
+    dp: int = 1  # DP units of each worker
+    predictor: str = ""  # folder of a trained predictor; default: the model's
+    host: str = "127.0.0.1"
+    port: int = 8000  # of HTTP; gRPC has the next one
+    api_key_file: str = ""
+    metrics_port: int = 0  # the first of the processes' ports for Prometheus; 0: none
+    log_level: str = "info"
+    drain_timeout: float = 30.0
+    service_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """More flags by service; they win over those that follow from the other options."""
+
+    @property
+    def served_name(self) -> str:
+        """The model's name in requests."""
+        return self.model_name or Path(self.model).name
+
+
+def process_specs(options: ClusterOptions, num_cores: int, num_gpus: int = 0) -> list[ProcessSpec]:
+    """Return all services but the store."""
+    specs = [
+        _spec(options, "gateway", "gateway", *_policy_flags(options), *_gateway_flags(options)),
+        *(
+            _spec(options, "scheduler", name, *_policy_flags(options))
+            for name in scheduler_ids(options.schedulers)
+        ),
+        _spec(options, "predictor", "predictor", *_predictor_flags(options)),
+        _spec(
+            *(options, "autoscaler", "autoscaler"),
+            *(*_policy_flags(options), *_autoscaler_flags(options)),
+        ),
+    ]
+    counts = options.workers.by_role()
+    names = [(role, f"{role}-{n + 1}") for role in counts for n in range(counts[role])]
+    for place, (role, service_id) in enumerate(names):
+        specs.append(worker_spec(options, role, service_id, place, num_cores, num_gpus))
+    return specs
+
+
+def worker_spec(
+    options: ClusterOptions, role: str, service_id: str, place: int, num_cores: int, num_gpus: int
+) -> ProcessSpec:
+    """Return one worker; ``place`` among all workers says which GPU it has."""
+    device = options.device
+    if device == "cuda" and num_gpus > 1:
+        device = f"cuda:{place % num_gpus}"
+    num_threads = max(1, num_cores // sum(options.workers.by_role().values()))
+    flags = (
+        *(*_policy_flags(options), *_model_flags(options), "--role", role),
+        *("--device", device, "--dtype", options.dtype, "--dp", str(options.dp)),
+        *("--num-threads", str(num_threads), *_chunk_flags(options, role)),
+    )
+    return _spec(options, "worker", service_id, *flags, role=role)
+
+
+def scheduler_ids(num_schedulers: int) -> list[str]:
+    """Return the id of the one that is started first, and of those that stand by."""
+    return ["scheduler", *(f"scheduler-{number}" for number in range(2, num_schedulers + 1))]
+
+
+def _spec(
+    options: ClusterOptions, service: str, service_id: str, *flags: str, role: str = ""
+) -> ProcessSpec:
+    every = ("--log-level", options.log_level, "--drain-timeout", str(options.drain_timeout))
+    more = options.service_flags.get(service, ())
+    return ProcessSpec(service, service_id, (*every, *flags, *more), role=role)
+
+
+def _policy_flags(options: ClusterOptions) -> tuple[str, ...]:
+    """Return the flags of every service that decides; without autoscaling numbers stay."""
+    given, scales = options.policies, options.autoscale is not None
+    choice = parse_choice(given.policy, given.settings)
+    scaling = {"scaling": given.scaling_policy() if scales else PLAIN.scaling}
+    params = {q: p for q, p in choice.params.items() if scales or q not in scaling}
+    policy, settings = Choice({**choice.policies, **scaling}, params).texts()
+    return (
+        *(("--preset", given.preset) if given.preset else ()),
+        *(("--profile", given.profile) if given.profile else ()),
+        *("--policy", policy, "--set", settings),
+    )
+
+
+def _model_flags(options: ClusterOptions) -> tuple[str, ...]:
+    return ("--model", options.model, "--model-name", options.model_name)
+
+
+def _gateway_flags(options: ClusterOptions) -> tuple[str, ...]:
+    return (
+        *(*_model_flags(options), "--http-host", options.host, "--http-port", str(options.port)),
+        *(("--listen", f"127.0.0.1:{options.port + 1}") if options.port else ()),
+        *(("--api-key-file", options.api_key_file) if options.api_key_file else ()),
+    )
+
+
+def _predictor_flags(options: ClusterOptions) -> tuple[str, ...]:
+    """Return the trained predictor of remaining lengths, where the model has one."""
+    folder = Path(options.predictor or Path(options.model) / "predictor")
+    if not (options.predictor or folder.is_dir()):
+        return ()
+    return ("--predictors", json.dumps({options.served_name: str(folder)}))
+
+
+def _autoscaler_flags(options: ClusterOptions) -> tuple[str, ...]:
+    bounds = options.autoscale
+    if bounds is None:
+        counts = options.workers.by_role()
+        return tuple(text for role in counts for text in (f"--num-{role}", str(counts[role])))
+    return (
+        *("--actuator", "process"),
+        *("--max-prefill", str(bounds.max_prefill), "--max-decode", str(bounds.max_decode)),
+        *("--budget", str(bounds.budget), "--scale-down-delay", str(bounds.scale_down_delay)),
+    )
+
+
+def _chunk_flags(options: ClusterOptions, role: str) -> tuple[str, ...]:
+    """Return a convertible decoder's chunk, which its profile knows."""
+    if not options.policies.profile or role != "convertible":
+        return ()
+    chunk = load_profile(options.policies.profile).convertible_chunk_tokens
+    return () if chunk is None else ("--chunk-tokens", str(chunk))

@@ -1,0 +1,108 @@
+"""What a local cluster cannot be: refused in one sentence, before anything is started or made."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from headway.core.settings import require_policies
+from headway.cost.schema import MAKE_ONE
+from headway.errors import Code, HeadwayError, invalid, require_between
+from headway.policies import registry
+from headway.presets import SCALED_BY_REQUESTS
+from services.gateway.auth import KeyRing
+from services.local.options import ClusterOptions, process_specs
+from services.local.service_flags import CONFIGS
+from services.runtime.config import read_config
+from services.runtime.preset import PresetConfig
+from services.worker.engine.model.check import check_model
+
+
+def refuse_wrong_options(options: ClusterOptions, log_folder: Path) -> None:
+    """Raise HeadwayError for the first thing that is wrong."""
+    refuse_wrong_counts(options)
+    refuse_wrong_scaling(options)
+    refuse_wrong_configurations(options)
+    check_model(options.model)
+    if options.predictor and not Path(options.predictor).is_dir():
+        raise invalid("--predictor", options.predictor, "a folder of a predictor's versions")
+    if options.api_key_file:
+        KeyRing.load(_readable("--api-key-file", options.api_key_file))
+    refuse_log_folder(log_folder)
+    refuse_taken_ports(options)
+
+
+def refuse_wrong_counts(options: ClusterOptions) -> None:
+    """Raise HeadwayError for numbers of processes that cannot serve."""
+    if not 1 <= options.schedulers <= 8:
+        raise invalid("--schedulers", options.schedulers, "from 1 to 8")
+    for role, number in options.workers.by_role().items():
+        if not 0 <= number <= 64:
+            raise invalid(f"--{role}", number, "from 0 to 64")
+    counts = options.workers
+    if not counts.unified and not (counts.prefill and counts.decode):
+        raise HeadwayError(
+            Code.INVALID_ARGUMENT,
+            f"--prefill {counts.prefill} --decode {counts.decode} --unified 0 cannot answer "
+            "anything: give at least one of both, or a unified worker",
+        )
+
+
+def refuse_wrong_scaling(options: ClusterOptions) -> None:
+    """Raise HeadwayError for a cluster that cannot be scaled as asked."""
+    bounds = options.autoscale
+    if bounds is None:
+        return
+    require_between("--standby", bounds.standby, 0, 16)
+    if options.workers.unified:
+        message = "--autoscale scales prefill and decode workers: leave --unified out"
+        raise HeadwayError(Code.INVALID_ARGUMENT, message)
+    asked = registry.find("scaling", options.policies.scaling_policy())
+    if asked.reads_profile and not options.policies.profile:
+        message = (
+            f"{asked.name} needs to know what this machine carries: give its profile with "
+            f"--profile FILE ({MAKE_ONE} measures one), or another policy, for example "
+            f"--policy scaling={SCALED_BY_REQUESTS}"
+        )
+        raise HeadwayError(Code.INVALID_ARGUMENT, message)
+
+
+def refuse_wrong_configurations(options: ClusterOptions) -> None:
+    """Raise HeadwayError for a configuration that a service would not start with."""
+    for spec in process_specs(options, num_cores=1):
+        config = read_config(CONFIGS[spec.service], spec.flags)
+        if isinstance(config, PresetConfig):
+            require_policies(config.chosen(), config.costs())
+
+
+def refuse_log_folder(folder: Path) -> None:
+    """Raise HeadwayError for a folder that cannot be made or written to."""
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not there.is_dir():
+        raise invalid("--log-dir", str(folder), f"a folder: {there} is a file")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise invalid("--log-dir", str(folder), f"a folder to write to: {there} is not")
+
+
+def refuse_taken_ports(options: ClusterOptions) -> None:
+    """Raise UNAVAILABLE if HTTP's port or gRPC's, which is the next one, is taken."""
+    if not 0 < options.port < 65535:
+        raise invalid("--port", options.port, "from 1 to 65534")
+    for port in (options.port, options.port + 1):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((options.host, port))
+            except OSError as error:
+                message = f"cannot listen on {options.host}:{port} ({error.strerror})"
+                raise HeadwayError(Code.UNAVAILABLE, f"{message}: choose a --port") from error
+
+
+def _readable(flag: str, name: str) -> Path:
+    path = Path(name)
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise invalid(flag, name, f"a file that can be read ({error.strerror})") from error
+    return path

@@ -1,0 +1,125 @@
+"""``headway up``: what it refuses in one sentence, before anything starts; its services' flags."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli import main, up
+from headway.errors import HeadwayError
+from services.gateway.config import GatewayConfig
+from services.local.options import process_specs
+from services.local.service_flags import parse_service_flags
+from services.local.store import free_port
+from services.runtime.config import load_config
+from services.runtime.rooms import ROOMS
+from services.worker.config import WorkerConfig
+
+KEYS = "ops:" + 64 * "0"
+
+
+def said_of(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    """What ``headway up`` says on its way out, with status 2 and in one line."""
+    try:
+        status = main(["up", *flags])
+    except SystemExit as left:  # argparse's way
+        status = int(left.code or 0)
+    assert status == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert len(said.err.strip().splitlines()) == 1
+    return said.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--model", "no/such/model/here"), "no/such/model/here"),
+        (("--api-key-file", "nowhere"), "--api-key-file is 'nowhere'"),
+        (("--log-dir", "file/logs"), "--log-dir is 'file/logs'"),
+        (("--profile", "nowhere.toml"), "nowhere.toml"),
+        (("--preset", "fastest"), "preset is 'fastest'"),
+        (("--policy", "batching=fastest"), "batching is 'fastest'"),
+        (("--predictor", "nowhere"), "--predictor is 'nowhere'"),
+        (("--prefill", "0"), "cannot answer anything"),
+        (("--prefill", "one"), "invalid int value: 'one'"),
+        (("--standby", "1"), "it is for --autoscale"),
+        (("--dtype", "float8"), "float8"),
+        (("--modle", "x"), "unknown argument --modle: did you mean --model"),
+        (("--host-kv-gib", "2"), "did you mean --worker.host-kv-gib?"),
+        (("--worker.host-kv-gb", "2"), "did you mean --worker.host-kv-gib"),
+        (("--worker.host-kv-gib", "-2"), "host_kv_gib is '-2'"),
+        (("--worker.role", "decode"), "unknown argument --worker.role"),
+        (("7",), "unknown argument 7"),
+    ],
+)
+def test_a_wrong_option_is_refused_in_one_sentence_and_nothing_is_made(
+    flags: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    assert said in said_of(capsys, "--port", str(free_port(2)), *flags)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_key_file_without_keys_and_a_port_in_use_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    keys, port = tmp_path / "keys", free_port(2)
+    keys.write_text("# none\n")
+    assert "holds no key" in said_of(capsys, "--port", str(port), "--api-key-file", str(keys))
+    keys.write_text(KEYS)
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", port))
+        stranger.listen()
+        flags = ("--port", str(port), "--api-key-file", str(keys))
+        assert f"cannot listen on 127.0.0.1:{port}" in said_of(capsys, *flags)
+
+
+def test_flags_of_a_service_reach_it_and_no_other() -> None:
+    flags = ("--worker.host-kv-gib", "2", "--worker.no-prefix-caching", "--gateway.max-waiting=9")
+    specs = process_specs(up.parse(flags), num_cores=2)
+    for spec in specs:
+        if spec.service == "worker":
+            config = load_config(WorkerConfig, spec.flags)
+            assert (config.host_kv_gib, config.prefix_caching) == (2.0, False)
+        elif spec.service == "gateway":
+            assert load_config(GatewayConfig, spec.flags).max_waiting == 9
+        else:
+            assert not any("host-kv" in flag or "max-waiting" in flag for flag in spec.flags)
+
+
+def test_a_value_needs_a_flag_before_it() -> None:
+    assert parse_service_flags(["--worker.dp", "2"]) == {"worker": ("--dp", "2")}
+    with pytest.raises(HeadwayError, match="unknown argument 2"):
+        parse_service_flags(["2", "--worker.dp"])
+
+
+def test_the_small_model_goes_by_its_name_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shipped = str(ROOMS / "models" / "headway-mini")
+    assert up.parse([]).model == up.parse(["--model", "headway-mini"]).model == shipped
+    assert load_config(WorkerConfig, []).model == load_config(GatewayConfig, []).model == shipped
+    assert up.parse(["--model", "org/other"]).model == "org/other"
+    (tmp_path / "headway-mini").mkdir()
+    assert up.parse(["--model", "headway-mini"]).model == "headway-mini"
+
+
+def test_a_service_runs_alone_and_the_version_is_told() -> None:
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "cli", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert run("--version").startswith("headway ")
+    assert "--http-port" in run("service", "gateway", "--help")
