@@ -7,8 +7,6 @@ behaviour run with ``HEADWAY_REWRITE_SCENARIOS=1`` and read the difference.
 
 from __future__ import annotations
 
-import os
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,10 +43,10 @@ from headway.messages import (
 )
 from headway.policies.packing.flow_control import FlowControl
 from headway.request import FinishReason
+from tests.fakes.scenarios import check, words_of
 from tests.fakes.scheduler_text import SchedulerHarness, key, make_info
 
-FOLDER = Path(__file__).parent / "scheduler"
-REWRITES = os.environ.get("HEADWAY_REWRITE_SCENARIOS") == "1"
+FILES = sorted((Path(__file__).parent / "scheduler").glob("*.txt"))
 
 
 class Scenario:
@@ -59,15 +57,13 @@ class Scenario:
         self.epoch = self.scheduler.now
 
     def run(self, line: str) -> str:
-        name, *words = shlex.split(line)
-        options = dict(word.split("=", 1) for word in words if "=" in word)
-        plain = [word for word in words if "=" not in word]
+        name, plain, options = words_of(line)
         command: Callable[[list[str], dict[str, str]], None] = getattr(self, f"do_{name}")
         self.scheduler.new = []
         before = len(self.scheduler.log)
         command(plain, options)
         shown = [text for a in self.scheduler.log[before:] if (text := self.show(a))]
-        return "\n".join(shown) or "nothing"
+        return "\n".join(shown)
 
     # --- commands ---------------------------------------------------------------------
 
@@ -201,26 +197,6 @@ class Scenario:
         return f"lost {' '.join(str(k.stream_id) for k in answer.keys)}: {answer.reason}"
 
 
-def play(text: str) -> str:
-    """The file as it should read."""
-    scenario, blocks = Scenario(), []
-    for block in text.strip().split("\n\n"):
-        lines = block.split("\n")
-        comments = [line for line in lines if line.startswith("#")]
-        commands = [line for line in lines if not line.startswith("#")]
-        if not commands:
-            blocks.append("\n".join(comments))
-            continue
-        commands = commands[: commands.index("----")] if "----" in commands else commands
-        shown = [text for line in commands if (text := scenario.run(line)) != "nothing"]
-        blocks.append("\n".join([*comments, *commands, "----", *(shown or ["nothing"])]))
-    return "\n\n".join(blocks) + "\n"
-
-
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.txt")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_scenario(path: Path) -> None:
-    text = path.read_text()
-    played = play(text)
-    if REWRITES:
-        path.write_text(played)
-    assert played == text or REWRITES
+    check(path, Scenario().run)
