@@ -115,7 +115,8 @@ class GatewayScenario:
 
     def do_wait(self, seconds: str) -> list[str]:
         """Let time pass; the core is woken whenever it asked for it."""
-        until, said = self.now + float(seconds), []
+        said: list[str] = []
+        until = self.now + float(seconds)
         for _ in range(1000):
             wakeup = self.core.next_wakeup
             if wakeup is None or wakeup > until + 1e-9:
