@@ -1,1 +1,1 @@
-"""The gateway: what clients call, and where workers bring tokens."""
+"""The gateway: clients call it, and workers bring it their tokens."""

@@ -1,4 +1,4 @@
-"""What one API call asks for, whichever edge it came through."""
+"""The contents of one API call, from either edge."""
 
 from __future__ import annotations
 
@@ -24,27 +24,28 @@ Input = ChatInput | str | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One or more inputs, ``num_choices`` outputs for each.
-
-    ``sampling`` holds what the client said, by the names of ``SamplingParams``; what it left
-    out comes from the model. ``split_reasoning`` keeps reasoning apart from the answer.
-    ``paced``: whether the gateway may hold answering tokens until a reader needs them.
-    """
+    """One or more inputs, and what is wanted of them."""
 
     model: str
     inputs: tuple[Input, ...]
     sampling: Mapping[str, Any]
+    """Fields of ``SamplingParams`` that the client gave; the model has defaults for the others."""
     num_choices: int = 1
+    """Outputs for each input."""
     stops: tuple[str, ...] = ()
     split_reasoning: bool = False
-    default_max_tokens: int = 0  # 0: as many as fit
+    """Whether reasoning is kept apart from the answer."""
+    default_max_tokens: int = 0
+    """Output tokens without a limit of the client's; 0: as many as fit."""
     paced: bool = True
+    """Whether the gateway may hold answering tokens until a reader needs them."""
     request_fields: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of ``Request`` that the client gave."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyStyle:
-    """How an HTTP client wants its answer."""
+    """The form in which an HTTP client wants its answer."""
 
     chat: bool
     stream: bool = False
@@ -53,7 +54,7 @@ class ReplyStyle:
     logprobs: bool = False
 
     def param(self, name: str | None) -> str | None:
-        """The field's name in this API: a chat's prompt is its messages."""
+        """Return the field's name in this API: a chat's prompt is its messages."""
         return "messages" if self.chat and name == "prompt" else name
 
 
@@ -66,7 +67,7 @@ def complete_sampling(
     max_model_len: int,
     seed: int,
 ) -> SamplingParams:
-    """What the client ``said`` over the model's ``defaults``; ``seed`` where it gave none.
+    """Combine the client's fields (``said``) with the model's ``defaults`` and a ``seed``.
 
     Without max_tokens an output may have ``default_max_tokens``, or fill the context if that
     is 0 or does not fit.
@@ -79,7 +80,7 @@ def complete_sampling(
 
 
 def with_choice(sampling: SamplingParams, choice: int) -> SamplingParams:
-    """The same, with the seed of one of several choices."""
+    """Return the same parameters with the seed of one of several choices."""
     if choice == 0:
         return sampling
     return replace(sampling, seed=(sampling.seed + choice) % _SEED_RANGE)

@@ -18,12 +18,12 @@ _LINE = re.compile(r"(?P<name>[A-Za-z0-9._-]{1,64}):(?P<digest>[0-9a-f]{64})")
 
 
 def new_key() -> str:
-    """A fresh API key."""
+    """Draw a fresh API key."""
     return "hw-" + secrets.token_urlsafe(32)
 
 
 def key_line(name: str, key: str) -> str:
-    """What a key file holds of a key."""
+    """Return a key's line in a key file."""
     line = f"{name}:{hashlib.sha256(key.encode()).hexdigest()}"
     if not _LINE.fullmatch(line):
         message = f"key name {name!r} must be 1 to 64 letters, digits, dots, dashes or underscores"
@@ -32,14 +32,14 @@ def key_line(name: str, key: str) -> str:
 
 
 class KeyRing:
-    """The keys that are let in; empty: everybody is."""
+    """The accepted API keys; without any, every caller is accepted."""
 
     def __init__(self, digests: Mapping[str, bytes]) -> None:
         self._digests = dict(digests)
 
     @classmethod
     def load(cls, file: Path | None) -> KeyRing:
-        """From lines of ``name:sha256hex``; blank lines and ``#`` comments are skipped."""
+        """Read lines of ``name:sha256hex``; skip blank lines and ``#`` comments."""
         if file is None:
             return cls({})
         digests: dict[str, bytes] = {}
@@ -57,13 +57,8 @@ class KeyRing:
             raise HeadwayError(Code.INVALID_ARGUMENT, message)
         return cls(digests)
 
-    @property
-    def required(self) -> bool:
-        """Whether a key must be shown."""
-        return bool(self._digests)
-
     def check(self, authorization: str) -> str:
-        """The key's name, "" where none is required; UNAUTHENTICATED without a good one."""
+        """Return the key's name, "" where none is required; UNAUTHENTICATED without a good one."""
         if not self._digests:
             return ""
         scheme, _, key = authorization.partition(" ")

@@ -1,4 +1,4 @@
-"""Turns what a client asks into requests for the core: checked, tokenised, numbered."""
+"""Turns API calls into requests for the core: checked, tokenised, numbered."""
 
 from __future__ import annotations
 

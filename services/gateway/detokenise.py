@@ -1,4 +1,4 @@
-"""From token ids to text, one token at a time: never half a character, never a false U+FFFD."""
+"""Turns token ids into text, one at a time: never half a character, never a false U+FFFD."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _MOST_PENDING = 64
 
 
 class Detokeniser(Protocol):
-    """Text of one output; what ``push`` and ``flush`` return adds up to ``decode`` of all ids."""
+    """Text of one output: the returned pieces add up to ``decode`` of all ids."""
 
     def push(self, token_id: int) -> str:
-        """The text that is certain now, often that of this token alone."""
+        """Take a token; return the text that is certain now."""
 
     def flush(self) -> str:
-        """The rest, where the output ends inside a character."""
+        """Return the rest, where the output ends inside a character."""
 
 
 class TokenBytes(dict[int, bytes]):
@@ -40,18 +40,18 @@ class TokenBytes(dict[int, bytes]):
         return found
 
     def raw(self, token_id: int) -> bytes:
-        """Bytes of any token, special ones too; as the ByteLevel decoder finds them."""
+        """Return the bytes of any token, special ones too, as the ByteLevel decoder finds them."""
         token = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""
         try:
             return bytes(self._alphabet[char] for char in token)
-        except KeyError:  # an added token with characters that are nobody's stand-in
+        except KeyError:  # an added token with characters that stand for no byte
             return token.encode()
 
 
 class ByteLevelDetokeniser:
-    """For byte-level tokenizers (GPT-2, Llama 3, Qwen, …): an incremental UTF-8 decoder."""
+    """An incremental UTF-8 decoder, for byte-level tokenizers (GPT-2, Llama 3, Qwen, …)."""
 
     __slots__ = ("_decode", "_token_bytes")
 
@@ -60,16 +60,16 @@ class ByteLevelDetokeniser:
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def push(self, token_id: int) -> str:
-        """The characters that this token completes."""
+        """Take a token; return the characters that it completes."""
         return self._decode(self._token_bytes[token_id])
 
     def flush(self) -> str:
-        """U+FFFD where the output ends inside a character."""
+        """Return U+FFFD where the output ends inside a character."""
         return self._decode(b"", True)
 
 
 class WindowDetokeniser:
-    """For every other tokenizer: a window of tokens, decoded again with each new one.
+    """A window of tokens, decoded again with each new one, for every other tokenizer.
 
     The window begins with tokens whose text (``_prefix``) has been shown: they are the context
     that decides, for example, whether the next token's leading space is kept.
@@ -85,7 +85,7 @@ class WindowDetokeniser:
         self._prefix = ""
 
     def push(self, token_id: int) -> str:
-        """The text that this token completes."""
+        """Take a token; return the text that it completes."""
         if token_id in self._special_ids:
             return ""
         self._ids.append(token_id)
@@ -98,7 +98,7 @@ class WindowDetokeniser:
         return self._show(text)
 
     def flush(self) -> str:
-        """The text of the tokens that are still pending."""
+        """Return the text of the tokens that are still pending."""
         return self._show(self._tokenizer.decode(self._ids))
 
     def _show(self, text: str) -> str:
@@ -110,7 +110,7 @@ class WindowDetokeniser:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The printable stand-in of every byte in a byte-level vocabulary, as GPT-2 chose them."""
+    """Map GPT-2's printable stand-in of every byte to the byte."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
     alphabet = {chr(byte): byte for byte in plain}
@@ -119,5 +119,5 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def is_byte_level(tokenizer: Tokenizer) -> bool:
-    """Whether the tokenizer's text is the UTF-8 of its tokens' bytes, one after the other."""
+    """Return whether the text is the UTF-8 of the tokens' bytes, one after the other."""
     return isinstance(tokenizer.decoder, decoders.ByteLevel)

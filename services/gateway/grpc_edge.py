@@ -126,7 +126,7 @@ class GrpcReply:
             self._unread.put_nowait(None)
 
     def fail(self, error: HeadwayError) -> None:
-        """End with the error, in place of what is unread."""
+        """End with the error, in place of the unread replies."""
         if self.ended:
             return
         self.ended = True

@@ -96,7 +96,7 @@ class GatewayMetrics:
         (counter.labels(*labels) if labels else counter).inc(by)
 
     def performed(self, action: GatewayAction) -> None:
-        """Count what an action of the core tells."""
+        """Count the pauses and bursts in an action of the core."""
         if isinstance(action, Deliver):
             for pause in action.pauses:
                 self._histograms["move_pause_seconds"].observe(pause.seconds)

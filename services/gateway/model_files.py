@@ -1,4 +1,4 @@
-"""What the gateway reads of a model: its tokenizer, chat template, lengths and defaults."""
+"""Reads a model's files for the gateway: chat template, lengths and sampling defaults."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_pena
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """``max_model_len`` in tokens, 0 where the model does not say.
-
-    ``sampling_defaults`` are the model's, by parameter; ``max_new_tokens`` is 0 without one.
-    """
+    """A model's files, as far as the gateway reads them."""
 
     folder: Path
     name: str
     max_model_len: int
+    """In tokens; 0 where the model does not say."""
     vocab_size: int
     sampling_defaults: Mapping[str, float]
+    """The model's own, by parameter."""
     max_new_tokens: int
+    """The model's default for a request's output tokens; 0 without one."""
     template: ChatTemplate | None
 
 
 def find_model(model: str) -> Path:
-    """The folder of ``model``: itself, or the snapshot of a hub id (tokenizer and configs)."""
+    """Return a model's folder: itself, or the snapshot of a hub id (tokenizer and configs)."""
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
@@ -51,7 +51,7 @@ def find_model(model: str) -> Path:
 
 
 def read_model(model: str, name: str = "") -> ModelFiles:
-    """Everything but the tokenizer; ``name`` defaults to the folder's name or the hub id."""
+    """Read all but the tokenizer; ``name`` defaults to the folder's name or the hub id."""
     folder = find_model(model)
     config = _read_json(folder / "config.json")
     text = config.get("text_config", config)
@@ -69,7 +69,7 @@ def read_model(model: str, name: str = "") -> ModelFiles:
 
 
 def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
-    """Transformers' ``do_sample: false`` is greedy, but only where it is said."""
+    """Read the defaults; ``do_sample: false`` makes a model greedy, but only where it is given."""
     defaults = {k: generation[k] for k in _SAMPLING_DEFAULTS if generation.get(k) is not None}
     if generation.get("do_sample") is False and "temperature" not in defaults:
         defaults["temperature"] = 0.0

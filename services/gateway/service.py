@@ -1,4 +1,4 @@
-"""The gateway: HTTP and gRPC calls into events, actions into replies, submissions and cancels."""
+"""The gateway: turns calls into events, and actions into replies, submissions and cancels."""
 
 from __future__ import annotations
 

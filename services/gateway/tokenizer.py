@@ -1,4 +1,4 @@
-"""Text to token ids and back."""
+"""Turns text into token ids and back."""
 
 from __future__ import annotations
 

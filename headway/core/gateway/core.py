@@ -244,7 +244,7 @@ class GatewayCore:
         actions.append(Fail(state.request_id, error))
 
     def _submit(self, state: OpenRequest, actions: list[GatewayAction], now: float) -> None:
-        """Hand it to the scheduler, at once or when the next one is connected."""
+        """Hand a request to the scheduler, at once or when the next one is connected."""
         if self._connected:
             state.unsent_since = None
             state.request = state.current()
@@ -297,7 +297,7 @@ class GatewayCore:
     def _try_again(
         self, state: OpenRequest, actions: list[GatewayAction], now: float, reason: str
     ) -> None:
-        """A new attempt behind the tokens so far, unless there were too many."""
+        """Begin a new attempt behind the tokens so far, unless there were too many."""
         settings = self.settings
         if state.request.attempt + 1 >= settings.max_attempts:
             message = (
@@ -315,7 +315,7 @@ class GatewayCore:
         self._timers.add(retry_at, state.request_id)
 
     def _cancel(self, state: OpenRequest, actions: list[GatewayAction]) -> None:
-        """Stop the current attempt wherever it is; both are harmless where it is unknown."""
+        """Stop the current attempt wherever it is; a cancel is harmless where it is unknown."""
         if state.worker_id:
             actions.append(CancelTokens(state.worker_id, (state.stream_id,)))
         if self._connected:

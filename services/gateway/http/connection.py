@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection: llhttp parses, this keeps the limits and the order of responses.
+"""One HTTP/1.1 connection: llhttp parses; this file keeps limits and the order of responses.
 
 A server of our own on ``asyncio.Protocol``, because the ready ones either buffer without end
 for a client that does not read or have no time limit for slow heads (``docs/decisions.md``).
@@ -20,7 +20,7 @@ _LINGER = 2.0  # seconds for a refused client to read why
 
 
 class ServerSide(Protocol):
-    """What a connection needs of its server."""
+    """The part of a server that a connection needs."""
 
     handler: Handler
     limits: HttpLimits
@@ -31,7 +31,7 @@ class ServerSide(Protocol):
 
 
 class HttpConnection(asyncio.Protocol):
-    """``expires_at`` (loop time) is when the server's sweep calls ``expire``; None: never."""
+    """A client's connection; the server's sweep calls ``expire`` at ``expires_at`` (loop time)."""
 
     def __init__(self, server: ServerSide) -> None:
         self._server = server
@@ -49,7 +49,7 @@ class HttpConnection(asyncio.Protocol):
     # --- asyncio.Protocol -------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has connected."""
+        """Take in a client that has connected."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         if len(self._server.connections) >= self._limits.max_connections:
             message = f"{self._limits.max_connections} connections are open, the most allowed"
@@ -59,7 +59,7 @@ class HttpConnection(asyncio.Protocol):
         self._server.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
-        """Parse; a whole request is served at once, or after those before it."""
+        """Parse; serve a whole request at once, or after those before it."""
         if self._lingering:
             return
         if self._reading is False and self._current is None:
@@ -82,7 +82,7 @@ class HttpConnection(asyncio.Protocol):
                 self._refuse(_bad(431, f"its head is over {limit} bytes, the most allowed"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has left, or was cut off."""
+        """Clean up after a client that has left or was cut off."""
         self._server.connections.discard(self)
         self._lingering = True
         self._transport = None
@@ -93,18 +93,18 @@ class HttpConnection(asyncio.Protocol):
     # --- llhttp's callbacks -----------------------------------------------------------
 
     def on_url(self, url: bytes) -> None:
-        """Some of the request target."""
+        """Take some of the request target."""
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header; one after the body (a trailer) is not of use here."""
+        """Take one header; ignore those after the body (trailers)."""
         if self._in_head:
             name = name.lower()
             known = self._headers.get(name)
             self._headers[name] = value if known is None else known + b", " + value
 
     def on_headers_complete(self) -> None:
-        """The head is in: refuse a body that is known to be too long."""
+        """Check a complete head; refuse a body that is known to be too long."""
         self._in_head = False
         self._expire_in(self._limits.body_timeout)
         if self._lingering:
@@ -123,12 +123,12 @@ class HttpConnection(asyncio.Protocol):
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
-        """Some of the body."""
+        """Take some of the body."""
         self._check_size(len(self._body) + len(body))
         self._body += body
 
     def on_message_complete(self) -> None:
-        """The request is whole."""
+        """Serve a complete request, or queue it behind the current one."""
         if self._lingering or self._transport is None:
             return
         http_1_1 = self._parser.get_http_version() == "1.1"
@@ -144,7 +144,7 @@ class HttpConnection(asyncio.Protocol):
     # --- the exchange's responder -----------------------------------------------------
 
     def send(self, data: bytes, *, last: bool) -> None:
-        """Bytes of the current response."""
+        """Send bytes of the current response."""
         if self._transport is None or self._transport.is_closing():
             return
         self._transport.write(data)
@@ -181,7 +181,7 @@ class HttpConnection(asyncio.Protocol):
         return self._current is not None
 
     def expire(self) -> None:
-        """Time is up: for a slow request with word, for silence without."""
+        """Refuse a request that is too slow; close a silent connection without a word."""
         self.expires_at = None
         if self._transport is None:
             return

@@ -1,4 +1,4 @@
-"""One HTTP request and its response; and the limits that every connection keeps."""
+"""One HTTP request and its response, and the limits that every connection keeps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HttpLimits:
 
 
 class HttpRefusal(Exception):  # noqa: N818 (it is an answer, as HeadwayError is)
-    """A request is refused with a status, and perhaps a code, of HTTP's own."""
+    """A refusal with a status, and perhaps a code, of HTTP's own."""
 
     def __init__(self, status: int, error: HeadwayError, code: str | None = None) -> None:
         super().__init__(error.message)
@@ -44,7 +44,7 @@ class Responder(Protocol):
     """The connection's side of an exchange."""
 
     def send(self, data: bytes, *, last: bool) -> None:
-        """Bytes of the response; ``last`` ends it."""
+        """Send bytes of the response; ``last`` ends it."""
 
     def cut_off_if_unread(self, limit: int) -> None:
         """Drop a client that has left over ``limit`` bytes unread."""
@@ -73,7 +73,7 @@ class Exchange:
     _extra: list[tuple[str, str]] = field(default_factory=list)
 
     def header(self, name: str) -> str:
-        """A request header's value, "" without one."""
+        """Return a request header's value, "" without one."""
         return self.headers.get(name.encode(), b"").decode("latin-1")
 
     def add_header(self, name: str, value: str) -> None:
@@ -81,7 +81,7 @@ class Exchange:
         self._extra.append((name, value))
 
     def respond(self, status: int, content_type: str, body: bytes) -> None:
-        """The whole response."""
+        """Send the whole response."""
         if self.started:
             return
         self.started = self.ended = True
@@ -99,7 +99,7 @@ class Exchange:
         self.responder.send(self._head(status, content_type, framing), last=False)
 
     def write(self, data: bytes, *, last: bool = False) -> None:
-        """Some of a started response; a client that does not read is cut off."""
+        """Send some of a started response; cut off a client that does not read."""
         if self.ended:
             return
         if self.http_1_1:
@@ -113,7 +113,7 @@ class Exchange:
             self.responder.cut_off_if_unread(self.limits.max_unsent_bytes)
 
     def gone(self) -> None:
-        """The client left; called by the connection."""
+        """End the exchange because the client left; the connection calls it."""
         if not self.ended:
             self.ended = True
             on_gone, self.on_gone = self.on_gone, None
@@ -134,10 +134,10 @@ class Exchange:
 
 
 class Handler(Protocol):
-    """What answers an HTTP server's requests."""
+    """The part that answers an HTTP server's requests."""
 
     def screen(self, method: str, path: str, authorization: str) -> None:
-        """Look at a request's head; HttpRefusal where its body need not be read."""
+        """Check a request's head; HttpRefusal where its body need not be read."""
 
     def serve(self, exchange: Exchange) -> None:
         """Answer a whole request, now or later."""
@@ -146,7 +146,7 @@ class Handler(Protocol):
         """Answer a request that is not served."""
 
     def cut_off(self) -> None:
-        """A client was cut off because it does not read."""
+        """Count a client that was cut off because it does not read."""
 
 
 def _connection(keep_alive: bool) -> bytes:

@@ -32,7 +32,7 @@ class HttpServer:
     async def start(
         self, host: str, port: int, tls: ssl.SSLContext | None = None
     ) -> tuple[str, int]:
-        """Listen; the address it really listens on. OSError where it is taken."""
+        """Listen; return the address it really listens on. OSError where it is taken."""
         self._sweep()
         self._listener = await self._loop.create_server(
             lambda: HttpConnection(self),
@@ -72,7 +72,7 @@ class HttpServer:
             connection.abort()
 
     def _sweep(self) -> None:
-        """One timer for all connections, in place of one each."""
+        """Expire slow connections; one timer serves them all."""
         now = self.time()
         self.date = b"date: %b\r\n" % formatdate(usegmt=True).encode()
         for connection in list(self.connections):
@@ -82,7 +82,7 @@ class HttpServer:
 
 
 def tls_context(cert: Path, key: Path) -> ssl.SSLContext:
-    """A server's TLS; OSError or ssl.SSLError where the files do not serve."""
+    """Load a server's TLS; OSError or ssl.SSLError where the files do not serve."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(cert, key)

@@ -32,7 +32,7 @@ class _GenerationBlock(Extension):
     tags = {"generation"}  # noqa: RUF012 (jinja2's own interface)
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The block's body as it stands."""
+        """Return the block's body unchanged."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -55,7 +55,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
-        """The prompt that ends where the assistant's answer begins.
+        """Render the prompt that ends where the assistant's answer begins.
 
         INVALID_ARGUMENT where the template does not take these messages or options.
         """

@@ -1,4 +1,4 @@
-"""OpenAI's response bodies. What is written for every token is put together by hand."""
+"""OpenAI's response bodies. Events, written for every token, are put together by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Usage(NamedTuple):
     cached_tokens: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """OpenAI's usage object."""
+        """Return OpenAI's usage object."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
@@ -38,7 +38,7 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CallIdentity:
-    """What all chunks of one call repeat."""
+    """The fields that all chunks of one call repeat."""
 
     call_id: str
     model: str
@@ -47,7 +47,7 @@ class CallIdentity:
     chat: bool
 
     def as_json(self, *, chunk: bool) -> dict[str, Any]:
-        """The fields before ``choices``."""
+        """Return the fields before ``choices``."""
         kind = "text_completion"
         if self.chat:
             kind = "chat.completion.chunk" if chunk else "chat.completion"
@@ -71,7 +71,7 @@ class ChunkWriter:
         self._tail = ',"usage":null}\n\n' if include_usage else "}\n\n"
 
     def opening(self, index: int) -> str:
-        """A chat choice's first event, which bears the role."""
+        """Write a chat choice's first event, which bears the role."""
         delta = '{"role":"assistant","content":""}'
         return (
             f'{self._head}{index},"delta":{delta},"logprobs":null,"finish_reason":null}}]'
@@ -79,7 +79,7 @@ class ChunkWriter:
         )
 
     def text(self, index: int, piece: Piece, end: str | None, extra: str) -> str:
-        """One event; ``extra`` is JSON for the choice (``"logprobs":…``, token ids)."""
+        """Write one event; ``extra`` is JSON for the choice (``"logprobs":…``, token ids)."""
         if self._chat:
             body = f'"delta":{_delta(piece)}'
         else:
@@ -88,7 +88,7 @@ class ChunkWriter:
         return f'{self._head}{index},{body},{extra},"finish_reason":{reason}}}]{self._tail}'
 
     def usage(self, usage: Usage) -> str:
-        """The last event but ``[DONE]``, for those who asked for it."""
+        """Write the event with the usage, the last one before ``[DONE]``."""
         found = {**self._identity.as_json(chunk=True), "choices": [], "usage": usage.as_json()}
         return f"data: {dumps(found)}\n\n"
 
@@ -105,7 +105,7 @@ def _delta(piece: Piece) -> str:
 def chat_choice(
     index: int, piece: Piece, end: str, logprobs: Any, *, reasoning: bool
 ) -> dict[str, Any]:
-    """One choice of a whole chat response; ``reasoning_content`` for reasoning models alone."""
+    """Make a choice of a whole chat response; ``reasoning_content`` for reasoning models alone."""
     message: dict[str, Any] = {"role": "assistant", "content": piece.answer, "refusal": None}
     if reasoning:
         message["reasoning_content"] = piece.reasoning or None
@@ -113,7 +113,7 @@ def chat_choice(
 
 
 def completion_choice(index: int, text: str, end: str, logprobs: Any) -> dict[str, Any]:
-    """One choice of a whole completion."""
+    """Make a choice of a whole completion."""
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": end}
 
 
@@ -131,7 +131,7 @@ class LogprobsWriter:
     def write(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]
     ) -> dict[str, Any]:
-        """Those of the next tokens."""
+        """Return those of the next tokens."""
         found = [
             (token_id, entry or TokenLogprobs(_LEAST_LOGPROB))
             for token_id, entry in zip(token_ids, logprobs, strict=True)
@@ -189,12 +189,12 @@ _STATUS = {
 
 
 def status_of(code: Code) -> int:
-    """The HTTP status of a refusal."""
+    """Return the HTTP status of a refusal."""
     return _STATUS[code][0]
 
 
 def error_body(error: HeadwayError, code: str | None = None) -> str:
-    """OpenAI's error object; ``code`` is more exact than the error's own."""
+    """Write OpenAI's error object; ``code`` is more exact than the error's own."""
     found = {
         "message": error.message,
         "type": _STATUS[error.code][1],
@@ -205,5 +205,5 @@ def error_body(error: HeadwayError, code: str | None = None) -> str:
 
 
 def dumps(value: Any) -> str:
-    """Compact JSON, with text as it is."""
+    """Write compact JSON, with text as it is."""
     return _ENCODER.encode(value)

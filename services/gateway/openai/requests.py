@@ -67,7 +67,7 @@ _SPECIAL = frozenset({*NEUTRAL, *HARMLESS, *_OF_STREAMS, *_OF_ANSWERS})
 
 
 def _drop_neutral(fields: Any, harmless: frozenset[str]) -> Any:
-    """Leave out what asks for nothing; null counts as absent."""
+    """Leave out the fields that ask for nothing; null counts as absent."""
     if not isinstance(fields, dict) or (
         fields.keys().isdisjoint(_SPECIAL) and None not in fields.values()
     ):
@@ -180,7 +180,7 @@ class Conversation(Fields):
 
 
 class Body(Stops):
-    """What both kinds of request have; the fields of ``SamplingParams`` are added below."""
+    """The fields of both kinds of request; those of ``SamplingParams`` are added below."""
 
     harmless: ClassVar[frozenset[str]] = HARMLESS
     model: Text
@@ -247,7 +247,7 @@ def parse_completion(body: Mapping[str, Any]) -> tuple[Ask, ReplyStyle]:
 
 
 def _options(fields: Body, num_inputs: int) -> dict[str, Any]:
-    """Return what both kinds of body say of an ``Ask``."""
+    """Return the fields of an ``Ask`` that both kinds of body give."""
     most = MAX_CHOICES // num_inputs
     if not 1 <= fields.n <= most:
         raise invalid("n", fields.n, f"from 1 to {most} for {num_inputs} prompts")
@@ -259,7 +259,7 @@ def _options(fields: Body, num_inputs: int) -> dict[str, Any]:
 
 
 def _sampling(fields: Body, param: str, num_logprobs: int | None) -> dict[str, Any]:
-    """Return what the body says of sampling, by the names of ``SamplingParams``."""
+    """Return the sampling fields of the body, by the names of ``SamplingParams``."""
     said, values = fields.model_fields_set, fields.__dict__
     chosen = {name: values[name] for name in _SAMPLING if name in said}
     if chosen.get("top_k") == -1:  # vLLM's other word for off
