@@ -40,12 +40,13 @@ INFOS = {name: make_info(name, role, units=2, blocks=30) for name, role in ROLES
 WORKERS = st.sampled_from(sorted(INFOS))
 STREAMS = st.integers(1, 12)
 HELD = st.builds(
-    lambda stream_id, unit, waiting: HeldRequest(
-        key(stream_id), f"r{stream_id}", unit, 12, waiting
+    lambda stream_id, unit, tokens, says: HeldRequest(
+        key(stream_id), f"r{stream_id}", unit, tokens, *says
     ),
     STREAMS,
-    st.integers(0, 1),
-    st.booleans(),
+    st.integers(0, 2),
+    st.integers(12, 14),
+    st.sampled_from([(True,), (False,), (False, True), (False, False, True), (False, True, True)]),
 )
 LOADS = st.builds(
     lambda queued, running, free: (

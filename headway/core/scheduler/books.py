@@ -159,7 +159,7 @@ class Books:
 
     def _reserve(self, entry: Tracked, target: UnitId) -> None:
         instance = self._instances.get(target.worker_id)
-        if instance is not None:
+        if instance is not None and target.unit < instance.info.num_units:
             instance.reserve(entry.key, target.unit, entry.num_tokens)
 
     def order(self, entry: Tracked, target: UnitId) -> None:

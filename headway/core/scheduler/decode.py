@@ -163,7 +163,8 @@ class DecodePlacer:
         entry = self._state.tracked.get(result.key)
         target = UnitId(result.target_worker_id, result.target_unit)
         resumed = self._resumed.pop(result.key, None)
-        if entry is not None and resumed is not None and resumed[:2] == (entry, target):
+        is_resumed = resumed is not None and resumed[:2] == (entry, target)
+        if entry is not None and entry.at is not None and is_resumed:
             self._books.order(entry, target)  # it ended before it was ordered again
         if entry is None or not _is_from(entry, source, result):
             self._end_stray(source, result)

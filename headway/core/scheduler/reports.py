@@ -195,11 +195,14 @@ class WorkerReports:
 
     def end(self, entry: Tracked, *, but: str = "") -> None:
         """End the request and stop it on all workers that have it, except ``but``, which knows."""
+        self._stop_all(entry, but=but)
+        self._end(entry)
+
+    def _stop_all(self, entry: Tracked, *, but: str) -> None:
         target = entry.target.worker_id if entry.target is not None else ""
         for worker_id in dict.fromkeys((entry.worker_id, target)):
             if worker_id != but and worker_id in self._instances:
                 self._state.tell_worker(worker_id, CancelStream(entry.key))
-        self._end(entry)
 
     def _end(self, entry: Tracked) -> None:
         if isinstance(entry.place, InWindow):
@@ -306,8 +309,7 @@ class WorkerReports:
     def _take_over(self, instance: Instance, entry: Tracked, held: HeldRequest) -> None:
         if isinstance(entry.place, InWindow):
             self._pools[entry.model].window.remove(entry.key)
-        elif entry.worker_id in self._instances:
-            self._state.tell_worker(entry.worker_id, CancelStream(entry.key))
+        self._stop_all(entry, but=instance.info.worker_id)
         unit = UnitId(instance.info.worker_id, held.unit)
         self._books.find(entry, unit, decoding=held.decoding)
 
@@ -327,7 +329,7 @@ class WorkerReports:
     def _move_from(self, source: Instance, entry: Tracked, held: HeldRequest) -> None:
         target = entry.target or entry.at
         assert target is not None, "it has been found first at its target"
-        if entry.target is None and not self._instances[target.worker_id].info.role.decodes:
+        if not self._instances[target.worker_id].info.role.decodes:
             self._take_over(source, entry, held)
             return
         unit = UnitId(source.info.worker_id, held.unit)
