@@ -75,7 +75,7 @@ class DecodePlacer:
             for choice in choices:
                 self.hand_off(choice.request, choice.unit)
             if choices:
-                self._explain(model, considered, choices, len(entries) - len(choices), now)
+                self.explain("placement", considered, choices, len(entries) - len(choices), now)
 
     def placement(self, model: str) -> Placement:
         """Return the policy that places a model's requests."""
@@ -137,20 +137,23 @@ class DecodePlacer:
         self._state.counters.num_relocations += 1
         self.hand_off(entry, unit)
 
-    def _explain(
+    def explain(
         self,
-        model: str,
+        question: str,
         considered: tuple[Considered, ...],
         choices: Sequence[Choice[Tracked]],
         num_left: int,
         now: float,
     ) -> None:
+        """Publish where requests of one model go by the placement policy, and why."""
+        waits = question == "placement"
         chosen = tuple(
-            Chosen(c.request.key, c.request.request_id, c.unit, c.score, now - c.request.since)
+            Chosen(e.key, e.request_id, c.unit, c.score, now - e.since if waits else 0.0)
             for c in choices
+            for e in (c.request,)
         )
-        rule = self._state.settings.placement
-        self._state.explain(Decision("placement", now, model, rule, considered, chosen, num_left))
+        rule, model = self._state.settings.placement, choices[0].request.model
+        self._state.explain(Decision(question, now, model, rule, considered, chosen, num_left))
 
     # --- results ----------------------------------------------------------------------
 

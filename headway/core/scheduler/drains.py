@@ -11,7 +11,6 @@ from math import inf
 
 from headway.cluster import UnitId
 from headway.core.scheduler.decode import DecodePlacer, considered_units
-from headway.core.scheduler.events import Chosen, Considered, Decision
 from headway.core.scheduler.instance import Instance
 from headway.core.scheduler.places import OnUnit, Tracked
 from headway.core.scheduler.state import SchedulerState
@@ -115,7 +114,7 @@ class Drains:
         for choice in choices:
             yield choice.request, choice.unit
         if choices:
-            self._explain(instance, considered, choices, len(ready) - len(choices), now)
+            self._placer.explain("drain", considered, choices, len(ready) - len(choices), now)
 
     def _choose(
         self, ready: Sequence[Tracked], units: Sequence[DecodeUnit], room: int
@@ -138,21 +137,6 @@ class Drains:
         arriving = (tracked.get(key) for key in self._instances[worker_id].inbound_keys)
         num_moving = sum(entry is not None and entry.is_relocating for entry in arriving)
         return self._state.settings.moves.per_link - num_moving
-
-    def _explain(
-        self,
-        instance: Instance,
-        considered: tuple[Considered, ...],
-        choices: Sequence[Choice[Tracked]],
-        num_left: int,
-        now: float,
-    ) -> None:
-        chosen = tuple(
-            Chosen(c.request.key, c.request.request_id, c.unit, c.score, 0.0) for c in choices
-        )
-        rule = self._state.settings.placement
-        model = instance.info.model
-        self._state.explain(Decision("drain", now, model, rule, considered, chosen, num_left))
 
 
 def _longest(entry: Tracked) -> tuple[float, StreamKey]:

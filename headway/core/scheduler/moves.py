@@ -18,13 +18,12 @@ from headway.core.scheduler.places import OnUnit, Tracked
 from headway.core.scheduler.state import SchedulerState
 from headway.messages import HeldRequest, LoadReport, RunningRequests
 from headway.policies import registry
-from headway.policies.placement import Choice, DecodeUnit
 from headway.policies.rescheduling import Move, Requests, Rescheduling, UnitReport
 from headway.request import StreamKey
 
 
 class Mover:
-    """Decider on all moves of running requests.
+    """Arbiter of all moves of running requests.
 
     Reports of workers that take part in a move are dropped, because their loads are outdated.
     """
@@ -166,16 +165,7 @@ class Mover:
         choice = self._placer.placement(entry.model).boundary(entry, present, units)
         if choice is not None and choice.unit != here:
             self._relocate(entry, choice.unit, now)
-            self._explain_boundary(entry, choice, units, now)
-
-    def _explain_boundary(
-        self, entry: Tracked, choice: Choice[Tracked], units: Sequence[DecodeUnit], now: float
-    ) -> None:
-        considered = considered_units(units)
-        chosen = (Chosen(entry.key, entry.request_id, choice.unit, choice.score, 0.0),)
-        rule = self._state.settings.placement
-        decision = Decision("boundary", now, entry.model, rule, considered, chosen, 0)
-        self._state.explain(decision)
+            self._placer.explain("boundary", considered_units(units), [choice], 0, now)
 
 
 def _unit_report(instance: Instance, running: RunningRequests) -> UnitReport:

@@ -64,32 +64,21 @@ class Verdict(Enum):
     SOURCE = "it moves from there to where it was found first, if that worker decodes"
 
 
+_ROWS = (  # for each Said
+    (Belief.WAITING, Verdict.EXPECT, Verdict.TAKE, Verdict.TAKE),
+    (Belief.DISPATCHED, Verdict.STOP, Verdict.TAKE, Verdict.TAKE),
+    (Belief.ADOPTED, Verdict.TARGET, Verdict.SOURCE, Verdict.FURTHER),
+    (Belief.PREFILLED, Verdict.TARGET, Verdict.STOP, Verdict.TARGET),
+    (Belief.MOVING_HERE, Verdict.IGNORE, Verdict.TRUST, Verdict.TRUST),
+    (Belief.MOVING_ELSEWHERE, Verdict.STOP, Verdict.STOP, Verdict.STOP),
+    (Belief.EXPECTED_HERE, Verdict.IGNORE, Verdict.TAKE, Verdict.TAKE),
+    (Belief.EXPECTED_ELSEWHERE, Verdict.STOP, Verdict.SOURCE, Verdict.SOURCE),
+)
 RECONCILE: Mapping[tuple[Belief, Said], Verdict] = MappingProxyType(
     {
-        (Belief.WAITING, Said.ARRIVING): Verdict.EXPECT,
-        (Belief.WAITING, Said.PREFILLED): Verdict.TAKE,
-        (Belief.WAITING, Said.RUNS): Verdict.TAKE,
-        (Belief.DISPATCHED, Said.ARRIVING): Verdict.STOP,
-        (Belief.DISPATCHED, Said.PREFILLED): Verdict.TAKE,
-        (Belief.DISPATCHED, Said.RUNS): Verdict.TAKE,
-        (Belief.ADOPTED, Said.ARRIVING): Verdict.TARGET,
-        (Belief.ADOPTED, Said.PREFILLED): Verdict.SOURCE,
-        (Belief.ADOPTED, Said.RUNS): Verdict.FURTHER,
-        (Belief.PREFILLED, Said.ARRIVING): Verdict.TARGET,
-        (Belief.PREFILLED, Said.PREFILLED): Verdict.STOP,
-        (Belief.PREFILLED, Said.RUNS): Verdict.TARGET,
-        (Belief.MOVING_HERE, Said.ARRIVING): Verdict.IGNORE,
-        (Belief.MOVING_HERE, Said.PREFILLED): Verdict.TRUST,
-        (Belief.MOVING_HERE, Said.RUNS): Verdict.TRUST,
-        (Belief.MOVING_ELSEWHERE, Said.ARRIVING): Verdict.STOP,
-        (Belief.MOVING_ELSEWHERE, Said.PREFILLED): Verdict.STOP,
-        (Belief.MOVING_ELSEWHERE, Said.RUNS): Verdict.STOP,
-        (Belief.EXPECTED_HERE, Said.ARRIVING): Verdict.IGNORE,
-        (Belief.EXPECTED_HERE, Said.PREFILLED): Verdict.TAKE,
-        (Belief.EXPECTED_HERE, Said.RUNS): Verdict.TAKE,
-        (Belief.EXPECTED_ELSEWHERE, Said.ARRIVING): Verdict.STOP,
-        (Belief.EXPECTED_ELSEWHERE, Said.PREFILLED): Verdict.SOURCE,
-        (Belief.EXPECTED_ELSEWHERE, Said.RUNS): Verdict.SOURCE,
+        (belief, said): verdict
+        for belief, *verdicts in _ROWS
+        for said, verdict in zip(Said, verdicts, strict=True)
     }
 )
 
