@@ -30,6 +30,7 @@ PAGES = [
 ROOMS = (
     "",
     "headway",
+    "headway/core/worker",
     "headway/sim",
     "services",
     "services/gateway",
