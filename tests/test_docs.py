@@ -148,7 +148,13 @@ def unknown_words(line: str) -> list[str]:
     printed = help_of(named)
     if printed is None:
         return list(named)
-    return [word for word in words if word.startswith("--") and word.split("=")[0] not in printed]
+    flags = [word.split("=")[0] for word in words if word.startswith("--")]
+    return [flag for flag in flags if flag not in printed and variable(flag) not in options()]
+
+
+def variable(flag: str) -> str:
+    """Return the environment variable of a flag of one service (``--worker.host-kv-gib``)."""
+    return f"HEADWAY_{flag.partition('.')[2].upper().replace('-', '_')}"
 
 
 @every_page
