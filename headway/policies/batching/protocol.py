@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from math import inf
-from typing import NamedTuple, Protocol, TypeVar
+from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 from headway.request import Phase, StreamKey
 
@@ -113,7 +113,7 @@ class Batching(ABC):
     reads_lengths: bool = False
     """Whether its ranks read remaining lengths: else nobody need predict them for it."""
 
-    fits_gamma: bool = False
+    fits_gamma: ClassVar[bool] = False
     """Whether γ is fitted to end-to-end latencies, as its parameters' ``fit()`` says (γ-Ada)."""
 
     @property

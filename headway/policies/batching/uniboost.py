@@ -7,6 +7,7 @@ has told fits its own completions, which is the same where a pool is one unified
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from headway.policies.answer import Answer
 from headway.policies.batching.gamma_ada import GammaAda, GammaAdaParams
@@ -38,7 +39,7 @@ class UniBoostParams(MemGuardParams):
 class UniBoost(UniBoostMemGuard):
     """Boosted arrival behind MemGuard, γ fitted to the tail of the response times."""
 
-    fits_gamma = True
+    fits_gamma: ClassVar[bool] = True
 
     def __init__(self, params: UniBoostParams | None = None) -> None:
         params = params or UniBoostParams()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from headway.cluster import Role
 from headway.policies.dispatch.sliding import SlidingMean
@@ -91,7 +91,7 @@ class Dispatching(ABC):
     and asks for turns after every event. A policy that never waits overrides ``turns`` alone.
     """
 
-    lingers: bool = False
+    lingers: ClassVar[bool] = False
     """Whether workers with prompt tokens left over wait a moment for a top-up of their chunk."""
 
     reads_phases: bool = False

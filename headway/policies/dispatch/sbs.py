@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import ClassVar
 
 from headway.errors import require_between, require_over
 from headway.policies.answer import Answer
@@ -51,7 +52,7 @@ class SbsParams:
 class StaggeredBatch(Dispatching):
     """One batch an instance and pass, instances in turns, an adaptive interval apart."""
 
-    lingers = True
+    lingers: ClassVar[bool] = True
 
     def __init__(self, params: SbsParams | None = None) -> None:
         params = params or SbsParams()

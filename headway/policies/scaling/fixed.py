@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from headway.errors import require_between
 from headway.policies.answer import Answer
@@ -29,7 +30,7 @@ class Fixed(Scaling):
     """The configured numbers, whatever the traffic."""
 
     name = "fixed"
-    scales = False
+    scales: ClassVar[bool] = False
 
     def __init__(self, params: FixedParams | None = None) -> None:
         self._params = params or FixedParams()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from headway.messages import PassWork
 
@@ -99,10 +100,10 @@ class Scaling(ABC):
     name: str
     """Its name in the registry."""
 
-    scales: bool = True
+    scales: ClassVar[bool] = True
     """Whether the numbers follow the load."""
 
-    converts: bool = False
+    converts: ClassVar[bool] = False
     """Whether some of its decoders are convertible."""
 
     loads_live: bool = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, fsum
+from typing import ClassVar
 
 from headway.cost.buckets import NUM_BUCKETS
 from headway.cost.schema import Profile, require_profile
@@ -69,7 +70,7 @@ class TokenScale(Scaling):
     """Arriving tokens over the velocity of each stage, with headroom and without swinging."""
 
     name = "tokenscale"
-    converts = True
+    converts: ClassVar[bool] = True
 
     def __init__(self, params: TokenScaleParams | None = None) -> None:
         params = params or TokenScaleParams()
