@@ -13,14 +13,14 @@ _HASH_BYTES = 16
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
-    """Blocks that hold ``num_tokens`` tokens."""
+    """Return how many blocks hold ``num_tokens`` tokens."""
     return -(-num_tokens // block_size)
 
 
 def block_hash(before: BlockHash | None, token_ids: Iterable[int]) -> bytes:
-    """Of a full block behind the one called ``before``, None for the first.
+    """Return the name of a full block behind the one called ``before`` (None for the first).
 
-    BLAKE2b, so that nobody can make up a prompt that passes for another's.
+    Uses BLAKE2b, so that nobody can make up a prompt that passes for another's.
     """
     data = array("I", token_ids).tobytes()
     if isinstance(before, bytes):
@@ -29,7 +29,7 @@ def block_hash(before: BlockHash | None, token_ids: Iterable[int]) -> bytes:
 
 
 def chain_hashes(token_ids: Sequence[int], block_size: int) -> list[BlockHash]:
-    """A hash for every full block, each over the one before it and its own tokens."""
+    """Return a hash for every full block, each over the one before it and its own tokens."""
     hashes: list[BlockHash] = []
     before: BlockHash | None = None
     for stop in range(block_size, len(token_ids) + 1, block_size):
@@ -41,9 +41,8 @@ def chain_hashes(token_ids: Sequence[int], block_size: int) -> list[BlockHash]:
 class BlockPool:
     """Blocks ``first … first + num_blocks - 1`` of a DP unit, with reference counts.
 
-    Full blocks that were given a hash stay cached when nobody refers to them any more, until
-    their room is needed: least recently used first. Raises ValueError where the caller's own
-    books are wrong (freeing what is free).
+    Full blocks with a hash stay cached when nobody refers to them any more, until their room is
+    needed: least recently used first. Raises ValueError for a caller's error (freeing twice).
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, first: int = 0) -> None:
@@ -70,7 +69,7 @@ class BlockPool:
         if missing > self.num_free:
             return False
         if missing > 0:
-            self._evict(missing - len(self._free))
+            self._free_unused(missing - len(self._free))
             taken = self._free[-missing:]
             del self._free[-missing:]
             taken.reverse()
@@ -79,8 +78,8 @@ class BlockPool:
             table += taken
         return True
 
-    def _evict(self, num_blocks: int) -> None:
-        """Forget what has not been used for longest."""
+    def _free_unused(self, num_blocks: int) -> None:
+        """Free the cached blocks that have not been used for longest."""
         for _ in range(num_blocks):
             block = next(iter(self._unused))
             del self._unused[block]
@@ -90,11 +89,11 @@ class BlockPool:
     # --- prefix caching ---------------------------------------------------------------
 
     def count_cached(self, hashes: Sequence[BlockHash]) -> int:
-        """How many blocks from the first one on are here."""
+        """Count the blocks, from the first one on, that are here."""
         return next((n for n, h in enumerate(hashes) if h not in self._cached), len(hashes))
 
     def adopt(self, table: list[int], hashes: Sequence[BlockHash]) -> int:
-        """Begin an empty ``table`` with the blocks that are here; how many."""
+        """Begin an empty ``table`` with the blocks that are here; return how many."""
         if table:
             raise ValueError("only an empty table can begin with cached blocks")
         count = self.count_cached(hashes)
@@ -109,7 +108,7 @@ class BlockPool:
         return count
 
     def num_in_use(self, hashes: Sequence[BlockHash]) -> int:
-        """Of the blocks that ``adopt`` would take, those in use: they cost no room."""
+        """Count the blocks that ``adopt`` would take and that are in use: they cost no room."""
         if not self._hashes:
             return 0
         count = self.count_cached(hashes)
@@ -118,9 +117,9 @@ class BlockPool:
     def cache(
         self, table: Sequence[int], hashes: Sequence[BlockHash], start: int = 0, stop: int = -1
     ) -> None:
-        """Blocks ``start … stop - 1`` of ``table`` are full, and hold what ``hashes`` say.
+        """Cache blocks ``start … stop - 1`` of ``table``, which are full, under their ``hashes``.
 
-        ``stop`` is -1 for all that have a hash. What is cached already stays where it is.
+        ``stop`` is -1 for all that have a hash. A name that is cached already keeps its block.
         """
         most = min(len(table), len(hashes))
         for n in range(start, most if stop < 0 else min(stop, most)):
@@ -129,7 +128,7 @@ class BlockPool:
                 self._hashes[table[n]] = hashes[n]
 
     def forget(self, table: Iterable[int]) -> None:
-        """Nobody else shall begin with these blocks."""
+        """Let no other request begin with these blocks."""
         for block in table:
             name = self._hashes.pop(block, None)
             if name is not None:
@@ -139,7 +138,7 @@ class BlockPool:
                     self._free.append(block)
 
     def num_own(self, table: Sequence[int]) -> int:
-        """Blocks of ``table`` that come free when it lets go of them."""
+        """Count the blocks of ``table`` that come free when it lets go of them."""
         if not self._num_shared_refs:
             return len(table)
         return sum(self._refs[block - self._first] == 1 for block in table)
@@ -154,7 +153,7 @@ class BlockPool:
         self.release(surplus)
 
     def share(self, table: list[int]) -> list[int]:
-        """A second reference to every block of ``table``."""
+        """Return a second reference to every block of ``table``."""
         for block in table:
             if self._refs[block - self._first] < 1:
                 raise ValueError(f"block {block} is free and cannot be shared")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from headway.request import SamplingParams, StreamKey, TokenLogprobs
 
 PENDING = -1
-"""Stands for the token that the pass before draws for the same request: the backend knows it."""
+"""Stands for the token that the pass before draws for the same request; the backend fills it in."""
 
 
 class PassItem(NamedTuple):
@@ -40,12 +40,12 @@ class PassItem(NamedTuple):
 
     @property
     def num_output_tokens(self) -> int:
-        """Drawn before, where it draws: the position of the draw."""
+        """Output tokens before the one that it draws."""
         return self.start + len(self.token_ids) - len(self.prompt_token_ids)
 
 
 class Swap(NamedTuple):
-    """A request's KV, ``num_tokens`` of it, between ``blocks`` and as many ``host_blocks``."""
+    """A copy of a request's KV, ``num_tokens`` of it, between ``blocks`` and ``host_blocks``."""
 
     key: StreamKey
     blocks: tuple[int, ...]
@@ -77,7 +77,7 @@ class ForwardPass:
 
 
 class Sampled(NamedTuple):
-    """The token drawn for one request, and those of earlier steps of the same pass."""
+    """A token drawn for one request, and those of earlier steps of the same pass."""
 
     key: StreamKey
     token_id: int
@@ -87,7 +87,7 @@ class Sampled(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HiddenStates:
-    """What the last layer made of each request's last computed token, after the final norm.
+    """Output of the last layer for each request's last computed token, after the final norm.
 
     ``values``: (n, d), a row for each of the ``keys``: the vectors that the language model's head
     was given.
@@ -99,7 +99,7 @@ class HiddenStates:
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """What a forward pass drew, for the items that asked; ``pass_time`` of one step, seconds.
+    """Tokens that a forward pass drew, for the items that asked; ``pass_time``: s of one step.
 
     ``hidden`` has the states that the pass was asked for, of its last step; None for none.
     ``swap_time``: seconds that its swaps took, beside the pass or not; 0 for not measured.

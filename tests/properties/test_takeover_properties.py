@@ -52,7 +52,7 @@ class Witness(Cluster):
         super().to_worker(worker, event)
 
     def check_alone(self, key: StreamKey) -> None:
-        holders = [w for w in self.workers.values() if w.core._state.find(key) is not None]
+        holders = [w for w in self.workers.values() if w.core.find(key) is not None]
         assert not holders, "an attempt runs once at a time"
 
 

@@ -1,4 +1,4 @@
-"""What a worker's core is told, and what it wants done, beyond ``headway.messages``."""
+"""Events and actions of a worker's core, beyond ``headway.messages``."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class SchedulerConnected:
 
 @dataclass(frozen=True, slots=True)
 class GatewayGone:
-    """A gateway cannot be reached: nobody waits for its requests' tokens."""
+    """A gateway cannot be reached: its requests' tokens are wanted no more."""
 
     gateway_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class PassFailed:
-    """A forward pass drew nothing; ``keys`` are to blame, all of its requests if empty."""
+    """A forward pass failed; ``keys`` are at fault, all of its requests if empty."""
 
     pass_id: int
     keys: tuple[StreamKey, ...]
@@ -94,21 +94,21 @@ class KvAborted:
 
 @dataclass(frozen=True, slots=True)
 class PassCut:
-    """The pass in flight will have so many steps and no more: blocks of the others come free."""
+    """The pass in flight is cut to so many steps: blocks of the others come free."""
 
     num_steps: int
 
 
 @dataclass(frozen=True, slots=True)
 class PredictorKnown:
-    """A predictor that knows the model is there, or is no more."""
+    """A predictor that knows the model has come or gone."""
 
     is_known: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What remained of requests when they had so many output tokens: parallel arrays.
+    """Output tokens that remained when requests had so many of them: parallel arrays.
 
     ``weight``: of these against each request's earlier predictions, over 0 to 1; 1 forgets them.
     """

@@ -47,7 +47,7 @@ class WorkerUnit:
         self.unit = unit
         self._settings = settings
         self._hashes_of = hashes_of
-        self._rates = rates
+        self.rates = rates
         size = info.block_size
         num_host = settings.host_tokens // size
         self.pool = BlockPool(info.num_blocks, size, first=unit * info.num_blocks)
@@ -149,7 +149,7 @@ class WorkerUnit:
         if not kv.num_computed or not self.host.num_free:
             return False
         num_kept = len(kv.blocks) - self.pool.num_own(kv.blocks)
-        return self._rates.swap_is_sooner(kv.num_computed, num_kept * self.pool.block_size)
+        return self.rates.swap_is_sooner(kv.num_computed, num_kept * self.pool.block_size)
 
     def end_swap(self, sequence: Sequence, *, has_failed: bool) -> None:
         """Note the end of a copy from or to host memory; one that failed has lost the KV."""

@@ -62,7 +62,7 @@ def test_a_slow_swap_is_tried_again_some_day() -> None:
 
 def test_a_worker_whose_swaps_are_slow_computes_again() -> None:
     worker = crowded(100)
-    rates = worker.core._state.rates
+    rates = worker.core.units[0].rates
     ran(rates, 100, 0.001)
     swapped(rates, 100, 1.0)
     worker.run_all()
