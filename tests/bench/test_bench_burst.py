@@ -74,7 +74,9 @@ def test_every_policy_is_offered_the_same() -> None:
 def test_every_contender_takes_its_parameters(name: str) -> None:
     params = dict(scaling_params(name, PROFILE, LOAD, 0.25, 0.7))
     if CONTENDERS[name] != "fixed":
-        policy = registry.make("scaling", CONTENDERS[name], **params)
+        answer = registry.find("scaling", CONTENDERS[name])
+        profile = {"profile": PROFILE} if answer.reads_profile else {}
+        policy = registry.make("scaling", answer.name, **params, **profile)
         assert policy.name == CONTENDERS[name]
     assert params["target_utilisation"] == 0.7
 
