@@ -303,8 +303,7 @@ class WorkerCore:
                 if item.sample:
                     sampled = drawn[item.key]
                     num_steps = 1 + len(sampled.before)
-                    self._draw(sequence, sampled, result.pass_time, now)
-                    if sequence.ended is None:
+                    if self._draw(sequence, sampled, result.pass_time, now):
                         running.append(sequence)
                         continue
             if sequence.departure is not None:
@@ -319,8 +318,8 @@ class WorkerCore:
         actions += departures.leave_all(state, running)
         self._report_pass(result, flight, actions, now)
 
-    def _draw(self, sequence: Sequence, sampled: Sampled, step: float, now: float) -> None:
-        """Add what a request drew, and end it or hand it off if it was the token for that."""
+    def _draw(self, sequence: Sequence, sampled: Sampled, step: float, now: float) -> bool:
+        """Add what a request drew, and end it or hand it off if that is due; return if it lives."""
         state, unit = self._state, self._state.units[sequence.unit]
         unit.cache(sequence)
         state.drew(sequence, sampled, now=now, step=step)
@@ -331,6 +330,7 @@ class WorkerCore:
         elif sequence.hands_off:
             unit.move(sequence, Event.PREFILLED)
             state.news.prefilled.append(sequence.held())
+        return reason is None
 
     # --- reports ----------------------------------------------------------------------
 
