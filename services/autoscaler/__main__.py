@@ -10,7 +10,7 @@ from services.runtime.service import Runtime, run_service
 
 
 async def build(runtime: Runtime[AutoscalerConfig]) -> AutoscalerService:
-    """The service, its RPCs registered."""
+    """Return the service, with its RPCs registered."""
     service = AutoscalerService(runtime)
     runtime.server.add(service)
     config = runtime.config

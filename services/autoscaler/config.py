@@ -22,7 +22,7 @@ _NUMBERS = (
 
 
 class AutoscalerConfig(PresetConfig):
-    """Options of an autoscaler: its bounds, beside the preset's scaling policy."""
+    """Options of an autoscaler: its bounds, besides the preset's scaling policy."""
 
     num_prefill: int = Field(1, ge=0, description="prefill workers (fixed)")
     num_decode: int = Field(1, ge=0, description="decode workers (fixed)")
@@ -56,7 +56,7 @@ class AutoscalerConfig(PresetConfig):
     kubernetes_namespace: str = Field("", description="of the Deployments; default: one's own")
 
     def scaling_policy(self) -> Policy:
-        """Return the scaling policy; numbers that it asks for are read from here."""
+        """Return the scaling policy, with this configuration's values for parameters it needs."""
         asked = registry.find("scaling", self.chosen().scaling).parameters()
         numbers = {name: getattr(self, name) for name in _NUMBERS if name in asked}
         if "hold_down" in asked:
@@ -68,7 +68,7 @@ class AutoscalerConfig(PresetConfig):
         return Budget(self.budget, self.min_prefill, self.min_decode)
 
     def targets_by_role(self) -> Mapping[str, str]:
-        """What the actuator scales, by role; HeadwayError for a role that there is not."""
+        """Return what the actuator scales, by role; HeadwayError for an unknown role."""
         for role in self.scaled_by_role:
             if role not in ROLES:
                 raise invalid("scaled_by_role", role, f"one of {', '.join(ROLES)}")

@@ -14,7 +14,7 @@ from headway.core.autoscaler.events import ROLES, PublishTargets
 
 
 class Decisions:
-    """The last ``num_kept`` decisions, each logged with its figures: changes aloud."""
+    """The last ``num_kept`` decisions. Each is logged with its figures; changes at level info."""
 
     def __init__(self, num_kept: int, log: Any, registry: CollectorRegistry) -> None:
         self._kept: deque[PublishTargets] = deque(maxlen=num_kept)
@@ -26,19 +26,19 @@ class Decisions:
 
     @property
     def newest(self) -> PublishTargets | None:
-        """The last one; None before any."""
+        """The last decision; None before the first."""
         return self._kept[-1] if self._kept else None
 
     def last(self, number: int) -> Sequence[PublishTargets]:
-        """So many, oldest first; 0 for all that are remembered."""
+        """Return the last ``number`` decisions, oldest first; 0 returns all that are kept."""
         return list(self._kept)[-number:]
 
     async def changed(self) -> None:
-        """Return at the next decision, whatever it says."""
+        """Wait for the next decision, whether or not it differs."""
         await self._news.wait()
 
     def add(self, decided: PublishTargets) -> None:
-        """Remember, log, count."""
+        """Record and log a decision, and update the metrics."""
         before = self.newest
         changed = before is None or _numbers(before) != _numbers(decided)
         self._kept.append(decided)
@@ -61,5 +61,5 @@ def _numbers(decided: PublishTargets) -> tuple[int, ...]:
 
 
 def _figures(decided: PublishTargets) -> dict[str, Any]:
-    """Every pool's load, without velocity samples: there may be thousands."""
+    """Return every pool's load without velocity samples, of which there may be thousands."""
     return {role: asdict(getattr(decided.fleet, role)) for role in ROLES}

@@ -1,9 +1,9 @@
-"""KEDA's external scaler: our numbers as a metric that the HPA divides again.
+"""KEDA's external scaler: our targets as a metric that the HPA divides again.
 
-One metric a role, its value the instances wanted and its target 1, so that the HPA's
-``⌈value / target⌉`` is our number (metric type ``AverageValue``, KEDA's default). The role, and
-the model where it matters, come from ``scalerMetadata``. Before any decision, and for a stale
-one, there is no value (UNAVAILABLE): KEDA and the HPA then leave the number as it is.
+Each role is one metric. Its value is the number of instances wanted and its target is 1, so the
+HPA's ``⌈value / target⌉`` is our number (metric type ``AverageValue``, KEDA's default). The role
+and, where needed, the model come from ``scalerMetadata``. Without a decision, or if the last one is
+stale, the metric has no value (UNAVAILABLE). KEDA and the HPA then keep the current number.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class KedaScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
-    """Answers from memory; ``staleness`` (s): what a decision's age may be."""
+    """KEDA's scaler, which answers from memory. ``staleness``: greatest age of a decision (s)."""
 
     def __init__(
         self,
@@ -42,13 +42,13 @@ class KedaScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
     async def IsActive(  # noqa: N802 (the proto's name)
         self, request: externalscaler_pb2.ScaledObjectRef, context: _Context
     ) -> externalscaler_pb2.IsActiveResponse:
-        """Whether any instance is wanted."""
+        """Return whether any instance is wanted."""
         return externalscaler_pb2.IsActiveResponse(result=await self._wanted(request, context) > 0)
 
     async def StreamIsActive(  # noqa: N802 (the proto's name)
         self, request: externalscaler_pb2.ScaledObjectRef, context: _Context
     ) -> AsyncIterator[externalscaler_pb2.IsActiveResponse]:
-        """The same at once and whenever it changes."""
+        """Yield whether any instance is wanted: at once, and whenever that changes."""
         before: bool | None = None
         while True:
             is_active = await self._wanted(request, context) > 0
@@ -60,7 +60,7 @@ class KedaScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
     async def GetMetricSpec(  # noqa: N802 (the proto's name)
         self, request: externalscaler_pb2.ScaledObjectRef, context: _Context
     ) -> externalscaler_pb2.GetMetricSpecResponse:
-        """One metric a role; asked before there is any decision, too."""
+        """Return one metric per role; this needs no decision."""
         try:
             role = self._role(request)
         except HeadwayError as error:
@@ -73,7 +73,7 @@ class KedaScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
     async def GetMetrics(  # noqa: N802 (the proto's name)
         self, request: externalscaler_pb2.GetMetricsRequest, context: _Context
     ) -> externalscaler_pb2.GetMetricsResponse:
-        """Instances wanted."""
+        """Return the number of instances wanted."""
         value = await self._wanted(request.scaledObjectRef, context) * _TARGET
         answer = externalscaler_pb2.MetricValue(
             metricName=request.metricName or _metric(self._role(request.scaledObjectRef)),

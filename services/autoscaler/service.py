@@ -1,4 +1,4 @@
-"""The autoscaler: reports in, targets to the store, to an actuator and to whoever asks."""
+"""The autoscaler's service: receives reports, publishes targets, and drives an actuator."""
 
 from __future__ import annotations
 
@@ -61,11 +61,12 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
         )
 
     def member(self) -> Mapping[str, Any]:
-        """What the membership says: whose workers it scales, where it is not all there are."""
+        """Describe this autoscaler for the membership: the model it scales, if it is one of
+        several."""
         return {"model": self._runtime.config.model_name}
 
     async def start(self) -> None:
-        """Decide from now on, beginning with what there is."""
+        """Start deciding from the current number of instances."""
         ordered = await self._steering.begin()
         if ordered == OrderedReport():
             ordered = await self._read_back()
@@ -76,7 +77,7 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
         self._steering.start()
 
     async def _read_back(self) -> OrderedReport:
-        """What an earlier autoscaler wanted; nothing where there was none, or it is unreadable."""
+        """Return an earlier autoscaler's targets; empty if missing or unreadable."""
         try:
             said = await self._runtime.store.read_targets() or {}
             return OrderedReport(**{f"num_{role}": said.get(f"num_{role}") for role in ROLES})
@@ -85,10 +86,10 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
             return OrderedReport()
 
     async def drain(self) -> None:
-        """Nothing runs."""
+        """Do nothing: there is nothing to wait for."""
 
     async def stop(self) -> None:
-        """Decide no more."""
+        """Stop deciding."""
         await self._steering.stop()
         if self._driver is not None:
             self._driver.close()
@@ -108,7 +109,7 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
         self._unpublished.set()
 
     async def _publish(self) -> None:
-        """The newest decision to the store; one write at a time, older ones are skipped."""
+        """Write the newest decision to the store, one write at a time; skip older ones."""
         reached = True
         while True:
             await self._unpublished.wait()
@@ -130,7 +131,7 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
     async def ReportRates(  # noqa: N802 (the proto's name)
         self, request: autoscaler_pb2.RateReport, context: _Context
     ) -> autoscaler_pb2.RateReportReply:
-        """A gateway's rates."""
+        """Take a gateway's rates."""
         try:
             self._post(wire.RATE_REPORT.unpack(request))
         except HeadwayError as error:
@@ -140,7 +141,7 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
     async def ReportFleet(  # noqa: N802 (the proto's name)
         self, request: autoscaler_pb2.FleetReport, context: _Context
     ) -> autoscaler_pb2.FleetReportReply:
-        """The leading scheduler's view of all workers."""
+        """Take the leading scheduler's view of all workers."""
         try:
             self._post(wire.unpack_fleet(request))
         except HeadwayError as error:
@@ -150,7 +151,7 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
     async def GetTargets(  # noqa: N802 (the proto's name)
         self, request: autoscaler_pb2.GetTargetsRequest, context: _Context
     ) -> autoscaler_pb2.Targets:
-        """What is wanted now."""
+        """Return the current targets."""
         decided = self.decisions.newest
         if decided is None:
             error = HeadwayError(Code.UNAVAILABLE, "nothing has been decided yet: ask again soon")
@@ -160,6 +161,6 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
     async def GetDecisions(  # noqa: N802 (the proto's name)
         self, request: autoscaler_pb2.GetDecisionsRequest, context: _Context
     ) -> autoscaler_pb2.ScalingDecisions:
-        """The newest decisions, with what they come from."""
+        """Return the newest decisions with the figures they are based on."""
         last = self.decisions.last(request.num_decisions)
         return autoscaler_pb2.ScalingDecisions(decisions=map(wire.pack_decision, last))

@@ -1,4 +1,4 @@
-"""Start-up times as Prometheus shows them."""
+"""Metrics of start-up times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
 
 
 class StartMetrics:
-    """From order to ready, seconds; by role, and whether the instance had stood by."""
+    """Seconds from order to ready, by role, and by whether the instance was a standby."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._seconds = Histogram(
@@ -27,7 +27,7 @@ class StartMetrics:
         )
 
     def add(self, report: StartsReport) -> None:
-        """What has come, and what stands by."""
+        """Observe the new starts and the number of standbys."""
         self._num_standby.set(report.num_standby)
         for start in report.starts:
             self._seconds.labels(start.role, str(start.warm).lower()).observe(start.seconds)

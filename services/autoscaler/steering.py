@@ -1,4 +1,4 @@
-"""From targets to instances: the newest decision, one call at a time."""
+"""Steering: brings the instances to the newest targets, one call at a time."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from services.autoscaler.actuators import Actuator
 
 
 class Steering:
-    """Compares what is ordered with what was decided last, once an ``interval`` (s).
+    """A loop that compares ordered instances with the last decision every ``interval`` seconds.
 
-    It goes by what the actuator says, never by what it has been told: an order that was lost is
-    given again, and somebody else's change is undone. With ``changes_roles`` an instance of a pool
-    that shrinks becomes one of the pool that grows, where the actuator can do that.
+    It reads the number of ordered instances from the actuator and never from its own calls. It
+    therefore repeats a lost order and reverts changes made by others. With ``changes_roles`` an
+    instance of a shrinking pool takes the role of a growing one, if the actuator supports that.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Steering:
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self) -> OrderedReport:
-        """What is ordered before any decision: waits until the actuator answers."""
+        """Wait until the actuator answers; return what is ordered before any decision."""
         while True:
             try:
                 return _report(await self._actuator.ordered())
@@ -50,11 +50,11 @@ class Steering:
             await asyncio.sleep(self._interval)
 
     def start(self) -> None:
-        """Steer from now on."""
+        """Start steering."""
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Steer no more; instances stay as they are."""
+        """Stop steering; instances stay as they are."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -92,7 +92,7 @@ class Steering:
     async def _change_roles(
         self, found: Mapping[str, int], wanted: Mapping[str, int]
     ) -> dict[str, int]:
-        """Sooner than to drain one and start another; what is there then."""
+        """Change roles before draining or starting instances; return what is ordered afterwards."""
         there = dict(found)
         for source, target, number in role_changes(found, wanted):
             num_changed = await self._actuator.change_role(source, target, number)

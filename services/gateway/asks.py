@@ -24,7 +24,7 @@ Input = ChatInput | str | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One or more inputs, and what is wanted of them."""
+    """One or more inputs, and the outputs wanted for them."""
 
     model: str
     inputs: tuple[Input, ...]
@@ -34,11 +34,11 @@ class Ask:
     """Outputs for each input."""
     stops: tuple[str, ...] = ()
     split_reasoning: bool = False
-    """Whether reasoning is kept apart from the answer."""
+    """True if reasoning is kept apart from the answer."""
     default_max_tokens: int = 0
-    """Output tokens without a limit of the client's; 0: as many as fit."""
+    """Limit on output tokens if the client gives none; 0: as many as fit."""
     paced: bool = True
-    """Whether the gateway may hold answering tokens until a reader needs them."""
+    """True if the gateway may hold answering tokens until a reader needs them."""
     request_fields: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of ``Request`` that the client gave."""
 

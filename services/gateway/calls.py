@@ -96,10 +96,10 @@ class Calls:
         return requests
 
     def open(self, ask: Ask, requests: Sequence[Request], reply: Reply) -> None:
-        """Submit every output of the call; a refusal reaches the reply.
+        """Submit every output of the call; pass a refusal to the reply.
 
-        A client that does not stream reads nothing before the end, and a stop string has to be
-        seen as soon as it comes: neither is paced.
+        Tokens are not paced if the client does not stream, because it reads nothing before the end.
+        Nor are they if there are stop strings, which have to be found as soon as they occur.
         """
         for index, request in enumerate(requests):
             repeats = index % ask.num_choices > 0
@@ -115,7 +115,7 @@ class Calls:
             self._submit(Submit(request, paced))
 
     def _reasons(self, ask: Ask, prompt: Sequence[int]) -> bool:
-        """Return whether reasoning that its reader is not shown comes before the answer."""
+        """Return whether hidden reasoning comes before the answer."""
         markers = self.model.codec.markers if ask.split_reasoning else None
         return markers is not None and not markers.is_closed(prompt, self.model.codec.special_ids)
 

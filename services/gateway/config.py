@@ -14,7 +14,7 @@ from services.runtime.rooms import SHIPPED_MODEL
 
 
 class GatewayConfig(PresetConfig):
-    """One gateway: it serves one model to OpenAI's clients and to gRPC's."""
+    """Options of a gateway, which serves one model over HTTP and gRPC."""
 
     model: ModelName = Field(
         SHIPPED_MODEL,
@@ -55,7 +55,7 @@ class GatewayConfig(PresetConfig):
         return policy_settings(self.chosen())
 
     def http_limits(self) -> HttpLimits:
-        """The HTTP server's share of this."""
+        """Return the limits of the HTTP server."""
         return HttpLimits(
             max_body_bytes=self.max_body_bytes,
             max_unsent_bytes=self.max_unsent_bytes,

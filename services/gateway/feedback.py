@@ -1,6 +1,6 @@
-"""What the gateway tells and asks the predictor and the autoscaler, once a second.
+"""Reports to the predictor and the autoscaler, and the predictor's estimates, once a second.
 
-Nothing waits for it: a report that fails is dropped and counted.
+Nothing waits for a report: one that fails is dropped and counted.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _MOST_OBSERVED = 8192  # finished outputs kept for the next report
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Mean output tokens by prompt length; ``upper_bounds`` inclusive, the last bucket open."""
+    """A table of mean output tokens by prompt length; the last bucket has no upper bound."""
 
     upper_bounds: Sequence[int] = ()
     means: Sequence[float] = ()
 
     def predict(self, num_prompt_tokens: int) -> float:
-        """Expected output tokens; 0 where nothing is known."""
+        """Return the expected output tokens; 0 if unknown."""
         place = bisect_left(self.upper_bounds, num_prompt_tokens)
         return self.means[place] if place < len(self.means) else 0.0
 
 
 class Feedback:
-    """Collects between reports; rates are over the window since the last one."""
+    """Collects figures between two reports; rates are over the time since the last one."""
 
     def __init__(
         self,
@@ -63,11 +63,11 @@ class Feedback:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Report from now on."""
+        """Start reporting."""
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Report no more."""
+        """Stop reporting."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -75,19 +75,19 @@ class Feedback:
             await channel.close()
 
     def predict(self, num_prompt_tokens: int) -> float:
-        """Expected output tokens of a prompt; 0 where nothing is known."""
+        """Return the expected output tokens of a prompt; 0 if unknown."""
         return self._lengths.predict(num_prompt_tokens)
 
     def arrived(self, num_prompt_tokens: int) -> None:
-        """A request came in."""
+        """Count a request that arrived."""
         self._meter.arrived(num_prompt_tokens, self.predict(num_prompt_tokens))
 
     def produced(self, num_tokens: int) -> None:
-        """Output tokens came in."""
+        """Count output tokens."""
         self._meter.produced(num_tokens)
 
     def observe(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
-        """An output finished."""
+        """Record a finished output."""
         if len(self._observed) < _MOST_OBSERVED:
             self._observed.append((num_prompt_tokens, num_output_tokens))
 
@@ -110,7 +110,7 @@ class Feedback:
             self._metrics.count("feedback_failures", service)
 
     async def _channel(self, service: str) -> grpc.aio.Channel | None:
-        """To the service's first member; the same one while it stays."""
+        """Return a channel to the service's first member; keep it while that member stays."""
         members: list[Member] = await self._store.members(service)
         meant = [m for m in members if service != "autoscaler" or is_meant(self._model, m.model)]
         address = min((m.address for m in meant), default="")

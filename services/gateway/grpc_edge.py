@@ -78,7 +78,7 @@ class GatewayEdge(gateway_pb2_grpc.GatewayServicer):
 
 
 class GrpcReply:
-    """One call's replies on their way to the client."""
+    """The replies of one call, queued for the client."""
 
     keeps_tokens = True
     streams = True

@@ -69,7 +69,7 @@ _HISTOGRAMS: tuple[tuple[str, str, tuple[float, ...]], ...] = (
 
 
 class GatewayMetrics:
-    """All metrics of a gateway. ``reader_pace``: seconds in which a reader takes a token."""
+    """All metrics of a gateway. ``reader_pace``: seconds a reader takes per token."""
 
     def __init__(self, registry: CollectorRegistry, reader_pace: float) -> None:
         self.registry = registry

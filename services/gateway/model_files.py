@@ -24,12 +24,12 @@ class ModelFiles:
     folder: Path
     name: str
     max_model_len: int
-    """In tokens; 0 where the model does not say."""
+    """Longest prompt and output in tokens; 0 if the model does not say."""
     vocab_size: int
     sampling_defaults: Mapping[str, float]
-    """The model's own, by parameter."""
+    """The model's defaults for sampling, by parameter."""
     max_new_tokens: int
-    """The model's default for a request's output tokens; 0 without one."""
+    """The model's limit on output tokens; 0 if it has none."""
     template: ChatTemplate | None
 
 

@@ -88,12 +88,12 @@ class OutputText:
 
     @property
     def num_answer_tokens(self) -> int:
-        """Tokens that are not reasoning."""
+        """Number of tokens that are not reasoning."""
         return self.num_tokens - self.num_reasoning_tokens
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string was found: no more tokens are needed."""
+        """True once a stop string was found: no more tokens are needed."""
         return self._scanner is not None and self._scanner.found
 
     def push(self, token_id: int) -> Piece:

@@ -1,4 +1,4 @@
-"""The outputs that clients wait for: tokens come in by request id, pieces of text go out."""
+"""Outputs that clients wait for: tokens by request id in, pieces of text out."""
 
 from __future__ import annotations
 
@@ -125,10 +125,10 @@ class Output:
 
 
 class Outputs:
-    """All open outputs by request id.
+    """All open outputs, by request id.
 
-    ``release`` tells the core that an output is not wanted any more. ``observe`` gets the prompt
-    and output tokens of each finished one. ``unexpected`` logs a bug.
+    ``release`` tells the core that an output is no longer wanted. ``observe`` gets the prompt and
+    output tokens of each finished output. ``unexpected`` logs a bug.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The gateway's one stream to the scheduler leader, opened again whenever it breaks."""
+"""The gateway's stream to the leading scheduler, reopened whenever it breaks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 0.25
 
 
 class SchedulerLink:
-    """Follows the leader. While there is none, what is sent is dropped: the core knows."""
+    """A stream that follows the leader. Messages sent while it is closed are dropped."""
 
     def __init__(
         self, config: ServiceConfig, address: str, store: Store, post: Callable[[Told], None]
@@ -47,17 +47,17 @@ class SchedulerLink:
 
     @property
     def connected(self) -> bool:
-        """Whether a leader listens."""
+        """True if the stream to a leader is open."""
         return self._stream.is_open
 
     def start(self) -> None:
-        """Follow the leader from now on."""
+        """Start following the leader."""
         self._task = asyncio.create_task(
             redial(self._attempt, shortest=_SHORTEST_PAUSE, longest=_LONGEST_PAUSE)
         )
 
     async def stop(self) -> None:
-        """Hang up."""
+        """Close the stream."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

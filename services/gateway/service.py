@@ -112,7 +112,7 @@ class GatewayService:
         return {"model": self._model.name, "detail": {"http": self.http_address}}
 
     async def drain(self) -> None:
-        """Take nothing new; let what runs finish."""
+        """Refuse new requests; wait for open ones to finish."""
         self._draining = self.grpc_edge.draining = True
         await self._http.drain(self._config.drain_timeout)
         while self._core.num_open:  # noqa: ASYNC110 (gRPC's clients; the core knows no events)

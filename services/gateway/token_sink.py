@@ -21,7 +21,7 @@ _MOST_CONTROLS = 65_536
 
 
 class TokenSink(gateway_pb2_grpc.TokenSinkServicer):
-    """All workers' token streams. A stream that ends, or is replaced, is posted as detached."""
+    """The token streams of all workers. One that ends or is replaced is reported as detached."""
 
     def __init__(self, post: Callable[[TokenBatch | WorkerDetached], None]) -> None:
         self._post = post
@@ -34,7 +34,7 @@ class TokenSink(gateway_pb2_grpc.TokenSinkServicer):
         return len(self._attached)
 
     def cancel(self, worker_id: str, stream_ids: tuple[int, ...]) -> None:
-        """Tell a worker to stop; without its stream the scheduler's word must do."""
+        """Send cancels to a worker; without its stream only the scheduler's cancels reach it."""
         stream = self._attached.get(worker_id)
         if stream is not None and not stream.send(stream_ids):
             self._log.warning("worker_does_not_read", worker_id=worker_id)

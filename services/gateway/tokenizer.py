@@ -55,7 +55,7 @@ class TextCodec:
             raise invalid(param, worst, f"a token id from 0 to {self.vocab_size - 1}")
 
     def detokeniser(self) -> Detokeniser:
-        """Make a fresh one, for one output."""
+        """Return a new detokeniser for one output."""
         if self._token_bytes is not None:
             return ByteLevelDetokeniser(self._token_bytes)
         return WindowDetokeniser(self._tokenizer, self.special_ids)

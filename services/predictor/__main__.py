@@ -9,7 +9,7 @@ from services.runtime.service import Runtime, run_service
 
 
 async def build(runtime: Runtime[PredictorConfig]) -> PredictorService:
-    """The service, its RPCs registered."""
+    """Return the service, with its RPCs registered."""
     service = PredictorService(runtime)
     runtime.server.add(service)
     return service

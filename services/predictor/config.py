@@ -10,7 +10,7 @@ from services.runtime.config import ServiceConfig
 
 
 class PredictorConfig(ServiceConfig):
-    """Which models' remaining lengths are predicted; without any, only means are learned."""
+    """Options of a predictor; without any models it only learns mean output lengths."""
 
     predictors: dict[str, Path] = Field(
         default_factory=dict,

@@ -1,7 +1,7 @@
-"""Learning while serving: finished requests' states become a better version, or none.
+"""Online learning: a better version is trained from the states of finished requests.
 
-The network goes on from its own weights, on a share of the finished requests; the other share
-judges. A version that errs less is written, and the scorer picks it up as any other.
+Training continues from the current weights on a share of the finished requests and validates on the
+rest. A version with a lower error is written, and the scorer loads it like any other.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ _JUDGING_SHARE = 5  # every fifth request
 
 @dataclass(frozen=True, slots=True)
 class LearnSettings:
-    """``every``: finished requests between attempts. ``gain``: the share by which the error of a
-    new version must be lower. ``rate``: of learning, ``num_steps`` batches of kept samples long.
+    """When and how a version is trained.
+
+    ``every``: finished requests between attempts. ``gain``: share by which the error must fall.
+    ``rate``: learning rate. ``num_steps``: batches per attempt.
     """
 
     every: int = 256
@@ -44,7 +46,7 @@ class LearnSettings:
 
 
 class Learner:
-    """One model's; ``learn`` is for a thread of its own."""
+    """The learner of one model; call ``learn`` in a thread of its own."""
 
     def __init__(self, scorer: Scorer, settings: LearnSettings) -> None:
         self._scorer = scorer
@@ -54,19 +56,19 @@ class Learner:
         self._log = get_logger().bind(model=scorer.model)
 
     def take(self, seen: SeenStates, ended: Iterable[Ended]) -> bool:
-        """Keep states and lengths; whether it is time to learn."""
+        """Add states and lengths; return whether it is time to learn."""
         for one in ended:
             self._buffer.end(one)
         self._buffer.see(seen)
         return self._buffer.num_ended - self._learned_at >= self._settings.every
 
     def samples(self) -> Samples | None:
-        """What has come together; the next attempt waits for as many requests again."""
+        """Return the collected samples, and restart the count until the next attempt."""
         self._learned_at = self._buffer.num_ended
         return self._buffer.samples()
 
     def learn(self, samples: Samples) -> str:
-        """Train a copy; the new version's name, "" where it is not better."""
+        """Train a copy; return the new version's name, "" if it is not better."""
         torch.set_num_threads(1)  # of this thread: serving has the others
         judging = samples.owners % _JUDGING_SHARE == 0
         if judging.all() or not judging.any():

@@ -1,4 +1,4 @@
-"""The models whose remaining lengths are predicted here: scoring, reloading, learning."""
+"""Models with a trained predictor: scoring, reloading and learning."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ROWS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
 class Models:
-    """Questions by model; looks for new versions at intervals, and writes them where it learns."""
+    """The predictors by model; it polls for new versions, and writes them where it learns."""
 
     def __init__(self, config: PredictorConfig, registry: CollectorRegistry) -> None:
         self._config = config
@@ -53,7 +53,7 @@ class Models:
         self._log = get_logger()
 
     async def start(self) -> None:
-        """Load every predictor, then look for newer versions. NOT_FOUND where one is not there."""
+        """Load every predictor, then poll for newer versions; NOT_FOUND if one is missing."""
         config = self._config
         if not config.predictors:
             return  # torch is not loaded for nothing
@@ -70,7 +70,7 @@ class Models:
         self._reloading = asyncio.create_task(self._reload())
 
     async def stop(self) -> None:
-        """Let go of everything; learning under way is not waited for."""
+        """Stop everything; do not wait for learning in progress."""
         tasks = [*self._learning, *([self._reloading] if self._reloading else [])]
         for task in tasks:
             task.cancel()
@@ -78,7 +78,7 @@ class Models:
         await asyncio.gather(*(scorer.close() for scorer in self._scorers.values()))
 
     async def answer(self, question: Question) -> Scores:
-        """What remains. NOT_FOUND for a model without a predictor."""
+        """Return the remaining tokens; NOT_FOUND for a model without a predictor."""
         scorer = self._scorers.get(question.model)
         if scorer is None:
             known = ", ".join(self._scorers) or "none"

@@ -1,7 +1,7 @@
-"""The predictor's network: a hidden state in, the tokens still to come out (STAR, section 4).
+"""The predictor's network: a hidden state in, the remaining output tokens out (STAR, section 4).
 
-Beside the state it may read two counts that the worker knows and a state hardly tells, positions
-being relative in it: the tokens of the prompt, and of the output so far.
+It may also read two counts that the worker knows: tokens of the prompt, and of the output so far. A
+hidden state barely encodes them, because its positions are relative.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_DEPTH, MAX_WIDTH = 8, 16_384
 
 
 def default_layers(width: int) -> tuple[int, ...]:
-    """The paper's for a model of its size, narrower for small ones."""
+    """Return the paper's layer widths; narrower ones for models smaller than its own."""
     if width >= 1024:
         return PAPER_LAYERS
     return (max(64, 4 * width), max(64, 2 * width), 64)
@@ -32,9 +32,10 @@ def default_layers(width: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class NetworkShape:
-    """``width``: d, of a hidden state. ``layers``: widths of the hidden layers, at least one.
+    """Sizes of a network.
 
-    ``counts``: whether it reads the tokens of prompt and output, too (the paper's does not).
+    ``width``: d, the size of a hidden state. ``layers``: widths of the hidden layers, at least one.
+    ``counts``: whether it also reads prompt and output tokens (the paper's does not).
     """
 
     width: int
@@ -49,12 +50,12 @@ class NetworkShape:
 
     @property
     def num_inputs(self) -> int:
-        """What the first layer reads."""
+        """Number of inputs of the first layer."""
         return self.width + _COUNT_INPUTS * self.counts
 
 
 class LengthNetwork(torch.nn.Module):
-    """Linear layers with ReLU: d → … → 1, on normalised inputs; the constants are its own."""
+    """Linear layers with ReLU (d → … → 1) on normalised inputs; it keeps the constants."""
 
     input_mean: torch.Tensor
     input_scale: torch.Tensor
@@ -77,7 +78,7 @@ class LengthNetwork(torch.nn.Module):
 
     @torch.no_grad()
     def normalise_by(self, inputs: torch.Tensor, remaining: NDArray[np.float32]) -> None:
-        """Take the constants from training data: inputs (n, d or more), tokens (n,)."""
+        """Set the constants from training data: inputs (n, d or more), tokens (n,)."""
         self.input_mean.copy_(inputs.mean(dim=0))
         self.input_scale.copy_(1.0 / inputs.std(dim=0, correction=0).clamp_min(1e-3))
         self.target_scale.fill_(max(1.0, float(remaining.mean())))
@@ -85,9 +86,9 @@ class LengthNetwork(torch.nn.Module):
     def inputs(
         self, hidden: NDArray[np.float16], counts: NDArray[np.float32] | None = None
     ) -> torch.Tensor:
-        """What it reads of states (n, d) and token counts (n, 2): float32, (n, num_inputs).
+        """Return the inputs (n, num_inputs), float32, from states (n, d) and token counts (n, 2).
 
-        Counts that are not given are NaN. INVALID_ARGUMENT for another width.
+        Missing counts are NaN. INVALID_ARGUMENT if the width differs.
         """
         if hidden.ndim != 2 or hidden.shape[1] != self.shape.width:
             limit = f"{self.shape.width}, as the model's hidden states"
@@ -101,16 +102,16 @@ class LengthNetwork(torch.nn.Module):
         return torch.cat([states, read, torch.log1p(read)], dim=1)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Inputs (n, num_inputs) to tokens over ``target_scale``, (n,); may be below 0."""
+        """Map inputs (n, num_inputs) to tokens over ``target_scale``, (n,); may be negative."""
         normalised = (inputs - self.input_mean) * self.input_scale
         inner = self.layers[:-1](normalised.to(self._computes_in))
         tokens: torch.Tensor = self.layers[-1](inner.float()).squeeze(-1)
         return tokens
 
     def for_scoring(self) -> LengthNetwork:
-        """This network, or a copy that computes in bfloat16 where that is faster.
+        """Return this network, or a bfloat16 copy where that is faster.
 
-        What it says then differs by well under 1 %, far less than it errs.
+        The results differ by well under 1 %, far less than the prediction error.
         """
         is_large = parameter_count(self.shape.layers, self.shape.num_inputs) >= _LARGE
         if not (is_large and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
@@ -124,7 +125,7 @@ class LengthNetwork(torch.nn.Module):
     def remaining(
         self, hidden: NDArray[np.float16], counts: NDArray[np.float32] | None = None
     ) -> NDArray[np.float32]:
-        """Tokens still to come, at least 0, (n,); NaN where an input is no number."""
+        """Return the remaining tokens, at least 0, (n,); NaN where an input is not finite."""
         inputs = self.inputs(hidden, counts)
         tokens: NDArray[np.float32] = (self(inputs) * self.target_scale).clamp_min(0.0).numpy()
         good = torch.isfinite(inputs).all(dim=1).numpy()
@@ -132,6 +133,6 @@ class LengthNetwork(torch.nn.Module):
 
 
 def parameter_count(layers: Sequence[int], width: int) -> int:
-    """Weights and biases; ``width``: of the inputs."""
+    """Return the number of weights and biases; ``width`` is that of the inputs."""
     widths = (width, *layers, 1)
     return sum((a + 1) * b for a, b in itertools.pairwise(widths))

@@ -1,4 +1,4 @@
-"""Scores hidden states: calls that come together are one batch, and new versions are picked up."""
+"""Scoring of hidden states: waiting calls form one batch; new versions are loaded as they come."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from services.predictor.versions import LoadedPredictor, load_version, newest_ve
 from services.runtime.logs import get_logger
 
 MOST_ROWS = 1024
-"""Of one batch; the next calls are the next batch."""
+"""Most rows of one batch; further calls form the next batch."""
 
 _States = NDArray[np.float16]
 _Counts = NDArray[np.float32]
 
 
 class Scores(NamedTuple):
-    """Tokens still to come, (n,), NaN where a state was none; who says so, and its weight."""
+    """Remaining tokens, (n,), NaN where a state was missing; the version and its weight."""
 
     remaining: NDArray[np.float32]
     version: str
@@ -40,9 +40,9 @@ class _Call(NamedTuple):
 
 
 class Scorer:
-    """One model's predictor: its newest version, and the calls that wait for it.
+    """The predictor of one model: its newest version, and the calls waiting for it.
 
-    ``scored`` is told the rows and the seconds of every batch.
+    ``scored`` is called with the rows and seconds of every batch.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class Scorer:
 
     @property
     def loaded(self) -> LoadedPredictor:
-        """The version that answers."""
+        """The version in use."""
         return self._loaded
 
     async def score(self, hidden: _States, counts: _Counts | None = None) -> Scores:
-        """Of states (n, d); ``counts`` (n, 2): tokens of prompt and output, NaN where unknown.
+        """Score states (n, d); ``counts`` (n, 2) are prompt and output tokens, NaN if unknown.
 
-        INVALID_ARGUMENT for another width, or where none is all numbers.
+        INVALID_ARGUMENT if the width differs or no row is finite.
         """
         width = self._loaded.network.shape.width
         if hidden.shape[1] != width:
@@ -84,7 +84,7 @@ class Scorer:
         return await call.answer
 
     async def _run(self) -> None:
-        """Batch after batch, until nobody waits."""
+        """Run batches until no call waits."""
         loop = asyncio.get_running_loop()
         while self._waiting:
             calls, network, loaded = self._take(), self._network, self._loaded
@@ -128,7 +128,7 @@ class Scorer:
     # --- versions ---------------------------------------------------------------------
 
     async def reload(self) -> bool:
-        """Take up the newest version, if it is another; calls under way end with the old one."""
+        """Load the newest version if it has changed; calls in progress end with the old one."""
         newest = await asyncio.to_thread(newest_version, self.folder)
         if newest in ("", self._loaded.version):
             return False
@@ -145,7 +145,7 @@ class Scorer:
         return True
 
     async def close(self) -> None:
-        """Answer nobody more."""
+        """Stop scoring."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -162,7 +162,7 @@ def _fail(calls: list[_Call], error: HeadwayError) -> None:
 def open_scorers(
     folders: Mapping[str, Path], scored: Callable[[int, float], None], num_threads: int
 ) -> dict[str, Scorer]:
-    """A scorer for every model. NOT_FOUND where a folder holds no predictor."""
+    """Return a scorer for every model; NOT_FOUND if a folder holds no predictor."""
     return {
         model: Scorer(model, folder, scored, num_threads)
         for model, folder in sorted(folders.items())

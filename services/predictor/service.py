@@ -33,7 +33,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         )
 
     def member(self) -> Mapping[str, Any]:
-        """What the membership says: nothing special."""
+        """Describe this predictor for the membership: no further fields."""
         return {}
 
     async def start(self) -> None:
@@ -41,10 +41,10 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         await self._models.start()
 
     async def drain(self) -> None:
-        """Nothing runs."""
+        """Do nothing: there is nothing to wait for."""
 
     async def stop(self) -> None:
-        """Score no more."""
+        """Stop scoring."""
         await self._models.stop()
 
     async def Predict(  # noqa: N802 (the proto's name)

@@ -1,6 +1,6 @@
-"""Trained predictors on disk: a folder per model, in it a folder per version (``v0001`` …).
+"""Trained predictors on disk: a folder per model with a folder per version (``v0001`` …).
 
-A version is complete once its ``config.json`` is there, which is written last.
+A version is complete once it has a ``config.json``, which is written last.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class LoadedPredictor:
-    """One version, ready to score.
+    """One loaded version.
 
-    ``weight``: of a prediction against a request's earlier ones, over 0 to 1.
+    ``weight``: of a prediction against the request's earlier ones, over 0 to 1.
     """
 
     version: str
@@ -36,7 +36,7 @@ class LoadedPredictor:
 
 
 def newest_version(folder: Path) -> str:
-    """The newest complete version in a model's folder, "" where there is none."""
+    """Return the newest complete version in a model's folder, "" if there is none."""
     found = [
         (int(match.group(1)), path.name)
         for path in (folder.iterdir() if folder.is_dir() else ())
@@ -46,13 +46,13 @@ def newest_version(folder: Path) -> str:
 
 
 def next_version(folder: Path) -> str:
-    """The name of the version to write."""
+    """Return the name of the next version to write."""
     newest = newest_version(folder)
     return f"v{(int(newest[1:]) if newest else 0) + 1:04d}"
 
 
 def save_version(folder: Path, network: LengthNetwork, about: Mapping[str, Any]) -> Path:
-    """Write a new version; its folder."""
+    """Write a new version; return its folder."""
     version = next_version(folder)
     path = folder / version
     path.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def save_version(folder: Path, network: LengthNetwork, about: Mapping[str, Any])
 
 
 def load_version(folder: Path, version: str = "") -> LoadedPredictor:
-    """One version, the newest unless named. NOT_FOUND where it is not there or not whole."""
+    """Load a version, by default the newest; NOT_FOUND if it is missing or incomplete."""
     version = version or newest_version(folder)
     path = folder / version
     try:

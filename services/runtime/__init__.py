@@ -1,1 +1,1 @@
-"""What every service's shell is made of."""
+"""The runtime that all services share."""

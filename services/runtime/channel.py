@@ -28,7 +28,7 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """What the three files of mTLS hold (PEM)."""
+    """The contents of the three files of mTLS (PEM)."""
 
     certificate: bytes
     key: bytes
@@ -36,9 +36,9 @@ class TlsFiles:
 
 
 def tls_files(config: ServiceConfig) -> TlsFiles | None:
-    """Read anew each time, so that renewed certificates need no restart of clients; None: no TLS.
+    """Read the TLS files; None without TLS, FAILED_PRECONDITION if one cannot be read.
 
-    FAILED_PRECONDITION where one cannot be read.
+    They are read on every call, so clients pick up renewed certificates without a restart.
     """
     if config.tls_cert is None or config.tls_key is None or config.tls_ca is None:
         return None
@@ -52,12 +52,12 @@ def tls_files(config: ServiceConfig) -> TlsFiles | None:
 
 
 def channel_credentials(tls: TlsFiles) -> grpc.ChannelCredentials:
-    """A client's side of mTLS."""
+    """Return the credentials of a client (mTLS)."""
     return grpc.ssl_channel_credentials(tls.authority, tls.key, tls.certificate)
 
 
 def open_channel(address: str, config: ServiceConfig) -> grpc.aio.Channel:
-    """A channel of its own, with mTLS where it is configured. Close it."""
+    """Open a new channel, with mTLS if configured. The caller closes it."""
     tls = tls_files(config)
     if tls is None:
         return grpc.aio.insecure_channel(address, options=_OPTIONS)

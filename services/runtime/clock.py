@@ -1,4 +1,4 @@
-"""The time that cores are told."""
+"""The clock that cores get their time from."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ class Clock:
         self._offset = time.time() - time.monotonic()
 
     def now(self) -> float:
-        """Now, in seconds since the epoch."""
+        """Return the time, in seconds since the epoch."""
         return self._offset + time.monotonic()

@@ -27,11 +27,11 @@ _NAME = r"^[A-Za-z0-9._-]{1,128}$"
 _NAME_OR_NONE = r"^[A-Za-z0-9._-]{0,128}$"
 
 ModelName = Annotated[str, AfterValidator(model_folder)]
-"""A hub id, a folder, or the name of a model that we ship."""
+"""A hub id, a folder, or the name of a model in the package."""
 
 
 class ServiceConfig(BaseSettings):
-    """What every service has."""
+    """Options of every service."""
 
     model_config = SettingsConfigDict(
         env_prefix="HEADWAY_",
@@ -84,12 +84,12 @@ class ServiceConfig(BaseSettings):
 
     @classmethod
     def service_name(cls) -> str:
-        """``worker`` for WorkerConfig: its folder, its name in membership and logs."""
+        """Return the name in membership and logs, e.g. ``worker`` for WorkerConfig."""
         return cls.__name__.removesuffix("Config").lower()
 
     @property
     def has_tls(self) -> bool:
-        """Whether services authenticate each other (mTLS)."""
+        """True if services authenticate each other (mTLS)."""
         return self.tls_cert is not None
 
 
@@ -128,7 +128,7 @@ def _problem(where: Sequence[int | str], message: str, given: object) -> str:
 
 
 def host_and_port(param: str, address: str) -> tuple[str, int]:
-    """The two parts of ``host:port``, an IPv6 host in brackets; refuses anything else."""
+    """Split ``host:port``, an IPv6 host in brackets; refuse anything else."""
     host, _, port = address.rpartition(":")
     if not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
         raise invalid(param, address, "host:port, for example 127.0.0.1:7000")
@@ -136,7 +136,7 @@ def host_and_port(param: str, address: str) -> tuple[str, int]:
 
 
 def without_password(url: str) -> str:
-    """A URL that may be logged."""
+    """Return the URL without its password, for logs."""
     try:
         parts = urlsplit(url)
         if parts.password is None:
@@ -148,7 +148,7 @@ def without_password(url: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether ``host:port`` can be reached from this machine alone."""
+    """Return whether ``host:port`` is reachable from this machine alone."""
     host = address.rpartition(":")[0].strip("[]")
     if host == "localhost":
         return True

@@ -19,11 +19,11 @@ _TICK = 1e-3  # uvloop counts timers in whole milliseconds and lets them go up t
 
 
 class Driver(Generic[E, A]):
-    """One core, one event loop.
+    """A driver of one core on one event loop.
 
-    ``perform`` never blocks. An event posted from within ``perform`` waits until the actions
-    of the present one are done, so a core is never entered twice. What a core or ``perform``
-    raises reaches whoever posted; the timer stays armed and later events are served.
+    ``perform`` must not block. An event posted from within ``perform`` waits until the current
+    actions are done, so a core is never entered twice. An exception from the core or ``perform``
+    reaches the caller of ``post``; the timer stays armed and later events are served.
     """
 
     def __init__(self, core: Core[E, A], perform: Callable[[A], None], clock: Clock) -> None:
@@ -40,7 +40,7 @@ class Driver(Generic[E, A]):
         self._arm()
 
     def post(self, event: E) -> None:
-        """Tell the core; on return its actions have been performed (unless posted from one)."""
+        """Pass an event to the core and perform its actions (later, if called from ``perform``)."""
         if self._closed:
             return
         self._events.append(event)
@@ -48,7 +48,7 @@ class Driver(Generic[E, A]):
             self._serve()
 
     def close(self) -> None:
-        """Tell the core nothing more."""
+        """Stop: pass nothing more to the core."""
         self._closed = True
         self._events.clear()
         self._disarm()
@@ -57,7 +57,7 @@ class Driver(Generic[E, A]):
             self._record = None
 
     def _serve(self) -> None:
-        """Hand over all events that wait."""
+        """Pass all queued events to the core."""
         self._busy = True
         try:
             while self._events:
@@ -77,7 +77,7 @@ class Driver(Generic[E, A]):
             self._perform(action)
 
     def _arm(self) -> None:
-        """See that a timer ends no later than the core wants; one that ends early is let be."""
+        """Arm the timer for ``next_wakeup``; leave an earlier timer in place."""
         wake_at = self._core.next_wakeup
         if wake_at is None or self._closed:
             self._disarm()

@@ -1,7 +1,7 @@
-"""Everything that a core is told and answers, in a file, and the same again from that file.
+"""A recording of all events and actions of a core, and its replay.
 
-A core is a function of its events and of the time: told the same again, it must decide the same.
-A record holds pickled objects of our own: read only what you have recorded yourself.
+A core is a function of its events and the time, so a replay must decide the same. Records hold
+pickled objects: only read files that you recorded yourself.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ copyreg.pickle(MappingProxyType, lambda mapping: (MappingProxyType, (dict(mappin
 
 
 class EventRecord:
-    """The core as it is now, then a record a step."""
+    """A file with the core's initial state, then one record per step."""
 
     def __init__(self, path: Path, core: Core[Any, Any]) -> None:
         self._file: IO[bytes] = path.open("wb")
         pickle.dump(core, self._file)
 
     def told(self, event: object, now: float, actions: Sequence[object]) -> None:
-        """An event, None for the passing of time; what came of it is kept as text."""
+        """Record an event (None for a wake-up) and the text of its actions."""
         pickle.dump((event, now, repr(actions)), self._file)
 
     def close(self) -> None:
-        """All of it is on disk."""
+        """Flush everything to disk and close the file."""
         self._file.close()
 
 
 class _Folder:
-    """Where this process records its cores, if anywhere."""
+    """The folder in which this process records its cores, if any."""
 
     path: Path | None = None
     service_id = ""
@@ -47,7 +47,7 @@ class _Folder:
 
 
 def configure(folder: str, service_id: str) -> None:
-    """Record every core of this process from now on; nothing for no folder."""
+    """Record every core of this process from now on; an empty folder disables that."""
     _Folder.path = Path(folder) if folder else None
     _Folder.service_id = service_id
     if _Folder.path is not None:
@@ -55,7 +55,7 @@ def configure(folder: str, service_id: str) -> None:
 
 
 def record_of(core: Core[Any, Any]) -> EventRecord | None:
-    """A file of its own for a core that begins, None where nothing is recorded."""
+    """Open a file for a new core; None if nothing is recorded."""
     if _Folder.path is None:
         return None
     name = f"{_Folder.service_id}-{next(_Folder.numbers)}.{_SUFFIX}"
@@ -64,7 +64,7 @@ def record_of(core: Core[Any, Any]) -> EventRecord | None:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A step at which the core decided otherwise."""
+    """A step at which the replayed core decided differently."""
 
     step: int
     event: object
@@ -73,9 +73,9 @@ class Difference:
 
 
 def replay(path: Path) -> Iterator[Difference | None]:
-    """Tell the recorded core the same again: a step each, None where it decides the same.
+    """Replay a record; yield for each step the difference, or None if there is none.
 
-    A record that ends in the middle of a step, as that of a killed process may, ends there.
+    A record that breaks off within a step, such as that of a killed process, ends there.
     """
     with path.open("rb") as file:
         core: Core[Any, Any] = pickle.load(file)

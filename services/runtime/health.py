@@ -13,7 +13,7 @@ from services.runtime.config import ServiceConfig
 
 
 def is_serving(address: str, timeout: float = 2.0) -> bool:
-    """Whether the service at ``address`` says that it serves (mTLS as configured by HEADWAY_*)."""
+    """Return whether the service at ``address`` is serving (mTLS as configured by HEADWAY_*)."""
     tls = tls_files(ServiceConfig())
     if tls is None:
         channel = grpc.insecure_channel(address)
@@ -30,7 +30,7 @@ def is_serving(address: str, timeout: float = 2.0) -> bool:
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 if it serves, 1 if not, 2 if called wrongly."""
+    """Return 0 if the service is serving, 1 if not, 2 for wrong arguments."""
     if len(argv) != 1:
         print("usage: python -m services.runtime.health HOST:PORT", file=sys.stderr)  # noqa: T201
         return 2

@@ -1,8 +1,7 @@
-"""Memory in huge pages: a model's weights are read from end to end in every pass.
+"""Huge pages for memory: every pass reads all of a model's weights.
 
-glibc asks the kernel for them where it is told to before a process starts (its tunable
-``glibc.malloc.hugetlb``, 2.35 on); the kernel gives them where it may (``transparent_hugepage`` is
-not ``never``).
+glibc requests them if told before the process starts (tunable ``glibc.malloc.hugetlb``, from 2.35).
+The kernel grants them unless ``transparent_hugepage`` is ``never``.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ TUNABLE = "glibc.malloc.hugetlb"
 
 
 def with_huge_pages(environ: Mapping[str, str]) -> dict[str, str] | None:
-    """The environment that asks for them, None where it says something of them already."""
+    """Return the environment that requests huge pages; None if it has a setting already."""
     told = environ.get(VARIABLE, "")
     if TUNABLE in told:
         return None
@@ -24,7 +23,7 @@ def with_huge_pages(environ: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def restart_with_huge_pages() -> None:
-    """Become the same program in the same process, with them; Linux alone. Comes back if not."""
+    """Restart this process with huge pages (Linux only); return if that is not possible."""
     environ = with_huge_pages(os.environ)
     if sys.platform == "linux" and environ is not None:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)

@@ -12,9 +12,9 @@ _LEVEL_OF_LIBRARIES = logging.WARNING  # ours are said in full, theirs where som
 
 
 def configure_logs(level: str, fmt: str, service: str, service_id: str) -> None:
-    """Text for people, JSON for machines; every line names its service.
+    """Log text for people or JSON for machines, with the service's name on every line.
 
-    What libraries log (grpc's handler errors, asyncio's, warnings) comes out in the same form.
+    Logs of libraries (grpc's handler errors, asyncio, warnings) get the same format.
     """
     threshold = logging.getLevelNamesMapping()[level.upper()]
     before: list[Any] = [
@@ -63,5 +63,5 @@ def _route_libraries(before: list[Any], after: list[Any], threshold: int) -> Non
 
 
 def get_logger() -> Any:
-    """A logger; ``bind`` adds pairs to every line."""
+    """Return a logger; ``bind`` adds pairs to every line."""
     return structlog.get_logger()

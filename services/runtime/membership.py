@@ -1,7 +1,7 @@
-"""Who is in the cluster: a lease of one's own, and a watch over others'.
+"""Membership: the lease of this process, and a watch over other services' members.
 
-While the store is away nobody joins or leaves, and all go on with what they know; the store
-says so in the log.
+While the store is unavailable nobody joins or leaves, and all services keep what they know. The
+store logs the outage.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ABSENCE_GRACE = 2 * RENEW_INTERVAL  # a store that came back empty hears of ever
 
 
 class MembershipLease:
-    """Keeps a member in the store, outages outlived."""
+    """The lease of a member, kept up across outages of the store."""
 
     def __init__(self, store: Store, member: Member) -> None:
         self._store = store
@@ -29,11 +29,11 @@ class MembershipLease:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Join, and renew three times in a lease's life."""
+        """Join, and renew the lease three times in its lifetime."""
         self._task = asyncio.create_task(self._run())
 
     async def change(self, role: str) -> None:
-        """Say from now on that it serves as ``role``."""
+        """Publish a new role."""
         self._member = replace(self._member, role=role)
         with suppress(HeadwayError):  # the next renewal says it
             await self._store.join(self._member)
@@ -52,11 +52,11 @@ class MembershipLease:
 
 
 class MembershipWatch:
-    """Polls the members of one service.
+    """A poll of the members of one service.
 
-    A member that moves leaves and joins at once. One that is missed leaves after
-    ``ABSENCE_GRACE``: its own connections break sooner, and a store that has lost its data
-    must not look like a cluster that has lost its members.
+    A member that changes its address leaves and joins at once. A missing member leaves only after
+    ``ABSENCE_GRACE``. Its connections break sooner, and a store that lost its data must not look
+    like a cluster that lost its members.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class MembershipWatch:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Look now, and then every quarter of a second."""
+        """Poll now, then every quarter of a second."""
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Look no more."""
+        """Stop polling."""
         await _cancelled(self._task)
 
     async def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""A preset, and what a user changes of it."""
+"""A preset, with the user's changes to it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from headway.presets import NO_PARAMS, Preset, find_preset, parse_choice
 from services.runtime.config import ServiceConfig
 
 _ASSUMED_PROFILE = "llama-8b-a100"
-"""Velocities for policies that need some, where no profile is given."""
+"""Velocities for policies that need some, used if no profile is given."""
 
 
 class PresetConfig(ServiceConfig):
-    """A service that decides by the policies of a preset."""
+    """Options of a service that decides by the policies of a preset."""
 
     preset: str = Field("sbs", description="policies for every question (see docs/composition.md)")
     policy: str = Field("", description="other policies: batching=trail,packing=pbaa")
@@ -39,14 +39,14 @@ class PresetConfig(ServiceConfig):
         return self
 
     def chosen(self, below: Mapping[str, Mapping[str, Any]] = NO_PARAMS) -> Preset:
-        """Return the preset with the options over it, and ``below`` under its parameters."""
+        """Return the preset with the options over it and ``below`` under its parameters."""
         choice = parse_choice(self.policy, self.set)
         questions = {**below, **choice.params}
         params = {q: {**below.get(q, {}), **choice.params.get(q, {})} for q in questions}
         return find_preset(self.preset).but(choice.policies, params)
 
     def costs(self) -> Costs:
-        """Return what the profile says of the instances; nothing but velocities without one."""
+        """Return the profile's costs of the instances; velocities alone without a profile."""
         if self.profile:
             return Costs.of([(Role.UNIFIED, load_profile(self.profile))])
         assumed = load_profile(_ASSUMED_PROFILE) if needs_profile(self.chosen()) else None

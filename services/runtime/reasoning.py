@@ -12,19 +12,19 @@ START, END = "<think>", "</think>"
 
 
 def marker_ids(added: Mapping[str, int]) -> tuple[int, int] | None:
-    """Ids of the markers among a tokenizer's added tokens (text to id); None without both."""
+    """Return the markers' ids among a tokenizer's added tokens (text to id); None without both."""
     if START not in added or END not in added:
         return None
     return added[START], added[END]
 
 
 def find_markers(model: str, end: str = "", start: str = "") -> Markers:
-    """What is around a model's reasoning; empty for one that does not reason.
+    """Return the tokens around a model's reasoning; none if it does not reason.
 
-    ``model``: a folder or a hub id. ``end`` and ``start``: the texts, where they are not
-    ``</think>`` and ``<think>``; one that is several tokens is looked for as a sequence. The start
-    of an end of one's own is unknown unless given. HeadwayError where a text is given and the model
-    has no fast tokenizer, or a start without an end.
+    ``model``: a folder or a hub id. ``end`` and ``start``: the texts if they are not ``</think>``
+    and ``<think>``; each may be several tokens. With a custom ``end`` the start is unknown unless
+    given. HeadwayError if a text is given and the model has no fast tokenizer, or for a start
+    without an end.
     """
     from tokenizers import Tokenizer
 

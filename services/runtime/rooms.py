@@ -1,4 +1,4 @@
-"""Headway's own folders: where child processes find our packages, and the models that we ship."""
+"""Headway's own folders: the packages for child processes, and the models we ship."""
 
 from __future__ import annotations
 

@@ -86,17 +86,17 @@ class GrpcServer:
         return host if ":" in host.rpartition("]")[2] else f"{host}:{port}"
 
     async def set_serving(self, serving: bool) -> None:
-        """What health checks hear."""
+        """Set the status that health checks report."""
         serving_status = health_pb2.HealthCheckResponse.ServingStatus
         status = serving_status.SERVING if serving else serving_status.NOT_SERVING
         for name in ("", *self._names):
             await self._health.set(name, status)
 
     async def stop(self, grace: float) -> None:
-        """Take no call; end the running ones after ``grace`` seconds."""
+        """Refuse new calls; end the running ones after ``grace`` seconds."""
         await self._server.stop(grace)
 
 
 def _reachable(host: str) -> str:
-    """The bound host; the machine's name where all of its addresses are bound."""
+    """Return the bound host, or the machine's name if all addresses are bound."""
     return socket.gethostname() if host in ("0.0.0.0", "[::]") else host

@@ -30,9 +30,9 @@ STOP_GRACE = 1.0
 
 @dataclass
 class Runtime(Generic[C]):
-    """What a service is built from. ``address`` is known once the server listens.
+    """The parts a service is built from. ``address`` is known once the server listens.
 
-    ``metrics`` is shown by ``metrics_listen``. ``lease``: its membership, once it serves.
+    ``metrics`` are served at ``metrics_listen``. ``lease``: the membership, while serving.
     """
 
     config: C
@@ -46,19 +46,19 @@ class Runtime(Generic[C]):
 
 
 class Service(Protocol):
-    """What the runtime asks of a service."""
+    """The service's interface to the runtime."""
 
     def member(self) -> Mapping[str, Any]:
-        """What the membership says beside id and address: role, model, detail."""
+        """Return the member's fields besides id and address: role, model, detail."""
 
     async def start(self) -> None:
-        """Get ready to serve; the gRPC server listens already."""
+        """Prepare to serve; the gRPC server already listens."""
 
     async def drain(self) -> None:
-        """Take nothing new and return when what runs has ended."""
+        """Refuse new work; return when running work has ended."""
 
     async def stop(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
 
 
 def run_service(
@@ -67,7 +67,7 @@ def run_service(
 ) -> None:
     """Run until SIGTERM or SIGINT: drain, stop, exit 0. A second signal exits at once.
 
-    Exits 1 where the service cannot start or crashes, 128 + the number of a second signal.
+    Exits with 1 if the service cannot start or crashes, 128 + signal number at a second signal.
     """
     configure_logs(config.log_level, config.log_format, config.service_name(), config.service_id)
     event_record.configure(config.record_events, config.service_id)
@@ -98,7 +98,7 @@ async def _live(config: C, build: Callable[[Runtime[C]], Awaitable[Service]]) ->
 async def _start(
     config: C, build: Callable[[Runtime[C]], Awaitable[Service]], undo: AsyncExitStack
 ) -> tuple[Runtime[C], Service, ServiceMetrics]:
-    """Bring everything up; ``undo`` takes it down again in the opposite order."""
+    """Start everything; ``undo`` stops it in reverse order."""
     registry = CollectorRegistry()
     metrics = ServiceMetrics(registry, config.service_name(), config.service_id)
     if config.metrics_listen:
@@ -141,7 +141,7 @@ async def _drain(
 
 
 async def _done_before(task: asyncio.Task[Any], stopping: asyncio.Event) -> bool:
-    """Whether ``task`` ends, well or not, before ``stopping`` is set."""
+    """Return whether ``task`` ends, in whatever way, before ``stopping`` is set."""
     waiting = asyncio.create_task(stopping.wait())
     await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
@@ -162,13 +162,13 @@ def _on_signals() -> asyncio.Event:
 
 
 def _leave(status: int) -> NoReturn:
-    """End the process, everything of ours being closed: Python would take torch apart for 1 s."""
+    """Exit the process without Python's teardown, which takes 1 s with torch."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
 def _log_stray_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What a task or a callback raised and nobody waits for."""
+    """Log an exception of a task or callback that nobody awaits."""
     error = context.get("exception")
     get_logger().error("unexpected_error", where=context.get("message"), exc_info=error)

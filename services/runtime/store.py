@@ -67,9 +67,9 @@ class Leader:
 
 
 class Store:
-    """Calls raise HeadwayError UNAVAILABLE while the store cannot be reached; the next may succeed.
+    """A connection to the store. Calls raise HeadwayError UNAVAILABLE while it is unreachable.
 
-    What an outage means is the caller's matter; that there is one is logged here, once.
+    The next call may succeed. The caller decides what an outage means; it is logged here, once.
     """
 
     def __init__(self, client: redis.Redis, cluster: str) -> None:
@@ -105,13 +105,13 @@ class Store:
         return cls(client, cluster)
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         await self._client.aclose()
 
     # --- membership -------------------------------------------------------------------
 
     async def join(self, member: Member, ttl: float = MEMBER_TTL) -> None:
-        """Become, or stay, a member for ``ttl`` seconds."""
+        """Join, or renew the membership, for ``ttl`` seconds."""
         async with self._reached():
             pipeline = self._client.pipeline(transaction=False)
             key = self._key("member", member.service, member.member_id)
@@ -120,7 +120,7 @@ class Store:
             await pipeline.execute()
 
     async def leave(self, member: Member) -> None:
-        """Be a member no more."""
+        """Leave."""
         async with self._reached():
             pipeline = self._client.pipeline(transaction=False)
             pipeline.delete(self._key("member", member.service, member.member_id))
@@ -128,7 +128,7 @@ class Store:
             await pipeline.execute()
 
     async def members(self, service: str) -> list[Member]:
-        """Who holds a lease, by id."""
+        """Return the members that hold a lease, by id."""
         async with self._reached():
             member_ids = sorted(
                 map(str, await self._client.smembers(self._key("members", service)))
@@ -151,10 +151,10 @@ class Store:
     # --- leadership -------------------------------------------------------------------
 
     async def acquire_leader(self, candidate_id: str, address: str, ttl: float) -> int | None:
-        """The fencing token if the candidate leads for ``ttl`` seconds from now, else None.
+        """Return the fencing token if the candidate leads for the next ``ttl`` seconds, else None.
 
-        To call it again renews the lease under the same token. Every change of leader raises
-        the token; it stays below 2^32.
+        Calling it again renews the lease under the same token. Every change of leader raises the
+        token, which stays below 2^32.
         """
         if "|" in candidate_id:
             raise invalid("candidate_id", candidate_id, "without a |")
@@ -164,12 +164,12 @@ class Store:
             return None if token is None else int(token)
 
     async def release_leader(self, candidate_id: str) -> None:
-        """Lead no more; nothing happens if another one leads."""
+        """Give up the lead; do nothing if another candidate leads."""
         async with self._reached():
             await self._release([self._key("leader")], [candidate_id])
 
     async def leader(self) -> Leader | None:
-        """Who leads."""
+        """Return the leader."""
         async with self._reached():
             text = await self._client.get(self._key("leader"))
         if text is None:
@@ -186,7 +186,8 @@ class Store:
         removed: Sequence[bytes],
         learned: Mapping[bytes, bytes],
     ) -> bool:
-        """All of it in one step; False, and nothing of it, where a newer leader was elected."""
+        """Write all of it atomically; return False, and write nothing, if a newer leader was
+        elected."""
         arguments: list[int | bytes] = [fencing_token, _JOURNAL_TTL_S, len(requests), len(removed)]
         arguments += chain.from_iterable(requests.items())
         arguments += removed
@@ -196,7 +197,7 @@ class Store:
             return bool(await self._write_journal(keys, arguments))
 
     async def read_journal(self) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
-        """What the last leaders wrote: (records of requests, records of models), by name."""
+        """Return the last leaders' records: (of requests, of models), by name."""
         call: Any = self._client.execute_command
         async with self._reached():
             requests = await call("HGETALL", self._key("requests"), NEVER_DECODE=True)
@@ -206,23 +207,23 @@ class Store:
     # --- what services remember -------------------------------------------------------
 
     async def publish_targets(self, targets: Mapping[str, Any]) -> None:
-        """What the autoscaler wants."""
+        """Save the autoscaler's targets."""
         async with self._reached():
             await self._client.set(self._key("targets"), json.dumps(dict(targets)))
 
     async def read_targets(self) -> dict[str, Any] | None:
-        """What the autoscaler wants; None if it has never said."""
+        """Return the autoscaler's targets; None before the first."""
         async with self._reached():
             text = await self._client.get(self._key("targets"))
         return None if text is None else _object(str(text))
 
     async def save_estimates(self, model: str, estimates: Mapping[str, Any]) -> None:
-        """What the predictor has learned about one model."""
+        """Save the predictor's estimates for one model."""
         async with self._reached():
             await self._client.hset(self._key("estimates"), model, json.dumps(dict(estimates)))
 
     async def read_estimates(self) -> dict[str, dict[str, Any]]:
-        """What the predictor has learned, by model."""
+        """Return the predictor's estimates, by model."""
         async with self._reached():
             texts = await self._client.hgetall(self._key("estimates"))
         read = {str(model): _object(str(text)) for model, text in texts.items()}
@@ -233,7 +234,7 @@ class Store:
 
     @asynccontextmanager
     async def _reached(self) -> AsyncIterator[None]:
-        """Errors as ours; the beginning and the end of an outage are logged, once."""
+        """Convert the client's errors to ours; log the start and the end of an outage, once."""
         try:
             yield
         except (RedisError, OSError) as error:
@@ -250,14 +251,14 @@ class Store:
 
 
 def _heed_cancel() -> None:
-    """The client swallows some cancels that come during a call; whoever cancelled waits for one."""
+    """Raise a cancellation that the client swallowed during a call."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
 
 
 async def _answers(client: redis.Redis, shown_url: str, patience: float) -> None:
-    """Return once the store answers; the outage is logged once, not at each trial."""
+    """Return once the store answers; log the outage once, not at each attempt."""
     loop, pause, said = asyncio.get_running_loop(), _SHORTEST_PAUSE, False
     give_up_at = loop.time() + patience
     while True:
@@ -281,7 +282,7 @@ async def _answers(client: redis.Redis, shown_url: str, patience: float) -> None
 
 
 def _member(text: str) -> Member | None:
-    """None where it makes no sense; what a newer version has added to a member is left out."""
+    """Return the member; None if the text is invalid. Ignore fields of newer versions."""
     said = _object(text) or {}
     try:
         return Member(**{name: said[name] for name in _MEMBER_FIELDS if name in said})

@@ -1,4 +1,4 @@
-"""What the state store does in one step, in Lua; commands of Redis 6.2 alone."""
+"""Scripts of the state store in Lua, each one atomic step; commands of Redis 6.2 only."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Streams between services: dialled or served, with bounded queues both ways.
 
-A link keeps what it says. Dialling, greeting, pauses, gathering what is queued, and cutting off a
-peer that does not read are here.
+This file dials, greets, pauses between attempts, gathers queued messages, and cuts off peers that
+do not read. A link decides what is said.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ S = TypeVar("S")
 
 UNBOUNDED = 1 << 62
 _LAST_WORDS = 0.5
-"""Seconds that a peer has to hang up once everything has been sent."""
+"""Seconds that a peer has to close the stream once everything has been sent."""
 
 
 class Outbox(Generic[S]):
@@ -57,7 +57,7 @@ class Outbox(Generic[S]):
         return True
 
     def end(self, error: HeadwayError | None = None) -> None:
-        """Take no more; what is queued is sent first, then ``error`` if there is one."""
+        """Accept no more messages; send the queued ones, then ``error`` if given."""
         if not self.has_ended:
             self.has_ended, self._error = True, error
             self._changed.set()
@@ -65,7 +65,7 @@ class Outbox(Generic[S]):
     async def gathered(self) -> list[S]:
         """Return the next messages, at least one; none at the end. Raise the error it ended with.
 
-        One message costs as much to send as a dozen together.
+        Sending one message costs as much as sending a dozen together.
         """
         while not self._queue:
             if self._error is not None:
@@ -95,10 +95,10 @@ class Call(Protocol):
         """Send one message."""
 
     async def done_writing(self) -> None:
-        """Send no more."""
+        """Close this side of the stream."""
 
     def cancel(self) -> bool:
-        """Hang up."""
+        """Cancel the call."""
 
     def __aiter__(self) -> AsyncIterator[Any]:
         """Read messages until the peer hangs up."""
@@ -107,9 +107,9 @@ class Call(Protocol):
 class Dialled(Generic[S]):
     """A stream that this side opens.
 
-    ``dial`` opens it on a channel; ``pack`` makes one protobuf message of what was gathered.
-    ``on_message`` takes the peer's protobuf messages: a ``HeadwayError`` from it ends the stream.
-    While no stream is open, what is sent is dropped.
+    ``dial`` opens it on a channel. ``pack`` makes one protobuf message of the gathered ones.
+    ``on_message`` takes the peer's protobuf messages; a ``HeadwayError`` from it ends the stream.
+    Messages sent while no stream is open are dropped.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Dialled(Generic[S]):
 
     @property
     def is_open(self) -> bool:
-        """Whether the peer has been greeted and the stream stands."""
+        """True once the peer has been greeted, while the stream is open."""
         return self._outbox is not None
 
     def send(self, message: S) -> bool:
@@ -145,7 +145,7 @@ class Dialled(Generic[S]):
     async def once(
         self, address: str, outbox: Outbox[S], until: Awaitable[None] | None = None
     ) -> str:
-        """Open one stream and return why it ended: when it breaks, or ``until`` returns."""
+        """Open one stream and return why it ended: it broke, or ``until`` returned."""
         others = () if until is None else (until,)
         try:
             async with open_channel(address, self._config) as channel:
@@ -217,7 +217,7 @@ class Served(Generic[S]):
         return is_read
 
     def end(self, error: HeadwayError | None = None) -> None:
-        """Refuse the rest with ``error``, or hang up; a repeat does nothing."""
+        """End with ``error``, or without one; a repeated call does nothing."""
         self._outbox.end(error)
         on_end, self._on_end = self._on_end, None
         if on_end is not None:
@@ -230,10 +230,10 @@ class Served(Generic[S]):
         *,
         farewell: HeadwayError | None = None,
     ) -> AsyncIterator[list[S]]:
-        """Yield what is to be sent, and hand over what comes, until either side ends it.
+        """Yield messages to send and handle received ones, until either side ends the stream.
 
-        ``on_message`` takes protobuf messages; a ``HeadwayError`` from it ends the stream. So does
-        the peer's hanging up, with ``farewell``.
+        ``on_message`` takes protobuf messages; a ``HeadwayError`` from it ends the stream. If the
+        peer closes it, ``farewell`` is its error.
         """
         reader = asyncio.create_task(self._read(messages, on_message, farewell))
         try:

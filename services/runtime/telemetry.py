@@ -1,6 +1,6 @@
-"""What every service measures of itself, and where Prometheus reads it.
+"""Metrics that every service has, and their HTTP endpoint for Prometheus.
 
-Names begin with ``headway_``, times are in seconds; nothing here runs on a request's path.
+Names begin with ``headway_``, times are in seconds. Nothing here runs on a request's path.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 
 
 class ServiceMetrics:
-    """Whether a service serves, which one it is, and how late its event loop runs."""
+    """The service's status and identity, and the delay of its event loop."""
 
     def __init__(self, registry: CollectorRegistry, service: str, service_id: str) -> None:
         ProcessCollector(registry=registry)
@@ -54,7 +54,7 @@ class ServiceMetrics:
         )
 
     def serving(self, serving: bool) -> None:
-        """What health says."""
+        """Set the reported health."""
         self._serving.set(serving)
 
     async def watch_loop(self) -> None:

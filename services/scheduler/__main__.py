@@ -9,7 +9,7 @@ from services.scheduler.service import SchedulerService
 
 
 async def build(runtime: Runtime[SchedulerConfig]) -> SchedulerService:
-    """The service, its RPCs registered."""
+    """Return the service, with its RPCs registered."""
     service = SchedulerService(runtime, runtime.metrics)
     runtime.server.add(service.links)
     return service

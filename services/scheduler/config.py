@@ -14,11 +14,11 @@ from services.runtime.preset import PresetConfig
 
 _DEFAULTS = SchedulerSettings()
 _LIVE_DISPATCH = MappingProxyType({"watchdog_floor": 0.25})
-"""Five passes of a small model are shorter than a busy machine's hiccup."""
+"""Five passes of a small model take less time than a hiccup of a busy machine."""
 
 
 class SchedulerConfig(PresetConfig):
-    """Options of a scheduler: its limits, beside the preset."""
+    """Options of a scheduler: its limits, besides the preset."""
 
     prefix_hits: bool = Field(
         True, description="pack prompts where others with the same beginning were prefilled"
@@ -59,7 +59,7 @@ class SchedulerConfig(PresetConfig):
     )
 
     def settings(self) -> SchedulerSettings:
-        """Return the core's share of this; HeadwayError for an unknown policy or parameter."""
+        """Return the core's settings; HeadwayError for an unknown policy or parameter."""
         asked = registry.find("dispatch", self.chosen().dispatch).parameters()
         below = {name: value for name, value in _LIVE_DISPATCH.items() if name in asked}
         limits = SchedulerSettings(

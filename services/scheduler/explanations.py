@@ -1,4 +1,4 @@
-"""Decisions of the scheduler as JSON, one object a line: recorded by a run, sent to who asks."""
+"""Decisions of the scheduler as JSON lines, for files and for ``headway explain``."""
 
 from __future__ import annotations
 

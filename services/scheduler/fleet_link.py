@@ -1,4 +1,4 @@
-"""The leader tells autoscalers of all workers, once a second; nothing waits for it."""
+"""The leader's reports on all workers to the autoscalers, once a second; nothing waits for them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _CALL_TIMEOUT = 1.0
 
 
 class FleetLink:
-    """Reads the fleets, by model, and reports each to who scales that model.
+    """Reads the fleets by model and reports each to the autoscaler of that model.
 
-    Where no autoscaler is, or none answers, the report is dropped.
+    Reports are dropped if there is no autoscaler or none answers.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class FleetLink:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Report from now on."""
+        """Start reporting."""
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Report no more."""
+        """Stop reporting."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

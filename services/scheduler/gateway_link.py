@@ -30,10 +30,10 @@ _MOST_GATHERED = 1024
 
 
 class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
-    """All gateways' streams: refused while another scheduler leads.
+    """The streams of all gateways, refused while another scheduler leads.
 
-    ``leader_address`` is where the leader is, "" where nobody knows. One stream a gateway: a
-    newer one ends the older.
+    ``leader_address``: the leader's, "" if unknown. Each gateway has one stream; a newer one ends
+    the older.
     """
 
     def __init__(self, leader_address: Callable[[], str], max_queued: int) -> None:
@@ -49,11 +49,11 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
     def open(
         self, post: Callable[[Told], None], decisions: Callable[[], Sequence[Decision]] = tuple
     ) -> None:
-        """This scheduler leads: let gateways in, and tell who asks of its ``decisions``."""
+        """Start leading: accept gateways, and answer questions about ``decisions``."""
         self._post, self._decisions = post, decisions
 
     def close(self) -> None:
-        """It leads no more: send gateways away."""
+        """Stop leading: close all gateways' streams."""
         self._post, self._decisions = None, tuple
         streams, self._streams = self._streams, {}
         for stream in streams.values():
@@ -67,7 +67,7 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
     # --- answers ----------------------------------------------------------------------
 
     def send(self, gateway_id: str, answer: ToGateway) -> None:
-        """Queue one answer; without a stream it is dropped, for the gateway will ask again."""
+        """Queue one answer; drop it without a stream, because the gateway will ask again."""
         stream = self._streams.get(gateway_id)
         if stream is not None and not stream.send(answer):
             self._log.warning("gateway_does_not_read", gateway_id=gateway_id)

@@ -1,6 +1,6 @@
-"""The journal of a term: the core's records on their way to the store, one fenced write at a time.
+"""The journal of a term: the core's records, saved in the store by one fenced write at a time.
 
-Nothing waits for it. What changes while a write is under way goes with the next one.
+Nothing waits for it. Changes during a write are part of the next one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PAUSE = 0.5  # seconds, after the store did not answer
 class Journal:
     """Changes of one term; the store refuses them once a newer leader has been elected.
 
-    ``wrote`` is told of every write, and how many records were in it.
+    ``wrote`` is called after every write with its number of records.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Journal:
         self._log = get_logger()
 
     def write(self, persist: Persist) -> None:
-        """Queue changes; they are written with all others of this turn of the event loop."""
+        """Queue changes; write them with all others of this turn of the event loop."""
         if self._closed:
             return
         for saved in persist.saved:
@@ -52,7 +52,7 @@ class Journal:
             self._task = asyncio.create_task(self._write_all())
 
     async def close(self) -> None:
-        """Stop writing; a write that is under way may still arrive."""
+        """Stop writing; a write in progress may still arrive."""
         self._closed = True
         if self._task is not None:
             self._task.cancel()

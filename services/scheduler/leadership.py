@@ -1,4 +1,4 @@
-"""Who leads: a lease in the store, held by one scheduler at a time."""
+"""Leader election: a lease in the store, held by one scheduler at a time."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ _NEARLY = 0.005  # seconds: a call that may take less is none
 
 
 class Leadership:
-    """Stands for election for as long as it runs.
+    """A candidate in the election for as long as it runs.
 
-    ``elected`` gets the fencing token, ``deposed`` follows when the lease is lost, or cannot be
-    shown to be held any more. The lease is renewed three times in its lifetime; while the store
-    does not answer, it is asked again and again for as long as the lease surely lasts, so a hiccup
-    of less than half a lease ends no term. Nobody else can have been elected by then, and whoever
-    is elected later has a newer token. Each term stands under a name of its own, so that it has a
-    fencing token, and so dispatch ids, of its own.
+    ``elected`` gets the fencing token. ``deposed`` is called when the lease is lost or can no
+    longer be proven. The lease is renewed three times in its lifetime. If the store does not
+    answer, the candidate retries for as long as the lease surely lasts, so an outage of less than
+    half a lease ends no term. No other candidate can win before then, and a later leader has a
+    newer token. Each term has a name of its own, and thus its own fencing token and dispatch ids.
     """
 
     def __init__(
@@ -53,15 +52,15 @@ class Leadership:
 
     @property
     def leads(self) -> bool:
-        """Whether this scheduler holds the lease."""
+        """True if this scheduler holds the lease."""
         return self._token is not None
 
     def start(self) -> None:
-        """Stand for election from now on."""
+        """Become a candidate."""
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Hand the lease over at once, so that nobody waits for it to expire."""
+        """Release the lease at once, so that nobody waits until it expires."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -93,11 +92,12 @@ class Leadership:
 
     @property
     def _surely_until(self) -> float:
-        """Until when nobody else can lead: stepping down, and clocks that differ, take a little."""
+        """Instant until which nobody else can lead, less a margin for stepping down and clock
+        drift."""
         return self._held_until - self._ttl * _MARGIN
 
     def _patience(self, now: float) -> float:
-        """How long a call may take: no longer than what it is asked for is of use."""
+        """Return the timeout of a call: no longer than its answer would be of use."""
         longest = self._ttl / 3
         if self._token is None:
             return longest

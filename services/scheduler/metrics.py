@@ -1,4 +1,4 @@
-"""What the scheduler measures. Names begin with ``headway_scheduler_``; times are in seconds."""
+"""The scheduler's metrics. Names begin with ``headway_scheduler_``; times are in seconds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _POOL_GAUGES: tuple[tuple[str, str, Callable[[PoolStatus], float]], ...] = (
 
 
 class SchedulerMetrics:
-    """Counts actions as they are performed; gauges are read from the leading core when scraped."""
+    """Counters of performed actions; gauges are read from the leading core when scraped."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class SchedulerMetrics:
         )
 
     def wrote(self, num_records: int) -> None:
-        """The store has taken so many records, in one write."""
+        """Count the records of one write to the store."""
         self._writes.inc()
         self._records.inc(num_records)
 
@@ -117,7 +117,7 @@ class SchedulerMetrics:
         self._utilisation.observe(chunk_utilisation(decision))
 
     def collect(self) -> Iterator[Metric]:
-        """The leading core's gauges; none on a standby."""
+        """Yield the leading core's gauges; none on a standby."""
         status = self._status()
         leads = GaugeMetricFamily("headway_scheduler_leads", "1 while this scheduler leads")
         leads.add_metric([], float(status is not None))
@@ -147,7 +147,7 @@ class SchedulerMetrics:
 
 
 def chunk_utilisation(decision: Decision) -> float:
-    """Share of an instance's chunks that is taken after a dispatch, [0, 1]."""
+    """Return the share of an instance's chunks in use after a dispatch, [0, 1]."""
     left = {c.unit: c.load[0] for c in decision.considered}
     left |= {c.unit: int(c.score[0]) for c in decision.chosen}  # the last one of a unit counts
     total = sum(c.load[1] for c in decision.considered)

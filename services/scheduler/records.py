@@ -1,7 +1,6 @@
 """Records that a leader saves: one small blob each, fields in a fixed order.
 
-A record of another version is left out when it is read: its request is then like one of which
-nothing was written down.
+Records of another version are skipped when read, as if those requests had none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The scheduler: stands for election, and leads while it holds the lease."""
+"""The scheduler's service: a candidate for election that leads while it holds the lease."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ class SchedulerService:
 
     @property
     def leads(self) -> bool:
-        """Whether a term is under way here."""
+        """True if a term is in progress here."""
         return self._term is not None and self._term.has_begun
 
     def member(self) -> Mapping[str, Any]:
-        """What the membership says of this scheduler: nothing special, the lease says who leads."""
+        """Describe this scheduler for the membership: no further fields; the lease names the
+        leader."""
         return {}
 
     async def start(self) -> None:
-        """Stand for election."""
+        """Become a candidate."""
         runtime, config = self._runtime, self._runtime.config
         self._leadership = Leadership(
             runtime.store,
@@ -52,11 +53,11 @@ class SchedulerService:
         self._leadership.start()
 
     async def drain(self) -> None:
-        """Hand the lease over: gateways and workers go to the next leader."""
+        """Release the lease: gateways and workers connect to the next leader."""
         await self.stop()
 
     async def stop(self) -> None:
-        """Hang up; a repeat does nothing."""
+        """Close all streams; a repeated call does nothing."""
         if self._leadership is not None:
             await self._leadership.stop()
 

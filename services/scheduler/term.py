@@ -1,4 +1,4 @@
-"""One term of leadership: a core, its driver, and the links that it speaks through."""
+"""One term of leadership: a core, its driver, and its links to other services."""
 
 from __future__ import annotations
 
@@ -36,10 +36,9 @@ _PICTURE_INTERVAL = 0.2
 
 
 class Term:
-    """Begins with an election and ends for good.
+    """A term, from the election until the lead is lost.
 
-    The next one begins with what this one has written down, and with what workers and gateways
-    tell it.
+    The next term starts from this one's records and from the reports of workers and gateways.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class Term:
         self._log = get_logger()
 
     async def begin(self) -> None:
-        """Learn who is there, then follow who comes and goes."""
+        """Read the members, then follow changes."""
         store = self._runtime.store
         members, journal = await asyncio.gather(store.members("worker"), store.read_journal())
         saved, learned = unpack_requests(journal[0]), unpack_learned(journal[1])
@@ -96,7 +95,7 @@ class Term:
         self._picture = loop.call_later(_PICTURE_INTERVAL, self._take_picture)
 
     async def end(self) -> None:
-        """Say nothing more to anybody."""
+        """Stop all communication."""
         self._ended = True
         if self._picture is not None:
             self._picture.cancel()
@@ -126,7 +125,7 @@ class Term:
         )
 
     def _left(self, member: Member) -> None:
-        """Its lease has expired: hang up, whatever the stream says."""
+        """Close the link of a worker whose lease has expired, whatever the state of its stream."""
         link = self._links.pop(member.member_id, None)
         if link is None:
             return

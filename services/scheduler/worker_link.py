@@ -1,4 +1,4 @@
-"""The leader's control stream to one worker, opened again while the worker is a member."""
+"""The leader's control stream to one worker, reopened while the worker is a member."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 
 
 class WorkerLink:
-    """One worker. While no stream stands, orders are dropped: the core hears that it is gone."""
+    """The link to one worker. Orders are dropped while it is closed: the core knows it is gone."""
 
     def __init__(
         self,
@@ -47,12 +47,12 @@ class WorkerLink:
         )
 
     def send(self, order: Order) -> None:
-        """Queue one order; a worker that does not read is cut off."""
+        """Queue one order; cut off a worker that does not read."""
         if not self._stream.send(order):
             self._log.warning("worker_does_not_read", num_orders=self._max_queued)
 
     async def close(self) -> None:
-        """Hang up for good."""
+        """Close the stream for good."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 

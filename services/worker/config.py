@@ -17,7 +17,7 @@ _DEFAULTS = WorkerSettings()
 
 
 class EngineConfig(PresetConfig):
-    """Options of what computes: the model, its device and its memory."""
+    """Options of the engine: the model, its device and its memory."""
 
     model: ModelName = Field(
         SHIPPED_MODEL, validate_default=True, description="hub id or folder of the checkpoint"
@@ -105,7 +105,7 @@ class WorkerConfig(EngineConfig):
     def policies(self) -> PolicySettings:
         """Return the preset's policies and the core's settings; HeadwayError for an unknown one.
 
-        The engine has not told yet what it and the model can do.
+        The limits of the engine and the model are not known yet.
         """
         options = WorkerSettings(
             watermark=self.watermark,

@@ -14,7 +14,7 @@ from services.runtime.stream import Served
 
 
 class ControlSession:
-    """At most one leader speaks to the worker; a newer fencing token replaces an older one."""
+    """The stream of at most one leader; a newer fencing token replaces an older one."""
 
     def __init__(
         self, post: Callable[[SchedulerConnected | Order], None], num_reports_queued: int = 65_536
@@ -26,12 +26,12 @@ class ControlSession:
         self._log = get_logger()
 
     def report(self, report: FromWorker) -> None:
-        """Queue a report; without a leader it is dropped (the next one gets a snapshot)."""
+        """Queue a report; drop it without a leader (the next one gets a snapshot)."""
         if self._stream is not None and not self._stream.send(report):
             self._log.warning("scheduler_does_not_read")
 
     async def serve(self, orders: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        """Serve one leader's stream until it hangs up or a newer leader comes."""
+        """Serve one leader's stream until it closes or a newer leader comes."""
         hello = self._greet(await anext(orders, None))
         stream = self._stream = Served[FromWorker](self._num_reports_queued)
         self._post(SchedulerConnected(hello.wants, hello.fencing_token))

@@ -1,4 +1,4 @@
-"""The one thread that runs forward passes, so that the event loop never waits for an engine."""
+"""The thread that runs forward passes, so that the event loop never waits for an engine."""
 
 from __future__ import annotations
 
@@ -49,6 +49,6 @@ class EngineThread:
         )
 
     def close(self) -> None:
-        """Let the pass in flight end, run no other, and close the engine."""
+        """Wait for the pass in flight, drop the others, and close the engine."""
         self._executor.shutdown(wait=True, cancel_futures=True)
         self._backend.close()

@@ -1,4 +1,4 @@
-"""KV blocks that come from other workers."""
+"""Receiving of KV blocks from other workers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class KvReceiver:
         self._answer: KvAnswer | None = None
 
     def answer(self, action: KvAnswer) -> None:
-        """The core's answer to the offer that is being posted."""
+        """Take the core's answer to the offer that is being posted."""
         self._answer = action
 
     async def receive(self, chunks: AsyncIterator[Any]) -> None:
@@ -112,7 +112,7 @@ class KvReceiver:
 
 
 async def _to_the_end(write: Callable[[bytes], None], data: bytes) -> None:
-    """In a thread; a call that is cancelled waits for it, as its blocks come free next."""
+    """Run in a thread; when cancelled, wait for its end, because its blocks come free next."""
     writing = asyncio.ensure_future(asyncio.to_thread(write, data))
     try:
         await asyncio.shield(writing)

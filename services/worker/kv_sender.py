@@ -1,4 +1,4 @@
-"""KV blocks on their way to other workers, beside the running batch."""
+"""Sending of KV blocks to other workers, in parallel with the running batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from services.worker.metrics import WorkerMetrics
 
 
 class KvSender:
-    """Streams requests' KV; each transfer's end is posted."""
+    """Streams requests' KV; the end of each transfer is posted."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class KvSender:
         self._log = get_logger()
 
     def start(self, action: StartTransfer) -> None:
-        """Begin a transfer, or go on with the one that waits for more."""
+        """Start a transfer, or continue one that waits for more."""
         transfer = self._transfers.get(action.request.key)
         if transfer is None:
             transfer = self._transfers[action.request.key] = _Transfer(action, self._metrics)
@@ -52,7 +52,7 @@ class KvSender:
         transfer.add(action)
 
     def stop(self, key: StreamKey) -> None:
-        """Let a transfer that waits for more end without it: the target drops what it has."""
+        """End a transfer that waits for more, without it: the target drops what it has."""
         transfer = self._transfers.get(key)
         if transfer is not None:
             transfer.parts.put_nowait(None)
@@ -70,7 +70,7 @@ class KvSender:
         )
 
     async def _try(self, transfer: _Transfer) -> str:
-        """Why it failed, "" where it did not. All of a request that has stopped is tried twice."""
+        """Return why it failed, or "". Try twice to send the whole KV of a stopped request."""
         if not self._backend.info.holds_whole_kv:
             return "a worker of several processes sends no KV: no process holds a whole block"
         handoff = transfer.last.handoff
@@ -120,7 +120,7 @@ class KvSender:
     def _opening(
         self, part: StartTransfer, blocks: Sequence[int], num_known: int | None
     ) -> KvHeader | KvPart:
-        """Return a header, or for a later part what has changed since the one before."""
+        """Return a header, or for a later part the changes since the part before."""
         shape = self._backend.kv_shape(len(blocks))
         if num_known is not None:
             output = part.request.output_token_ids[num_known:]
@@ -138,14 +138,14 @@ class KvSender:
         )
 
     async def close(self) -> None:
-        """Give up what is under way."""
+        """Abort the transfers in progress."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*(channel.close() for channel in self._channels.values()))
 
 
 class _Transfer:
-    """One request's way: ``parts`` to send, None where no more come; ``last`` is the newest."""
+    """One transfer: ``parts`` to send, None after the last; ``last`` is the newest."""
 
     def __init__(self, first: StartTransfer, metrics: WorkerMetrics) -> None:
         self.last = first
@@ -155,7 +155,7 @@ class _Transfer:
         self._num_passes = 0
 
     def add(self, part: StartTransfer) -> None:
-        """Send this next."""
+        """Queue the next part."""
         self.last = part
         self.parts.put_nowait(part)
         if not part.more:
@@ -163,11 +163,11 @@ class _Transfer:
             self._num_passes = self._metrics.num_passes
 
     def begin_again(self) -> None:
-        """Send all of it at once."""
+        """Restart with all of the KV in one part."""
         self.parts = asyncio.Queue()
         self.parts.put_nowait(replace(self.last, first_token=0))
 
     def measure(self) -> None:
-        """Its client has waited since it stopped, for as many tokens as passes have begun."""
+        """Report the pause: the time since it stopped, and the passes that began meanwhile."""
         pause = asyncio.get_running_loop().time() - self._stopped_at
         self._metrics.moved(pause, self._metrics.num_passes - self._num_passes)

@@ -54,16 +54,16 @@ class PredictorLink:
         self._log = get_logger()
 
     def start(self) -> None:
-        """Look for a predictor from now on."""
+        """Start looking for a predictor."""
         self._watch.start()
 
     async def stop(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         await self._watch.stop()
         await self._hang_up()
 
     def ask(self, question: AskPredictor) -> None:
-        """Queue one pass's states; never blocks. The oldest makes room."""
+        """Queue one pass's states without blocking; drop the oldest if the queue is full."""
         if len(self._queue) == MOST_QUEUED:
             self._queue.popleft()
             self._metrics.dropped.inc()
@@ -71,7 +71,7 @@ class PredictorLink:
         self._wanted.set()
 
     def ended(self, finished: Sequence[FinishedRequest]) -> None:
-        """Their lengths are known now: told with the next question."""
+        """Queue lengths of finished requests, to send with the next question."""
         if self._asking is not None:
             self._ended.extend(finished)
 
@@ -115,7 +115,7 @@ class PredictorLink:
                 await asyncio.sleep(_REST)
 
     async def _serve(self, channel: grpc.aio.Channel) -> None:
-        """Until the predictor says that it does not know the model."""
+        """Send questions until the predictor reports that it does not know the model."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
@@ -146,7 +146,7 @@ class PredictorLink:
 
 
 def _parts(question: AskPredictor) -> Iterator[AskPredictor]:
-    """The question in calls of a size that gRPC takes: one, but for very large batches."""
+    """Split a question into calls small enough for gRPC: one, unless the batch is very large."""
     hidden = question.hidden
     num_rows = max(1, MOST_BYTES // max(1, hidden.values[0].nbytes))
     for start in range(0, len(hidden.keys), num_rows):

@@ -1,4 +1,4 @@
-"""A worker that is loaded: events into its core, actions to its engine and its links."""
+"""A loaded worker: feeds events to its core, and performs actions on its engine and links."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from services.worker.predictor_link import PredictorLink
 from services.worker.token_link import TokenLinks
 
 _FAREWELL = 0.1
-"""Seconds for a gateway to hear where a request has moved, before it takes the request for lost."""
+"""Seconds for a gateway to learn where a request has moved before it counts it as lost."""
 
 
 class WorkerService:
@@ -115,7 +115,7 @@ class WorkerService:
         await asyncio.sleep(_FAREWELL)
 
     async def stop(self) -> None:
-        """End streams, transfers and the engine's thread."""
+        """Stop streams, transfers and the engine's thread."""
         self._driver.close()
         await self._predictor.stop()
         await self._tokens.close()

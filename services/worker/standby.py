@@ -1,4 +1,4 @@
-"""A worker that stands by: loaded and warm, known to whoever may give it a role, to nobody else."""
+"""A standby: a loaded and warm worker without a role, known only to those who may give it one."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from services.runtime.store import Member
 from services.worker.config import WorkerConfig
 
 MEMBERSHIP = "standby"
-"""The service that it is a member as, until it has a role."""
+"""The service it joins as until it has a role."""
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Standby(standby_pb2_grpc.StandbyServicer):
-    """Waits for a role."""
+    """A worker that waits for a role."""
 
     def __init__(self, runtime: Runtime[WorkerConfig]) -> None:
         self._runtime = runtime
@@ -32,7 +32,7 @@ class Standby(standby_pb2_grpc.StandbyServicer):
         self._told: asyncio.Future[WorkerConfig] = asyncio.get_running_loop().create_future()
 
     async def role(self) -> WorkerConfig:
-        """Join those who stand by, and leave them with a role: the configuration with it."""
+        """Join as a standby; once there is a role, leave and return the configuration with it."""
         config, address = self._runtime.config, self._runtime.address
         detail = {"pid": str(os.getpid())}
         member = Member(MEMBERSHIP, config.service_id, address, detail=detail)

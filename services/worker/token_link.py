@@ -18,9 +18,9 @@ Post = Callable[[CancelStream | GatewayGone], None]
 
 
 class TokenLinks:
-    """All gateways' streams. A stream that breaks, or is not read, drops the gateway's requests.
+    """The streams to all gateways. If one breaks or is not read, its requests are dropped.
 
-    The gateway submits again what a broken stream carried, so nothing is sent twice.
+    The gateway resubmits the requests of a broken stream, so nothing is sent twice.
     """
 
     def __init__(self, config: WorkerConfig, post: Post) -> None:
@@ -40,7 +40,7 @@ class TokenLinks:
         self._links.pop(gateway_id, None)
 
     async def close(self) -> None:
-        """Flush what is queued, then end every stream."""
+        """Flush the queued batches, then end every stream."""
         await asyncio.gather(*(link.close() for link in list(self._links.values())))
 
 

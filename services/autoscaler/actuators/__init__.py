@@ -1,4 +1,4 @@
-"""Who makes the targets true? One file per answer."""
+"""Actuators, which start and stop instances to meet the targets. One file for each kind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Actuator", "make_actuator"]
 
 
 def make_actuator(config: AutoscalerConfig, store: Store) -> Actuator:
-    """The configured one; what only one of them needs is imported for that one alone."""
+    """Return the configured actuator; import only what that one needs."""
     match config.actuator:
         case "process":
             from services.autoscaler.actuators.process import ProcessActuator

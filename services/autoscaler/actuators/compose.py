@@ -22,17 +22,17 @@ class ComposeActuator:
         self._services = services
 
     async def ordered(self) -> Mapping[str, int]:
-        """Containers by role."""
+        """Return the number of containers, by role."""
         found: dict[str, int] = {}
         for role, service in self._services.items():
             found[role] = len((await self._run("ps", "--quiet", service)).split())
         return found
 
     async def starts(self) -> None:
-        """It does not see them come."""
+        """Return None: compose does not report starts."""
 
     async def scale(self, role: str, num_instances: int) -> None:
-        """Returns when compose does; a container that goes gets SIGTERM and drains."""
+        """Run compose until it returns; a container that is removed gets SIGTERM and drains."""
         service = self._services[role]
         await self._run(
             *("up", "--detach", "--no-deps", "--no-recreate"),
@@ -67,8 +67,8 @@ class ComposeActuator:
         return out.decode(errors="replace")
 
     async def change_role(self, source: str, target: str, num_instances: int) -> int:
-        """It cannot."""
+        """Return 0: a container cannot change its role."""
         return 0
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there are no connections."""

@@ -35,7 +35,7 @@ class KubernetesActuator:
         self._client: Any = None
 
     async def ordered(self) -> Mapping[str, int]:
-        """``spec.replicas`` by role; a Deployment that is not there has none of its role."""
+        """Return ``spec.replicas`` by role; leave out roles whose Deployment does not exist."""
         found: dict[str, int] = {}
         for role, deployment in self._deployments.items():
             scale = await self._call("read_namespaced_deployment_scale", deployment)
@@ -44,16 +44,16 @@ class KubernetesActuator:
         return found
 
     async def starts(self) -> None:
-        """It does not see them come."""
+        """Return None: the API server does not report starts."""
 
     async def scale(self, role: str, num_instances: int) -> None:
-        """Patches ``spec.replicas``; pods that go get SIGTERM and drain."""
+        """Patch ``spec.replicas``; pods that are removed get SIGTERM and drain."""
         body = {"spec": {"replicas": num_instances}}
         deployment = self._deployments[role]
         await self._call("patch_namespaced_deployment_scale", deployment, body)
 
     async def _call(self, method: str, deployment: str, *body: object) -> Any:
-        """The reply; None where there is no such Deployment."""
+        """Return the API server's reply; None if there is no such Deployment."""
         from aiohttp import ClientError
         from kubernetes_asyncio.client import AppsV1Api
         from kubernetes_asyncio.client.exceptions import ApiException
@@ -100,11 +100,11 @@ class KubernetesActuator:
         self._namespace = self._namespace or context.get("namespace", "default")
 
     async def change_role(self, source: str, target: str, num_instances: int) -> int:
-        """It cannot."""
+        """Return 0: a pod cannot change its role."""
         return 0
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         client, self._client = self._client, None
         if client is not None:
             await client.close()

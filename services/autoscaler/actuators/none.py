@@ -1,4 +1,4 @@
-"""``none``: targets are only published, for the store's readers and for KEDA."""
+"""``none``: targets are only published, for readers of the store and for KEDA."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Mapping
 
 
 class NoActuator:
-    """Does nothing."""
+    """An actuator that does nothing."""
 
     name = "none"
 
     async def ordered(self) -> Mapping[str, int]:
-        """No role is its own."""
+        """Return no roles."""
         return {}
 
     async def starts(self) -> None:
-        """It does not see them come."""
+        """Return None: there is nothing to measure."""
 
     async def scale(self, role: str, num_instances: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     async def change_role(self, source: str, target: str, num_instances: int) -> int:
-        """It cannot."""
+        """Return 0: no instance changes its role."""
         return 0
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there are no connections."""

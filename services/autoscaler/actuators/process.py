@@ -14,7 +14,7 @@ from services.runtime.store import Store
 from services.runtime.wire.calls import Replicas, change_role, replicas, scale
 
 _CALL_TIMEOUT = 5.0
-"""Seconds, those for a connection that has to be made anew included."""
+"""Seconds, including the time to reconnect."""
 
 
 class ProcessActuator:
@@ -30,11 +30,11 @@ class ProcessActuator:
         self._num_starts = 0  # seen of the supervisor's
 
     async def ordered(self) -> Mapping[str, int]:
-        """Workers that run or start, by role; those that drain count no more."""
+        """Return the workers that run or start, by role; those that drain do not count."""
         return (await self._replicas()).num_workers
 
     async def starts(self) -> StartsReport:
-        """As the supervisor has measured them; one that came back counts from 1 again."""
+        """Return the starts that the supervisor measured, each once."""
         found = await self._replicas()
         newest = max((number for number, _ in found.starts), default=0)
         seen = self._num_starts if self._num_starts <= newest else 0
@@ -66,7 +66,7 @@ class ProcessActuator:
         return self._channel
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the channel."""
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()

@@ -1,4 +1,4 @@
-"""What an actuator is."""
+"""The protocol of an actuator."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from headway.core.autoscaler.starts import StartsReport
 
 
 class Actuator(Protocol):
-    """Makes instances of a role come and go; it decides nothing.
+    """A way to start and stop instances of a role; it decides nothing.
 
-    What does not answer is UNAVAILABLE (HeadwayError): the autoscaler tries again.
+    Raises HeadwayError (UNAVAILABLE) if the service behind it does not answer: the autoscaler tries
+    again.
     """
 
     @property
     def name(self) -> str:
-        """Its name in the configuration."""
+        """The actuator's name in the configuration."""
 
     async def ordered(self) -> Mapping[str, int]:
-        """Instances that are wanted now, by role; a role that is not its own is not in it."""
+        """Return the number of ordered instances by role; leave out roles it does not manage."""
 
     async def starts(self) -> StartsReport | None:
-        """What has come since this was asked last, and what stands by; None: it cannot tell."""
+        """Return new starts and the number of standbys; None if they cannot be measured."""
 
     async def scale(self, role: str, num_instances: int) -> None:
-        """Want so many; those over it drain first. Returns before they are there, or gone."""
+        """Order this number of instances; surplus ones drain first. Return before that is done."""
 
     async def change_role(self, source: str, target: str, num_instances: int) -> int:
-        """Have instances serve another role without a restart; how many do: 0, where none can."""
+        """Change the role of running instances without a restart; return how many changed, or 0."""
 
     async def close(self) -> None:
-        """Let go of connections; instances stay."""
+        """Close the connections; instances stay."""

@@ -177,11 +177,11 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a response is owed."""
+        """True if a response is owed."""
         return self._current is not None
 
     def expire(self) -> None:
-        """Refuse a request that is too slow; close a silent connection without a word."""
+        """Refuse a request that is too slow; close a silent connection without a response."""
         self.expires_at = None
         if self._transport is None:
             return
@@ -207,7 +207,7 @@ class HttpConnection(asyncio.Protocol):
             self._serve(self._waiting.popleft())
 
     def _refuse(self, refusal: HttpRefusal) -> None:
-        """Say why, and close once the client had time to read it."""
+        """Send the refusal, then close once the client has had time to read it."""
         if self._transport is None or self._lingering:
             return
         self._lingering = True

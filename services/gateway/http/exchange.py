@@ -1,4 +1,4 @@
-"""One HTTP request and its response, and the limits that every connection keeps."""
+"""One HTTP request and its response, and the limits of a connection."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class HttpRefusal(Exception):  # noqa: N818 (it is an answer, as HeadwayError is
 
 
 class Responder(Protocol):
-    """The connection's side of an exchange."""
+    """The connection as an exchange sees it."""
 
     def send(self, data: bytes, *, last: bool) -> None:
         """Send bytes of the response; ``last`` ends it."""
@@ -52,10 +52,10 @@ class Responder(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """A whole request, and the way to answer it: ``respond``, or ``start`` and ``write``s.
+    """A whole request, and the means to answer it: ``respond``, or ``start`` and ``write``.
 
-    ``on_gone`` is called when the client leaves before the response has ended. Calls after
-    the end, or to a client that is gone, do nothing.
+    ``on_gone`` is called if the client leaves before the response has ended. Calls after the end,
+    or to a client that has left, do nothing.
     """
 
     responder: Responder
@@ -134,7 +134,7 @@ class Exchange:
 
 
 class Handler(Protocol):
-    """The part that answers an HTTP server's requests."""
+    """The object that answers an HTTP server's requests."""
 
     def screen(self, method: str, path: str, authorization: str) -> None:
         """Check a request's head; HttpRefusal where its body need not be read."""

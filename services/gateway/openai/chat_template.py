@@ -38,7 +38,7 @@ class _GenerationBlock(Extension):
 
 
 class ChatTemplate:
-    """One compiled template; ``special_tokens`` are offered to it by name (``bos_token`` …)."""
+    """One compiled template; it can refer to ``special_tokens`` by name (``bos_token`` …)."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         environment = ImmutableSandboxedEnvironment(

@@ -32,7 +32,7 @@ LetGo = Callable[[Sequence[Output]], None]
 
 @dataclass(eq=False)
 class _HttpReply:
-    """The common part of both ways to answer. ``outputs`` is filled before the first token."""
+    """The base of both kinds of reply. ``outputs`` is filled before the first token."""
 
     exchange: Exchange
     identity: CallIdentity
@@ -89,7 +89,7 @@ class _HttpReply:
 
 
 class StreamReply(_HttpReply):
-    """Server-sent events; the status line waits for the first token, or the refusal."""
+    """A reply as server-sent events; the status line waits for the first token or a refusal."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,7 +126,7 @@ class StreamReply(_HttpReply):
 
 
 class WholeReply(_HttpReply):
-    """One JSON body, once every output has ended."""
+    """A reply as one JSON body, sent when every output has ended."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

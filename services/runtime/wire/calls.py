@@ -77,13 +77,13 @@ async def transfer_kv(
 
 
 async def set_role(channel: _Channel, role: Role, *, within: float) -> None:
-    """Have a worker serve something else."""
+    """Change the role of a worker."""
     request = SET_ROLE.pack(ChangeRole(role))
     await _answer(worker_pb2_grpc.WorkerStub(channel).SetRole(request, timeout=within))
 
 
 async def activate(channel: _Channel, role: str, chunk_tokens: int, *, within: float) -> None:
-    """Give a role to a worker that stands by; ``chunk_tokens`` 0 for its own."""
+    """Give a standby a role; ``chunk_tokens`` 0 keeps its own."""
     request = standby_pb2.ActivateRequest(role=role, chunk_tokens=chunk_tokens)
     await _answer(standby_pb2_grpc.StandbyStub(channel).Activate(request, timeout=within))
 
@@ -96,13 +96,13 @@ async def explain(channel: _Channel, request_id: str, *, within: float) -> list[
 
 
 async def report_rates(channel: _Channel, report: RateReport, *, within: float) -> None:
-    """Tell an autoscaler a gateway's rates."""
+    """Report a gateway's rates to an autoscaler."""
     stub = autoscaler_pb2_grpc.AutoscalerStub(channel)
     await _answer(stub.ReportRates(RATE_REPORT.pack(report), timeout=within))
 
 
 async def report_fleet(channel: _Channel, fleet: Fleet, model: str, *, within: float) -> None:
-    """Tell an autoscaler all instances of a model."""
+    """Report all instances of a model to an autoscaler."""
     stub = autoscaler_pb2_grpc.AutoscalerStub(channel)
     await _answer(stub.ReportFleet(pack_fleet(fleet, model), timeout=within))
 
@@ -110,7 +110,7 @@ async def report_fleet(channel: _Channel, fleet: Fleet, model: str, *, within: f
 async def scaling_decisions(
     channel: _Channel, num_decisions: int = 0, *, within: float
 ) -> list[PublishTargets]:
-    """Return an autoscaler's newest decisions, oldest first; 0 for all that it remembers."""
+    """Return an autoscaler's newest decisions, oldest first; 0 returns all that it keeps."""
     request = autoscaler_pb2.GetDecisionsRequest(num_decisions=num_decisions)
     stub = autoscaler_pb2_grpc.AutoscalerStub(channel)
     reply = await _answer(stub.GetDecisions(request, timeout=within))
@@ -129,7 +129,7 @@ async def predict(
 async def observe(
     channel: _Channel, model: str, lengths: Sequence[tuple[int, int]], *, within: float
 ) -> None:
-    """Tell a predictor the prompt and output tokens of finished requests."""
+    """Report prompt and output tokens of finished requests to a predictor."""
     request = predictor_pb2.ObserveRequest(
         model=model,
         num_prompt_tokens=[prompt for prompt, _ in lengths],
@@ -152,7 +152,7 @@ async def length_table(
 
 
 class Replicas(NamedTuple):
-    """A supervisor's workers by role, and its last starts with their numbers, oldest first."""
+    """A supervisor's workers by role, and its last starts by number, oldest first."""
 
     num_workers: Mapping[str, int]
     starts: Sequence[tuple[int, InstanceStart]]
@@ -172,7 +172,7 @@ async def replicas(channel: _Channel, *, within: float) -> Replicas:
 
 
 async def scale(channel: _Channel, role: str, num_workers: int, *, within: float) -> None:
-    """Have workers of a role started or drained until as many are left; return at once."""
+    """Order a number of workers of a role; return at once."""
     request = supervisor_pb2.ScaleRequest(role=role, num_workers=num_workers)
     stub = supervisor_pb2_grpc.SupervisorStub(channel)
     await _answer(stub.Scale(request, timeout=within, wait_for_ready=True))
@@ -181,7 +181,7 @@ async def scale(channel: _Channel, role: str, num_workers: int, *, within: float
 async def change_role(
     channel: _Channel, source: str, target: str, num_workers: int, *, within: float
 ) -> int:
-    """Have workers of one role serve another; return how many do."""
+    """Change workers of one role to another; return how many changed."""
     request = supervisor_pb2.ChangeRoleRequest(
         source=source, target=target, num_workers=num_workers
     )

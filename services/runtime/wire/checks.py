@@ -1,4 +1,4 @@
-"""Checks of what a peer says: every refusal names the value and its limit."""
+"""Checks of a peer's messages: every refusal names the value and its limit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_KV_DIMENSION = 2**31
 MAX_KV_BYTES = 2**42
 
 Check = Callable[[Any, str], Any]
-"""Takes a field's value and name; returns what to believe, or raises ``HeadwayError``."""
+"""A check of one field: takes its value and name; returns the value to use or raises."""
 V = TypeVar("V")
 
 
@@ -69,7 +69,7 @@ def finite(value: float, name: str) -> float:
 
 
 def unchecked(value: V, name: str) -> V:
-    """Take any value: the dataclass or its reader refuses what is wrong."""
+    """Return any value: the dataclass or its reader refuses wrong ones."""
     return value
 
 
@@ -124,7 +124,7 @@ def _kv_shape(least_tokens: int) -> Check:
 BY_NAME: Mapping[str, Check] = MappingProxyType(
     {"unit": a_unit, "target_unit": a_unit, "message": text, "reason": text}
 )
-"""Checks of fields of these names, in every message."""
+"""Checks by field name, for every message."""
 
 BY_FIELD: Mapping[type, Mapping[str, Check]] = MappingProxyType(
     {
@@ -148,10 +148,10 @@ BY_FIELD: Mapping[type, Mapping[str, Check]] = MappingProxyType(
         RateReport: {"gateway_id": unchecked, "model": text},
     }
 )
-"""Checks of single fields, where their name and type do not say enough."""
+"""Checks of single fields, where name and type are not enough."""
 
 SELF_CHECKED = frozenset({SamplingParams, WantedReports, Tuned, RateReport, PoolLoad})
-"""Dataclasses whose numbers they, or the event around them, refuse."""
+"""Dataclasses that check their numbers themselves, or whose event does."""
 
 
 def _every_unit_has_a_load(snapshot: Snapshot) -> None:
@@ -169,4 +169,4 @@ def _begins_in_what_is_computed(part: KvPart) -> None:
 OF_THE_WHOLE: Mapping[type, Callable[[Any], None]] = MappingProxyType(
     {Snapshot: _every_unit_has_a_load, KvPart: _begins_in_what_is_computed}
 )
-"""Checks of fields against each other."""
+"""Checks across several fields."""

@@ -41,7 +41,7 @@ _Convert = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Codec(Generic[M]):
-    """Both ways between a dataclass and its protobuf message."""
+    """A converter between a dataclass and its protobuf message."""
 
     pack: Callable[[M], Any]
     unpack: Callable[[Any], M]
@@ -50,8 +50,8 @@ class Codec(Generic[M]):
 class Union(Generic[M]):
     """Messages that share a stream: the ``body`` of a protobuf message is one of them.
 
-    Members are told by their types' names. ``by_hand`` has codecs for members that the generic
-    one does not fit. A body ``batch`` holds several messages, in order.
+    Members are identified by the names of their types. ``by_hand`` has codecs for members that the
+    generic one does not fit. A body ``batch`` holds several messages, in order.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ def _member(field: FieldDescriptor, by_hand: Mapping[str, Codec[Any]]) -> tuple[
 
 @cache
 def codec_of(kind: type[M], packed_type: Any) -> Codec[M]:
-    """Return the codec of a dataclass and a protobuf message; raise KeyError if a field lacks."""
+    """Return the codec of a dataclass and a protobuf message; KeyError for a missing field."""
     descriptor = packed_type.DESCRIPTOR
     plan = [_plan(kind, field, descriptor) for field in fields(kind)]  # type: ignore[arg-type]
     return Codec(_packer(packed_type, plan), _unpacker(kind, plan))
@@ -117,7 +117,7 @@ def codec_of(kind: type[M], packed_type: Any) -> Codec[M]:
 
 @dataclass(slots=True)
 class _Plan:
-    """How one dataclass field is packed and unpacked."""
+    """The packing and unpacking of one dataclass field."""
 
     names: tuple[str, ...]  # on the wire
     paths: tuple[str, ...]  # in the dataclass

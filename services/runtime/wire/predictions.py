@@ -24,7 +24,7 @@ _FLOAT16 = np.dtype("<f2")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A worker's question: states of running requests, and those that have ended meanwhile."""
+    """A worker's question: states of running requests, and the requests that have ended since."""
 
     model: str
     seen: SeenStates

@@ -29,7 +29,7 @@ def unpack_fleet(packed: pb.FleetReport) -> FleetReport:
 
 
 def pack_targets(decided: PublishTargets) -> pb.Targets:
-    """Return what is wanted, since when, and why."""
+    """Return the targets as a message, with their time and reason."""
     return pb.Targets(
         **asdict(decided.targets), decided_at=decided.decided_at, policy=decided.policy
     )

@@ -16,18 +16,18 @@ _CODE = MappingProxyType({status: code for code, status in _STATUS.items()})
 
 
 def status_of(error: HeadwayError) -> grpc.StatusCode:
-    """The gRPC status of a refusal."""
+    """Return the gRPC status of a refusal."""
     return _STATUS[error.code]
 
 
 def status_of_code(code: Code) -> int:
-    """The gRPC status number of a code."""
+    """Return the gRPC status number of a code."""
     number: int = _STATUS[code].value[0]
     return number
 
 
 def code_of(number: int) -> Code:
-    """The refusal's code of a gRPC status number; INTERNAL for what we never send."""
+    """Return the code of a gRPC status number; INTERNAL for one that we never send."""
     for status, code in _CODE.items():
         if status.value[0] == number:
             return code
@@ -35,14 +35,14 @@ def code_of(number: int) -> Code:
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: HeadwayError) -> NoReturn:
-    """End a call with a refusal; its retry hint goes into the trailing metadata."""
+    """End a call with a refusal; put its retry hint into the trailing metadata."""
     trailing = ((RETRY_AFTER_KEY, f"{error.retry_after:.3f}"),) if error.retry_after else ()
     await context.abort(status_of(error), error.message, trailing)
     raise error  # context.abort does not return
 
 
 def error_of(error: grpc.aio.AioRpcError) -> HeadwayError:
-    """A peer's refusal as ours."""
+    """Return a peer's refusal as a HeadwayError."""
     metadata = dict(error.trailing_metadata() or ())
     try:
         retry_after = float(str(metadata.get(RETRY_AFTER_KEY, 0.0)))

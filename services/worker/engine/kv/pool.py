@@ -202,7 +202,7 @@ def _refuse_a_foreign_kv(
 def refuse_what_does_not_fit(
     name: str, shape: KvShape, num_tokens: int, device: torch.device
 ) -> None:
-    """Raise HeadwayError for a store that its device has no room for."""
+    """Raise HeadwayError for a store that does not fit its device."""
     if num_tokens < 1:
         raise invalid("the KV pool's size in tokens", num_tokens, "at least 1")
     needed, free = num_tokens * shape.bytes_per_token, available_bytes(device)
