@@ -6,16 +6,22 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from headway.errors import invalid
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.errors import invalid, require_over
 
 METRICS = ("ttft", "ttfat", "tpot", "tbt", "ttlt")
-"""By the glossary's names."""
+"""Names of the glossary."""
+
+VIOLATION = 0.95
+"""A reader whose QoE is below this was let down."""
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value below which ``share`` (0 to 1) of the ascending values lie, interpolated linearly.
+    """Return the value below which ``share`` (0 to 1) of the ascending values lie.
 
-    As numpy's default. Refuses (ValueError) no values.
+    Interpolates linearly, as numpy does. ValueError for no values.
     """
     if not ordered:
         raise ValueError("percentile of no values")
@@ -137,3 +143,26 @@ def goodput(finished: Iterable[RequestTimes], slo: Slo, duration: float) -> floa
     if duration <= 0.0:
         return 0.0
     return sum(slo.met(times) for times in finished) / duration
+
+
+def qoe(instants: NDArray[np.float64], tpot: float, *, start: float | None = None) -> float:
+    """Return how much of the expected timeline was delivered, 0 to 1 (Andes; PASCAL).
+
+    ``instants``: deliveries of the answering tokens, (n,) ascending, seconds; 0.0 for none.
+    A reader takes ``tpot`` seconds a token. Token k is expected at ``e_k = start + k · tpot`` and
+    digested at ``d_k = max(t_k, d_(k-1) + tpot, e_k)``, where ``t_k`` is its delivery. QoE is the
+    area under the curve of digested tokens over that of expected ones, up to the moment when the
+    last token should have been digested. A later end would reward a late last token.
+
+    ``start``: when the first one was expected, arrival plus the TTFT target; None counts from
+    the first one on, so that only its pace is judged. HeadwayError for a ``tpot`` of 0 or less.
+    """
+    require_over("tpot", tpot, 0)
+    if not len(instants):
+        return 0.0
+    pace = tpot * np.arange(len(instants))
+    begin = float(instants[0]) if start is None else start
+    # d_k − e_k is the latest delivery so far, each brought to the first token's clock.
+    lag = np.maximum(np.maximum.accumulate(instants - begin - pace), 0.0)
+    expected = tpot * len(instants) - pace
+    return float(np.sum(np.maximum(expected - lag, 0.0)) / np.sum(expected))

@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.serve.replay import Outcome
-from headway.metrics import percentile
-from headway.qoe import VIOLATION, qoe
+from headway.metrics import VIOLATION, percentile, qoe
 
 READER_PACE = 0.1  # seconds a token
 Values = Mapping[str, Sequence[float]]

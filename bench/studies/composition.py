@@ -29,8 +29,8 @@ from bench.studies.runs import (
 )
 from headway.cluster import Role
 from headway.cost.profile import load_profile
+from headway.metrics import VIOLATION
 from headway.presets import PRESETS, Preset
-from headway.qoe import VIOLATION
 from headway.sim.cluster import SimRequest
 from headway.sim.experiment import Conditions
 from headway.sim.network import NetworkParams

@@ -1,12 +1,11 @@
 """Token velocities: the tokens per second that each stage of one instance can release.
 
-They are measured by raising the offered rate until the output no longer grows (``saturation``);
+They are measured by raising the offered rate until the output no longer grows (``Saturation``);
 where nothing could be measured, the pass-time model tells what they would be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from headway.cost.buckets import NUM_BUCKETS, Buckets
@@ -30,11 +29,6 @@ def prefill_velocity(pass_time: PassTime, memory: Memory) -> float:
     return memory.num_units * chunk / pass_time.seconds(chunk, 0, 0, 0)
 
 
-def network_velocity(link_bytes_per_s: float, kv_bytes_per_token: int) -> float:
-    """V_N, tokens/s: whole KV over the link."""
-    return link_bytes_per_s / kv_bytes_per_token
-
-
 def decode_velocity(pass_time: PassTime, memory: Memory, num_input: int, num_output: int) -> float:
     """V_D of one kind of request, tokens/s: input and output tokens of *completed* requests.
 
@@ -55,29 +49,6 @@ def decode_velocities(pass_time: PassTime, memory: Memory, buckets: Buckets) -> 
 
 
 # --- the convertible decoder (TokenScale, section IV-D) ---------------------------------
-
-
-def mean_decode_batch(kv_capacity_tokens: int, mean_request_tokens: float) -> float:
-    """Requests that decode at a time: the KV memory over a request's mean share of it."""
-    require_over("mean_request_tokens", mean_request_tokens, 0)
-    return kv_capacity_tokens / mean_request_tokens
-
-
-def convertible_chunk(
-    pass_time: PassTime, decode_batch: float, kv_tokens: float, tpot_slo: float
-) -> int:
-    """The most prefill tokens + decoding requests whose pass still meets the TPOT SLO.
-
-    0 if decoding alone takes longer.
-    """
-    require_over("tpot_slo", tpot_slo, 0)
-    spare = tpot_slo - pass_time.seconds(0, 0, decode_batch, kv_tokens)
-    if spare < 0:
-        return 0
-    if pass_time.per_prefill_token <= 0:
-        message = "per_prefill_token is 0: prefill tokens would cost nothing; fit it from passes"
-        raise HeadwayError(Code.FAILED_PRECONDITION, message, param="per_prefill_token")
-    return int(decode_batch + spare / pass_time.per_prefill_token)
 
 
 def convertible_velocity(chunk_tokens: float, decode_batch: float, tpot_slo: float) -> float:
@@ -148,22 +119,3 @@ class Saturation:
             raise HeadwayError(Code.FAILED_PRECONDITION, message, param="first_rate")
         self._num_left -= 1
         self.offered *= self._factor
-
-
-def saturation(
-    released: Callable[[float], float],
-    first_rate: float,
-    *,
-    factor: float = 1.25,
-    tolerance: float = 0.02,
-    max_steps: int = 64,
-) -> float:
-    """The greatest output rate that ``released(offered rate)`` reaches, tokens/s.
-
-    The offered rate grows by ``factor`` until the output grows by less than ``tolerance`` of
-    itself; HeadwayError if it still does after ``max_steps``.
-    """
-    search = Saturation(first_rate, factor=factor, tolerance=tolerance, max_steps=max_steps)
-    while search.offered is not None:
-        search.add(released(search.offered))
-    return search.best

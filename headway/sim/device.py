@@ -116,7 +116,6 @@ class Device:
         self.num_passes = 0
         self.num_prefill_passes = 0
         self.num_prefill_tokens = 0
-        self.num_swapped_tokens = 0
         self.on_pass: Callable[[PassTaken], None] | None = None
 
     def start(self, forward_pass: ForwardPass) -> None:
@@ -196,7 +195,6 @@ class Device:
             for swap in swaps:
                 link = swap.blocks[0] // self._blocks_per_unit, bool(is_in)
                 num_tokens[link] = num_tokens.get(link, 0) + swap.num_tokens
-        self.num_swapped_tokens += sum(num_tokens.values())
         return self._swap_per_token * max(num_tokens.values())
 
     def _shares(self, items: Sequence[PassItem]) -> Iterable[Share]:

@@ -30,7 +30,6 @@ class Kernel:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.num_happened = 0
         self._sequence = 0
         self._heap: list[tuple[float, int, Timer]] = []
 
@@ -53,7 +52,6 @@ class Kernel:
             if timer.happening is None:
                 continue
             self.now = at
-            self.num_happened += 1
             timer.happening()
         if until < inf:
             self.now = max(self.now, until)

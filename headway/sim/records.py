@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.qoe import qoe
+from headway.metrics import qoe
 
 
 class Segment(NamedTuple):

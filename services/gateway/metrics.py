@@ -9,7 +9,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from headway.core.gateway.events import Deliver, GatewayAction
-from headway.qoe import qoe
+from headway.metrics import qoe
 from headway.request import Request
 
 _LATENCY = (

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from headway.errors import HeadwayError
+from headway.metrics import VIOLATION, qoe
 from headway.policies.pacing.off import PacingOff
-from headway.policies.pacing.token_pacer import TokenPacer, TokenPacerParams, released_at
-from headway.qoe import VIOLATION, qoe
+from headway.policies.pacing.token_pacer import TokenPacer, TokenPacerParams
 
 
 def test_a_burst_is_shown_at_the_pace_of_a_reader() -> None:
@@ -80,12 +80,6 @@ def test_a_token_is_shown_at_the_very_instant_it_is_due_on_a_live_clock() -> Non
 def test_a_pace_out_of_range_is_refused_with_the_range() -> None:
     with pytest.raises(HeadwayError, match=r"0\.001"):
         TokenPacerParams(tpot=0.0)
-
-
-def test_the_closed_form_shows_each_token_when_it_is_there_and_due() -> None:
-    shown = released_at(np.array([0.0, 0.0, 0.0, 1.0, 1.0]), 0.1)
-    np.testing.assert_allclose(shown, [0.0, 0.1, 0.2, 1.0, 1.0])
-    assert len(released_at(np.empty(0), 0.1)) == 0
 
 
 # --- QoE ------------------------------------------------------------------------------

@@ -10,11 +10,12 @@ import pytest
 
 from headway.cluster import UnitId
 from headway.errors import HeadwayError
+from headway.metrics import percentile
 from headway.policies.placement import Choice, DecodeUnit
+from headway.policies.placement.greedy import outlier_bound
 from headway.policies.placement.iqr_lex import IqrLex, IqrLexParams
 from headway.policies.placement.lex import Lex
 from headway.policies.placement.min_cost import MinCost, MinCostParams
-from headway.policies.placement.outliers import outlier_bound, percentile
 from headway.request import StreamKey
 
 
@@ -47,7 +48,7 @@ def test_percentiles_are_interpolated_linearly() -> None:
 
 
 def test_the_bound_is_the_third_quartile_plus_k_interquartile_ranges() -> None:
-    assert outlier_bound(units((0, 1), (0, 2), (0, 3), (0, 4)), 1.5) == pytest.approx(5.5)
+    assert outlier_bound([1, 2, 3, 4], 1.5) == pytest.approx(5.5)
 
 
 def test_a_unit_whose_kv_stands_out_is_masked_though_its_batch_is_smallest() -> None:

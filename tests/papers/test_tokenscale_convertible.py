@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from headway.cost.pass_time import PassTime
 from headway.cost.profile import load_profile
 from headway.cost.velocity import (
-    convertible_chunk,
     convertible_velocity,
-    mean_decode_batch,
     reserved_tokens,
     takes_decode,
 )
@@ -17,21 +14,6 @@ from headway.errors import HeadwayError
 
 A100 = load_profile("llama-8b-a100")
 TPOT = 0.1
-
-
-@pytest.mark.parametrize(("batch", "kv_tokens"), [(1, 1000), (60, 70_000), (116, 139_000)])
-def test_the_chunk_is_the_largest_whose_pass_meets_the_tpot_slo(batch: int, kv_tokens: int) -> None:
-    chunk = convertible_chunk(A100.pass_time, batch, kv_tokens, TPOT)
-    assert A100.pass_time.seconds(chunk - batch, 0, batch, kv_tokens) <= TPOT
-    assert A100.pass_time.seconds(chunk - batch + 1, 0, batch, kv_tokens) > TPOT
-
-
-def test_a_batch_that_misses_the_slo_alone_leaves_no_chunk() -> None:
-    assert convertible_chunk(A100.pass_time, 10_000, 0, TPOT) == 0
-
-
-def test_the_mean_decode_batch_is_memory_over_a_requests_share_of_it() -> None:
-    assert mean_decode_batch(140_000, 1400.0) == 100.0
 
 
 def test_the_convertible_velocity_is_what_the_batch_leaves_of_the_chunk_over_the_slo() -> None:
@@ -44,8 +26,10 @@ def test_the_convertible_velocity_is_what_the_batch_leaves_of_the_chunk_over_the
 )
 def test_a_profiles_convertible_figures_follow_from_its_pass_time(name: str) -> None:
     profile = load_profile(name)
-    batch = min(profile.max_batch, mean_decode_batch(profile.kv_capacity_tokens, 1024 + 350 / 2))
-    chunk = convertible_chunk(profile.pass_time, batch, batch * (1024 + 350 / 2), TPOT)
+    size = 1024 + 350 / 2
+    batch = min(profile.max_batch, profile.kv_capacity_tokens / size)
+    spare = TPOT - profile.pass_time.seconds(0, 0, batch, batch * size)
+    chunk = int(batch + spare / profile.pass_time.per_prefill_token)
     assert profile.convertible_chunk_tokens == chunk
     said = profile.convertible_velocity(None, TPOT)
     assert said == pytest.approx(convertible_velocity(chunk, batch, TPOT), abs=1)
@@ -72,11 +56,6 @@ def test_no_new_decode_work_goes_into_the_reserved_memory() -> None:
     reserved = reserved_tokens(8780.0, 0.4)
     assert takes_decode(136_000, 140_000, reserved)
     assert not takes_decode(137_000, 140_000, reserved)
-
-
-def test_a_pass_time_without_prefill_cost_has_no_chunk() -> None:
-    with pytest.raises(HeadwayError, match="per_prefill_token is 0"):
-        convertible_chunk(PassTime(0.01), 1, 1, TPOT)
 
 
 @pytest.mark.parametrize("slo", [0.0, -1.0, float("nan")])

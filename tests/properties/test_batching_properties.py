@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from heapq import merge
 from math import floor, isnan, log2
 from typing import Any
 
@@ -148,7 +149,7 @@ class Kept:
         ranks = {s.key: self.policy.rank(s, now=now).rank for s in self.sequences}
         assert not any(isnan(number) for rank in ranks.values() for number in rank)
         fresh = sorted(ranks, key=lambda key: (ranks[key], key))
-        assert [s.key for s in self.queue.best_first()] == fresh
+        assert [key for _, key, _ in merge(self.queue.running, self.queue.waiting)] == fresh
         assert len(self.queue) == len(fresh)
         for places, running in ((self.queue.running, True), (self.queue.waiting, False)):
             assert all(entry.candidate.running is running for _, _, entry in places)

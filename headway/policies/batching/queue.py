@@ -7,8 +7,8 @@ last one: a bisection and a shift of pointers each, microseconds among ten thous
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
-from heapq import heappop, heappush, merge
+from collections.abc import Iterable
+from heapq import heappop, heappush
 from math import inf
 from typing import Generic
 
@@ -55,10 +55,6 @@ class RankedQueue(Generic[C]):
     def due_at(self) -> float:
         """No rank ages before this instant."""
         return self._due[0][0] if self._due else inf
-
-    def best_first(self) -> Iterator[C]:
-        """All candidates, drawn lazily."""
-        return (entry.candidate for _, _, entry in merge(self.running, self.waiting))
 
     def touch(self, candidate: C, *, now: float) -> None:
         """Take it in, or rank it anew: something that its rank reads may have changed."""

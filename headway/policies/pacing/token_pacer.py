@@ -10,9 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from headway.errors import require_between
 from headway.policies.answer import Answer
 
@@ -90,14 +87,6 @@ class TokenPace:
         if self._due_at(first_at, count) <= now:
             return count + 1
         return count - 1 if self._due_at(first_at, count - 1) > now else count
-
-
-def released_at(instants: NDArray[np.float64], tpot: float) -> NDArray[np.float64]:
-    """When the pacer releases tokens that come at ``instants``, (n,) ascending, seconds: (n,)."""
-    if not len(instants):
-        return instants
-    due: NDArray[np.float64] = instants[0] + tpot * np.arange(len(instants))
-    return np.maximum(instants, due)
 
 
 ANSWER = Answer("token-pacer", TokenPacer, "PASCAL, section IV-D; Andes", TokenPacerParams)

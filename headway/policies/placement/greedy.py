@@ -12,13 +12,15 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 from headway.cluster import UnitId
-from headway.policies.placement.outliers import MIN_UNITS, bound_of
+from headway.metrics import percentile
 from headway.policies.placement.protocol import Choice, DecodeUnit, Placeable, R, blocks_wanted
 from headway.request import StreamKey
 
 Score = Callable[[DecodeUnit], tuple[float, ...]]
 Order = tuple[float, float, StreamKey]
 Entry = tuple[tuple[float, ...], UnitId, DecodeUnit]
+MIN_UNITS = 4
+"""With fewer units there is no mask: quartiles of three loads say nothing."""
 
 
 def by_length(request: Placeable) -> Order:
@@ -58,6 +60,12 @@ class Rooms:
         ]
 
 
+def outlier_bound(loads: Sequence[int], k: float) -> float:
+    """Return ``Q3 + k·(Q3 − Q1)`` of ascending KV loads, tokens (Algorithm 3, step 1)."""
+    first, third = percentile(loads, 0.25), percentile(loads, 0.75)
+    return third + k * (third - first)
+
+
 class _Outliers:
     """Units whose KV load is above the outlier bound and above ``alarm`` of their capacity."""
 
@@ -70,7 +78,7 @@ class _Outliers:
     def draw(self) -> None:
         """The mask is drawn anew."""
         if self._k is not None:
-            self._bound = bound_of(self._loads, self._k)
+            self._bound = outlier_bound(self._loads, self._k)
 
     def masks(self, unit: DecodeUnit) -> bool:
         """Whether a unit stands out."""
