@@ -5,35 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """One row. ``baseline``, ``ours`` and ``spread`` have the unit that ``scenario`` names.
-
-    ``spread``: the standard deviation of ``ours`` over the seeds.
-    """
-
-    paper: str
-    claim: str
-    scenario: str
-    paper_value: str
-    baseline: float
-    ours: float
-    spread: float
-    seeds: int
-    holds: bool
-    note: str = ""
-
-    def packed(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +21,7 @@ class Sample:
 
     @property
     def mean(self) -> float:
-        """Over the seeds."""
+        """Mean over the seeds."""
         return statistics.fmean(self.values)
 
     @property
@@ -53,13 +30,58 @@ class Sample:
         return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A row of the table; ``before`` and ``after`` have the unit that ``scenario`` names."""
+
+    paper: str
+    claim: str
+    scenario: str
+    paper_value: str
+    before: Sample
+    after: Sample
+    holds: bool
+    note: str = ""
+    differences: Sample | None = None  # their spread is shown instead of that of ``after``
+
+    @property
+    def baseline(self) -> float:
+        """Mean of the baseline."""
+        return self.before.mean
+
+    @property
+    def ours(self) -> float:
+        """Our mean."""
+        return self.after.mean
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of ours over the seeds."""
+        return (self.differences or self.after).spread
+
+    def packed(self) -> dict[str, Any]:
+        """Return the row for JSON."""
+        return {
+            "paper": self.paper,
+            "claim": self.claim,
+            "scenario": self.scenario,
+            "paper_value": self.paper_value,
+            "baseline": self.baseline,
+            "ours": self.ours,
+            "spread": self.spread,
+            "seeds": len(self.after.values),
+            "holds": self.holds,
+            "note": self.note,
+        }
+
+
 def change(baseline: Sequence[float], ours: Sequence[float]) -> Sample:
-    """Relative change seed by seed, 0.1 for 10 % more."""
+    """Return the relative change seed by seed, 0.1 for 10 % more."""
     return Sample(tuple(o / b - 1 for b, o in zip(baseline, ours, strict=True)))
 
 
 def run_all(work: Callable[[T], R], jobs: Iterable[T], num_processes: int) -> list[R]:
-    """``work`` on every job, in order; in this process where one is enough."""
+    """Return what ``work`` makes of every job, in order; one process is this one."""
     listed = list(jobs)
     if num_processes <= 1:
         return [work(job) for job in listed]

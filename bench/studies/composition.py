@@ -22,7 +22,6 @@ from bench.studies.runs import (
     Job,
     Results,
     Row,
-    compare,
     run,
     share_of,
     spec_of,
@@ -61,7 +60,7 @@ STAGES: Mapping[str, Mapping[str, str]] = MappingProxyType(
 
 
 def preset_of(system: str) -> Preset:
-    """A preset by name, or ours without one of its stages."""
+    """Return a preset by name, or ours without one of its stages."""
     if system not in STAGES:
         return PRESETS[system]
     ours, plain = PRESETS[OURS], PRESETS[PLAIN]
@@ -72,7 +71,7 @@ def preset_of(system: str) -> Preset:
 
 
 def requests(rate: float, seed: int, num_requests: int | None = None) -> Iterator[SimRequest]:
-    """On-off bursts whose mean over everything is ``rate``."""
+    """Yield on-off bursts whose mean over everything is ``rate``."""
     rng, now = random.Random(seed), 0.0
     for number, gap in enumerate(islice(BURSTS.gaps(rate, rng), num_requests or NUM_REQUESTS)):
         now += gap
@@ -90,7 +89,7 @@ def _request(rng: random.Random, number: int, at: float) -> SimRequest:
 
 
 def conditions() -> Conditions:
-    """The same GPUs for all."""
+    """Return the same GPUs for all."""
     decode = replace(load_profile("qwen-32b-h100-96"), host_capacity_tokens=_HOST_TOKENS)
     prefill = replace(decode, num_units=2, chunk_tokens=4096, num_gpus=2)
     return Conditions(
@@ -100,13 +99,13 @@ def conditions() -> Conditions:
 
 
 def measure(job: Job) -> Row:
-    """One run."""
+    """Run once."""
     spec = spec_of(preset_of(job.system), conditions())
     return figures(run(spec, requests(job.rate, job.seed)))
 
 
 def figures(finished: Finished) -> Row:
-    """What users felt, over all requests; seconds and shares."""
+    """Return what users felt, over all requests; seconds and shares."""
     records = finished.records
     quality = [r.qoe(_PACE) or 0.0 for r in records]
     kept = [_keeps(r, q) for r, q in zip(records, quality, strict=True)]
@@ -141,7 +140,7 @@ def _keeps(record: Record, quality: float) -> bool:
 
 
 def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
-    """Against a plain deployment at every load, each paper near saturation, and stage by stage."""
+    """Compare with a plain deployment, with each paper near saturation, and stage by stage."""
     rates = [round(SATURATION * share, 3) for share in SHARES]
     jobs = [Job(SCENARIO, s, rate, seed) for s in (PLAIN, OURS) for rate in rates for seed in seeds]
     jobs += [
@@ -159,7 +158,7 @@ _NAMES = ("ttft", "ttfat", "ttlt", "tpot")
 
 
 def _felt(found: Results, system: str, rate: float) -> str:
-    """P50/P99 of all times, and QoE."""
+    """Say P50/P99 of all times, and QoE."""
     times = (
         f"{name.upper()} {found.sample(SCENARIO, system, rate, f'{name}_p50').mean:.3g}/"
         f"{found.sample(SCENARIO, system, rate, f'{name}_p99').mean:.3g}"
@@ -173,7 +172,7 @@ def _felt(found: Results, system: str, rate: float) -> str:
 def _against_plain(found: Results, share: float) -> Claim:
     rate = round(SATURATION * share, 3)
     before, after = (found.sample(SCENARIO, s, rate, "attainment") for s in (PLAIN, OURS))
-    return compare(
+    return Claim(
         PAPER,
         f"SLO attainment at {share:.0%} of saturation against {PLAIN}",
         f"{SCENARIO}, {rate:g} requests/s; share",
@@ -192,7 +191,7 @@ def _against_papers(found: Results, rate: float) -> Claim:
     each = ", ".join(
         f"{s} {found.sample(SCENARIO, s, rate, 'attainment').mean:.1%}" for s in SINGLES
     )
-    return compare(
+    return Claim(
         PAPER,
         f"SLO attainment against the best single paper ({best}), {rate:g} requests/s",
         f"{SCENARIO}; share, equal GPUs",
@@ -205,7 +204,7 @@ def _against_papers(found: Results, rate: float) -> Claim:
 
 
 def _ablation(found: Results, stage: str) -> Claim:
-    """What a stage adds, over all busy loads."""
+    """Measure what a stage adds, over all busy loads."""
     without, ours = (
         [found.sample(SCENARIO, system, rate, "attainment").mean for rate in BUSY]
         for system in (stage, OURS)
@@ -213,7 +212,7 @@ def _ablation(found: Results, stage: str) -> Claim:
     changes = [o - w for w, o in zip(without, ours, strict=True)]
     rate = BUSY[1]
     shown = ", ".join(f"{c:+.1%}" for c in changes)
-    return compare(
+    return Claim(
         PAPER,
         f"ablation: {stage}",
         f"{SCENARIO}, {rate:g} requests/s; share",

@@ -11,7 +11,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
-from bench.studies.claims import Claim, Sample, change, run_all
+from bench.studies.claims import Sample, change, run_all
 from headway.cluster import Role
 from headway.presets import PRESETS, Preset, parse_choice
 from headway.sim.cluster import ClusterSpec, SimCluster, SimRequest
@@ -24,7 +24,7 @@ _LONGEST = 1e7
 
 
 class Job(NamedTuple):
-    """One run."""
+    """A run to make."""
 
     scenario: str
     system: str
@@ -51,7 +51,7 @@ def run(
     *,
     watch: Callable[[SimCluster], None] | None = None,
 ) -> Finished:
-    """Until the last request has ended; ``watch`` may set up samplers before it begins."""
+    """Run until the last request has ended; ``watch`` may set up samplers before it begins."""
     kernel, records = Kernel(), list[Record]()
     cluster = SimCluster(kernel, spec, records.append)
     if watch is not None:
@@ -64,7 +64,7 @@ def run(
 
 
 def arrivals(rng: random.Random, rate: float, num_requests: int) -> Iterator[tuple[int, float]]:
-    """Numbers and instants of a Poisson process."""
+    """Yield numbers and instants of a Poisson process."""
     now = 0.0
     for number in range(num_requests):
         now += rng.expovariate(rate)
@@ -74,7 +74,7 @@ def arrivals(rng: random.Random, rate: float, num_requests: int) -> Iterator[tup
 def with_policies(
     base: str, *, params: Mapping[str, Row | Mapping[str, object]], **names: str
 ) -> Preset:
-    """A preset with other policies and their parameters, by question."""
+    """Return a preset with other policies and their parameters, by question."""
     preset = PRESETS[base]
     merged = {**preset.params, **{q: MappingProxyType(dict(p)) for q, p in params.items()}}
     return replace(preset, params=MappingProxyType(merged), **names)
@@ -92,7 +92,7 @@ class Results:
         return cls(dict(zip(jobs, run_all(measure, jobs, num_processes), strict=True)))
 
     def sample(self, scenario: str, system: str, rate: float, figure: str) -> Sample:
-        """A figure over the seeds."""
+        """Return a figure over the seeds."""
         wanted = (scenario, system, rate)
         found = sorted(
             (job.seed, row[figure]) for job, row in self.rows.items() if job[:3] == wanted
@@ -100,46 +100,20 @@ class Results:
         return Sample(tuple(value for _, value in found))
 
     def change(self, scenario: str, before: str, after: str, rate: float, figure: str) -> Sample:
-        """Relative change from one system to another, seed by seed."""
+        """Return the relative change from one system to another, seed by seed."""
         samples = (self.sample(scenario, system, rate, figure) for system in (before, after))
         return change(*(sample.values for sample in samples))
 
     def best(
         self, scenario: str, systems: Sequence[str], rate: float, figure: str, *, most: bool = False
     ) -> str:
-        """The system with the least (or most) of a figure."""
+        """Return the system with the least (or most) of a figure."""
         sign = -1 if most else 1
         return min(systems, key=lambda s: (sign * self.sample(scenario, s, rate, figure).mean, s))
 
 
-def compare(
-    paper: str,
-    claim: str,
-    scenario: str,
-    paper_value: str,
-    before: Sample,
-    after: Sample,
-    *,
-    holds: bool,
-    note: str = "",
-) -> Claim:
-    """A row of the table."""
-    return Claim(
-        paper,
-        claim,
-        scenario,
-        paper_value,
-        before.mean,
-        after.mean,
-        after.spread,
-        len(after.values),
-        holds,
-        note,
-    )
-
-
 def share_of(values: Sequence[float], share: float) -> float:
-    """A percentile; infinite where nothing was measured."""
+    """Return a percentile; infinite where nothing was measured."""
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else float("inf")
 
@@ -165,5 +139,5 @@ class LoadSampler:
         self.samples.append(tuple(sum(u.kv_tokens for u in w.core.loads) for w in workers))
 
     def variance(self) -> float:
-        """Over the instances, in the mean of all instants; tokens squared."""
+        """Return the variance over instances, in the mean of all instants; tokens squared."""
         return statistics.fmean(statistics.pvariance(loads) for loads in self.samples)

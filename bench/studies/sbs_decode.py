@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.studies.claims import Claim, Sample, change, run_all
+from bench.studies.claims import Claim
+from bench.studies.runs import Job, Results, Row
 from headway.blocks import blocks_for
 from headway.cluster import UnitId
 from headway.cost.profile import load_profile
@@ -29,28 +30,10 @@ OUTPUT_MEAN = 500.0
 NUM_PASSES, NUM_WARM_UP = 2500, 700
 BASELINE = "round-robin"
 RULES = ("least-kv", "lex", "iqr-lex", "min-cost")
-WINDOWS = (1, 10)  # passes between placements
-
+WINDOWS = {"every pass": 1, "every 10 passes": 10}
+"""Passes from one placement to the next."""
 
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One run of one placement policy."""
-
-    rule: str
-    window: int
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """``tokens_per_s`` over all units; ``sigma``: spread of KV loads over units, tokens."""
-
-    tokens_per_s: float
-    sigma: float
-    mean_kv: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +50,7 @@ class Newcomer:
 
 
 class Batch:
-    """All requests as arrays: unit (-1: none yet), KV tokens, tokens still to come."""
+    """The requests as arrays: unit (-1: none yet), KV tokens, tokens still to come."""
 
     def __init__(self, num_units: int, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
@@ -90,14 +73,14 @@ class Batch:
         return np.asarray(np.maximum(1, self._rng.exponential(OUTPUT_MEAN, count).astype(int)))
 
     def loads(self) -> tuple[Array, Array]:
-        """B and K of every unit."""
+        """Return B and K of every unit."""
         placed = self.unit >= 0
         num_requests = np.bincount(self.unit[placed], minlength=self.num_units)
         kv = np.bincount(self.unit[placed], self.kv_tokens[placed], self.num_units)
         return num_requests, kv
 
     def step(self) -> int:
-        """One token for every placed request; those that end are replaced. Tokens made."""
+        """Make a token for every placed request, replace those that end; return tokens made."""
         placed = self.unit >= 0
         self.kv_tokens[placed] += 1
         self.remaining[placed] -= 1
@@ -109,19 +92,19 @@ class Batch:
         return int(placed.sum())
 
     def waiting(self) -> list[Newcomer]:
-        """Who has no unit."""
+        """Return the requests that have no unit."""
         rows = np.flatnonzero(self.unit < 0).tolist()
         return [Newcomer(StreamKey("study", row), int(self.kv_tokens[row]), row) for row in rows]
 
 
-def measure(job: Job) -> Outcome:
-    """One run."""
+def measure(job: Job) -> Row:
+    """Run once: a scenario is one of WINDOWS, a system a placement policy; no rate, it is full."""
     profile = load_profile(PROFILE)
-    policy: Placement = registry.make("placement", job.rule)
+    policy: Placement = registry.make("placement", job.system)
     batch = Batch(profile.num_units, job.seed)
-    tokens, seconds, sigmas, means = 0, 0.0, [], []
+    tokens, seconds, sigmas = 0, 0.0, []
     for number in range(NUM_PASSES):
-        if number % job.window == 0:
+        if number % WINDOWS[job.scenario] == 0:
             _place(policy, batch, profile.kv_capacity_tokens // profile.block_size)
         num_requests, kv = batch.loads()
         elapsed = profile.pass_time.seconds(0, 0, float(num_requests.max()), float(kv.max()))
@@ -129,8 +112,7 @@ def measure(job: Job) -> Outcome:
         if number >= NUM_WARM_UP:
             tokens, seconds = tokens + made, seconds + elapsed
             sigmas.append(float(kv.std()))
-            means.append(float(kv.mean()))
-    return Outcome(tokens / seconds, float(np.mean(sigmas)), float(np.mean(means)))
+    return {"tokens_per_s": tokens / seconds, "sigma": float(np.mean(sigmas))}
 
 
 def _place(policy: Placement, batch: Batch, num_blocks: int, block_size: int = 16) -> None:
@@ -154,61 +136,50 @@ def _place(policy: Placement, batch: Batch, num_blocks: int, block_size: int = 1
 
 
 def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
-    """Throughput and the band of KV loads, for each rule and window."""
-    rules = [BASELINE, *RULES]
-    jobs = [Job(rule, window, s) for window in WINDOWS for rule in rules for s in seeds]
-    found = iter(run_all(measure, jobs, num_processes))
-    claims: list[Claim] = []
-    for window in WINDOWS:
-        runs = {rule: [next(found) for _ in seeds] for rule in rules}
-        for rule in RULES:
-            claims += _claims(rule, window, runs[BASELINE], runs[rule])
-    return claims
-
-
-def _speeds(runs: Sequence[Outcome]) -> tuple[float, ...]:
-    return tuple(run.tokens_per_s for run in runs)
-
-
-def _why(rule: str, window: int) -> str:
-    if rule != "iqr-lex":
-        return ""
-    if window > 1:
-        return "; a masked unit's B falls, then B-first makes it an attractor"
-    return "; without the mask (lex) it does better"
-
-
-def _claims(
-    rule: str, window: int, before: Sequence[Outcome], after: Sequence[Outcome]
-) -> list[Claim]:
-    scenario = f"32 units × {PER_UNIT} requests, against {BASELINE}"
-    speed = change(_speeds(before), _speeds(after))
-    sigmas = [tuple(run.sigma for run in runs) for runs in (before, after)]
-    narrower = change(*sigmas)
-    row = f"{rule}, every {'pass' if window == 1 else f'{window} passes'}"
+    """Compare throughput and the band of KV loads, for each rule and window."""
+    jobs = [Job(w, rule, 0.0, s) for w in WINDOWS for rule in (BASELINE, *RULES) for s in seeds]
+    found = Results.of(measure, jobs, num_processes)
     return [
-        Claim(
-            "sbs",
-            f"decode throughput by {row}",
-            f"{scenario}; tokens/s",
-            "+15 %" if rule == "iqr-lex" else "-",
-            Sample(_speeds(before)).mean,
-            Sample(_speeds(after)).mean,
-            Sample(_speeds(after)).spread,
-            len(after),
-            holds=speed.mean >= (0.12 if rule == "iqr-lex" else 0.0),
-            note=f"{speed.mean:+.1%} ± {speed.spread:.1%}{_why(rule, window)}",
-        ),
-        Claim(
-            "sbs",
-            f"spread of KV loads over units by {row}",
-            f"{scenario}; tokens",
-            "±45k to ±20k (-56 %)" if rule == "iqr-lex" else "-",
-            Sample(sigmas[0]).mean,
-            Sample(sigmas[1]).mean,
-            Sample(sigmas[1]).spread,
-            len(after),
-            holds=narrower.mean <= (-0.5 if rule == "iqr-lex" else 0.0),
-            note=f"{narrower.mean:+.0%} ± {narrower.spread:.0%}",
-        ),
+        claim
+        for window in WINDOWS
+        for rule in RULES
+        for claim in (_throughput(found, window, rule), _band(found, window, rule))
     ]
+
+
+_SCENARIO = f"32 units × {PER_UNIT} requests, against {BASELINE}"
+_OF_PAPER = "iqr-lex"
+_WHY = {
+    "every pass": "; without the mask (lex) it does better",
+    "every 10 passes": "; a masked unit's B falls, and B-first then draws requests to it",
+}
+
+
+def _throughput(found: Results, window: str, rule: str) -> Claim:
+    is_paper = rule == _OF_PAPER
+    speed = found.change(window, BASELINE, rule, 0.0, "tokens_per_s")
+    return Claim(
+        "sbs",
+        f"decode throughput by {rule}, {window}",
+        f"{_SCENARIO}; tokens/s",
+        "+15 %" if is_paper else "-",
+        found.sample(window, BASELINE, 0.0, "tokens_per_s"),
+        found.sample(window, rule, 0.0, "tokens_per_s"),
+        holds=speed.mean >= (0.12 if is_paper else 0.0),
+        note=f"{speed.mean:+.1%} ± {speed.spread:.1%}{_WHY[window] if is_paper else ''}",
+    )
+
+
+def _band(found: Results, window: str, rule: str) -> Claim:
+    is_paper = rule == _OF_PAPER
+    narrower = found.change(window, BASELINE, rule, 0.0, "sigma")
+    return Claim(
+        "sbs",
+        f"spread of KV loads over units by {rule}, {window}",
+        f"{_SCENARIO}; tokens",
+        "±45k to ±20k (-56 %)" if is_paper else "-",
+        found.sample(window, BASELINE, 0.0, "sigma"),
+        found.sample(window, rule, 0.0, "sigma"),
+        holds=narrower.mean <= (-0.5 if is_paper else 0.0),
+        note=f"{narrower.mean:+.0%} ± {narrower.spread:.0%}",
+    )

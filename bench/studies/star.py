@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import MappingProxyType
+from typing import NamedTuple
 
-from bench.studies.claims import Claim
+from bench.studies.claims import Claim, Sample
 from bench.studies.runs import (
     Finished,
     Job,
@@ -23,7 +24,6 @@ from bench.studies.runs import (
     Results,
     Row,
     arrivals,
-    compare,
     run,
     share_of,
     spec_of,
@@ -104,7 +104,7 @@ def _requests(job: Job) -> Iterator[SimRequest]:
 
 
 def measure(job: Job) -> Row:
-    """One run."""
+    """Run once."""
     set_up = SET_UPS[job.scenario]
     profile = load_profile("qwen-7b-4090d")
     decode = replace(profile, kv_capacity_tokens=set_up.kv_tokens, host_capacity_tokens=0)
@@ -147,108 +147,96 @@ def _figures(finished: Finished, sampler: LoadSampler, set_up: SetUp) -> Row:
 
 
 def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
-    """Every claim, and the regimes in which it turns."""
-    small = [
-        Job(scenario, system, _SMALL, seed)
-        for scenario in ("150K", "210K")
-        for system in (ROUND_ROBIN, LEAST_KV, OURS)
-        for seed in seeds
+    """Check every claim, and the regimes in which it turns."""
+    basic = (ROUND_ROBIN, LEAST_KV, OURS)
+    plan: list[tuple[str, Sequence[str], float]] = [(at, basic, _SMALL) for at in ("150K", "210K")]
+    plan += [("goodput", basic, rate) for rate in GOODPUT_RATES]
+    plan += [("8 instances", (LEAST_KV, CURRENT, OURS, ORACLE, *BINS, *EVERY), _LARGE)]
+    plan += [("rare moves", (CURRENT, OURS, ORACLE), _LARGE)]
+    jobs = [Job(at, s, rate, seed) for at, systems, rate in plan for s in systems for seed in seeds]
+    found = Results.of(measure, jobs, num_processes)
+    return [
+        *(_changed(found, row) for row in _main()),
+        _goodput(found),
+        *(_changed(found, row) for row in _SENSITIVITY),
+        *_predictions(found),
     ]
-    goodput = [
-        Job("goodput", system, rate, seed)
-        for rate in GOODPUT_RATES
-        for system in (ROUND_ROBIN, LEAST_KV, OURS)
-        for seed in seeds
-    ]
-    large = [
-        Job(scenario, system, _LARGE, seed)
-        for scenario, systems in (
-            ("8 instances", (LEAST_KV, CURRENT, OURS, ORACLE, *BINS, *EVERY)),
-            ("rare moves", (CURRENT, OURS, ORACLE)),
+
+
+class _Change(NamedTuple):
+    """A figure of two systems: the relative change of the means is to be at most ``most``."""
+
+    claim: str
+    scenario: str
+    rate: float
+    figure: str
+    systems: tuple[str, str]
+    paper_value: str
+    most: float
+    unit: str
+    why: str = ""
+
+
+_SHORT = "at times the KV of all three together runs short"
+_MENDED = "frequent moves mend what was not foreseen"
+_EVERY_5, _EVERY_60 = "moves every 5 s: variance", "moves every 60 s: variance"
+_CURRENT, _PERFECT = "prediction against current loads", "perfect against predicted lengths"
+_SENSITIVITY = (
+    _Change(
+        f"{_CURRENT}, {_EVERY_5}",
+        "8 instances",
+        _LARGE,
+        "variance",
+        (CURRENT, OURS),
+        ".163 to .322 without",
+        0.0,
+        "tokens²",
+        _MENDED,
+    ),
+    *(
+        _Change(
+            f"{what}, {_EVERY_60}", "rare moves", _LARGE, "variance", pair, "falls", 0.0, "tokens²"
         )
-        for system in systems
-        for seed in seeds
-    ]
-    found = Results.of(measure, [*small, *goodput, *large], num_processes)
-    return [*_main(found), _goodput(found), *_sensitivity(found)]
+        for what, pair in ((_CURRENT, (CURRENT, OURS)), (_PERFECT, (OURS, ORACLE)))
+    ),
+)
 
 
-def _row(
-    found: Results,
-    claim: str,
-    where: tuple[str, float],
-    figure: str,
-    systems: tuple[str, str],
-    paper_value: str,
-    *,
-    most: float,
-    unit: str,
-    why: str = "",
-) -> Claim:
-    """A relative change of the means that is to be at most ``most``."""
-    scenario, rate = where
-    before, after = (found.sample(scenario, system, rate, figure) for system in systems)
+def _main() -> Iterator[_Change]:
+    wanted = {ROUND_ROBIN: ("-75.1 %", -0.70), LEAST_KV: ("-", 0.0)}
+    for at in ("150K", "210K"):
+        for before, (value, most) in wanted.items():
+            beside = f"against {before.partition('/')[0]} placement, {at}"
+            pair, tpot, ooms = (before, OURS), f"P99 TPOT {beside}", f"OOMs {beside}"
+            yield _Change(tpot, at, _SMALL, "tpot_p99", pair, value, most, "seconds")
+            yield _Change(
+                ooms, at, _SMALL, "ooms", pair, "none left", -0.999, "preemptions", _SHORT
+            )
+        pair, value = (ROUND_ROBIN, OURS), "-49 % (of execution times)"
+        claim = f"variance of KV load, {at}"
+        yield _Change(claim, at, _SMALL, "variance", pair, value, -0.49, "tokens²")
+
+
+def _changed(found: Results, row: _Change) -> Claim:
+    before, after = (
+        found.sample(row.scenario, system, row.rate, row.figure) for system in row.systems
+    )
     changed = after.mean / before.mean - 1 if before.mean else 0.0
-    return compare(
+    where = f"{SET_UPS[row.scenario].name}, {row.rate:g} requests/s"
+    return Claim(
         PAPER,
-        claim,
-        f"{SET_UPS[scenario].name}, {rate:g} requests/s, {systems[1]} against {systems[0]}; {unit}",
-        paper_value,
+        row.claim,
+        f"{where}, {row.systems[1]} against {row.systems[0]}; {row.unit}",
+        row.paper_value,
         before,
         after,
-        holds=changed <= most,
-        note=f"{changed:+.0%}" + (f"; {why}" if why else ""),
+        holds=changed <= row.most,
+        note=f"{changed:+.0%}" + (f"; {row.why}" if row.why else ""),
     )
 
 
-def _main(found: Results) -> list[Claim]:
-    claims = []
-    for scenario in ("150K", "210K"):
-        at = (scenario, _SMALL)
-        for before in (ROUND_ROBIN, LEAST_KV):
-            beside = f"against {before.partition('/')[0]} placement, {scenario}"
-            pair = (before, OURS)
-            is_paper = before == ROUND_ROBIN
-            claims += [
-                _row(
-                    found,
-                    f"P99 TPOT {beside}",
-                    at,
-                    "tpot_p99",
-                    pair,
-                    "-75.1 %" if is_paper else "-",
-                    most=-0.70 if is_paper else 0.0,
-                    unit="seconds",
-                ),
-                _row(
-                    found,
-                    f"OOMs {beside}",
-                    at,
-                    "ooms",
-                    pair,
-                    "none left",
-                    most=-0.999,
-                    unit="preemptions",
-                    why="at times the KV of all three together runs short",
-                ),
-            ]
-        claims.append(
-            _row(
-                found,
-                f"variance of KV load, {scenario}",
-                at,
-                "variance",
-                (ROUND_ROBIN, OURS),
-                "-49 % (of execution times)",
-                most=-0.49,
-                unit="tokens²",
-            )
-        )
-    return claims
-
-
 def _goodput(found: Results) -> Claim:
-    """The best goodput of each over all rates."""
+    """Compare the best goodput of each over all rates."""
     best = {
         system: max(
             (found.sample("goodput", system, rate, "goodput") for rate in GOODPUT_RATES),
@@ -258,7 +246,7 @@ def _goodput(found: Results) -> Claim:
     }
     ratio = best[OURS].mean / best[ROUND_ROBIN].mean
     to_kv = best[OURS].mean / best[LEAST_KV].mean
-    return compare(
+    return Claim(
         PAPER,
         "best goodput over all rates, against round-robin placement",
         f"{SET_UPS['goodput'].name}, TTFT 1 s, TPOT 25 ms; requests/s",
@@ -271,69 +259,35 @@ def _goodput(found: Results) -> Claim:
     )
 
 
-def _sensitivity(found: Results) -> list[Claim]:
-    large = ("8 instances", _LARGE)
-    rows = [
-        _row(
-            found,
-            "prediction against current loads, moves every 5 s: variance",
-            large,
-            "variance",
-            (CURRENT, OURS),
-            ".163 to .322 without",
-            most=0.0,
-            unit="tokens²",
-            why="frequent moves mend what was not foreseen",
-        ),
-        _row(
-            found,
-            "prediction against current loads, moves every 60 s: variance",
-            ("rare moves", _LARGE),
-            "variance",
-            (CURRENT, OURS),
-            "falls",
-            most=0.0,
-            unit="tokens²",
-        ),
-        _row(
-            found,
-            "perfect against predicted lengths, moves every 60 s: variance",
-            ("rare moves", _LARGE),
-            "variance",
-            (OURS, ORACLE),
-            "falls",
-            most=0.0,
-            unit="tokens²",
-        ),
-    ]
-    variances = [found.sample("8 instances", s, _LARGE, "variance") for s in (*BINS, OURS)]
-    ordered = all(b.mean <= a.mean for a, b in pairwise(variances))
-    shown = ", ".join(f"{v.mean:.3g}" for v in variances)
-    rows.append(
-        compare(
-            PAPER,
-            "2, 4, 6 bins and full: variance falls with the grain",
-            f"{SET_UPS['8 instances'].name}, {_LARGE:g} requests/s, 2 bins and full; tokens²",
-            ".302 .220 .188 .163",
-            variances[0],
-            variances[-1],
-            holds=ordered,
-            note=f"{shown}; the bins are always right here, the full prediction errs",
-        )
+def _predictions(found: Results) -> Iterator[Claim]:
+    """Compare bins of predicted lengths, and intervals between predictions."""
+    where = f"{SET_UPS['8 instances'].name}, {_LARGE:g} requests/s"
+    bins, every = (
+        [found.sample("8 instances", system, _LARGE, "variance") for system in systems]
+        for systems in ((*BINS, OURS), (EVERY[0], OURS, EVERY[1]))
     )
-    every = [found.sample("8 instances", s, _LARGE, "variance") for s in (EVERY[0], OURS, EVERY[1])]
-    shown = ", ".join(f"{v.mean:.3g}" for v in every)
-    rows.append(
-        compare(
-            PAPER,
-            "a prediction every 1, 20, 100 tokens: variance is least at 20",
-            f"{SET_UPS['8 instances'].name}, {_LARGE:g} requests/s, 1 and 20; tokens²",
-            ".237 .163 .242",
-            every[0],
-            every[1],
-            holds=every[1].mean <= min(every[0].mean, every[2].mean),
-            note=f"{shown}; without the predictor's own cost, which is small, nothing speaks "
-            "against 1 or for 20",
-        )
+    yield Claim(
+        PAPER,
+        "2, 4, 6 bins and full: variance falls with the grain",
+        f"{where}, 2 bins and full; tokens²",
+        ".302 .220 .188 .163",
+        bins[0],
+        bins[-1],
+        holds=all(b.mean <= a.mean for a, b in pairwise(bins)),
+        note=f"{_shown(bins)}; the bins are always right here, the full prediction errs",
     )
-    return rows
+    yield Claim(
+        PAPER,
+        "a prediction every 1, 20, 100 tokens: variance is least at 20",
+        f"{where}, 1 and 20; tokens²",
+        ".237 .163 .242",
+        every[0],
+        every[1],
+        holds=every[1].mean <= min(every[0].mean, every[2].mean),
+        note=f"{_shown(every)}; without the predictor's own cost, which is small, nothing speaks "
+        "against 1 or for 20",
+    )
+
+
+def _shown(samples: Sequence[Sample]) -> str:
+    return ", ".join(f"{sample.mean:.3g}" for sample in samples)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from bench.studies.claims import Claim, Sample, run_all
-from bench.studies.runs import spec_of
+from bench.studies.claims import Claim, run_all
+from bench.studies.runs import Job, Results, Row, spec_of
 from headway.cluster import Role
 from headway.cost.profile import load_profile
 from headway.policies import registry
@@ -42,27 +42,12 @@ TTFT_SLOS = ((256, 0.25), (1024, 0.4), (1 << 30, 2.0))
 TPOT_SLO = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One run. ``utilisation``: planned share of every threshold; None: the policy's default."""
-
-    system: str
-    utilisation: float | None
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Shares of requests, mean GPUs over the arrivals, seconds."""
-
-    attainment: float
-    mean_gpus: float
-    p99_ttft: float
-    num_lost: int
+SCENARIOS = {"at its defaults": None, f"at {HEADROOM:g} of its thresholds": HEADROOM}
+"""Planned share of every threshold; None: the policy's own."""
 
 
 def arrivals(seed: int) -> Iterator[SimRequest]:
-    """A Markov-modulated Poisson process on a slow sine."""
+    """Yield requests of a Markov-modulated Poisson process on a slow sine."""
     rng = random.Random(seed)
     base = RATE / (1 - BURST_SHARE + BURST_SHARE * BURST_FACTOR)
     quiet_mean = BURST_MEAN * (1 - BURST_SHARE) / BURST_SHARE
@@ -85,7 +70,7 @@ def arrivals(seed: int) -> Iterator[SimRequest]:
 
 
 def keeps(record: Record) -> bool:
-    """TTFT by prompt length, and TPOT."""
+    """Say whether a request keeps its limits: TTFT by prompt length, and TPOT."""
     if not record.finished or record.ttft is None:
         return False
     limit = next(limit for edge, limit in TTFT_SLOS if record.num_prompt_tokens <= edge)
@@ -102,8 +87,9 @@ def _preset(system: str) -> Preset:
 def _policy(job: Job) -> Any:
     name = PAPER if job.system.startswith(PAPER) else job.system
     params: dict[str, object] = dict(LIMITS)
-    if job.utilisation is not None:
-        params["target_utilisation"] = job.utilisation
+    utilisation = SCENARIOS[job.scenario]
+    if utilisation is not None:
+        params["target_utilisation"] = utilisation
     if name == PAPER:
         params |= {"profile": load_profile(PROFILE), "convertibles": job.system == PAPER}
     return registry.make("scaling", name, **params)
@@ -120,7 +106,7 @@ class _Ran:
 
 
 def _ran(job: Job) -> _Ran:
-    """One run."""
+    """Run once."""
     profile = load_profile(PROFILE)
     kinds = {role: InstanceSpec(role, profile) for role in Role}
     conditions = Conditions(
@@ -143,35 +129,34 @@ def _ran(job: Job) -> _Ran:
     return _Ran(records, len(requests), gpu_seconds, history)
 
 
-def measure(job: Job) -> Outcome:
-    """One run's figures."""
+def measure(job: Job) -> Row:
+    """Return a run's share of requests that keep their SLO, mean GPUs, and requests lost."""
     ran = _ran(job)
-    times = sorted(r.ttft for r in ran.records if r.ttft is not None)
-    return Outcome(
-        sum(map(keeps, ran.records)) / ran.num_requests,
-        ran.gpu_seconds / SECONDS,
-        times[int(0.99 * (len(times) - 1))],
-        ran.num_requests - sum(r.finished for r in ran.records),
-    )
+    return {
+        "attainment": sum(map(keeps, ran.records)) / ran.num_requests,
+        "gpus": ran.gpu_seconds / SECONDS,
+        "lost": ran.num_requests - sum(r.finished for r in ran.records),
+    }
 
 
 # --- what is there over time --------------------------------------------------------------
 
 
 def history(job: Job) -> Sequence[tuple[float, float]]:
-    """GPUs that run or start while requests arrive, by time."""
+    """Return the GPUs that run or start while requests arrive, by time."""
     return _ran(job).history
 
 
 def provisioned(seed: int, num_processes: int) -> dict[str, Sequence[tuple[float, float]]]:
-    """Of every policy at its defaults."""
-    systems = (PAPER, *BASELINES)
-    found = run_all(history, [Job(system, None, seed) for system in systems], num_processes)
+    """Return the history of every policy at its defaults."""
+    systems, scenario = (PAPER, *BASELINES), next(iter(SCENARIOS))
+    jobs = [Job(scenario, system, RATE, seed) for system in systems]
+    found = run_all(history, jobs, num_processes)
     return dict(zip(systems, found, strict=True))
 
 
 def needed(seed: int, width: float = 2.0) -> list[tuple[float, float]]:
-    """GPUs for what arrives in each ``width`` seconds: equations 2 and 3 without any headroom."""
+    """Return the GPUs for what arrives in each ``width`` seconds (equations 2, 3, no headroom)."""
     profile = load_profile(PROFILE)
     bins = [0.0] * math.ceil(SECONDS / width)
     for request in arrivals(seed):
@@ -186,52 +171,39 @@ def needed(seed: int, width: float = 2.0) -> list[tuple[float, float]]:
 # --- the claims -----------------------------------------------------------------------
 
 
+_WHERE = f"Llama-8B on A100, {RATE:g} requests/s in bursts"
+
+
 def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
-    """Attainment and GPUs against every baseline, at defaults and at like headroom."""
-    systems = (PAPER, f"{PAPER}, no convertible", *BASELINES)
-    jobs = [Job(s, u, seed) for u in (None, HEADROOM) for s in systems for seed in seeds]
-    found = iter(run_all(measure, jobs, num_processes))
-    claims: list[Claim] = []
-    for utilisation in (None, HEADROOM):
-        runs = {system: [next(found) for _ in seeds] for system in systems}
-        ours = runs.pop(PAPER)
-        for system, theirs in runs.items():
-            claims += _claims(system, utilisation, theirs, ours)
-    return claims
+    """Compare attainment and GPUs with every baseline, at defaults and at like headroom."""
+    others = (f"{PAPER}, no convertible", *BASELINES)
+    jobs = [Job(at, s, RATE, seed) for at in SCENARIOS for s in (PAPER, *others) for seed in seeds]
+    found = Results.of(measure, jobs, num_processes)
+    return [c for at in SCENARIOS for system in others for c in _claims(found, at, system)]
 
 
-def _claims(
-    system: str, utilisation: float | None, theirs: Sequence[Outcome], ours: Sequence[Outcome]
-) -> list[Claim]:
-    at = "at its defaults" if utilisation is None else f"at {utilisation:g} of its thresholds"
-    scenario = f"Llama-8B on A100, {RATE:g} requests/s in bursts"
-    kept = [Sample(tuple(o.attainment for o in runs)) for runs in (theirs, ours)]
-    gpus = [Sample(tuple(o.mean_gpus for o in runs)) for runs in (theirs, ours)]
+def _claims(found: Results, at: str, system: str) -> Iterator[Claim]:
+    before, after = (found.sample(at, each, RATE, "attainment") for each in (system, PAPER))
+    theirs, ours = (found.sample(at, each, RATE, "gpus") for each in (system, PAPER))
     is_own = system.startswith(PAPER)
-    gained, saved = kept[1].mean - kept[0].mean, gpus[1].mean / gpus[0].mean - 1
-    return [
-        Claim(
-            PAPER,
-            f"SLO attainment against {system} {at}",
-            f"{scenario}; share of requests",
-            "50…88 % to 80…96 %" if not is_own else "-",
-            kept[0].mean,
-            kept[1].mean,
-            kept[1].spread,
-            len(ours),
-            holds=gained > 0,
-            note=f"{100 * gained:+.0f} points at {saved:+.0%} GPUs",
-        ),
-        Claim(
-            PAPER,
-            f"GPUs against {system} {at}",
-            f"{scenario}; mean GPUs",
-            "-4…-14 %" if not is_own else "-",
-            gpus[0].mean,
-            gpus[1].mean,
-            gpus[1].spread,
-            len(ours),
-            holds=saved <= -0.04,
-            note="" if saved <= -0.04 else "it plans with 0.7 of every velocity, and for the burst",
-        ),
-    ]
+    gained, saved = after.mean - before.mean, ours.mean / theirs.mean - 1
+    yield Claim(
+        PAPER,
+        f"SLO attainment against {system} {at}",
+        f"{_WHERE}; share of requests",
+        "50…88 % to 80…96 %" if not is_own else "-",
+        before,
+        after,
+        holds=gained > 0,
+        note=f"{100 * gained:+.0f} points at {saved:+.0%} GPUs",
+    )
+    yield Claim(
+        PAPER,
+        f"GPUs against {system} {at}",
+        f"{_WHERE}; mean GPUs",
+        "-4…-14 %" if not is_own else "-",
+        theirs,
+        ours,
+        holds=saved <= -0.04,
+        note="" if saved <= -0.04 else "it plans with 0.7 of every velocity, and for the burst",
+    )

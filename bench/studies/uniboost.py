@@ -11,15 +11,15 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import NamedTuple
 
-from bench.studies.claims import Claim, Sample
+from bench.studies.claims import Claim, change
 from bench.studies.runs import (
     Finished,
     Job,
     Results,
     Row,
     arrivals,
-    compare,
     run,
     share_of,
     spec_of,
@@ -85,7 +85,7 @@ def _requests(job: Job) -> Iterator[SimRequest]:
 
 
 def measure(job: Job) -> Row:
-    """One run. A system is a policy's name, or ``gamma=`` and a fixed γ for MemGuard."""
+    """Run once. A system is a policy's name, or ``gamma=`` and a fixed γ for MemGuard."""
     set_up = SET_UPS[job.scenario]
     name, _, gamma = job.system.partition("=")
     batching = "uniboost-memguard" if gamma else name
@@ -128,7 +128,7 @@ def _figures(finished: Finished) -> Row:
 
 
 def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
-    """Every claim, and the regimes in which it turns."""
+    """Check every claim, and the regimes in which it turns."""
     jobs = [
         Job(scenario, system, rate, seed)
         for scenario in SET_UPS
@@ -138,83 +138,71 @@ def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
     ]
     jobs += [Job("light", f"gamma={g:g}", 0.50, seed) for g in SLIDER for seed in seeds]
     found = Results.of(measure, jobs, num_processes)
-    return [*_tails(found), *_first_tokens(found), *_costs(found), *_slider(found)]
+    return [*(_changed(found, row) for row in _CHANGES), *_costs(found), _slider(found)]
 
 
-def _row(
-    found: Results,
-    claim: str,
-    where: tuple[str, float],
-    figure: str,
-    before: str,
-    paper_value: str,
-    *,
-    most: float,
-    why: str = "",
-) -> Claim:
-    """A relative change that is to be at most ``most``."""
-    scenario, rate = where
-    changed = found.change(scenario, before, OURS, rate, figure)
-    holds = changed.mean <= most
-    note = f"{changed.mean:+.0%} ± {changed.spread:.0%}" + (f"; {why}" if why else "")
-    return compare(
-        PAPER,
-        f"{claim} at {rate:g} requests/s",
-        f"{SET_UPS[scenario].name}, against {before}; seconds",
-        paper_value,
-        found.sample(scenario, before, rate, figure),
-        found.sample(scenario, OURS, rate, figure),
-        holds=holds,
-        note=note,
+class _Change(NamedTuple):
+    """A figure against a baseline: the relative change is to be at most ``most``."""
+
+    claim: str
+    scenario: str
+    rate: float
+    figure: str
+    baseline: str
+    paper_value: str
+    most: float
+    why: str = ""
+
+
+_TTLT, _TTFT = "P99 TTLT", "P95 TTFT"
+_AGREE = "below saturation all orders agree"
+_REVERSES = "where KV is tight and tails are heavy, the few longest pay for SRPT, beyond P99"
+_FULL = "places are full of long outputs: the longest prompts wait as under fcfs"
+_FADE = "the 1 % that fade behind newcomers set this limit"
+_MEAN = "the mean is best for an order that knows lengths, not for one by service alone"
+_CHANGES = (
+    _Change(_TTLT, "light", 0.42, "ttlt_p99", "srpt", "-35…-50 %", -0.35, _AGREE),
+    _Change(_TTLT, "light", 0.46, "ttlt_p99", "srpt", "-35…-50 %", -0.35),
+    _Change(_TTLT, "light", 0.50, "ttlt_p99", "srpt", "-35…-50 %", -0.35),
+    _Change(_TTLT, "heavy", 0.65, "ttlt_p99", "srpt", "-35…-50 %", -0.35, _REVERSES),
+    _Change(_TTLT, "tight", 0.33, "ttlt_p99", "srpt", "-35…-50 %", -0.35, _REVERSES),
+    _Change(_TTLT, "tight", 0.36, "ttlt_p99", "srpt", "-35…-50 %", -0.35, _REVERSES),
+    _Change("P99.9 TTLT", "tight", 0.36, "ttlt_p999", "srpt", "-", 0.0),
+    _Change(_TTLT, "light", 0.50, "ttlt_p99", "sjf", "below SJF", 0.0),
+    _Change(_TTLT, "light", 0.50, "ttlt_p99", "trail", "below TRAIL", 0.0),
+    _Change("mean TTLT", "light", 0.50, "ttlt_mean", "trail", "+19 % (its Table 2)", 0.19, _MEAN),
+    _Change(_TTFT, "light", 0.46, "ttft_p95", "fcfs", "-34…-97 %", -0.34),
+    _Change(_TTFT, "light", 0.50, "ttft_p95", "fcfs", "-34…-97 %", -0.34, _FULL),
+    _Change(_TTFT, "heavy", 0.65, "ttft_p95", "fcfs", "-34…-97 %", -0.34),
+    _Change(_TTFT, "tight", 0.33, "ttft_p95", "fcfs", "-34…-97 %", -0.34),
+    _Change(
+        "TTFT limit that 99 % keep",
+        "light",
+        0.46,
+        "ttft_p99",
+        "fcfs",
+        "2.9…8.7 × tighter",
+        1 / 2.9 - 1,
+        _FADE,
+    ),
+)
+
+
+def _changed(found: Results, row: _Change) -> Claim:
+    before, after = (
+        found.sample(row.scenario, system, row.rate, row.figure) for system in (row.baseline, OURS)
     )
-
-
-def _tails(found: Results) -> list[Claim]:
-    wanted, name = "-35…-50 %", "P99 TTLT"
-    below = "below saturation all orders agree"
-    reverses = "where KV is tight and tails are heavy, the few longest pay for SRPT, beyond P99"
-    return [
-        _row(found, name, ("light", 0.42), "ttlt_p99", "srpt", wanted, most=-0.35, why=below),
-        _row(found, name, ("light", 0.46), "ttlt_p99", "srpt", wanted, most=-0.35),
-        _row(found, name, ("light", 0.50), "ttlt_p99", "srpt", wanted, most=-0.35),
-        _row(found, name, ("heavy", 0.65), "ttlt_p99", "srpt", wanted, most=-0.35, why=reverses),
-        _row(found, name, ("tight", 0.33), "ttlt_p99", "srpt", wanted, most=-0.35, why=reverses),
-        _row(found, name, ("tight", 0.36), "ttlt_p99", "srpt", wanted, most=-0.35, why=reverses),
-        _row(found, "P99.9 TTLT", ("tight", 0.36), "ttlt_p999", "srpt", "-", most=0.0),
-        _row(found, name, ("light", 0.50), "ttlt_p99", "sjf", "below SJF", most=0.0),
-        _row(found, name, ("light", 0.50), "ttlt_p99", "trail", "below TRAIL", most=0.0),
-        _row(
-            found,
-            "mean TTLT",
-            ("light", 0.50),
-            "ttlt_mean",
-            "trail",
-            "+19 % (its Table 2)",
-            most=0.19,
-            why="who knows lengths wins the mean; the order by service alone does not",
-        ),
-    ]
-
-
-def _first_tokens(found: Results) -> list[Claim]:
-    tail = "P95 TTFT"
-    full = "places are full of long outputs: the longest prompts wait as under fcfs"
-    return [
-        _row(found, tail, ("light", 0.46), "ttft_p95", "fcfs", "-34…-97 %", most=-0.34),
-        _row(found, tail, ("light", 0.50), "ttft_p95", "fcfs", "-34…-97 %", most=-0.34, why=full),
-        _row(found, tail, ("heavy", 0.65), "ttft_p95", "fcfs", "-34…-97 %", most=-0.34),
-        _row(found, tail, ("tight", 0.33), "ttft_p95", "fcfs", "-34…-97 %", most=-0.34),
-        _row(
-            found,
-            "TTFT limit that 99 % keep",
-            ("light", 0.46),
-            "ttft_p99",
-            "fcfs",
-            "2.9…8.7 × tighter",
-            most=1 / 2.9 - 1,
-            why="the 1 % that fade behind newcomers set this limit",
-        ),
-    ]
+    changed = change(before.values, after.values)
+    return Claim(
+        PAPER,
+        f"{row.claim} at {row.rate:g} requests/s",
+        f"{SET_UPS[row.scenario].name}, against {row.baseline}; seconds",
+        row.paper_value,
+        before,
+        after,
+        holds=changed.mean <= row.most,
+        note=f"{changed.mean:+.0%} ± {changed.spread:.0%}" + (f"; {row.why}" if row.why else ""),
+    )
 
 
 def _costs(found: Results) -> list[Claim]:
@@ -226,7 +214,7 @@ def _costs(found: Results) -> list[Claim]:
         if scenario == "tight":
             note += "; each arrival may take one credit where nothing else is free"
         claims.append(
-            compare(
+            Claim(
                 PAPER,
                 f"requests that were never preempted at {rate:g} requests/s",
                 f"{SET_UPS[scenario].name}, against srpt; share",
@@ -239,7 +227,7 @@ def _costs(found: Results) -> list[Claim]:
         )
     changed = found.change("light", "fcfs", OURS, 0.50, "tokens_per_s")
     claims.append(
-        compare(
+        Claim(
             PAPER,
             "throughput at 0.5 requests/s",
             f"{SET_UPS['light'].name}, against fcfs; tokens/s",
@@ -253,24 +241,22 @@ def _costs(found: Results) -> list[Claim]:
     return claims
 
 
-def _slider(found: Results) -> list[Claim]:
-    """γ from 0 to ∞: what it buys and what it costs."""
+def _slider(found: Results) -> Claim:
+    """Compare fixed γ from 0 to ∞ with fcfs."""
     fcfs = found.sample("light", "fcfs", 0.50, "ttlt_p99")
     tails = {g: found.sample("light", f"gamma={g:g}", 0.50, "ttlt_p99") for g in SLIDER}
     firsts = {g: found.sample("light", f"gamma={g:g}", 0.50, "ttft_p50") for g in SLIDER}
     best = min(SLIDER, key=lambda g: (tails[g].mean, g))
     shown = ", ".join(f"γ {g:g}: {tails[g].mean:.0f} s, {firsts[g].mean:.2g} s" for g in SLIDER)
-    changed = Sample(tuple(t / f - 1 for t, f in zip(tails[best].values, fcfs.values, strict=True)))
-    return [
-        compare(
-            PAPER,
-            "the best fixed γ against fcfs at P99 TTLT",
-            f"{SET_UPS['light'].name}, 0.5 requests/s, against fcfs; seconds",
-            "below fcfs",
-            fcfs,
-            tails[best],
-            holds=changed.mean < -0.02,
-            note=f"{changed.mean:+.0%}; P99 TTLT and P50 TTFT by γ: {shown}; fcfs's tail with "
-            "a first token much sooner is what γ buys",
-        )
-    ]
+    changed = change(fcfs.values, tails[best].values)
+    return Claim(
+        PAPER,
+        "the best fixed γ against fcfs at P99 TTLT",
+        f"{SET_UPS['light'].name}, 0.5 requests/s, against fcfs; seconds",
+        "below fcfs",
+        fcfs,
+        tails[best],
+        holds=changed.mean < -0.02,
+        note=f"{changed.mean:+.0%}; P99 TTLT and P50 TTFT by γ: {shown}; γ buys the tail of "
+        "fcfs with a first token much sooner",
+    )

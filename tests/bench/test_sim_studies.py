@@ -6,6 +6,7 @@ import pytest
 
 from bench.studies import sbs, sbs_decode
 from bench.studies.claims import Claim, Sample, change, run_all
+from bench.studies.runs import Job
 
 KEYS = [
     "paper",
@@ -21,12 +22,8 @@ KEYS = [
 ]
 
 
-def outcome(ttft: float) -> sbs.Outcome:
-    return sbs.Outcome(ttft, 2 * ttft, 0.5)
-
-
 def test_a_row_has_the_agreed_keys() -> None:
-    claim = Claim("sbs", "c", "s", "-30 %", 1.0, 0.7, 0.01, 5, holds=True)
+    claim = Claim("sbs", "c", "s", "-30 %", Sample((1.0,)), Sample((0.7,)), holds=True)
     assert list(claim.packed()) == KEYS
 
 
@@ -40,26 +37,30 @@ def test_jobs_come_back_in_order_from_any_number_of_processes() -> None:
 
 
 def test_the_rate_at_a_limit_is_interpolated_and_stays_on_the_curve() -> None:
-    curve = sbs.Curve({10.0: [outcome(1.0)], 20.0: [outcome(2.0)], 30.0: [outcome(4.0)]})
-    assert curve.rate_at(1.5) == 15.0
-    assert curve.rate_at(3.0) == 25.0
-    assert curve.rate_at(9.0) == 30.0
-    assert curve.rate_at(0.5) == 10.0
+    curve = {10.0: 1.0, 20.0: 2.0, 30.0: 4.0}
+    assert sbs.rate_at(curve, 1.5) == 15.0
+    assert sbs.rate_at(curve, 3.0) == 25.0
+    assert sbs.rate_at(curve, 9.0) == 30.0
+    assert sbs.rate_at(curve, 0.5) == 10.0
 
 
-def test_staggered_batches_wait_less_than_immediate_round_robin() -> None:
-    job = sbs.Job("sbs", 75.0, seed=1, num_requests=400)
+def test_staggered_batches_wait_less_than_immediate_round_robin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sbs, "NUM_REQUESTS", 400)
+    job = Job(sbs.SCENARIO, "sbs", 75.0, seed=1)
     ours = sbs.measure(job)
-    theirs = sbs.measure(sbs.Job("round-robin/round-robin", 75.0, 1, 400))
+    theirs = sbs.measure(job._replace(system="round-robin/round-robin"))
     assert ours == sbs.measure(job)
-    assert ours.mean_ttft < theirs.mean_ttft
-    assert 0.0 < ours.utilisation <= 1.0
+    assert ours["ttft"] < theirs["ttft"]
+    assert 0.0 < ours["utilisation"] <= 1.0
 
 
 @pytest.mark.parametrize("rule", sbs.RULES)
-def test_every_baseline_rule_runs(rule: str) -> None:
-    found = sbs.measure(sbs.Job(f"{rule}/pbaa", 30.0, 1, 150))
-    assert found.mean_ttft > 0.15
+def test_every_baseline_rule_runs(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sbs, "NUM_REQUESTS", 150)
+    found = sbs.measure(Job(sbs.SCENARIO, f"{rule}/pbaa", 30.0, 1))
+    assert found["ttft"] > 0.15
 
 
 def test_every_placed_request_makes_a_token_and_none_is_lost() -> None:
@@ -72,7 +73,7 @@ def test_every_placed_request_makes_a_token_and_none_is_lost() -> None:
 
 @pytest.mark.parametrize("rule", ["lex", "iqr-lex", "min-cost"])
 def test_placement_by_load_evens_out_what_round_robin_leaves_uneven(rule: str) -> None:
-    ours = sbs_decode.measure(sbs_decode.Job(rule, 1, seed=1))
-    theirs = sbs_decode.measure(sbs_decode.Job("round-robin", 1, seed=1))
-    assert ours.sigma < theirs.sigma
-    assert ours.tokens_per_s > theirs.tokens_per_s
+    ours = sbs_decode.measure(Job("every pass", rule, 0.0, seed=1))
+    theirs = sbs_decode.measure(Job("every pass", "round-robin", 0.0, seed=1))
+    assert ours["sigma"] < theirs["sigma"]
+    assert ours["tokens_per_s"] > theirs["tokens_per_s"]
