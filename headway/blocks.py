@@ -1,4 +1,4 @@
-"""The paged KV pool's book-keeping: which blocks are free, who refers to which, what is cached."""
+"""Book-keeping of the paged KV pool: free blocks, references, and the prefix cache."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from hashlib import blake2b
 
 BlockHash = Hashable
-"""Names the tokens of a full block *and of all blocks before it*: equal ones hold the same KV."""
+"""The name of a full block *and of all blocks before it*: equal hashes mean equal KV."""
 
 _HASH_BYTES = 16
 
@@ -29,7 +29,7 @@ def block_hash(before: BlockHash | None, token_ids: Iterable[int]) -> bytes:
 
 
 def chain_hashes(token_ids: Sequence[int], block_size: int) -> list[BlockHash]:
-    """Return a hash for every full block, each over the one before it and its own tokens."""
+    """Return a hash for every full block, over the previous hash and the block's tokens."""
     hashes: list[BlockHash] = []
     before: BlockHash | None = None
     for stop in range(block_size, len(token_ids) + 1, block_size):
@@ -41,8 +41,8 @@ def chain_hashes(token_ids: Sequence[int], block_size: int) -> list[BlockHash]:
 class BlockPool:
     """Blocks ``first … first + num_blocks - 1`` of a DP unit, with reference counts.
 
-    Full blocks with a hash stay cached when nobody refers to them any more, until their room is
-    needed: least recently used first. Raises ValueError for a caller's error (freeing twice).
+    Full blocks with a hash stay cached after their last reference is dropped, until the space is
+    needed: least recently used first. Raises ValueError for misuse (freeing twice).
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, first: int = 0) -> None:
@@ -55,16 +55,16 @@ class BlockPool:
         self._refs = [0] * num_blocks
         self._cached: dict[BlockHash, int] = {}
         self._hashes: dict[int, BlockHash] = {}
-        self._unused: dict[int, None] = {}  # cached, referred to by nobody; oldest first
+        self._unused: dict[int, None] = {}  # cached, without references; oldest first
         self._num_shared_refs = 0  # references beyond a block's first
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody refers to, cached ones included."""
+        """Blocks without a reference, cached ones included."""
         return len(self._free) + len(self._unused)
 
     def grow(self, table: list[int], num_tokens: int) -> bool:
-        """Extend ``table`` until it holds ``num_tokens``; False, and no change, without room."""
+        """Extend ``table`` to hold ``num_tokens``; False, and no change, without room."""
         missing = blocks_for(num_tokens, self.block_size) - len(table)
         if missing > self.num_free:
             return False
@@ -79,7 +79,7 @@ class BlockPool:
         return True
 
     def _free_unused(self, num_blocks: int) -> None:
-        """Free the cached blocks that have not been used for longest."""
+        """Free the least recently used cached blocks."""
         for _ in range(num_blocks):
             block = next(iter(self._unused))
             del self._unused[block]
@@ -89,11 +89,11 @@ class BlockPool:
     # --- prefix caching ---------------------------------------------------------------
 
     def count_cached(self, hashes: Sequence[BlockHash]) -> int:
-        """Count the blocks, from the first one on, that are here."""
+        """Count the leading hashes whose blocks are cached."""
         return next((n for n, h in enumerate(hashes) if h not in self._cached), len(hashes))
 
     def adopt(self, table: list[int], hashes: Sequence[BlockHash]) -> int:
-        """Begin an empty ``table`` with the blocks that are here; return how many."""
+        """Fill an empty ``table`` with the cached leading blocks; return their number."""
         if table:
             raise ValueError("only an empty table can begin with cached blocks")
         count = self.count_cached(hashes)
@@ -108,7 +108,7 @@ class BlockPool:
         return count
 
     def num_in_use(self, hashes: Sequence[BlockHash]) -> int:
-        """Count the blocks that ``adopt`` would take and that are in use: they cost no room."""
+        """Count the blocks that ``adopt`` would take and that are in use, so cost no free block."""
         if not self._hashes:
             return 0
         count = self.count_cached(hashes)
@@ -128,7 +128,7 @@ class BlockPool:
                 self._hashes[table[n]] = hashes[n]
 
     def forget(self, table: Iterable[int]) -> None:
-        """Let no other request begin with these blocks."""
+        """Withdraw these blocks from the prefix cache."""
         for block in table:
             name = self._hashes.pop(block, None)
             if name is not None:
@@ -138,7 +138,7 @@ class BlockPool:
                     self._free.append(block)
 
     def num_own(self, table: Sequence[int]) -> int:
-        """Count the blocks of ``table`` that come free when it lets go of them."""
+        """Count the blocks of ``table`` that become free when it is released."""
         if not self._num_shared_refs:
             return len(table)
         return sum(self._refs[block - self._first] == 1 for block in table)
@@ -146,7 +146,7 @@ class BlockPool:
     # --- references -------------------------------------------------------------------
 
     def trim(self, table: list[int], num_tokens: int) -> None:
-        """Give back the blocks at the end of ``table`` that ``num_tokens`` tokens do not need."""
+        """Release the blocks at the end of ``table`` that ``num_tokens`` tokens do not need."""
         kept = blocks_for(num_tokens, self.block_size)
         surplus = table[kept:]
         del table[kept:]

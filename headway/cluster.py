@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Role(Enum):
-    """What an instance serves."""
+    """The kind of work that an instance does."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -17,17 +17,17 @@ class Role(Enum):
 
     @property
     def prefills(self) -> bool:
-        """Whether the scheduler's window is dispatched to it."""
+        """True if the scheduler dispatches waiting requests to it."""
         return self is not Role.DECODE
 
     @property
     def decodes(self) -> bool:
-        """Whether prefilled requests may be handed to it."""
+        """True if it accepts handoffs of prefilled requests."""
         return self is not Role.PREFILL
 
 
 class UnitId(NamedTuple):
-    """One DP unit: the smallest thing that is scheduled."""
+    """The id of a DP unit, the smallest thing that is scheduled."""
 
     worker_id: str
     unit: int
@@ -35,7 +35,7 @@ class UnitId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """What a worker is; all but ``role`` is constant. ``num_blocks`` is per DP unit."""
+    """A worker's description; only ``role`` can change. ``num_blocks`` is per DP unit."""
 
     worker_id: str
     address: str

@@ -1,7 +1,7 @@
-"""An engine: what loads a model and computes a worker's forward passes.
+"""The engine's interface: it loads a model and computes a worker's forward passes.
 
-A worker's shell holds one :class:`Backend` and knows nothing of torch. A backend holds the model
-and its paged KV; it computes the plans that it is given and decides nothing.
+A worker's shell holds one :class:`Backend` and does not import torch. A backend holds the model and
+its paged KV. It computes the plans it is given and decides nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Figures of a loaded model that the size of its KV pool is chosen from."""
+    """Sizes of a loaded model, from which its KV pool is chosen."""
 
     kv_bytes_per_token: int
     max_model_len: int
@@ -42,13 +42,13 @@ class EngineInfo:
     """Tokens of prompt and output that the model computes correctly."""
     eos_token_ids: tuple[int, ...]
     dtype: str
-    """Of the KV: "float32", "bfloat16" or "float16"."""
+    """Type of the KV: "float32", "bfloat16" or "float16"."""
     kernels: str = "none"
     """Name of the kernels in use, for the log."""
     swaps_beside: bool = False
-    """Whether KV comes back from host memory while a pass runs."""
+    """True if KV comes back from host memory while a pass runs."""
     holds_whole_kv: bool = True
-    """Whether this process can send and take KV; False for a share of a group."""
+    """True if this process can send and take KV; False for a share of a group."""
 
     def kv_num_bytes(self, num_blocks: int) -> int:
         """Return the size of so many blocks."""
@@ -56,7 +56,7 @@ class EngineInfo:
 
 
 class PassFailure(HeadwayError):  # noqa: N818 (an outcome of a pass, as PassResult is)
-    """A forward pass failed because of the requests ``keys``; run it again without them."""
+    """The failure of a forward pass because of the requests ``keys``; run it again without them."""
 
     def __init__(self, keys: Sequence[StreamKey], message: str) -> None:
         super().__init__(Code.INTERNAL, message)
@@ -64,7 +64,7 @@ class PassFailure(HeadwayError):  # noqa: N818 (an outcome of a pass, as PassRes
 
 
 class KvSink(Protocol):
-    """One request's KV on its way into blocks."""
+    """A writer of one request's KV into blocks."""
 
     def feed(self, data: Buffer) -> None:
         """Take the next bytes; HeadwayError (INVALID_ARGUMENT) for too many."""
@@ -83,13 +83,13 @@ class Backend(Protocol):
 
     @property
     def info(self) -> EngineInfo:
-        """Return what the engine is."""
+        """Return the engine's constants."""
 
     def expect(self, forward_pass: ForwardPass) -> None:
-        """Hear of a pass before it is queued for ``run``.
+        """Announce a pass before it is queued for ``run``.
 
-        Its ``swapped_out`` blocks may belong to others already: KV that is written into them
-        must wait until the pass has saved its own.
+        Its ``swapped_out`` blocks may already belong to others: KV written into them must wait
+        until the pass has saved the old contents.
         """
 
     def run(self, forward_pass: ForwardPass) -> PassResult:
@@ -123,4 +123,4 @@ class Backend(Protocol):
         """
 
     def close(self) -> None:
-        """Let go of everything; writers that wait for a pass go on."""
+        """Release everything; writers that wait for a pass continue."""

@@ -1,4 +1,4 @@
-"""What a refused caller is told: one error type, one code per way out."""
+"""Refusals: one error type, with one code for each way out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Code(Enum):
-    """A refusal's kind; the edges turn it into a gRPC and an HTTP status."""
+    """The kind of a refusal, mapped to a gRPC and an HTTP status at the edges."""
 
     INVALID_ARGUMENT = "invalid_argument"
     UNAUTHENTICATED = "unauthenticated"
@@ -23,8 +23,8 @@ class Code(Enum):
 class HeadwayError(Exception):
     """A refusal: the message names the value, the limit and the way out.
 
-    ``param`` is the offending field's name as the caller knows it; ``retry_after`` is in
-    seconds, 0 where waiting does not help.
+    ``param``: the field's name as the caller knows it. ``retry_after``: seconds, 0 if waiting does
+    not help.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class HeadwayError(Exception):
 
 
 def invalid(param: str, value: object, limit: str) -> HeadwayError:
-    """The commonest refusal: ``param`` has a ``value`` outside its ``limit``."""
+    """Return the most common refusal: ``param`` has a ``value`` outside its ``limit``."""
     shown = repr(value)
     if len(shown) > 80:
         shown = shown[:77] + "..."
@@ -47,12 +47,12 @@ def invalid(param: str, value: object, limit: str) -> HeadwayError:
 
 
 def require_between(param: str, value: float, low: float, high: float) -> None:
-    """Refuse what is not from ``low`` to ``high``, both included; NaN is refused, too."""
+    """Refuse a value outside ``low`` to ``high`` (both included), and NaN."""
     if not low <= value <= high:
         raise invalid(param, value, f"from {low:g} to {high:g}")
 
 
 def require_over(param: str, value: float, low: float) -> None:
-    """Refuse what is not a finite number over ``low``."""
+    """Refuse a value that is not a finite number over ``low``."""
     if not low < value < float("inf"):
         raise invalid(param, value, f"a finite number over {low:g}")

@@ -1,4 +1,4 @@
-"""A forward pass, as the worker's core plans it and its backend runs it."""
+"""The plan of a forward pass, made by the worker's core and run by its backend."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from numpy.typing import NDArray
 from headway.request import SamplingParams, StreamKey, TokenLogprobs
 
 PENDING = -1
-"""Stands for the token that the pass before draws for the same request; the backend fills it in."""
+"""Placeholder for a token still being drawn by the pass before; the backend fills it in."""
 
 
 class PassItem(NamedTuple):
     """One request's share of a forward pass.
 
-    ``token_ids`` are computed at positions ``start, start + 1, …``; ``block_table`` covers
-    positions 0 to ``start + len(token_ids) - 1`` and holds blocks of the backend's one pool.
-    With ``sample`` the next token is drawn after the last of them; drawing reads
-    ``prompt_token_ids`` and the first ``num_output_tokens`` of ``output_token_ids`` (penalties)
-    and must not change them. Tables and outputs may grow at their ends meanwhile.
+    ``token_ids`` are computed at positions ``start, start + 1, …``. ``block_table`` covers
+    positions 0 to ``start + len(token_ids) - 1`` and holds blocks of the backend's one pool. With
+    ``sample`` the next token is drawn after the last of them. Drawing reads ``prompt_token_ids``
+    and the first ``num_output_tokens`` of ``output_token_ids`` (penalties) and must not change
+    them. Tables and outputs may grow at their ends meanwhile.
 
-    Of an item that was planned while the pass before was in flight the only one of ``token_ids``
-    may be ``PENDING``, and the last of the output's tokens may be missing: it is that one.
+    An item planned while the pass before was in flight may have ``PENDING`` as its only token. That
+    token may then still be missing from the output.
     """
 
     key: StreamKey
@@ -57,14 +57,14 @@ class Swap(NamedTuple):
 class ForwardPass:
     """One execution of the model over one ragged batch, all DP units in lock-step.
 
-    Before it ``swapped_out`` leave their blocks, which others may be given, and then
-    ``swapped_in`` come back into theirs.
+    Before it, ``swapped_out`` leave their blocks, which others may be given; then ``swapped_in``
+    come back into theirs.
 
-    A backend may run it up to ``num_steps`` times in a row, each time over the tokens just drawn
-    one position further (the block tables have room for that), until a request ends or begins
-    to answer, or a step ends at or after ``until``.
+    A backend may run it up to ``num_steps`` times in a row, each time over the tokens just drawn,
+    one position further (the block tables have room for that). It stops when a request ends or
+    begins to answer, or when a step ends at or after ``until``.
 
-    ``hidden``: the places in ``items`` of those whose hidden state is wanted.
+    ``hidden``: places in ``items`` whose hidden state is wanted.
     """
 
     pass_id: int
@@ -77,7 +77,7 @@ class ForwardPass:
 
 
 class Sampled(NamedTuple):
-    """A token drawn for one request, and those of earlier steps of the same pass."""
+    """A token drawn for one request, with those of earlier steps of the same pass."""
 
     key: StreamKey
     token_id: int
@@ -89,8 +89,7 @@ class Sampled(NamedTuple):
 class HiddenStates:
     """Output of the last layer for each request's last computed token, after the final norm.
 
-    ``values``: (n, d), a row for each of the ``keys``: the vectors that the language model's head
-    was given.
+    ``values``: (n, d), a row for each of the ``keys``: the inputs of the language model's head.
     """
 
     keys: tuple[StreamKey, ...]
@@ -99,10 +98,10 @@ class HiddenStates:
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """Tokens that a forward pass drew, for the items that asked; ``pass_time``: s of one step.
+    """Tokens drawn by a forward pass; ``pass_time``: seconds of one step.
 
-    ``hidden`` has the states that the pass was asked for, of its last step; None for none.
-    ``swap_time``: seconds that its swaps took, beside the pass or not; 0 for not measured.
+    ``hidden``: the requested states of its last step; None for none. ``swap_time``: seconds of its
+    swaps, in parallel with the pass or not; 0 if not measured.
     """
 
     pass_id: int

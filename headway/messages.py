@@ -1,7 +1,7 @@
-"""What the services say to each other: the events and actions of the cores.
+"""Messages between the services: the events and actions of the cores.
 
-Each message of ``protos/`` that a core reads or writes has its dataclass here; the wire
-(``services.runtime.wire``) is the one place that maps between the two.
+Each message of ``protos/`` that a core reads or writes has its dataclass here. Only the wire
+(``services.runtime.wire``) maps between the two.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headway.request import FinishReason, Request, StreamKey, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The request went to this worker."""
+    """The worker that a request was sent to."""
 
     key: StreamKey
     worker_id: str
@@ -29,7 +29,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The request will not be served; ``retry_after`` in seconds, 0 for no hint."""
+    """The refusal of a request; ``retry_after`` in seconds, 0 for no hint."""
 
     key: StreamKey
     code: Code
@@ -39,7 +39,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The worker that had these requests is gone: submit them again."""
+    """The loss of the worker that had these requests: submit them again."""
 
     keys: tuple[StreamKey, ...]
     reason: str
@@ -47,7 +47,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class GatewayHello:
-    """A gateway's first word to the scheduler."""
+    """A gateway's first message to the scheduler."""
 
     gateway_id: str
     address: str
@@ -55,7 +55,7 @@ class GatewayHello:
 
 @dataclass(frozen=True, slots=True)
 class CancelStream:
-    """Stop a request and free its blocks; unknown keys are ignored."""
+    """An order to stop a request and free its blocks; unknown keys are ignored."""
 
     key: StreamKey
 
@@ -68,12 +68,12 @@ ToGateway = Placed | Rejected | Lost
 
 @dataclass(frozen=True, slots=True)
 class WantedReports:
-    """What a scheduler's policies read beside what every worker reports.
+    """Reports that a scheduler's policies read besides those every worker sends.
 
-    ``phases``: whether loads tell of phases (PASCAL). ``load_interval``: seconds between reports of
-    what runs (STAR), inf for none; its load is simulated over ``num_steps`` of ``step_tokens``
-    tokens. ``lengths``: whether what those reports say of remaining lengths is read. ``work``:
-    whether passes are added up for velocities. Refuses what is out of range (HeadwayError).
+    ``phases``: whether loads include phases (PASCAL). ``load_interval``: seconds between reports of
+    running requests (STAR), inf for none; load is simulated over ``num_steps`` of ``step_tokens``
+    tokens. ``lengths``: whether remaining lengths in those reports are read. ``work``: whether
+    passes are added up for velocities. Values out of range are refused (HeadwayError).
     """
 
     phases: bool = False
@@ -91,7 +91,7 @@ class WantedReports:
 
 @dataclass(frozen=True, slots=True)
 class ControlHello:
-    """A scheduler's first word to a worker; the newest fencing token wins."""
+    """A scheduler's first message to a worker; the newest fencing token wins."""
 
     scheduler_id: str
     fencing_token: int
@@ -116,7 +116,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """Send a prefilled request's KV to this unit.
+    """An order to send a prefilled request's KV to this unit.
 
     A target that has greeted a leader with a newer fencing token refuses the KV.
     """
@@ -130,28 +130,28 @@ class Handoff:
 
 @dataclass(frozen=True, slots=True)
 class GiveBack:
-    """Hand back those of these requests of which nothing has been computed; others go on."""
+    """An order to hand back those requests of which nothing has been computed; others continue."""
 
     keys: tuple[StreamKey, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Take no new request; what runs goes on until it has been moved, or ends."""
+    """An order to take no new request; running ones continue until they move or end."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeRole:
-    """Serve something else from now on, without a restart; what runs goes on meanwhile."""
+    """An order to take another role without a restart; running requests continue meanwhile."""
 
     role: Role
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """γ of a model's workers (γ-Ada), fitted where end-to-end latencies are known; 1/s.
+    """γ of a model's workers (γ-Ada), fitted from end-to-end latencies; 1/s.
 
-    Refuses what is out of range (HeadwayError).
+    Values out of range are refused (HeadwayError).
     """
 
     gamma: float
@@ -162,9 +162,9 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True)
 class HeldRequest:
-    """A request that a worker holds KV for or has queued; one that is ``decoding`` can move.
+    """A request that a worker has queued or holds KV for; one that is ``decoding`` can move.
 
-    ``arriving``: its KV is on the way from another worker, which holds the request until then.
+    ``arriving``: its KV is coming from another worker, which holds the request until then.
     """
 
     key: StreamKey
@@ -178,7 +178,7 @@ class HeldRequest:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
-    """A request that a worker is done with."""
+    """A request that a worker has finished."""
 
     key: StreamKey
     unit: int
@@ -189,7 +189,7 @@ class FinishedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a worker is and holds; its first word to a scheduler."""
+    """A worker's description and requests; its first message to a scheduler."""
 
     info: WorkerInfo
     loads: tuple[UnitLoad, ...]
@@ -199,14 +199,14 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The dispatch has arrived; its requests are queued on the device."""
+    """The acknowledgement of a dispatch; its requests are queued on the device."""
 
     dispatch_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class HandedBack:
-    """Requests of which nothing was computed, and that this worker holds no more."""
+    """Requests that this worker no longer holds, and of which nothing was computed."""
 
     keys: tuple[StreamKey, ...]
 
@@ -223,7 +223,7 @@ class PassWork:
     kv_tokens: int = 0
 
     def plus(self, other: PassWork) -> PassWork:
-        """Both together."""
+        """Return the sum of both."""
         return PassWork(
             self.num_passes + other.num_passes,
             self.seconds + other.seconds,
@@ -236,10 +236,10 @@ class PassWork:
 
 @dataclass(frozen=True, slots=True)
 class EndForward:
-    """One forward pass has ended; ``pass_time`` in seconds, 0 for news without a pass.
+    """The end of one forward pass; ``pass_time`` in seconds, 0 for news without a pass.
 
-    ``prefilled``: who awaits a handoff, on a worker that drains who can move from now on, and
-    requests that the last snapshot listed as arriving and that run here now.
+    ``prefilled``: requests that await a handoff; on a draining worker, those that can move from now
+    on; and requests that the last snapshot listed as arriving and that run here now.
     """
 
     pass_id: int
@@ -249,17 +249,17 @@ class EndForward:
     prefilled: tuple[HeldRequest, ...] = ()
     finished: tuple[FinishedRequest, ...] = ()
     answering: tuple[HeldRequest, ...] = ()
-    """Requests that run and whose reasoning has just ended."""
+    """Running requests whose reasoning has just ended."""
     work: tuple[PassWork, ...] = ()
-    """Passes since the last report, where that is asked for: with prompt tokens, and without."""
+    """Passes since the last report, if asked for: those with prompt tokens, and those without."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningRequests:
-    """What decodes on one DP unit, in parallel arrays: STAR's report (Algorithm 1).
+    """Requests that decode on one DP unit, in parallel arrays: STAR's report (Algorithm 1).
 
-    ``num_tokens``: N(r). ``remaining``: N̂(r), NaN where nothing is known. ``future``: the unit's
-    pre-simulated load, tokens, one entry a step of the horizon.
+    ``num_tokens``: N(r). ``remaining``: N̂(r), NaN if unknown. ``future``: the unit's simulated
+    load in tokens, one entry per step of the horizon.
     """
 
     unit: int
@@ -271,14 +271,14 @@ class RunningRequests:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """Every unit's running requests at one instant."""
+    """All units' running requests at one instant."""
 
     units: tuple[RunningRequests, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class HandoffResult:
-    """How a handoff ended; not ``retriable`` when the source no longer holds the request."""
+    """The result of a handoff; not ``retriable`` if the source no longer holds the request."""
 
     key: StreamKey
     target_worker_id: str
@@ -289,7 +289,7 @@ class HandoffResult:
 
 
 Order = Dispatch | Handoff | CancelStream | GiveBack | Drain | Tuned
-"""What a leader asks of a worker, after its hello."""
+"""A leader's message to a worker, after its hello."""
 ToWorker = ControlHello | Order
 FromWorker = Snapshot | Accepted | EndForward | HandoffResult | HandedBack | LoadReport
 
@@ -298,7 +298,7 @@ FromWorker = Snapshot | Accepted | EndForward | HandoffResult | HandedBack | Loa
 
 @dataclass(frozen=True, slots=True)
 class KvHeader:
-    """What the KV bytes that follow are.
+    """A description of the KV bytes that follow.
 
     ``shape`` is (layers, 2, tokens padded to whole blocks, KV heads, head size). With ``more`` the
     request still runs, and parts follow.
@@ -313,15 +313,15 @@ class KvHeader:
     shape: tuple[int, ...]
     more: bool = False
     fencing_token: int = 0
-    """Of the leader that ordered the handoff."""
+    """The token of the leader that ordered the handoff."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvPart:
-    """KV of a request that has run on since the header, or the part, before: its bytes follow.
+    """KV of a request that has run on since the header or the previous part; its bytes follow.
 
-    Of tokens ``first_token … num_computed_tokens - 1``; ``output_token_ids`` have been drawn since.
-    With ``more`` the request still runs.
+    It covers tokens ``first_token … num_computed_tokens - 1``; ``output_token_ids`` have been drawn
+    since. With ``more`` the request still runs.
     """
 
     first_token: int
@@ -347,9 +347,9 @@ class StreamFailure:
 class TokenBatch:
     """The tokens of one forward pass for one gateway: parallel arrays, one entry a token.
 
-    ``finish_reasons`` has None where the request goes on; ``logprobs`` is keyed by entry, and so
-    is ``before``: tokens right before the entry's, which have no entry of their own. So is
-    ``num_cached``, with a request's first token: tokens of its prompt that were not computed.
+    ``finish_reasons`` has None if the request continues. ``logprobs``, ``before`` and
+    ``num_cached`` are keyed by entry. ``before``: tokens right before the entry's, which have no
+    entry of their own. ``num_cached``: cached tokens of the prompt, with a request's first token.
     """
 
     worker_id: str

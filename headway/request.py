@@ -1,4 +1,4 @@
-"""A request, how its tokens are drawn, and why it ended."""
+"""A request, its sampling parameters, and the reasons why it ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_STOP_TOKEN_IDS = 64
 
 
 class FinishReason(Enum):
-    """Why generation ended."""
+    """The reason why generation ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -23,15 +23,15 @@ class FinishReason(Enum):
 
 
 class Phase(Enum):
-    """What a request's reader waits for (PASCAL); the first token ends the prefill."""
+    """The phase of a request as its reader sees it (PASCAL); the first token ends the prefill."""
 
     PREFILL = "prefill"
-    REASONING = "reasoning"  # generates what the reader is not shown
+    REASONING = "reasoning"  # generates tokens that the reader does not see
     ANSWERING = "answering"
 
 
 class StreamKey(NamedTuple):
-    """Names one attempt at one request across the whole cluster."""
+    """The name of one attempt at one request across the whole cluster."""
 
     gateway_id: str
     stream_id: int
@@ -39,7 +39,7 @@ class StreamKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is drawn; refuses what lies outside its range (HeadwayError)."""
+    """Parameters for drawing the next token; values out of range are refused (HeadwayError)."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -100,7 +100,7 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether drawing a token needs the tokens before it."""
+        """True if drawing a token needs the tokens before it."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
@@ -125,15 +125,15 @@ class Request:
     gateway_address: str = ""
     deadline_at: float = float("inf")
     output_token_ids: tuple[int, ...] = ()
-    """Tokens of earlier attempts: generation goes on behind them."""
+    """Tokens of earlier attempts: generation continues after them."""
     predicted_output_tokens: float = 0.0
-    """Expected output tokens; 0 where nothing is known."""
+    """Expected output tokens; 0 if unknown."""
     is_burst: bool = False
-    """Whether it came beyond what the running mean of traffic brings."""
+    """True if it came in excess of the running mean of traffic."""
     reasons: bool = False
-    """Whether reasoning, up to the model's marker, comes before its answer."""
+    """True if reasoning, up to the model's marker, comes before its answer."""
     is_predicted: bool = False
-    """Whether ``predicted_output_tokens`` is the predictor's own figure for this request."""
+    """True if ``predicted_output_tokens`` is the predictor's own figure for this request."""
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
@@ -146,13 +146,13 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output tokens so far: what a prefill has to compute."""
+        """Prompt and output tokens so far, which a prefill has to compute."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log probabilities (nats) of one drawn token and of its best rivals, best first."""
+    """Log probabilities (nats) of one drawn token and of the best alternatives, best first."""
 
     logprob: float
     top_token_ids: tuple[int, ...] = field(default=())

@@ -1,4 +1,4 @@
-"""What every core is: events and the time in, actions out."""
+"""The protocol of a core: events and time in, actions out."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ class Core(Protocol[E_contra, A_co]):
 
     @property
     def next_wakeup(self) -> float | None:
-        """When the core next wants to be woken; None: only events matter."""
+        """Instant when the core wants to be woken; None: only events matter."""

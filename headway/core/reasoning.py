@@ -1,4 +1,4 @@
-"""Finds where reasoning ends and the answer begins, from the tokens alone (PASCAL's phases)."""
+"""Finding the end of reasoning from the tokens alone (PASCAL's phases)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 LEAD = 4
-"""Output tokens that may come before the opening marker: line breaks, a role's name."""
+"""Output tokens that may precede the opening marker: line breaks, a role's name."""
 _PROMPT_END = 8  # tokens; a chat template opens the reasoning there
 
 
@@ -14,9 +14,9 @@ _PROMPT_END = 8  # tokens; a chat template opens the reasoning there
 class Markers:
     """Token ids that ``start`` and ``end`` a model's reasoning.
 
-    Without an end nothing reasons. A request that reasons begins its answer behind the end. Where
-    the start is known, the prompt has not given it, and the output's first tokens do not either,
-    the model does not think this time: all of its output is the answer.
+    Without an end nothing reasons. A request that reasons begins its answer after the end. If the
+    start is known and neither the prompt nor the first output tokens contain it, the model skips
+    thinking: all of its output is the answer.
     """
 
     end: tuple[int, ...] = ()
@@ -24,19 +24,19 @@ class Markers:
 
     @property
     def decided_at(self) -> int:
-        """Output tokens by which the start must be there; 0 where it is not known."""
+        """Output tokens within which the start must appear; 0 if it is not known."""
         return LEAD + len(self.start) if self.start else 0
 
     def is_open(self, prompt: Sequence[int], special_ids: Container[int] = ()) -> bool:
-        """Return whether the end of the prompt has begun the reasoning, and not ended it.
+        """Return whether the prompt ends inside reasoning.
 
-        Only what follows the last of ``special_ids`` counts: a chat template writes it, whereas
-        markers before it are a client's own text.
+        Only tokens after the last of ``special_ids`` count, because a chat template writes them.
+        Markers before it are a client's own text.
         """
         return bool(self.start) and self._last_marker(prompt, special_ids) == self.start
 
     def is_closed(self, prompt: Sequence[int], special_ids: Container[int] = ()) -> bool:
-        """Return whether the end of the prompt has ended the reasoning: thinking is off."""
+        """Return whether the prompt ends with reasoning closed: thinking is off."""
         return bool(self.end) and self._last_marker(prompt, special_ids) == self.end
 
     def _last_marker(
@@ -52,7 +52,7 @@ class Markers:
         return None
 
     def answer_start(self, prompt: Sequence[int], output: Sequence[int]) -> int | None:
-        """Return the output tokens before the answer; None while the request reasons."""
+        """Return the number of output tokens before the answer; None while the request reasons."""
         if not self.end:
             return 0
         if self.never_thinks(prompt, output):
@@ -66,7 +66,7 @@ class Markers:
         return bool(self.end) and tuple(output[-len(self.end) :]) == self.end
 
     def never_thinks(self, prompt: Sequence[int], output: Sequence[int]) -> bool:
-        """Return whether the output has begun with something else than reasoning."""
+        """Return whether the output began with something other than reasoning."""
         decided_at = self.decided_at
         if not decided_at or len(output) < decided_at:
             return False
@@ -77,7 +77,7 @@ class Markers:
 
 
 def _last(tokens: Sequence[int], marker: tuple[int, ...]) -> int:
-    """Return where the last of a marker begins, -1 without one."""
+    """Return the position of a marker's last occurrence, -1 if there is none."""
     length = len(marker)
     if not length:
         return -1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 from headway.cluster import Role
@@ -21,7 +22,7 @@ from headway.presets import Preset
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Costs of the instances, for policies that ask; 0 or None where nothing is known."""
+    """Costs of the instances, for policies that need them; 0 or None if unknown."""
 
     first_pass: float = 0.0
     """Seconds of a pass over half a chunk, before any report."""
@@ -32,13 +33,13 @@ class Costs:
     per_kv_token: float = 0.0
     """Seconds of a decode pass."""
     reserved_tokens: float = 0.0
-    """KV that a convertible decoder keeps for prompts (TokenScale, equation 6)."""
+    """KV tokens that a convertible decoder reserves for prompts (TokenScale, equation 6)."""
     profile: Profile | None = None
     """Velocities of the instances."""
 
     @classmethod
     def of(cls, instances: Sequence[tuple[Role, Profile]]) -> Costs:
-        """Return the costs of instances with these profiles, the first of a role for all."""
+        """Return the costs of instances with these profiles; the first of a role stands for all."""
         profile = instances[0][1]
         prefill = next((each for role, each in instances if role.prefills), None)
         decode = next((each for role, each in instances if role.decodes), None)
@@ -66,21 +67,21 @@ class Policy:
 
     @property
     def answer(self) -> Answer:
-        """Its entry in the registry; HeadwayError for an unknown name."""
+        """The policy's entry in the registry; HeadwayError for an unknown name."""
         return registry.find(self.question, self.name)
 
     def make(self) -> Any:
-        """Make a new one; HeadwayError for a name or a parameter that it does not have."""
+        """Make a new one; HeadwayError for an unknown name or parameter."""
         return registry.make(self.question, self.name, **self.params)
 
     def checked(self) -> Any:
-        """Return its parameters as their dataclass; HeadwayError as ``make``."""
+        """Return the parameters as their dataclass; HeadwayError as ``make``."""
         return self.answer.checked(f"{self.question} {self.name}", self.params)
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
-    """Settings that a preset comes to, core by core."""
+    """Settings of each core that a preset yields."""
 
     scheduler: SchedulerSettings
     worker: WorkerSettings
@@ -107,20 +108,12 @@ def policy_settings(
 ) -> PolicySettings:
     """Return the preset's policies within the limits of ``scheduler`` and ``worker``.
 
-    A worker lingers only where the dispatch policy asks for it, and its readers' pace is the
-    pacer's. HeadwayError for an unknown policy or parameter.
+    A worker lingers only if the dispatch policy asks for it, and its readers' pace is the pacer's.
+    HeadwayError for an unknown policy or parameter.
     """
     costs = costs or Costs()
     worker = worker or WorkerSettings()
-
-    def policy(question: str, **known: object) -> Policy:
-        name = getattr(preset, question)
-        answer = registry.find(question, name)
-        asked = answer.parameters()
-        found = {param: value for param, value in known.items() if value and param in asked}
-        given = answer.typed(f"{question} {name}", preset.params_of(question))
-        return Policy(question, name, {**found, **given})
-
+    policy = partial(_policy, preset)
     batching = policy("batching", swap_per_token=costs.swap_per_token)
     dispatch = policy("dispatch", default_pass_time=costs.first_pass, profile=costs.profile)
     packing, rescheduling, pacing = policy("packing"), policy("rescheduling"), policy("pacing")
@@ -158,6 +151,16 @@ def policy_settings(
     )
 
 
+def _policy(preset: Preset, question: str, **known: object) -> Policy:
+    """Return the preset's policy; ``known`` values stand in for parameters it does not give."""
+    name = getattr(preset, question)
+    answer = registry.find(question, name)
+    asked = answer.parameters()
+    found = {param: value for param, value in known.items() if value and param in asked}
+    given = answer.typed(f"{question} {name}", preset.params_of(question))
+    return Policy(question, name, {**found, **given})
+
+
 def require_policies(preset: Preset, costs: Costs | None = None) -> None:
     """Make every policy of a preset once; HeadwayError for the first that cannot be made."""
     found = policy_settings(preset, costs)
@@ -171,13 +174,13 @@ def require_policies(preset: Preset, costs: Costs | None = None) -> None:
 
 
 def needs_profile(preset: Preset) -> bool:
-    """Return whether a policy of the preset has to be told what an instance carries."""
+    """Return whether a policy of the preset needs the velocities of an instance."""
     asked = (registry.find(q, getattr(preset, q)) for q in ("dispatch", "scaling"))
     return any(answer.reads_profile for answer in asked)
 
 
 def _gamma_fit(batching: Policy) -> GammaFit | None:
-    """Return how γ is fitted for a batching policy that asks for it; HeadwayError as ``make``."""
+    """Return how γ is fitted for a batching policy that needs it; HeadwayError as ``make``."""
     params = batching.checked()
     fits = cast("type[Batching]", batching.answer.make).fits_gamma
     return cast(GammaFit, params) if fits else None

@@ -34,8 +34,7 @@ from headway.core.scheduler.events import (
 )
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.core.settings import Policy
-from headway.core.worker.events import SchedulerConnected as WorkerFoundScheduler
-from headway.core.worker.events import SendTokens
+from headway.core.worker.events import LeaderConnected, SendTokens
 from headway.core.worker.settings import MOVE_ROUNDS, WorkerSettings
 from headway.messages import CancelStream, FromWorker
 from headway.request import Request, SamplingParams, StreamKey
@@ -157,7 +156,7 @@ class SimCluster:
         pace = spec.pace.replay(_APART * len(self._workers)) if spec.pace else None
         worker = SimWorker(worker_id, kind, policies, settings, self._lengths, self, pace)
         self._workers[worker_id] = worker
-        worker.post(WorkerFoundScheduler(wanted_reports(self.spec.scheduler)))
+        worker.post(LeaderConnected(wanted_reports(self.spec.scheduler)))
 
     def kill(self, worker_id: str) -> None:
         """The machine dies; its streams break at once."""

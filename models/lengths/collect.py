@@ -15,8 +15,8 @@ from headway.core.predictor.samples import Ended
 from headway.core.worker.core import WorkerCore, WorkerSettings
 from headway.core.worker.events import (
     AskPredictor,
+    LeaderConnected,
     PredictorKnown,
-    SchedulerConnected,
     WorkerAction,
 )
 from headway.engine import Backend
@@ -76,7 +76,7 @@ class Collector:
                 predict_every=settings.every,
             ),
         )
-        self._core.handle(SchedulerConnected(WantedReports(lengths=True)), now=0.0)
+        self._core.handle(LeaderConnected(WantedReports(lengths=True)), now=0.0)
         self._core.handle(PredictorKnown(True), now=0.0)
 
     def run(self, prompts: Sequence[Prompt], ended: Callable[[int], None]) -> Collected:

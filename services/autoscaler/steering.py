@@ -69,7 +69,7 @@ class Steering:
                 self._reached = True
             except HeadwayError as error:
                 self._failed(error)
-            except Exception as error:  # one actuator's fault must not end the steering
+            except Exception as error:  # one failed step must not end the steering
                 self._log.error("unexpected_error", actuator=self._actuator.name, exc_info=error)
             await asyncio.sleep(self._interval)
 

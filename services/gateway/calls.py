@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from headway.core.gateway.events import Submit
 from headway.errors import Code, HeadwayError, invalid
 from headway.request import Request
-from services.gateway.asks import Ask, ChatInput, Input, complete_sampling, with_choice
+from services.gateway.api_call import ApiCall, ChatInput, Input, complete_sampling, with_choice
 from services.gateway.model_files import ModelFiles
 from services.gateway.output_text import OutputText
 from services.gateway.outputs import Output, Outputs, Reply
@@ -59,64 +59,64 @@ class Calls:
         self._submit = submit
         self._predict = predict
 
-    def prepare(self, ask: Ask, call_id: str, arrival_at: float) -> list[Request]:
+    def prepare(self, call: ApiCall, call_id: str, arrival_at: float) -> list[Request]:
         """Check and tokenise; return a request for every output. It may run in any thread.
 
         HeadwayError says what to change.
         """
         model = self.model
-        if ask.model != model.name:
-            message = f"model {ask.model!r} is not served here; this gateway serves {model.name!r}"
+        if call.model != model.name:
+            message = f"model {call.model!r} is not served here; this gateway serves {model.name!r}"
             raise HeadwayError(Code.NOT_FOUND, message, param="model")
-        several = len(ask.inputs) * ask.num_choices > 1
+        several = len(call.inputs) * call.num_choices > 1
         requests: list[Request] = []
-        for one in ask.inputs:
+        for one in call.inputs:
             token_ids = self._token_ids(one)
             sampling = complete_sampling(
-                ask.sampling,
+                call.sampling,
                 model.files.sampling_defaults,
-                default_max_tokens=ask.default_max_tokens or model.files.max_new_tokens,
+                default_max_tokens=call.default_max_tokens or model.files.max_new_tokens,
                 num_prompt_tokens=len(token_ids),
                 max_model_len=model.max_model_len,
                 seed=secrets.randbits(63),
             )
-            expected, reasons = self._predict(len(token_ids)), self._reasons(ask, token_ids)
-            for choice in range(ask.num_choices):
+            expected, reasons = self._predict(len(token_ids)), self._reasons(call, token_ids)
+            for choice in range(call.num_choices):
                 request = Request(
                     f"{call_id}-{len(requests)}" if several else call_id,
-                    ask.model,
+                    call.model,
                     token_ids,
                     with_choice(sampling, choice),
                     arrival_at,
                     predicted_output_tokens=expected,
                     reasons=reasons,
-                    **ask.request_fields,
+                    **call.request_fields,
                 )
                 requests.append(request)
         return requests
 
-    def open(self, ask: Ask, requests: Sequence[Request], reply: Reply) -> None:
+    def open(self, call: ApiCall, requests: Sequence[Request], reply: Reply) -> None:
         """Submit every output of the call; pass a refusal to the reply.
 
         Tokens are not paced if the client does not stream, because it reads nothing before the end.
         Nor are they if there are stop strings, which have to be found as soon as they occur.
         """
         for index, request in enumerate(requests):
-            repeats = index % ask.num_choices > 0
+            repeats = index % call.num_choices > 0
             if not repeats:
                 reply.num_prompt_tokens += len(request.prompt_token_ids)
-            text = self._output_text(ask, request)
+            text = self._output_text(call, request)
             reply.outputs.append(Output(request, index, text, reply, repeats_prompt=repeats))
-        paced = ask.paced and reply.streams and not ask.stops
+        paced = call.paced and reply.streams and not call.stops
         for output, request in zip(list(reply.outputs), requests, strict=True):
             if reply.ended:  # an earlier one was refused
                 return
             self._outputs.add(output)
             self._submit(Submit(request, paced))
 
-    def _reasons(self, ask: Ask, prompt: Sequence[int]) -> bool:
+    def _reasons(self, call: ApiCall, prompt: Sequence[int]) -> bool:
         """Return whether hidden reasoning comes before the answer."""
-        markers = self.model.codec.markers if ask.split_reasoning else None
+        markers = self.model.codec.markers if call.split_reasoning else None
         return markers is not None and not markers.is_closed(prompt, self.model.codec.special_ids)
 
     def _token_ids(self, one: Input) -> tuple[int, ...]:
@@ -138,13 +138,13 @@ class Calls:
             raise HeadwayError(Code.INVALID_ARGUMENT, message, param="messages")
         return template.render(chat.messages, chat.template_options)
 
-    def _output_text(self, ask: Ask, request: Request) -> OutputText:
+    def _output_text(self, call: ApiCall, request: Request) -> OutputText:
         codec = self.model.codec
-        markers = codec.markers if ask.split_reasoning else None
+        markers = codec.markers if call.split_reasoning else None
         prompt = request.prompt_token_ids
         return OutputText(
             codec.detokeniser(),
-            ask.stops,
+            call.stops,
             request.sampling.min_tokens,
             markers,
             in_reasoning=markers is not None and markers.is_open(prompt, codec.special_ids),

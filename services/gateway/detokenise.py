@@ -7,7 +7,7 @@ from typing import Protocol
 
 from tokenizers import Tokenizer, decoders
 
-# A UTF-8 character has at most 4 bytes, so so many tokens without a clean end are not one.
+# A UTF-8 character has at most 4 bytes: that many tokens without a clean end are not one.
 _MOST_PENDING = 64
 
 

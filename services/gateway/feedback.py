@@ -28,7 +28,7 @@ _MOST_OBSERVED = 8192  # finished outputs kept for the next report
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class MeanLengths:
     """A table of mean output tokens by prompt length; the last bucket has no upper bound."""
 
     upper_bounds: Sequence[int] = ()
@@ -56,7 +56,7 @@ class Feedback:
         self._store = store
         self._metrics = metrics
         self._now = now
-        self._lengths = Lengths()
+        self._lengths = MeanLengths()
         self._observed: list[tuple[int, int]] = []
         self._meter = RateMeter(now=now())
         self._channels: dict[str, tuple[str, grpc.aio.Channel]] = {}
@@ -131,7 +131,7 @@ class Feedback:
         if observed:
             await wire.observe(channel, self._model, observed, within=_CALL_TIMEOUT)
         table = await wire.length_table(channel, self._model, within=_CALL_TIMEOUT)
-        self._lengths = Lengths(*table)
+        self._lengths = MeanLengths(*table)
 
     async def _tell_autoscaler(self, channel: grpc.aio.Channel) -> None:
         now = self._now()

@@ -12,7 +12,7 @@ import grpc
 
 from headway.errors import Code, HeadwayError, invalid
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
-from services.gateway.asks import Ask, ChatInput, Input
+from services.gateway.api_call import ApiCall, ChatInput, Input
 from services.gateway.auth import KeyRing
 from services.gateway.calls import Calls
 from services.gateway.metrics import GatewayMetrics
@@ -58,21 +58,21 @@ class GatewayEdge(gateway_pb2_grpc.GatewayServicer):
             if self.draining:
                 message = "this gateway is shutting down; call another one"
                 raise HeadwayError(Code.UNAVAILABLE, message, retry_after=1.0)
-            ask = read_ask(request)
-            prepare = partial(self._calls.prepare, ask, reply.call_id, arrival_at)
+            call = read_call(request)
+            prepare = partial(self._calls.prepare, call, reply.call_id, arrival_at)
             if request.ByteSize() <= _MOST_INLINE_BYTES:
                 requests = prepare()
             else:
                 loop = asyncio.get_running_loop()
                 requests = await loop.run_in_executor(self._calls.executor, prepare)
-            self._calls.open(ask, requests, reply)
+            self._calls.open(call, requests, reply)
             async for said in reply.messages():
                 yield said
         except HeadwayError as error:
             if not reply.ended:
                 self._metrics.count("errors", error.code.value)
             await wire.abort(context, error)
-        finally:  # whatever ended it: the client's leaving, too
+        finally:  # however it ended, also if the client left
             reply.ended = True
             self._calls.let_go(reply.outputs)
 
@@ -143,9 +143,9 @@ class GrpcReply:
             yield reply
 
 
-def read_ask(request: gateway_pb2.GenerateRequest) -> Ask:
+def read_call(request: gateway_pb2.GenerateRequest) -> ApiCall:
     """Read a request; INVALID_ARGUMENT where it asks for nothing."""
-    return Ask(
+    return ApiCall(
         model=request.model,
         inputs=(_input(request),),
         sampling=_sampling(request.sampling),

@@ -41,7 +41,7 @@ def find_model(model: str) -> Path:
     if not model or folder.is_absolute() or model.startswith("."):
         message = f"model {model!r} is not a folder; give a model's folder or a hub id"
         raise HeadwayError(Code.INVALID_ARGUMENT, message, param="model")
-    from huggingface_hub import snapshot_download  # slow to import, needed for hub ids alone
+    from huggingface_hub import snapshot_download  # slow to import, needed for hub ids only
 
     try:
         return Path(snapshot_download(model, allow_patterns=_PATTERNS))

@@ -157,14 +157,14 @@ class Outputs:
         for delivery in deliveries:
             output = self._open.get(delivery.request_id)
             if output is None:
-                continue  # its client has just left; the core is being told
+                continue  # its client has just left; the core will learn of it
             try:
                 end = output.deliver(delivery, now)
-            except Exception as error:  # one client's trouble must not be another's
+            except Exception as error:  # one client's error must not affect others
                 self._broken(output, error)
                 continue
             if end is not None:
-                # The reply may have let go of it in the meantime.
+                # The reply may have released it in the meantime.
                 if self._open.pop(output.request_id, None) is not None:
                     self._finished(output, end, now)
                 if delivery.finish_reason is None:

@@ -196,7 +196,7 @@ class GatewayService:
         for name, text, value in gauges:
             self.metrics.watch(name, text, value)
 
-    # --- what the HTTP edge asks ------------------------------------------------------
+    # --- for the HTTP edge ------------------------------------------------------
 
     def health(self) -> Mapping[str, Any]:
         """Describe the gateway: up unless draining; a missing scheduler is shown, not fatal."""

@@ -72,7 +72,7 @@ class TokenSink(gateway_pb2_grpc.TokenSinkServicer):
 
     def _attach(self, worker_id: str) -> Served[tuple[int, ...]]:
         older = self._attached.get(worker_id)
-        if older is not None:  # what was in flight on the older stream may be lost
+        if older is not None:  # tokens in flight on the older stream may be lost
             older.end()
         stream: Served[tuple[int, ...]]
         stream = Served(_MOST_CONTROLS, on_end=partial(self._detach, worker_id))

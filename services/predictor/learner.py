@@ -69,7 +69,7 @@ class Learner:
 
     def learn(self, samples: Samples) -> str:
         """Train a copy; return the new version's name, "" if it is not better."""
-        torch.set_num_threads(1)  # of this thread: serving has the others
+        torch.set_num_threads(1)  # for this thread: serving needs the others
         judging = samples.owners % _JUDGING_SHARE == 0
         if judging.all() or not judging.any():
             return ""

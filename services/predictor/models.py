@@ -56,7 +56,7 @@ class Models:
         """Load every predictor, then poll for newer versions; NOT_FOUND if one is missing."""
         config = self._config
         if not config.predictors:
-            return  # torch is not loaded for nothing
+            return  # load torch only if it is needed
         from services.predictor.learner import Learner, LearnSettings
         from services.predictor.scorer import open_scorers
 
@@ -116,7 +116,7 @@ class Models:
             return
         try:
             version = await asyncio.to_thread(learner.learn, samples)
-        except (OSError, RuntimeError, ValueError) as error:  # serving goes on as it was
+        except (OSError, RuntimeError, ValueError) as error:  # the old version keeps serving
             self._log.error("learning_failed", model=scorer.model, exc_info=error)
             return
         if version and await scorer.reload():

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from headway.errors import invalid, require_between
 
 PAPER_LAYERS = (2048, 512, 64)
-_LARGE = 1_000_000  # parameters; the time of smaller ones is not in their products
+_LARGE = 1_000_000  # parameters; smaller networks do not spend their time in products
 _COUNT_INPUTS = 4  # both counts, and their logarithms
 MAX_DEPTH, MAX_WIDTH = 8, 16_384
 

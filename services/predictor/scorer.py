@@ -95,7 +95,7 @@ class Scorer:
                 remaining = await loop.run_in_executor(
                     self._thread, self._compute, network, states, counts
                 )
-            except Exception as error:  # whoever waits must hear of it
+            except Exception as error:  # callers must get the error
                 self._log.error("scoring_failed", exc_info=error)
                 _fail(calls, HeadwayError(Code.INTERNAL, f"the predictor failed: {error}"))
                 continue

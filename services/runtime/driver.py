@@ -67,7 +67,7 @@ class Driver(Generic[E, A]):
         finally:
             self._busy = False
             self._arm()
-            if self._events:  # one of them raised
+            if self._events:  # one event raised an exception
                 self._loop.call_soon(self._serve)
 
     def _perform_all(self, event: E | None, now: float, actions: Sequence[A]) -> None:
@@ -95,7 +95,7 @@ class Driver(Generic[E, A]):
     def _wake(self) -> None:
         self._timer, self._armed_for = None, math.inf
         wake_at, now = self._core.next_wakeup, self._clock.now()
-        if wake_at is None or now < wake_at:  # it has put its alarm off, or the timer is early
+        if wake_at is None or now < wake_at:  # next_wakeup has moved, or the timer is early
             self._arm()
             return
         self._busy = True

@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-_LEVEL_OF_LIBRARIES = logging.WARNING  # ours are said in full, theirs where something is wrong
+_LEVEL_OF_LIBRARIES = logging.WARNING  # our logs in full, libraries' only from warnings on
 
 
 def configure_logs(level: str, fmt: str, service: str, service_id: str) -> None:
@@ -41,7 +41,7 @@ def _renderers(fmt: str) -> list[Any]:
         structlog.dev.ConsoleRenderer(
             colors=sys.stdout.isatty(),
             pad_event_to=24,
-            # the pretty one shows local variables, keys and prompts among them, and takes 0.1 s
+            # the pretty formatter takes 0.1 s and shows local variables, such as keys and prompts
             exception_formatter=structlog.dev.plain_traceback,
         )
     ]

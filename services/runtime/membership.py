@@ -17,7 +17,7 @@ from services.runtime.store import MEMBER_TTL, Member, Store
 
 WATCH_INTERVAL = 0.25
 RENEW_INTERVAL = MEMBER_TTL / 3
-ABSENCE_GRACE = 2 * RENEW_INTERVAL  # a store that came back empty hears of everybody within one
+ABSENCE_GRACE = 2 * RENEW_INTERVAL  # after data loss a store has all members again within one
 
 
 class MembershipLease:
@@ -35,7 +35,7 @@ class MembershipLease:
     async def change(self, role: str) -> None:
         """Publish a new role."""
         self._member = replace(self._member, role=role)
-        with suppress(HeadwayError):  # the next renewal says it
+        with suppress(HeadwayError):  # the next renewal publishes it
             await self._store.join(self._member)
 
     async def stop(self) -> None:
@@ -87,7 +87,7 @@ class MembershipWatch:
             try:
                 self._compare(await self._store.members(self._service))
             except HeadwayError:
-                self._missed_at.clear()  # they could not be seen, which is not being missed
+                self._missed_at.clear()  # unseen during the outage, which does not count as absent
             await asyncio.sleep(WATCH_INTERVAL)
 
     def _compare(self, members: list[Member]) -> None:
@@ -112,7 +112,7 @@ class MembershipWatch:
     def _tell(self, listener: Callable[[Member], None], member: Member) -> None:
         try:
             listener(member)
-        except Exception as error:  # one listener's fault must not end the watch over the others
+        except Exception as error:  # one listener's error must not end the watch
             get_logger().error("unexpected_error", member_id=member.member_id, exc_info=error)
 
 

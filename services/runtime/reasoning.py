@@ -53,7 +53,7 @@ def _tokenizer_file(model: str) -> Path | None:
     if folder.is_dir():
         file = folder / "tokenizer.json"
         return file if file.is_file() else None
-    from huggingface_hub import hf_hub_download  # slow to import, needed for hub ids alone
+    from huggingface_hub import hf_hub_download  # slow to import, needed for hub ids only
 
     try:
         return Path(hf_hub_download(model, "tokenizer.json"))

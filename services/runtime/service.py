@@ -90,7 +90,7 @@ async def _live(config: C, build: Callable[[Runtime[C]], Awaitable[Service]]) ->
         starting = asyncio.create_task(_start(config, build, undo))
         if not await _done_before(starting, stopping):
             log.info("stopped", reason="told to stop while starting")
-            _leave(0)  # at once: a thread may still be loading, and could not be waited for
+            _leave(0)  # at once: a thread that is still loading cannot be stopped
         await _drain(*starting.result(), stopping)
     log.info("stopped")
 

@@ -204,7 +204,7 @@ class Store:
             learned = await call("HGETALL", self._key("learned"), NEVER_DECODE=True)
         return dict(requests), dict(learned)
 
-    # --- what services remember -------------------------------------------------------
+    # --- saved state of services ------------------------------------------------------
 
     async def publish_targets(self, targets: Mapping[str, Any]) -> None:
         """Save the autoscaler's targets."""

@@ -253,7 +253,7 @@ class Served(Generic[S]):
         try:
             async for message in messages:
                 if self._outbox.has_ended:
-                    return  # replaced: its successor has been told what is here
+                    return  # replaced: its successor already has the state
                 on_message(message)
         except HeadwayError as error:
             end = error

@@ -81,7 +81,7 @@ def serve_metrics(listen: str, registry: CollectorRegistry) -> Iterator[str]:
     try:
         yield f"{host}:{server.server_port}"
     finally:
-        # shutdown() waits for the thread's next poll, up to half a second: not on our loop
+        # shutdown() blocks until the thread's next poll, up to half a second: not on our loop
         threading.Thread(target=_close, args=(server,), daemon=True).start()
 
 

@@ -64,7 +64,7 @@ class FleetLink:
             }
             await self._hang_up(keep=addresses.values())
             calls = [self._tell(addresses[model], model, fleets[model]) for model in fleets]
-            # the autoscaler says itself what it lacks
+            # the autoscaler itself reports what is missing
             await asyncio.gather(*calls, return_exceptions=True)
 
     async def _tell(self, address: str, model: str, fleet: Fleet) -> None:

@@ -64,7 +64,7 @@ class Journal:
             learned, self._learned = self._learned, {}
             try:
                 is_ours = await self._write(requests, learned)
-            except HeadwayError:  # the store has logged it; what is newer by now stays
+            except HeadwayError:  # the store has logged it; keep newer changes
                 self._requests = requests | self._requests
                 self._learned = learned | self._learned
                 await asyncio.sleep(_PAUSE)

@@ -12,7 +12,7 @@ from services.runtime.logs import get_logger
 from services.runtime.store import Store
 
 _MARGIN = 0.1  # of a lease
-_NEARLY = 0.005  # seconds: a call that may take less is none
+_NEARLY = 0.005  # seconds; a shorter timeout is not worth a call
 
 
 class Leadership:
@@ -67,7 +67,7 @@ class Leadership:
         candidate_id = self._candidate_id
         await self._step_down("stopping")
         try:
-            # Whether it leads or not: an answer from the store may have been on its way.
+            # Even without the lead: an answer of the store may have been in flight.
             await self._store.release_leader(candidate_id)
         except HeadwayError as error:
             self._log.warning("lease_not_released", error=error.message)

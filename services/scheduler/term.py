@@ -66,7 +66,7 @@ class Term:
         self._closing: set[asyncio.Task[None]] = set()
         self._ended = False
         self.has_begun = False
-        # Metrics are scraped from another thread: they get a picture, never the core.
+        # Metrics are scraped from another thread: it gets a snapshot, never the core.
         self.status: SchedulerStatus = self._core.status()
         self._picture: asyncio.TimerHandle | None = None
         self._watch = MembershipWatch(runtime.store, "worker", self._joined, self._left)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from headway.core.worker.events import SchedulerConnected
+from headway.core.worker.events import LeaderConnected
 from headway.errors import Code, HeadwayError, invalid
 from headway.messages import ControlHello, FromWorker, Order
 from services.runtime import wire
@@ -17,7 +17,7 @@ class ControlSession:
     """The stream of at most one leader; a newer fencing token replaces an older one."""
 
     def __init__(
-        self, post: Callable[[SchedulerConnected | Order], None], num_reports_queued: int = 65_536
+        self, post: Callable[[LeaderConnected | Order], None], num_reports_queued: int = 65_536
     ) -> None:
         self._post = post
         self._fencing_token = 0
@@ -34,7 +34,7 @@ class ControlSession:
         """Serve one leader's stream until it closes or a newer leader comes."""
         hello = self._greet(await anext(orders, None))
         stream = self._stream = Served[FromWorker](self._num_reports_queued)
-        self._post(SchedulerConnected(hello.wants, hello.fencing_token))
+        self._post(LeaderConnected(hello.wants, hello.fencing_token))
         async for reports in stream.serve(orders, self._obey):
             for report in reports:
                 yield wire.FROM_WORKER.pack(report)

@@ -40,7 +40,7 @@ class PassRecord:
             raise HeadwayError(Code.INVALID_ARGUMENT, message, param="record_passes") from error
         self._write({"worker": _as_dict(info)})
         self._share: Share | None = None
-        self._next: deque[ForwardPass] = deque()  # behind the one under way
+        self._next: deque[ForwardPass] = deque()  # queued behind the current one
         self._is_flying = False
         self._started_at = self._ended_at = 0.0
 

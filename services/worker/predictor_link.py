@@ -27,7 +27,7 @@ MOST_QUEUED = 4  # passes
 MOST_BYTES = 2 << 20  # of hidden states in one call; gRPC takes 4 MiB
 _MOST_ENDED = 8192
 _CALL_TIMEOUT = 1.0
-_REST = 5.0  # seconds before a predictor is asked again that does not know the model
+_REST = 5.0  # seconds before retrying a predictor that does not know the model
 
 
 class PredictorLink:
@@ -75,7 +75,7 @@ class PredictorLink:
         if self._asking is not None:
             self._ended.extend(finished)
 
-    # --- who is asked -----------------------------------------------------------------
+    # --- choice of the predictor ------------------------------------------------------
 
     def _joined(self, member: Member) -> None:
         self._members[member.member_id] = member
@@ -103,7 +103,7 @@ class PredictorLink:
         self._queue.clear()
         self._post(PredictorKnown(is_known))
 
-    # --- asking -----------------------------------------------------------------------
+    # --- calls ------------------------------------------------------------------------
 
     async def _run(self, address: str) -> None:
         async with open_channel(address, self._config) as channel:

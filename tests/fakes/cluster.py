@@ -21,10 +21,10 @@ from headway.core.gateway.events import (
     GatewayAction,
     GatewayEvent,
     Release,
+    SchedulerConnected,
     Submit,
     WorkerDetached,
 )
-from headway.core.gateway.events import SchedulerConnected as GatewayFoundScheduler
 from headway.core.gateway.events import SchedulerDisconnected as GatewayLostScheduler
 from headway.core.scheduler.core import SchedulerCore
 from headway.core.scheduler.events import (
@@ -50,8 +50,8 @@ from headway.core.worker.events import (
     KvAborted,
     KvArrived,
     KvOffered,
+    LeaderConnected,
     RefuseKv,
-    SchedulerConnected,
     SendTokens,
     StartTransfer,
     StopTransfer,
@@ -119,7 +119,7 @@ class Cluster:
 
     def attach_gateway(self) -> None:
         self.to_scheduler(GatewayConnected("g"))
-        self.to_gateway(GatewayFoundScheduler())
+        self.to_gateway(SchedulerConnected())
 
     def attach_worker(self, worker_id: str) -> None:
         self.num_streams += 1
@@ -131,7 +131,7 @@ class Cluster:
         """The hello of a new stream arrives: from now on nothing of an older one is obeyed."""
         if stream == self.streams[worker.info.worker_id]:
             worker.stream = stream
-            self.to_worker(worker, SchedulerConnected(fencing_token=token))
+            self.to_worker(worker, LeaderConnected(fencing_token=token))
 
     def blip_gateway(self) -> None:
         """The gateway's stream to the scheduler breaks, and is opened again."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway.core.scheduler.places import InWindow, Tracked
-from headway.core.scheduler.window import Window
+from headway.core.scheduler.window import DispatchWindow
 from headway.errors import HeadwayError
 from headway.policies.packing.flow_control import FlowControl, FlowLevel
 from tests.fakes.scheduler_text import key, make_request
@@ -13,23 +13,23 @@ from tests.fakes.scheduler_text import key, make_request
 CYCLE = 0.1
 
 
-def make_window(num_cycles: int = 2) -> Window:
-    return Window(FlowControl(num_cycles=num_cycles))
+def make_window(num_cycles: int = 2) -> DispatchWindow:
+    return DispatchWindow(FlowControl(num_cycles=num_cycles))
 
 
-def add(window: Window, *stream_ids: int, attempt: int = 0) -> None:
+def add(window: DispatchWindow, *stream_ids: int, attempt: int = 0) -> None:
     for stream_id in stream_ids:
         request = make_request(stream_id, attempt=attempt)
         entry = Tracked(request.key, request.request_id, "m", InWindow(), request, 10, 0.0)
         window.add(entry)
 
 
-def cycles(window: Window, count: int, *, start: float = 0.0) -> None:
+def cycles(window: DispatchWindow, count: int, *, start: float = 0.0) -> None:
     for i in range(count):
         window.end_cycle(CYCLE, now=start + i * CYCLE)
 
 
-def admitted(window: Window) -> list[int]:
+def admitted(window: DispatchWindow) -> list[int]:
     legacy, new = window.split()
     return [entry.key.stream_id for entry in (*legacy, *new)]
 

@@ -11,7 +11,7 @@ from headway.policies.scaling.protocol import Targets
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limit on ``num_instances`` of all roles, 0 for none, and the minima of both pools."""
+    """Limit on the instances of all roles together (0: none), and the minima of both pools."""
 
     num_instances: int = 0
     min_prefill: int = 1
@@ -25,9 +25,9 @@ class Budget:
             raise invalid("budget", self.num_instances, f"0 or at least the minima, {least}")
 
     def fit(self, targets: Targets) -> Targets:
-        """Cut targets to the budget: the two pools share what convertible and unified ones leave.
+        """Cut targets to the budget; the pools share what convertible and unified roles leave.
 
-        They share it in proportion to what they want, neither below its minimum.
+        The pools share it in proportion to their targets, neither below its minimum.
         """
         wanted = targets.num_prefill + targets.num_decode
         fixed = targets.num_convertible + targets.num_unified

@@ -69,11 +69,11 @@ class AutoscalerCore:
 
     @property
     def next_wakeup(self) -> float | None:
-        """The instant of the next decision."""
+        """Instant of the next decision."""
         return self._wake_at
 
     def handle(self, event: AutoscalerEvent, *, now: float) -> Sequence[PublishTargets]:
-        """Keep the newest report of each sender; one that was overtaken changes nothing."""
+        """Keep each sender's newest report; ignore reports that arrive out of order."""
         self._forget_stale(now)
         match event:
             case FleetReport() | RateReport() if not is_meant(event.model, self._model):
@@ -92,7 +92,7 @@ class AutoscalerCore:
         return ()
 
     def _begin_with(self, ordered: OrderedReport) -> None:
-        """Start the policy from the pools that have been ordered, not from their minimum."""
+        """Start the policy from the ordered pools, not from their minimum."""
         if not self._has_begun:
             self._has_begun = True
             self._policy.begin(ordered.fleet)
@@ -137,7 +137,7 @@ class AutoscalerCore:
             self._ordered = None
 
     def _fleet(self) -> Fleet | None:
-        """Return the fleet if fresh; ordered instances that are not ready count as starting."""
+        """Return the fleet if fresh; count ordered instances that are not ready as starting."""
         if not self._fleets:
             return None
         start_up = self._start_ups.next()
@@ -167,14 +167,14 @@ class AutoscalerCore:
 
 
 def _added(by_bucket: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Sum bucket by bucket; return none if a gateway does not report its own."""
+    """Add up by bucket; return nothing if a gateway does not report its buckets."""
     if not all(by_bucket):
         return ()
     return tuple(sum(rates) for rates in zip(*by_bucket, strict=True))
 
 
 class RoleChange(NamedTuple):
-    """An order that this many instances of ``source`` serve ``target`` from now on."""
+    """An order to change the role of a number of instances from ``source`` to ``target``."""
 
     source: str
     target: str
@@ -182,7 +182,7 @@ class RoleChange(NamedTuple):
 
 
 def role_changes(found: Mapping[str, int], wanted: Mapping[str, int]) -> list[RoleChange]:
-    """Return the instances that change their role where one pool shrinks and another grows.
+    """Return the role changes from shrinking pools to growing ones.
 
     ``found`` and ``wanted``: instances by role; a role missing from ``found`` does not change.
     """

@@ -27,9 +27,9 @@ _FIGURES = (
 class RateReport:
     """A gateway's rates per second over its last ``window`` (s).
 
-    ``observed_at`` is by the gateway's clock: it orders that gateway's reports, nothing else.
-    ``bucket_tokens_per_s``: input and predicted output tokens by bucket, or empty: not told.
-    ``model``: that it serves, "" for the only one there is.
+    ``observed_at`` is the gateway's own clock and only orders that gateway's reports.
+    ``bucket_tokens_per_s``: input and predicted output tokens by bucket, empty if not reported.
+    ``model``: the gateway's, "" if there is only one.
     """
 
     gateway_id: str
@@ -56,9 +56,9 @@ class RateReport:
 
 @dataclass(frozen=True, slots=True)
 class FleetReport:
-    """All instances of a model ("" for the only one), from a scheduler that sees them all.
+    """All instances of a model ("" if there is only one), from a scheduler that sees them all.
 
-    It replaces the model's one before.
+    Replaces the model's previous report.
     """
 
     fleet: Fleet
@@ -79,10 +79,10 @@ class FleetReport:
 
 @dataclass(frozen=True, slots=True)
 class OrderedReport:
-    """Instances that have been ordered, by role; it replaces the report before.
+    """Ordered instances by role; replaces the previous report.
 
-    None for a role that nobody can tell of. Before any decision it is also where a policy
-    begins: an autoscaler that comes back must not begin with the minimum.
+    None for a role whose number is unknown. Before any decision it is also the policy's starting
+    point: an autoscaler that restarts must not begin with the minimum.
     """
 
     num_prefill: int | None = None

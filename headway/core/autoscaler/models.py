@@ -1,4 +1,4 @@
-"""Models that count: an autoscaler of one model reads it alone, one of no model sums over all."""
+"""Selection by model: an autoscaler reads the reports of its model, or the sum over all."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from headway.policies.scaling.protocol import Fleet, PoolLoad
 
 
 def is_meant(model: str, own: str) -> bool:
-    """Return whether a report on a model is for an autoscaler of ``own``; "" is any."""
+    """Return whether a report on ``model`` concerns an autoscaler of ``own``; "" stands for any."""
     return not model or not own or model == own
 
 
 def all_fleets(fleets: Sequence[Fleet]) -> Fleet:
-    """Return the instances of several models together, without samples, which are reported once."""
+    """Add up the instances of several models, without samples, which are reported once."""
     if len(fleets) == 1:
         return fleets[0]
     return Fleet(

@@ -31,7 +31,7 @@ class InstanceStart:
 
 @dataclass(frozen=True, slots=True)
 class StartsReport:
-    """Instances that are ready since the last report, and how many stand by, loaded and warm."""
+    """Instances that became ready since the last report, and the number of standbys."""
 
     starts: Sequence[InstanceStart] = ()
     num_standby: int = 0
@@ -42,9 +42,9 @@ class StartsReport:
 
 
 class SeenStarts:
-    """Starts inferred from the fleet: the instance ordered first is ready first.
+    """Starts inferred from the fleet: the instance ordered first counts as ready first.
 
-    For actuators that cannot measure starts; as precise as orders and fleets are reported.
+    For actuators that cannot measure starts. It is as precise as the reports of orders and fleets.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class SeenStarts:
         self._ordered_at: dict[str, deque[float]] = {}
 
     def ordered(self, role: str, number: int, *, now: float) -> None:
-        """Take the number of a role that is wanted; an order that is taken back was the newest."""
+        """Take the ordered number of a role; a withdrawn order is the newest one."""
         more = number - self._num_ordered.get(role, number)
         self._num_ordered[role] = number
         waiting = self._ordered_at.setdefault(role, deque(maxlen=MAX_STARTS))
@@ -73,7 +73,7 @@ class SeenStarts:
 class StartUps:
     """Medians of the last starts, cold and warm ones apart.
 
-    Measured by the actuator if it can, else inferred from the fleet.
+    Measured by the actuator if it can do so, else inferred from the fleet.
     """
 
     def __init__(self) -> None:
@@ -84,19 +84,19 @@ class StartUps:
         }
 
     def take(self, report: StartsReport) -> None:
-        """Take measured starts, and how many stand by now."""
+        """Take measured starts, and the current number of standbys."""
         self._seen = None
         self._num_standby = report.num_standby
         self._add(report.starts)
 
     def ordered(self, num_by_role: Mapping[str, int], *, now: float) -> None:
-        """Take the numbers of instances that are wanted."""
+        """Take the ordered numbers of instances."""
         for role, number in num_by_role.items():
             if self._seen is not None:
                 self._seen.ordered(role, number, now=now)
 
     def ready(self, num_by_role: Mapping[str, int], *, now: float) -> None:
-        """Take the numbers of instances that serve."""
+        """Take the numbers of serving instances."""
         for role, number in num_by_role.items():
             if self._seen is not None:
                 self._add(self._seen.ready(role, number, now=now))
@@ -106,7 +106,7 @@ class StartUps:
             self._seconds[start.warm].append(start.seconds)
 
     def next(self) -> StartUp | None:
-        """Return the next start, a warm one while an instance stands by; None if unknown."""
+        """Return the expected next start: warm if there is a standby; None if unknown."""
         known = self._seconds[bool(self._num_standby)]
         if not known:
             return None

@@ -1,4 +1,4 @@
-"""Refusals of new requests, and the hint when to come back."""
+"""Refusals of new requests, and the hint when to retry."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from headway.errors import Code, HeadwayError
 
 
 def over_context(num_prompt: int, max_tokens: int, limit: int) -> HeadwayError:
-    """Refuse prompt and output tokens that are together over the model's ``limit``."""
+    """Return the refusal of a request whose prompt and output exceed the model's ``limit``."""
     if num_prompt >= limit:
         param, said = "prompt", "shorten the prompt"
         asked = f"the prompt has {num_prompt} tokens"
@@ -21,7 +21,7 @@ def over_context(num_prompt: int, max_tokens: int, limit: int) -> HeadwayError:
 
 
 def too_many_waiting(num_waiting: int, limit: int, retry_after: float) -> HeadwayError:
-    """Refuse a request because too many wait for their first token; ``retry_after`` in seconds."""
+    """Return the refusal while too many requests wait; ``retry_after`` in seconds."""
     message = (
         f"{num_waiting} requests are waiting for their first token, and at most {limit} may; "
         f"try again in {retry_after:.0f} s"
@@ -30,7 +30,7 @@ def too_many_waiting(num_waiting: int, limit: int, retry_after: float) -> Headwa
 
 
 class FirstTokenPace:
-    """The speed at which waiting requests get their first token: an average of recent gaps."""
+    """The rate at which waiting requests get their first token: an average of recent gaps."""
 
     def __init__(self, weight: float = 0.1) -> None:
         self._weight = weight
@@ -45,5 +45,5 @@ class FirstTokenPace:
         self._last_at = now
 
     def time_for(self, num_waiting: int) -> float:
-        """Return the seconds until so many have their first token, from 1 to 60."""
+        """Return the seconds until that many requests have their first token, from 1 to 60."""
         return min(60.0, max(1.0, num_waiting * self._gap))

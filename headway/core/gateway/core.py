@@ -1,6 +1,7 @@
 """The gateway's decisions: admission, resubmission, and the order of tokens.
 
-Every client sees each token of its request once, in order, whatever happens behind."""
+Every client sees each token of its request once and in order, whatever fails behind the gateway.
+"""
 
 from __future__ import annotations
 
@@ -100,13 +101,13 @@ class GatewayCore:
 
     @property
     def next_wakeup(self) -> float | None:
-        """When the next deadline, resubmission, end of patience or token is due."""
+        """Instant of the next deadline, resubmission, timeout or due token."""
         instants = (self._timers.next_at, self.pacers.next_at)
         return min((at for at in instants if at is not None), default=None)
 
     @property
     def num_open(self) -> int:
-        """Requests that have not ended."""
+        """Number of requests that have not ended."""
         return len(self._requests)
 
     def handle(self, event: GatewayEvent, *, now: float) -> Sequence[GatewayAction]:
@@ -131,7 +132,7 @@ class GatewayCore:
         return actions
 
     def wake(self, *, now: float) -> Sequence[GatewayAction]:
-        """End requests over their deadline; submit those again that have waited long enough."""
+        """End requests past their deadline; resubmit those whose delay has passed."""
         actions: list[GatewayAction] = []
         self._deliver(self.pacers.release(now=now), actions)
         for state in self._timers.pop_due(now):
@@ -199,7 +200,7 @@ class GatewayCore:
         actions.append(Fail(state.request_id, error))
 
     def _drop(self, state: OpenRequest, actions: list[GatewayAction]) -> None:
-        """Close a request and free its KV blocks."""
+        """Close a request and cancel its work, which frees its KV blocks."""
         self._forget(state)
         self._cancel(state, actions)
 
@@ -223,7 +224,7 @@ class GatewayCore:
         for key in keys:
             state = self._requests.by_stream.get(key.stream_id)
             if state is None:
-                continue  # it ended, or goes by a newer name
+                continue  # it has ended or has a newer stream id
             match event:
                 case Placed():
                     state.worker_id = event.worker_id
@@ -235,7 +236,7 @@ class GatewayCore:
     def _on_rejected(
         self, state: OpenRequest, event: Rejected, actions: list[GatewayAction], now: float
     ) -> None:
-        if state.output and event.code in _RETRIABLE:  # its client is reading: worth the wait
+        if state.output and event.code in _RETRIABLE:  # its client is reading already
             self._try_again(state, actions, now, event.message)
             return
         self._deliver(self.pacers.end(state.request_id), actions)
@@ -271,7 +272,7 @@ class GatewayCore:
                 self._timers.add(now + self.settings.gap_patience, state.request_id)
         for request_id, reason in taken.broken.items():
             broken = self._requests.find(request_id)
-            if broken is not None:  # another copy may have ended it well in the same batch
+            if broken is not None:  # another copy may have completed it in the same batch
                 self._try_again(broken, actions, now, reason)
         for failure in batch.failures:
             self._on_failure(failure, actions, now)
@@ -297,7 +298,7 @@ class GatewayCore:
     def _try_again(
         self, state: OpenRequest, actions: list[GatewayAction], now: float, reason: str
     ) -> None:
-        """Begin a new attempt behind the tokens so far, unless there were too many."""
+        """Start a new attempt after the tokens so far, unless there were too many attempts."""
         settings = self.settings
         if state.request.attempt + 1 >= settings.max_attempts:
             message = (
@@ -315,7 +316,7 @@ class GatewayCore:
         self._timers.add(retry_at, state.request_id)
 
     def _cancel(self, state: OpenRequest, actions: list[GatewayAction]) -> None:
-        """Stop the current attempt wherever it is; a cancel is harmless where it is unknown."""
+        """Cancel the current attempt everywhere; a cancel of an unknown one does nothing."""
         if state.worker_id:
             actions.append(CancelTokens(state.worker_id, (state.stream_id,)))
         if self._connected:

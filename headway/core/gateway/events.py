@@ -15,36 +15,36 @@ from headway.request import FinishReason, Request, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A client asks for one output. The core fills in the fields of the attempt."""
+    """A client's request for one output. The core fills in the fields of the attempt."""
 
     request: Request
-    """Its ``request_id`` is new."""
+    """The request, with a new ``request_id``."""
     paced: bool = True
-    """Whether its reader wants answering tokens at a reader's pace."""
+    """True if its reader wants answering tokens at a reader's pace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A client needs nothing more: it left, or a stop string was found. Repeats do nothing."""
+    """The end of a client's interest: it left, or a stop string was found. Repeats do nothing."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerDetached:
-    """A worker's token stream broke: the tokens in flight are lost."""
+    """The end of a worker's token stream: the tokens in flight are lost."""
 
     worker_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConnected:
-    """A stream to a scheduler leader is open; it may know nothing of us."""
+    """A new stream to a scheduler leader, which may not know our requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerDisconnected:
-    """The scheduler's stream broke; running requests go on."""
+    """The end of the scheduler's stream; running requests continue."""
 
 
 GatewayEvent = (
@@ -67,15 +67,15 @@ class Delivery(NamedTuple):
     token_id: int | None  # None for an end alone
     logprobs: TokenLogprobs | None
     finish_reason: FinishReason | None
-    before: Sequence[int] = ()  # tokens that come with it and right before it
+    before: Sequence[int] = ()  # tokens delivered with it, right before it
     num_cached: int = 0  # prompt tokens found in a prefix cache; with the first token alone
 
 
 class Pause(NamedTuple):
-    """The time between a moved request's last token from one worker and the next one's first."""
+    """The pause in a moved request's tokens, between its old worker and its new one."""
 
     seconds: float
-    num_tokens: float  # tokens that it would have had meanwhile, at its pace until then
+    num_tokens: float  # tokens it would have had at its previous pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """A request ended without a finish reason."""
+    """The end of a request without a finish reason."""
 
     request_id: str
     error: HeadwayError
@@ -99,7 +99,7 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class CancelTokens:
-    """Tokens of these streams are not wanted from the worker any more."""
+    """A cancel of these streams at the worker."""
 
     worker_id: str
     stream_ids: tuple[int, ...]

@@ -1,8 +1,8 @@
-"""Tokens in order: each index once, early ones held back, the repeats of another copy dropped.
+"""Tokens in order: early ones are held back, repeats from another copy are dropped.
 
-Two workers may compute one attempt for a moment, for example when the acknowledgement of a move
-is lost. Each sends every token that it draws, so a copy that differs is noticed at its first
-repeat. The attempt then ends, and the next one continues what the client has read.
+Two workers may compute one attempt for a moment, for example when the acknowledgement of a move is
+lost. Each sends every token that it draws, so a copy that differs is noticed at its first repeat.
+The attempt then ends, and the next one continues from what the client has read.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class Taken:
     num_first: int = 0
     """Requests that got their first token."""
     broken: dict[str, str] = field(default_factory=dict)
-    """Request ids that cannot go on, and why."""
+    """Request ids that cannot continue, and why."""
     gaps: list[OpenRequest] = field(default_factory=list)
-    """Requests that miss a token which may still be on its way."""
+    """Requests that lack a token which may still be in flight."""
     pauses: list[Pause] = field(default_factory=list)
-    """Pauses of the requests whose tokens come from another worker now."""
+    """Pauses of requests whose tokens now come from another worker."""
 
 
 def take_tokens(requests: OpenRequests, batch: TokenBatch, now: float) -> Taken:
-    """Append a batch's tokens to their requests; those that end are removed."""
+    """Append a batch's tokens to their requests; remove requests that end."""
     taken = Taken()
     by_stream, worker_id = requests.by_stream, batch.worker_id
     for entry, (stream_id, index, token_id, reason) in enumerate(
@@ -75,7 +75,7 @@ def take_tokens(requests: OpenRequests, batch: TokenBatch, now: float) -> Taken:
 
 
 def _differs(state: OpenRequest, first: int, token_ids: Sequence[int]) -> bool:
-    """Return whether a token that is known already, taken or early, has another value."""
+    """Return whether a token that is already known, delivered or early, has another value."""
     for index, token_id in enumerate(token_ids, first):
         if index < len(state.output):
             if state.output[index] != token_id:
@@ -119,7 +119,7 @@ def _out_of_order(
         taken.gaps.append(state)
     elif reason is None:
         return  # a repeat
-    elif index == num_known - 1 and reason in _ENDS:  # only the end was news
+    elif index == num_known - 1 and reason in _ENDS:  # only the end was new
         requests.remove(state)
         taken.deliveries.append(Delivery(state.request_id, None, None, reason))
     else:

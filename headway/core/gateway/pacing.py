@@ -1,7 +1,7 @@
-"""Answering tokens on their way to readers: each goes when the pacing policy says.
+"""The pacing of answering tokens: each is released when the pacing policy says.
 
-Reasoning passes at once. So do all held tokens when a stream ends: pacing never makes an answer
-end later.
+Reasoning is not delayed. All held tokens are released when a stream ends, so pacing never delays
+the end of an answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headway.policies.pacing import Pace, Pacing
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """One request's tokens: the ``head`` are its first, the ``tail`` its newest of reasoning."""
+    """One request's tokens: ``head`` its first ones, ``tail`` the newest of its reasoning."""
 
     pace: Pace
     prompt: Sequence[int]
@@ -32,8 +32,8 @@ class _Stream:
 class Pacers:
     """All paced streams of a gateway.
 
-    ``markers`` are the tokens around reasoning. Without any, or where a request does not reason,
-    all of its tokens belong to the answer.
+    ``markers`` are the tokens around reasoning. Without them, or if a request does not reason, all
+    of its tokens belong to the answer.
     """
 
     def __init__(self, policy: Pacing, markers: Markers | None = None) -> None:
@@ -46,7 +46,7 @@ class Pacers:
 
     @property
     def next_at(self) -> float | None:
-        """When the next token is due; its stream may have ended."""
+        """Instant when the next token is due; its stream may have ended."""
         return self._due[0][0] if self._due else None
 
     def open(self, request_id: str, *, reasons: bool, prompt: Sequence[int] = ()) -> None:
@@ -57,7 +57,7 @@ class Pacers:
         )
 
     def pass_on(self, deliveries: Sequence[Delivery], *, now: float) -> Sequence[Delivery]:
-        """Take tokens in; return those that go on now."""
+        """Take tokens; return those to deliver now."""
         if not self._streams:
             return deliveries
         going: list[Delivery] = []
@@ -90,7 +90,7 @@ class Pacers:
         return going
 
     def end(self, request_id: str) -> Sequence[Delivery]:
-        """End a request without another token; return its tokens in hand."""
+        """End a request without a further token; return its held tokens."""
         stream = self._streams.pop(request_id, None)
         if stream is None:
             return ()
@@ -110,7 +110,7 @@ class Pacers:
             return
         stream.pace.arrived(1, now=now)
         if stream.armed_for is not None and now < stream.armed_for:
-            self.num_paced += 1  # those before it are not due yet
+            self.num_paced += 1  # earlier tokens are not due yet
             return
         self._go(stream, stream.pace.release(now=now), going)
         self.num_paced += bool(stream.in_hand)
@@ -131,14 +131,14 @@ class Pacers:
         going += [stream.in_hand.popleft() for _ in range(count)]
 
     def _arm(self, request_id: str, stream: _Stream) -> None:
-        """Release its next token when it is due; each stream has at most one such instant."""
+        """Schedule the stream's next token; each stream has at most one such instant."""
         stream.armed_for = due_at = stream.pace.due_at
         if due_at is not None:
             heapq.heappush(self._due, (due_at, request_id))
 
 
 def _singles(delivery: Delivery) -> Iterator[Delivery]:
-    """Yield a token at a time; the newest one keeps its log probabilities and end."""
+    """Yield one token at a time; the last one keeps its log probabilities and finish reason."""
     for token_id in delivery.before:
         yield Delivery(delivery.request_id, token_id, None, None)
     yield delivery._replace(before=())

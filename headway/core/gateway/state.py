@@ -15,26 +15,26 @@ class OpenRequest:
     """One request that has not ended."""
 
     request: Request
-    """Its current attempt."""
+    """The current attempt."""
     output: list[int] = field(default_factory=list)
     worker_id: str = ""
-    """The worker that it was placed on last or that sent its newest token; "" before."""
+    """The worker it was placed on last or that sent its newest token; "" before."""
     source_id: str = ""
     """The worker that sent its newest token; "" before the attempt's first one."""
     first_at: float = 0.0
-    """When its first token came."""
+    """Instant of its first token."""
     last_at: float = 0.0
-    """When its newest token came."""
+    """Instant of its newest token."""
     retry_at: float | None = None
-    """When it is submitted again; None unless it waits for that."""
+    """Instant of its resubmission; None unless that is planned."""
     unsent_since: float | None = None
-    """Since when it waits for a scheduler."""
+    """Instant since which it has waited for a scheduler."""
     gap_since: float | None = None
-    """Since when it misses a token whose successor is in ``early``."""
+    """Instant since which it has lacked a token whose successor is in ``early``."""
     early: dict[int, Delivery] = field(default_factory=dict)
     """Tokens that came before their predecessor, by index."""
     num_failures: int = 0
-    """How often a worker failed to compute it."""
+    """Number of times that a worker failed to compute it."""
 
     @property
     def request_id(self) -> str:
@@ -47,7 +47,7 @@ class OpenRequest:
         return self.request.stream_id
 
     def next_attempt(self, stream_id: int, retry_at: float) -> None:
-        """Forget the worker; go on behind the tokens so far, under a new stream id."""
+        """Forget the worker; continue after the tokens so far under a new stream id."""
         attempt = self.request.attempt + 1
         self.request = replace(self.current(), attempt=attempt, stream_id=stream_id)
         self.worker_id = self.source_id = ""
@@ -95,7 +95,7 @@ class OpenRequests:
         self.by_stream[state.stream_id] = state
 
     def rename(self, state: OpenRequest, stream_id: int, retry_at: float) -> None:
-        """Begin its next attempt: the old stream id is unknown from now on."""
+        """Start its next attempt: the old stream id is unknown from now on."""
         del self.by_stream[state.stream_id]
         state.next_attempt(stream_id, retry_at)
         self.by_stream[stream_id] = state
@@ -107,7 +107,7 @@ class OpenRequests:
 
 
 class Timers:
-    """Instants at which open requests need attention; those of closed requests fade away."""
+    """Instants at which open requests need attention; those of closed requests are skipped."""
 
     def __init__(self, requests: OpenRequests) -> None:
         self._requests = requests
@@ -119,7 +119,7 @@ class Timers:
         return self._heap[0][0] if self._heap else None
 
     def add(self, at: float, request_id: str) -> None:
-        """Look at the request at or after ``at``."""
+        """Check the request at or after ``at``."""
         heapq.heappush(self._heap, (at, request_id))
         # An open request rarely has over two timers: far beyond that most are stale.
         if len(self._heap) > 64 + 8 * len(self._requests):

@@ -1,1 +1,1 @@
-"""The predictor's core: learns from samples, answers questions."""
+"""The predictor's core: learns from samples and answers questions."""

@@ -1,4 +1,4 @@
-"""The predictor's decisions: what finished requests teach about output lengths."""
+"""The predictor's decisions: output lengths learned from finished requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_TOKENS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Finished requests of one model; two arrays of one length, in tokens."""
+    """Finished requests of one model: two arrays of one length, in tokens."""
 
     model: str
     num_prompt_tokens: tuple[int, ...]
@@ -38,7 +38,7 @@ class Observed:
 
 
 class PredictorCore:
-    """``Core[Observed, None]``: it only learns; tables are read from it."""
+    """``Core[Observed, None]``: it only learns and has no actions; tables are read from it."""
 
     def __init__(self) -> None:
         self._by_model: dict[str, BucketMean] = {}
@@ -46,11 +46,11 @@ class PredictorCore:
 
     @property
     def next_wakeup(self) -> float | None:
-        """Return no deadline: time alone changes nothing."""
+        """None: time alone changes nothing."""
         return None
 
     def wake(self, *, now: float) -> Sequence[None]:
-        """Return no deadline: time alone changes nothing."""
+        """Do nothing: time alone changes nothing."""
         return ()
 
     def handle(self, event: Observed, *, now: float) -> Sequence[None]:
@@ -68,5 +68,5 @@ class PredictorCore:
         return ()
 
     def table(self, model: str) -> LengthTable:
-        """Return what is known of a model; an empty table for an unknown one."""
+        """Return the table of a model; an empty one for an unknown model."""
         return self._by_model.get(model, BucketMean()).table()

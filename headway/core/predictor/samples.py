@@ -15,9 +15,9 @@ from headway.request import FinishReason, StreamKey
 
 @dataclass(frozen=True, slots=True)
 class SeenStates:
-    """States of running requests; ``num_output_tokens``: of each when its state was computed.
+    """States of running requests; ``num_output_tokens``: each one's when its state was computed.
 
-    ``num_prompt_tokens``: of each request, or none where that is unknown.
+    ``num_prompt_tokens``: each request's, or empty if unknown.
     """
 
     hidden: HiddenStates
@@ -33,7 +33,7 @@ class SeenStates:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An ended request, and how many tokens it has generated."""
+    """An ended request and its number of generated tokens."""
 
     key: StreamKey
     num_output_tokens: int
@@ -42,9 +42,9 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """Hidden states (n, d), the tokens that followed each (n,), and whose it is (n,).
+    """Hidden states (n, d), the tokens that followed each (n,), and each one's request (n,).
 
-    ``counts``: tokens of its prompt and of its output by then, (n, 2), where they are known.
+    ``counts``: prompt tokens and output tokens so far, (n, 2), NaN if unknown.
     """
 
     hidden: NDArray[np.float16]
@@ -59,8 +59,8 @@ _Row = tuple[NDArray[np.float32], NDArray[np.float16]]
 class SampleBuffer:
     """States of running requests, and samples of the last ones that ended.
 
-    A request that was cut short says nothing of its length: its states are dropped. The oldest
-    go first, of running requests beyond ``num_running`` and of ended ones beyond ``num_ended``.
+    A request that was cut short does not reveal its length, so its states are dropped. Beyond
+    ``num_running`` running and ``num_ended`` ended requests the oldest are dropped.
     """
 
     def __init__(self, num_running: int = 4096, num_ended: int = 4096) -> None:
@@ -74,7 +74,7 @@ class SampleBuffer:
         """Requests whose length has become known, since the start."""
 
     def see(self, seen: SeenStates) -> None:
-        """Keep these states; rows with values that are not finite are left out."""
+        """Add these states; skip rows with values that are not finite."""
         good = np.atleast_1d(np.isfinite(seen.hidden.values).all(axis=1))
         counts = seen.counts
         for place, key in enumerate(seen.hidden.keys):
@@ -86,7 +86,7 @@ class SampleBuffer:
             del self._running[next(iter(self._running))]
 
     def end(self, ended: Ended) -> None:
-        """Turn its states into samples if it came to its own end."""
+        """Turn a request's states into samples if it ended by itself."""
         rows = self._running.pop(ended.key, None)
         if not rows or ended.finish_reason is not FinishReason.STOP:
             return
@@ -96,7 +96,7 @@ class SampleBuffer:
             del self._ended[next(iter(self._ended))]
 
     def samples(self) -> Samples | None:
-        """Return all samples of the ended requests that are kept; None before the first."""
+        """Return all samples of the kept requests; None before the first."""
         rows = [
             (row, total - counts[1], owner, counts)
             for owner, (total, pairs) in self._ended.items()

@@ -1,4 +1,4 @@
-"""Admission: which requests can be served, what the others are told, what workers report."""
+"""Admission: the requests that can be served, and the refusals of the others."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def refuse_for_good(
 ) -> Rejected | None:
     """Return the refusal of a request that can never be served, or None.
 
-    ``models``: all that were ever seen. A model whose workers are away has no limits: the
-    request waits for one that comes back.
+    ``models``: all that were ever seen. A model without a worker has no limits for now: the request
+    waits for a worker.
     """
     if models and request.model not in models:
         known = ", ".join(sorted(models))
@@ -62,9 +62,9 @@ def refuse_for_now(
     retry_after_now: Callable[[], float],
     settings: SchedulerSettings,
 ) -> Rejected | None:
-    """Return the refusal of a request without room to wait, or None; later attempts always wait.
+    """Return the refusal of a request without room to wait, or None; never of later attempts.
 
-    Their clients have read half an answer, and their number is bounded by earlier admission.
+    Their clients have read part of an answer, and their number was bounded when they were admitted.
     """
     if request.attempt > 0:
         return None
@@ -88,7 +88,7 @@ def refuse_for_now(
 
 
 def wanted_reports(settings: SchedulerSettings) -> WantedReports:
-    """Return what the policies declare that they read."""
+    """Return the reports that the policies declare they read."""
     dispatching: Dispatching = registry.make(
         "dispatch", settings.dispatch, **settings.dispatch_params
     )

@@ -1,7 +1,7 @@
-"""The books: which place every live request is in. No other file replaces a place.
+"""The books: the place of every live request. No other file replaces a place.
 
 ``TRANSITIONS`` lists all moves between places. A request begins as InWindow (submitted), or as
-OnUnit or Moving (adopted from a worker's report). Its end takes it out of any place.
+OnUnit or Moving (adopted from a worker's report). Its end removes it from any place.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _put(entry: Tracked, event: PlaceEvent, place: Place) -> None:
 
 
 def leave_over(entry: Tracked) -> None:
-    """Note that a waiting request is not new in its window any more."""
+    """Note that a waiting request is no longer new in its window."""
     _put(entry, PlaceEvent.LEFT_OVER, InWindow(left_over=True))
 
 
@@ -77,7 +77,7 @@ class Books:
         self._state = state
         self._instances = instances
         self.prefilled: dict[StreamKey, Tracked] = {}
-        """Requests that wait for a decode unit, the longest waiting first."""
+        """Requests that wait for a decode unit, longest waiting first."""
 
     def _put(self, entry: Tracked, event: PlaceEvent, place: Place) -> None:
         _put(entry, event, place)
@@ -87,7 +87,7 @@ class Books:
             self.prefilled.pop(entry.key, None)
 
     def _leave(self, entry: Tracked) -> None:
-        """Take it off the ledgers of its unit and of its target."""
+        """Remove it from the ledgers of its unit and its target."""
         instance = self._instances.get(entry.worker_id)
         if instance is not None:
             instance.let_go(entry.key)
@@ -109,7 +109,7 @@ class Books:
             self._reserve(entry, entry.place.target)
 
     def close(self, entry: Tracked) -> None:
-        """Take out an attempt that is over; a window that it waits in forgets it by itself."""
+        """Remove an attempt that is over; a window that holds it removes it separately."""
         self.prefilled.pop(entry.key, None)
         self._leave(entry)
         self._state.end(entry.key)
@@ -117,13 +117,13 @@ class Books:
     # --- units ------------------------------------------------------------------------
 
     def dispatch(self, entry: Tracked, unit: UnitId) -> None:
-        """It leaves the window for a unit."""
+        """Move it from the window to a unit."""
         self._put(entry, PlaceEvent.DISPATCHED, OnUnit(unit))
         self._state.changed(entry.key)
         self._instances[unit.worker_id].hold(entry.key)
 
     def give_back(self, entry: Tracked) -> None:
-        """It comes back from a unit that has not begun it."""
+        """Return it from a unit that has not begun it to the window."""
         assert isinstance(entry.place, OnUnit), "only a request on a unit is given back"
         unit = entry.place.unit
         self._instances[unit.worker_id].take_back(entry.key, unit.unit, entry.num_tokens)
@@ -131,14 +131,14 @@ class Books:
         self._state.changed(entry.key)
 
     def find(self, entry: Tracked, unit: UnitId, *, decoding: bool) -> None:
-        """A unit has it that was not known to have it."""
+        """Note that it was found on a unit where it was not expected."""
         self._leave(entry)
         self._put(entry, PlaceEvent.REPORTED, OnUnit(unit, adopted=True, decoding=decoding))
         self._state.changed(entry.key)
         self._instances[unit.worker_id].hold(entry.key)
 
     def run_on(self, entry: Tracked, *, decoding: bool) -> None:
-        """Its worker reports it as running or queued, and not as waiting for a handoff."""
+        """Note that its worker reports it running or queued, not waiting for a handoff."""
         place = entry.place
         assert isinstance(place, (OnUnit, Prefilled)), "it is at its worker"
         if isinstance(place, Prefilled):
@@ -148,7 +148,7 @@ class Books:
         self._put(entry, PlaceEvent.REPORTED, OnUnit(place.unit, place.adopted, decoding))
 
     def prefill(self, entry: Tracked, num_tokens: int, *, now: float) -> None:
-        """Its worker holds the KV of its prompt, and waits for an order."""
+        """Note that its worker holds the KV of its prompt and waits for an order."""
         place = entry.place
         if isinstance(place, OnUnit):
             place = Prefilled(place.unit, place.adopted)
@@ -163,7 +163,7 @@ class Books:
             instance.reserve(entry.key, target.unit, entry.num_tokens)
 
     def order(self, entry: Tracked, target: UnitId) -> None:
-        """Its worker is told to send it to a unit."""
+        """Note that its worker was ordered to send it to a unit."""
         place = entry.place
         assert not isinstance(place, InWindow), "a request that waits is dispatched"
         origin = place.origin if isinstance(place, Moving) else place
@@ -172,13 +172,13 @@ class Books:
         self._reserve(entry, target)
 
     def await_arrival(self, entry: Tracked, target: UnitId) -> None:
-        """It is on its way to a unit by an earlier leader's order; its source has not reported."""
+        """Note an earlier leader's move to a unit, whose source has not reported."""
         self._put(entry, PlaceEvent.ARRIVING, Moving(None, target))
         self._state.changed(entry.key)
         self._reserve(entry, target)
 
     def find_source(self, entry: Tracked, origin: OnUnit | Prefilled) -> None:
-        """The source of a move reports whose target was heard first."""
+        """Note the source of a move whose target had reported first."""
         target = entry.target or entry.at
         assert target is not None, "its target has reported it"
         self._leave(entry)
@@ -186,7 +186,7 @@ class Books:
         self._instances[origin.unit.worker_id].hold(entry.key)
 
     def land(self, entry: Tracked) -> None:
-        """Its move has ended well."""
+        """Note that its move has succeeded."""
         place = entry.place
         assert isinstance(place, Moving), "only what moves lands"
         assert place.origin is not None, "its source has reported it"
@@ -201,7 +201,7 @@ class Books:
         target.hold(entry.key)
 
     def stay(self, entry: Tracked) -> None:
-        """Its move has failed, and its worker decodes: it runs on where it is."""
+        """Note that its move has failed and that it keeps running at its source."""
         place = entry.place
         assert isinstance(place, Moving), "only a move fails"
         origin = place.origin
@@ -213,7 +213,7 @@ class Books:
         self._state.changed(entry.key)
 
     def retry(self, entry: Tracked, failed: UnitId | None = None, until: float = 0.0) -> None:
-        """Its handoff has failed: look for another unit; ``failed`` rests ``until`` then."""
+        """Note a failed handoff: look for another unit and leave ``failed`` out ``until`` then."""
         place = entry.place
         self._release(entry)
         origin = place.origin if isinstance(place, Moving) else place
@@ -226,7 +226,7 @@ class Books:
         self._put(entry, PlaceEvent.RETRIED, origin)
 
     def end_rests(self, now: float) -> None:
-        """Units that failed a handoff are tried again from their instants on."""
+        """Allow units again whose rest after a failed handoff is over."""
         for entry in self.prefilled.values():
             place = entry.place
             assert isinstance(place, Prefilled), "the others are not listed"

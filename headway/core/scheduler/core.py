@@ -1,8 +1,8 @@
 """The scheduler leader's decisions: when, where and whether each request runs.
 
 One object lives for one term of leadership. Requests wait in their model's window
-(``scheduler_prefill``), are dispatched to a prefill-capable worker, and, prefilled, are handed
-to a decode unit (``scheduler_decode``). Whatever is lost with a worker goes back to its gateway.
+(``prefill``) and are dispatched to a worker that prefills. Prefilled requests are handed
+to a decode unit (``decode``). Requests lost with a worker go back to their gateways.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ from headway.request import Request, StreamKey
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStatus:
-    """The scheduler at one instant, for metrics.
+    """The scheduler's figures at one instant, for metrics.
 
-    ``num_held_back``: requests in no window yet, because a worker that has not reported since the
-    election may run them.
+    ``num_held_back``: requests not yet in a window, because a worker that has not reported since
+    the election may be running them.
     """
 
     pools: tuple[PoolStatus, ...]
@@ -97,11 +97,11 @@ class SchedulerCore:
 
     @property
     def next_wakeup(self) -> float | None:
-        """The next deadline, watchdog, turn or end of a grace."""
+        """Instant of the next deadline, watchdog, turn or end of a grace."""
         return self._wake_at if self._wake_at < inf else None
 
     def handle(self, event: SchedulerEvent, *, now: float) -> Sequence[SchedulerAction]:
-        """React to one event, then dispatch and place what can go."""
+        """React to one event, then dispatch and place what is possible."""
         match event:
             case Request():
                 if self._on_submit(event, now) and now < self._wake_at:
@@ -191,7 +191,7 @@ class SchedulerCore:
     # --- gateways ---------------------------------------------------------------------
 
     def _on_submit(self, request: Request, now: float) -> bool:
-        """Take in a request; return True if it waits now and nothing else has changed."""
+        """Take a request; return True if it waits now and nothing else has changed."""
         key = request.key
         if self._state.has_ended(key):
             self._state.counters.num_repeats += 1
@@ -219,12 +219,12 @@ class SchedulerCore:
             return False
         self._books.open(entry)
         for other in others:
-            self._on_cancel(other.key)  # the new attempt must not run beside it
+            self._on_cancel(other.key)  # the two attempts must not run at once
         self._enter(entry, saved)
         return not others
 
     def _enter(self, entry: Tracked, saved: SavedRequest | None) -> None:
-        """Put it into the window; one that waited before an election takes its old place."""
+        """Put it into the window; one that waited before an election gets its old place."""
         window = self._pool(entry.model).window
         if saved is None or saved.cycle < 0:
             window.add(entry)
@@ -258,12 +258,12 @@ class SchedulerCore:
         entry = self._state.tracked.get(key)
         if entry is None:
             if not self._state.has_ended(key):
-                self._state.end(key)  # a snapshot may yet tell of it
+                self._state.end(key)  # a snapshot may still report it
             return
         self._reports.end(entry)
 
     def _cancel_all(self, gateway_id: str) -> None:
-        """Cancel all requests of a gateway that stays away."""
+        """Cancel all requests of a gateway that has not come back."""
         del self._gone[gateway_id]
         self._state.note("gateway_given_up", detail=gateway_id)
         self._memory.cancel_all(gateway_id)

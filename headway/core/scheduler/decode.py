@@ -1,4 +1,4 @@
-"""Prefilled requests: which unit decodes them, and how their handoffs end."""
+"""Prefilled requests: the choice of their decode units, and the ends of their handoffs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headway.request import StreamKey
 
 
 class DecodePlacer:
-    """Placer of prefilled requests, in batches; those without room wait for the next report."""
+    """Places prefilled requests in batches; those that fit nowhere wait for the next report."""
 
     def __init__(
         self, state: SchedulerState, instances: Mapping[str, Instance], books: Books
@@ -35,7 +35,7 @@ class DecodePlacer:
 
     @property
     def num_waiting(self) -> int:
-        """Prefilled requests without a decode unit."""
+        """Number of prefilled requests without a decode unit."""
         return len(self._books.prefilled)
 
     def num_waiting_by_model(self) -> Mapping[str, int]:
@@ -44,13 +44,13 @@ class DecodePlacer:
 
     @property
     def next_wakeup(self) -> float:
-        """The instant when a unit that failed a handoff may be tried again; infinite for none."""
+        """Instant when a unit that failed a handoff may be tried again; infinite for none."""
         return self._rest_until
 
-    # --- coming and going -------------------------------------------------------------
+    # --- adding and removing ----------------------------------------------------------
 
     def retry(self) -> None:
-        """Try waiting requests again: loads have changed, or a unit has come."""
+        """Try waiting requests again, after a change of loads or a new unit."""
         self._stale = True
 
     def add(self, entry: Tracked, held: HeldRequest, *, now: float) -> None:
@@ -99,7 +99,7 @@ class DecodePlacer:
         return units
 
     def _count_buckets(self, units: Sequence[DecodeUnit]) -> None:
-        """Count the requests that decode on each unit or are on their way there, by bucket."""
+        """Count the requests that decode on each unit or are moving to it, by bucket."""
         by_id = {unit.unit: unit for unit in units}
         for unit in units:
             unit.bucket_counts = [0] * NUM_BUCKETS
@@ -109,7 +109,7 @@ class DecodePlacer:
                 by_id[at].bucket_counts[entry.bucket] += 1
 
     def hand_off(self, entry: Tracked, unit: UnitId) -> None:
-        """Order the move; repeating an order that is being carried out changes nothing."""
+        """Order the move; a repeated order changes nothing."""
         self._books.order(entry, unit)
         address, token = self._instances[unit.worker_id].info.address, self._state.fencing_token
         order = Handoff(entry.key, unit.worker_id, address, unit.unit, token)
@@ -117,11 +117,11 @@ class DecodePlacer:
         self._state.counters.num_handoffs += 1
 
     def resume(self, entry: Tracked, unit: UnitId, *, relocating: bool) -> None:
-        """Go on with an earlier leader's move once all workers are known."""
+        """Resume an earlier leader's move once all workers are known."""
         self._resumed[entry.key] = entry, unit, relocating
 
     def _resume_moves(self) -> None:
-        """Give the orders again; a source that has one already ignores it."""
+        """Repeat the orders; a source that already has one ignores it."""
         resumed, self._resumed = self._resumed, {}
         for entry, unit, relocating in resumed.values():
             target = self._instances.get(unit.worker_id)
@@ -132,7 +132,7 @@ class DecodePlacer:
                 self.hand_off(entry, unit)
 
     def relocate(self, entry: Tracked, unit: UnitId, *, now: float) -> None:
-        """Move a running request; it continues at its source until it can leave."""
+        """Move a running request, which keeps running at its source until it can leave."""
         entry.moved_at = now
         self._state.counters.num_relocations += 1
         self.hand_off(entry, unit)
@@ -145,7 +145,7 @@ class DecodePlacer:
         num_left: int,
         now: float,
     ) -> None:
-        """Publish where requests of one model go by the placement policy, and why."""
+        """Publish the placement of one model's requests, and its reasons."""
         waits = question == "placement"
         chosen = tuple(
             Chosen(e.key, e.request_id, c.unit, c.score, now - e.since if waits else 0.0)
@@ -160,8 +160,8 @@ class DecodePlacer:
     def handoff_ended(self, source: Instance, result: HandoffResult, *, now: float) -> None:
         """Take the result of a handoff: the target, the source or no worker has the request now.
 
-        The target may be an earlier leader's choice: the source does one move at a time, and
-        ignores orders meanwhile.
+        The target may be an earlier leader's choice, because a source does one move at a time and
+        ignores further orders.
         """
         entry = self._state.tracked.get(result.key)
         target = UnitId(result.target_worker_id, result.target_unit)
@@ -184,7 +184,7 @@ class DecodePlacer:
             self._stale = True
 
     def _end_stray(self, source: Instance, result: HandoffResult) -> None:
-        """Stop the target's copy if the request has ended meanwhile."""
+        """Stop the target's copy of a request that has ended."""
         if not result.ok:
             return
         source.let_go(result.key)
@@ -196,7 +196,7 @@ class DecodePlacer:
         instance = self._instances.get(target.worker_id)
         is_ours = entry.target == target and target.worker_id not in entry.distrusted
         if instance is None or not is_ours:
-            # It arrived in another life or under another leader, and may have ended since.
+            # It arrived under another leader, and may have ended since.
             if instance is not None:
                 self._state.tell_worker(target.worker_id, CancelStream(entry.key))
             self._books.close(entry)
@@ -221,7 +221,7 @@ class DecodePlacer:
             request_id=entry.request_id,
             detail=f"to unit {target.unit} of {target.worker_id}: {result.message}",
         )
-        if entry.is_relocating or source.info.role.decodes:  # which may be its role of late
+        if entry.is_relocating or source.info.role.decodes:  # the role may have changed recently
             self._books.stay(entry)
             return
         limits = self._state.settings.moves
@@ -261,7 +261,7 @@ def _rests(entry: Tracked) -> Mapping[UnitId, float]:
 
 
 def _is_from(entry: Tracked, source: Instance, result: HandoffResult) -> bool:
-    """Return whether a result is about a request that its source has."""
+    """Return whether a result is about a request that its sender holds."""
     waits_or_moves = isinstance(entry.place, (Prefilled, Moving))
     return entry.worker_id == source.info.worker_id and (waits_or_moves or result.ok)
 

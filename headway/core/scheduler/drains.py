@@ -1,7 +1,7 @@
-"""Workers to be emptied: those that drain, and those that have changed their role.
+"""Emptying workers: those that drain, and those that have changed their role.
 
 Requests that have not begun return to the window. Decoding requests move while they run; one that
-fits nowhere else stays until it ends. Limits per link bound how many move at a time.
+fits nowhere else stays until it ends. Limits per link bound the moves at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headway.request import StreamKey
 
 
 class Drains:
-    """Plan of what leaves which worker: ``moves`` orders the moves that this wants."""
+    """The plan of which requests leave which worker; ``moves`` carries it out."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Drains:
         self._placer = placer
         self._emptying: dict[str, set[StreamKey]] = {}  # by worker: requests that were asked for
         self.next_wakeup = inf
-        """The instant when a request that has just moved may move again; infinite for none."""
+        """Instant when a request that has just moved may move again; infinite for none."""
 
     def update(self, instance: Instance) -> None:
         """Note a worker that drains or has changed its role."""
@@ -45,7 +45,7 @@ class Drains:
         self._emptying.pop(worker_id, None)
 
     def wanted(self, *, now: float) -> Iterator[tuple[Tracked, UnitId]]:
-        """Yield requests that can go now, each to be moved before the next is asked for."""
+        """Yield requests that can move now; each is moved before the next is computed."""
         self.next_wakeup = inf
         for worker_id in list(self._emptying):
             instance = self._instances[worker_id]
@@ -62,7 +62,7 @@ class Drains:
         return [e for e in entries if isinstance(e.place, OnUnit) and e.is_decoding is decoding]
 
     def _is_misplaced(self, instance: Instance) -> bool:
-        """Return whether a worker holds, or will hold, requests that are not of its role."""
+        """Return whether a worker holds, or will hold, requests that do not fit its role."""
         if instance.takes_decode:
             return not instance.takes_prefill and bool(self._held(instance, decoding=False))
         coming = any(k in self._state.tracked for k in instance.inbound_keys)
@@ -72,10 +72,10 @@ class Drains:
         entry = self._state.tracked[key]
         return entry.is_relocating or entry.is_decoding
 
-    # --- what has not begun -----------------------------------------------------------
+    # --- requests that have not begun -------------------------------------------------
 
     def _call_back(self, instance: Instance, asked: set[StreamKey]) -> None:
-        """Ask for requests that have not begun, each once; those that have begun stay."""
+        """Ask once for each request that has not begun; those that have begun stay."""
         waiting = [e for e in self._held(instance, decoding=False) if e.key not in asked]
         keys = tuple(entry.key for entry in waiting if self._has_another(instance, entry))
         if keys:
@@ -92,10 +92,10 @@ class Drains:
             if other is not instance
         )
 
-    # --- what decodes -----------------------------------------------------------------
+    # --- decoding requests ------------------------------------------------------------
 
     def _empty(self, instance: Instance, now: float) -> Iterator[tuple[Tracked, UnitId]]:
-        """Yield moves, the longest remaining requests first, as many as the links allow."""
+        """Yield moves, longest remaining requests first, as many as the links allow."""
         settings = self._state.settings
         leaving = sum(self._state.tracked[key].is_relocating for key in instance.keys)
         room = settings.moves.per_link - leaving

@@ -14,15 +14,15 @@ from headway.messages import (
 )
 from headway.request import Request, StreamKey
 
-# --- what a leader writes down for its successor ----------------------------------------
+# --- records for the next leader --------------------------------------------------------
 
 
 class SavedRequest(NamedTuple):
-    """Facts of one live attempt that no worker's snapshot and no gateway reports.
+    """Facts of one live attempt that no worker and no gateway reports.
 
-    ``worker_id``: where it is or was sent, "" while it waits. ``cycle``: the window's when it
-    entered, -1 before. ``target``: the unit that its KV was ordered to; ``relocating`` where it
-    runs meanwhile. ``since`` and ``moved_at`` in seconds since the epoch.
+    ``worker_id``: its worker, "" while it waits. ``cycle``: its window's cycle when it entered, -1
+    before. ``target``: the unit it moves to. ``relocating``: whether it runs while it moves.
+    ``since`` and ``moved_at``: seconds since the epoch.
     """
 
     key: StreamKey
@@ -51,7 +51,7 @@ class Learned(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """An order to save for the next leader: requests that changed, and those that ended."""
+    """An order to save changed requests for the next leader, and to delete ended ones."""
 
     saved: tuple[SavedRequest, ...] = ()
     ended: tuple[StreamKey, ...] = ()
@@ -65,7 +65,7 @@ class Persist:
 class Elected:
     """The start of a term; ``worker_ids`` are the members that have not reported yet.
 
-    ``saved`` and ``learned`` are what earlier leaders wrote down, and may be a little old.
+    ``saved`` and ``learned``: records of earlier leaders, which may be slightly outdated.
     """
 
     fencing_token: int
@@ -76,7 +76,7 @@ class Elected:
 
 @dataclass(frozen=True, slots=True)
 class GatewayConnected:
-    """A gateway's new stream; it submits again whatever has not ended."""
+    """A gateway's new stream; it resubmits all requests that have not ended."""
 
     gateway_id: str
 
@@ -90,7 +90,7 @@ class GatewayDisconnected:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReported:
-    """A worker's message; the first on a new control stream is a snapshot."""
+    """A message of a worker; the first one on a new control stream is a snapshot."""
 
     worker_id: str
     message: FromWorker
@@ -98,7 +98,7 @@ class WorkerReported:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGone:
-    """The end of a worker's control stream, or of its lease."""
+    """The end of a worker's control stream or of its lease."""
 
     worker_id: str
     reason: str
@@ -119,7 +119,7 @@ SchedulerEvent = (
 
 @dataclass(frozen=True, slots=True)
 class SendToWorker:
-    """One order for a worker."""
+    """A message for a worker."""
 
     worker_id: str
     message: Order
@@ -127,7 +127,7 @@ class SendToWorker:
 
 @dataclass(frozen=True, slots=True)
 class SendToGateway:
-    """One answer for a gateway; dropped if it is not connected (it will ask again)."""
+    """A message for a gateway; dropped if it is not connected (it will ask again)."""
 
     gateway_id: str
     message: ToGateway
@@ -144,7 +144,7 @@ class Note:
 
 
 class Considered(NamedTuple):
-    """One unit before the decision: (C_avail, C_chunk) of a dispatch, else (B, K)."""
+    """The state of one unit before the decision: (C_avail, C_chunk) for a dispatch, else (B, K)."""
 
     unit: UnitId
     load: tuple[int, ...]
@@ -152,9 +152,9 @@ class Considered(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """The unit that one request went to, and what that unit scored then.
+    """The unit chosen for one request, and that unit's score then.
 
-    A dispatch scores (capacity left,), a placement what its policy minimises. ``waited`` is in
+    A dispatch scores (capacity left,), a placement the value that its policy minimises. ``waited``:
     seconds since the request was submitted or prefilled.
     """
 
@@ -167,11 +167,11 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The reason why requests went where they went; the core keeps the last decisions.
+    """A decision and its reasons; the core keeps the last ones.
 
     ``question``: dispatch, placement, boundary (where an answer begins), rescheduling, or drain
-    (where the requests of a worker go that is to be emptied). ``rule``: the readiness rule of a
-    dispatch, else the policy's name. ``num_left``: requests that were considered and wait on.
+    (where requests of a draining worker go). ``rule``: the readiness rule of a dispatch, else the
+    policy's name. ``num_left``: requests that were considered and still wait.
     """
 
     question: str

@@ -27,7 +27,7 @@ _NOBODY = QueuedLoad(0, 0, 0)
 
 
 class FleetMeter:
-    """Sums over each role's workers; busy shares are of the time between two readings (s)."""
+    """Sums over each role's workers; busy shares cover the time between two readings (s)."""
 
     def __init__(self, instances: Mapping[str, Instance]) -> None:
         self._instances = instances
@@ -49,7 +49,7 @@ class FleetMeter:
                 self._work[key] = self._work.get(key, PassWork()).plus(each)
 
     def read(self, waiting: Mapping[str, QueuedLoad], *, now: float) -> dict[str, Fleet]:
-        """Return by model all workers that do not drain, and the requests that wait for them."""
+        """Return, by model, all workers that do not drain, and the requests waiting for them."""
         elapsed = now - self._read_at if self._read_at is not None else 0.0
         models = {instance.info.model for instance in self._instances.values()} | waiting.keys()
         fleets = {
@@ -105,7 +105,7 @@ class FleetMeter:
         return sum(self._busy_share(instance, elapsed) for instance in there) / len(there)
 
     def _busy_share(self, instance: Instance, elapsed: float) -> float:
-        """Return a worker's share. Decode passes go unreported, so a decoding worker is busy."""
+        """Return a worker's busy share. A decoding worker counts as busy: it reports no passes."""
         if instance.info.role.decodes and instance.load.num_decoding:
             return 1.0
         return min(1.0, self._busy.get(instance.info.worker_id, 0.0) / elapsed)

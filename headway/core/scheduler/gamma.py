@@ -1,6 +1,6 @@
-"""γ-Ada where end-to-end latencies are known: one fit per model, sent to all of its workers.
+"""γ-Ada for pools that know end-to-end latencies: one fit per model, sent to all its workers.
 
-A worker sees the completions of its own requests alone; one that only prefills sees none.
+A worker only sees the completions of its own requests; one that only prefills sees none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class GammaFits:
-    """The fits by model; without ``gamma_fit`` in the settings there are none."""
+    """The fits by model; none without ``gamma_fit`` in the settings."""
 
     def __init__(self, state: SchedulerState, instances: Mapping[str, Instance]) -> None:
         self._state = state
@@ -46,7 +46,7 @@ class GammaFits:
         return True
 
     def recall(self, model: str, gamma: float) -> None:
-        """Go on from an earlier leader's fit; 0 for none."""
+        """Continue an earlier leader's fit; 0 for none."""
         if self._state.settings.gamma_fit is not None and 0 < gamma < inf:
             self._state.gammas[model] = gamma
 
@@ -57,7 +57,7 @@ class GammaFits:
             self._state.tell_worker(instance.info.worker_id, Tuned(gamma))
 
     def _response_times(self, finished: Iterable[FinishedRequest], now: float) -> Iterable[float]:
-        """Yield seconds since the arrival at the gateway, where that is known."""
+        """Yield seconds since the arrival at the gateway, for requests where that is known."""
         for each in finished:
             entry = self._state.tracked.get(each.key)
             if each.finish_reason in _ENDS and entry is not None and entry.request is not None:

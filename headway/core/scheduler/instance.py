@@ -1,4 +1,4 @@
-"""One worker as the scheduler sees it: what it reported, and what was sent since."""
+"""One worker as the scheduler sees it: its last report, and everything sent since."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from headway.request import Request, StreamKey
 
 @dataclass(slots=True)
 class _Flight:
-    """A dispatch until a load report includes it: per unit its tokens, KV blocks and requests.
+    """A dispatch until a load report includes it: tokens, KV blocks and requests per unit.
 
-    U_flight until ``accepted``, then R_queued. ``lapsed``: the watchdog has reset its tokens; its
-    blocks still count, for it may yet arrive.
+    It counts as U_flight until ``accepted``, then as R_queued. ``lapsed``: the watchdog has reset
+    its tokens; its blocks still count, because it may yet arrive.
     """
 
     sent_at: float
@@ -34,7 +34,7 @@ class _Flight:
 
 @dataclass(slots=True)
 class _Inbound:
-    """KV on its way to a unit; once ``landed`` the unit's next report includes it."""
+    """KV that is moving to a unit; once ``landed``, the unit's next report includes it."""
 
     unit: int
     num_tokens: int
@@ -62,7 +62,7 @@ class Instance:
         self.info = info
         self.max_request_tokens = min(info.max_model_len, info.num_blocks * info.block_size)
         self.draining = False
-        self.has_changed = False  # its role; it may hold requests that are not of the new one
+        self.has_changed = False  # changed its role; it may hold requests of the old one
         self.reported_at = -inf
         self._keys: dict[StreamKey, None] = {}
         self._load: InstanceLoad | None = None
@@ -73,7 +73,7 @@ class Instance:
         self._inbound: dict[StreamKey, _Inbound] = {}
         self._finished: deque[tuple[float, StreamKey]] = deque(maxlen=1024)
 
-    # --- what it is -------------------------------------------------------------------
+    # --- description ------------------------------------------------------------------
 
     @property
     def takes_prefill(self) -> bool:
@@ -95,16 +95,16 @@ class Instance:
 
     @property
     def keys(self) -> list[StreamKey]:
-        """Requests that it has, or that are on their way to it by a dispatch."""
+        """Return the requests that it has or that were dispatched to it."""
         return list(self._keys)
 
     def hold(self, key: StreamKey) -> None:
-        """Add a request to its own."""
+        """Add a request."""
         self._keys[key] = None
         self._changed()
 
     def let_go(self, key: StreamKey) -> None:
-        """Remove a request that ended or is elsewhere."""
+        """Remove a request that has ended or is elsewhere."""
         self._keys.pop(key, None)
         self._changed()
 
@@ -137,7 +137,7 @@ class Instance:
         self._changed()
 
     def accepted(self, dispatch_id: int, *, now: float) -> float | None:
-        """Turn U_flight into R_queued; return the round trip (s); None if late or repeated."""
+        """Turn U_flight into R_queued; return the round trip (s), None if late or repeated."""
         flight = self._flights.get(dispatch_id)
         if flight is None or flight.accepted:
             return None
@@ -146,16 +146,16 @@ class Instance:
         return None if flight.lapsed else now - flight.sent_at
 
     def reset_in_flight(self) -> None:
-        """Stop counting tokens that were dispatched and not reported (the watchdog's reset)."""
+        """Stop counting tokens that were dispatched but not reported (the watchdog's reset)."""
         for flight in self._flights.values():
             flight.lapsed = True
         self._changed()
 
     def report(self, loads: Iterable[UnitLoad], *, now: float) -> int:
-        """Take a load report: it includes all that was accepted or has landed before it.
+        """Take a load report, which includes everything accepted or landed before it.
 
-        Returns the prompt tokens that were computed since the last one. Loads of units that the
-        worker does not have are ignored.
+        Return the prompt tokens computed since the last report. Ignore units that the worker does
+        not have.
         """
         computed = 0
         for load in loads:
@@ -180,7 +180,7 @@ class Instance:
         self._changed()
 
     def landed(self, key: StreamKey) -> None:
-        """Note that a handoff has landed; its room counts until the next report."""
+        """Note that a handoff has landed; its blocks stay reserved until the next report."""
         inbound = self._inbound.get(key)
         if inbound is not None:
             inbound.landed = True
@@ -192,30 +192,30 @@ class Instance:
         return any(key in f.keys for f in self._flights.values() if not f.accepted)
 
     def inbound_tokens(self, unit: int) -> int:
-        """Return tokens whose KV is on its way to a unit."""
+        """Return the tokens whose KV is moving to a unit."""
         return sum(i.num_tokens for i in self._inbound.values() if i.unit == unit)
 
     @property
     def inbound_keys(self) -> list[StreamKey]:
-        """Requests whose KV is on its way here."""
+        """Return the requests whose KV is moving here."""
         return list(self._inbound)
 
     def finished(self, key: StreamKey, *, now: float) -> None:
-        """Remove a request whose end the worker reports."""
+        """Remove a request that the worker reports as ended."""
         self._finished.append((now, key))
         self.let_go(key)
 
     def finished_since(self, since: float) -> list[StreamKey]:
-        """Return requests that it has just finished; their last tokens may be on their way."""
+        """Return requests that have just finished; their last tokens may still be in flight."""
         return [key for at, key in self._finished if at >= since]
 
-    # --- what policies see ------------------------------------------------------------
+    # --- views for policies -----------------------------------------------------------
 
     def _changed(self) -> None:
         self._load, self._left = None, []
 
     def _queued(self, unit: int) -> int:
-        """Return R_queued: the reported backlog and what was acknowledged since, tokens."""
+        """Return R_queued in tokens: the reported backlog and everything acknowledged since."""
         acknowledged = sum(
             f.tokens.get(unit, 0) for f in self._flights.values() if f.accepted and not f.lapsed
         )
@@ -224,7 +224,7 @@ class Instance:
     def _remaining(self) -> list[tuple[int, int]]:
         """Return C_avail in tokens and the free KV blocks of every unit; cached until a change.
 
-        ``C_avail = C_chunk − U_flight − R_queued``, negative when several passes owe. Blocks
+        ``C_avail = C_chunk − U_flight − R_queued``, negative if the backlog exceeds a pass. Blocks
         that queued, dispatched and arriving requests will need are not free.
         """
         if not self._left:
@@ -245,7 +245,7 @@ class Instance:
         return self._left
 
     def in_flight(self, unit: int) -> int:
-        """Return U_flight: dispatched, not yet acknowledged, tokens."""
+        """Return U_flight in tokens: dispatched, not yet acknowledged."""
         return sum(
             f.tokens.get(unit, 0) for f in self._flights.values() if not (f.accepted or f.lapsed)
         )
@@ -275,7 +275,7 @@ class Instance:
         return [self.room(unit) for unit in range(self.info.num_units)]
 
     def decode_units(self) -> Sequence[DecodeUnit]:
-        """Return all units as a placement policy sees them: B and K with what is on its way."""
+        """Return all units as a placement policy sees them: B and K, with requests on their way."""
         units = []
         for unit, load in enumerate(self._loads):
             inbound = [i.num_tokens for i in self._inbound.values() if i.unit == unit]
@@ -343,5 +343,5 @@ def _free_tokens(room: Room) -> int:
 
 
 def total_tokens(request: Request) -> int:
-    """Return the longest that the request can get, tokens."""
+    """Return the greatest length of the request, in tokens."""
     return len(request.prompt_token_ids) + request.sampling.max_tokens

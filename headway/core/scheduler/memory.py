@@ -1,7 +1,7 @@
-"""Records of an earlier leader, kept until workers and gateways have reported themselves.
+"""Records of an earlier leader, kept until workers and gateways have reported.
 
-They may be a little old, so they are only hints: a worker's own report wins, and a request comes
-back with the gateway that owns its prompt.
+They may be slightly outdated, so they are only hints: a worker's own report wins, and a request
+returns with the gateway that owns its prompt.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from headway.request import Request, StreamKey
 
 
 class LeaderMemory:
-    """Places of requests when the earlier leader wrote last.
+    """Places of requests when the earlier leader last wrote them.
 
-    A request that its gateway submits again is held back while a worker that may have it has not
-    reported: dispatching it now could run it twice.
+    A resubmitted request is held back while a worker that may have it has not reported: dispatching
+    it now could run it twice.
     """
 
     def __init__(self, state: SchedulerState) -> None:
@@ -30,25 +30,25 @@ class LeaderMemory:
 
     @property
     def next_wakeup(self) -> float:
-        """The instant when the remaining records are dropped; infinite for none."""
+        """Instant when the remaining records are dropped; infinite for none."""
         return self._until
 
     @property
     def num_held_back(self) -> int:
-        """Requests that wait for a worker's report."""
+        """Number of requests that wait for a worker's report."""
         return len(self._held_back)
 
     def recall(self, saved: Iterable[SavedRequest], unheard: Iterable[str], *, now: float) -> None:
-        """Begin with this; ``unheard`` are the members that have yet to send a snapshot."""
+        """Start from these records; ``unheard`` are the members that have not sent a snapshot."""
         self._saved = {each.key: each for each in saved if each.key not in self._state.tracked}
         self._unheard = dict.fromkeys(unheard)
         self._until = now + self._state.settings.graces.memory if self._saved else inf
 
     def take(self, key: StreamKey) -> SavedRequest | None:
-        """Remove and return the record of a request, which is tracked from now on."""
+        """Remove and return the record of a request that is tracked from now on."""
         return self._saved.pop(key, None)
 
-    # --- requests that a silent worker may have ---------------------------------------
+    # --- requests that an unheard worker may hold -------------------------------------
 
     def holds_back(self, request: Request) -> bool:
         """Keep the request and return True if it must wait for a worker's report."""
@@ -65,7 +65,7 @@ class LeaderMemory:
         return saved.worker_id in self._unheard or target in self._unheard
 
     def heard(self, worker_id: str) -> None:
-        """Note that a worker has reported what it holds, or is gone."""
+        """Note that a worker has reported its requests, or is gone."""
         self._unheard.pop(worker_id, None)
 
     def cancel(self, key: StreamKey) -> None:
@@ -78,7 +78,7 @@ class LeaderMemory:
             del self._held_back[key]
 
     def released(self, *, now: float) -> list[Request]:
-        """Return requests that need not wait any longer, in the order of their arrival."""
+        """Return requests that need not wait any longer, in order of arrival."""
         if now >= self._until:
             self._unheard.clear()
         if not self._held_back:
@@ -89,7 +89,7 @@ class LeaderMemory:
         return released
 
     def expire(self, *, now: float) -> None:
-        """Drop, here and in the store, the records that no report has confirmed in time."""
+        """Drop, also in the store, records that no report has confirmed in time."""
         if now < self._until:
             return
         for key in self._saved:

@@ -1,5 +1,7 @@
-"""Running requests that move: to even out load (STAR), where an answer begins (PASCAL), or because
-their worker is to be emptied (``scheduler_drains``).
+"""Moves of running requests.
+
+They even out load (STAR), follow the start of an answer (PASCAL), or empty a worker
+(``drains``).
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from headway.request import StreamKey
 
 
 class Mover:
-    """Arbiter of all moves of running requests.
+    """The arbiter of all moves of running requests.
 
     Reports of workers that take part in a move are dropped, because their loads are outdated.
     """
@@ -44,13 +46,13 @@ class Mover:
 
     @property
     def next_wakeup(self) -> float:
-        """The instant of the next decision; infinite for none."""
+        """Instant of the next decision; infinite for none."""
         return min((self.drains.next_wakeup, *self._due_at.values()))
 
     # --- at intervals (STAR, Algorithm 1) -----------------------------------------------
 
     def report(self, instance: Instance, report: LoadReport, *, now: float) -> None:
-        """Take a report of what runs on a worker now."""
+        """Take a report of the requests that run on a worker."""
         self._reports[instance.info.worker_id] = report
         model = instance.info.model
         interval = self._policy(model).interval
@@ -102,7 +104,7 @@ class Mover:
         ]
 
     def _resting(self, model: str, rest: float, now: float) -> frozenset[StreamKey]:
-        """Return requests that have just moved, are moving, or are not there any more."""
+        """Return requests that have just moved, are moving, or are no longer there."""
         return frozenset(
             key
             for instance, report in self._reported(model)
@@ -152,7 +154,7 @@ class Mover:
     # --- at the end of reasoning (PASCAL, Algorithm 2) ----------------------------------
 
     def answering(self, instance: Instance, held: HeldRequest, *, now: float) -> None:
-        """Decide where a request whose reasoning has ended gives its answer."""
+        """Decide where a request that has ended its reasoning produces its answer."""
         entry = self._state.tracked.get(held.key)
         here = UnitId(instance.info.worker_id, held.unit)
         if entry is None or not self._may_move(held.key, here.worker_id, inf):

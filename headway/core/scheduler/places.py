@@ -1,4 +1,4 @@
-"""Live requests, and the places where they can be; ``books`` alone moves them."""
+"""The places of live requests; only ``books`` changes them."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ _BUCKETS = Buckets()
 
 @dataclass(frozen=True, slots=True)
 class InWindow:
-    """In the window of its model, or at its door."""
+    """A request in the window of its model, or at its door."""
 
     left_over: bool = False  # by an earlier dispatch cycle
 
 
 @dataclass(frozen=True, slots=True)
 class OnUnit:
-    """At a unit, or on the way to it by a dispatch."""
+    """A request at a unit, or on the way to it by a dispatch."""
 
     unit: UnitId
     adopted: bool = False  # a report says so; no dispatch of this leader put it there
-    decoding: bool = False  # as far as is known: it can move
+    decoding: bool = False  # as far as known: it can move
 
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """Its worker holds the KV; no decode unit has been found."""
+    """A request without a decode unit; its worker holds the KV."""
 
     unit: UnitId
     adopted: bool = False
     num_failed: int = 0  # handoffs
     rests: Mapping[UnitId, float] = field(default_factory=dict)
-    """Units that failed a handoff, and the instant until which they are not tried again."""
+    """Units that failed a handoff, and the instants until which they are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """On its way from ``origin`` to ``target``; if that fails it is at ``origin`` again.
+    """A request on its way from ``origin`` to ``target``; a failed move leaves it at ``origin``.
 
-    It runs meanwhile if ``origin`` is an ``OnUnit``. ``origin`` is None when an earlier leader
+    It runs during the move if ``origin`` is an ``OnUnit``. ``origin`` is None if an earlier leader
     ordered the move and its source has not reported yet.
     """
 
@@ -64,12 +64,12 @@ class Tracked:
     request_id: str
     model: str
     place: Place
-    request: Request | None  # None when only a worker's report told of it
+    request: Request | None  # None if known only from a worker's report
     num_tokens: int
     since: float  # when it was submitted, adopted or prefilled
     distrusted: set[str] = field(default_factory=set)
-    """Workers that stopped a copy, or whose stream broke while it was on its way there: a report
-    of its arrival may be of a copy that is gone."""
+    """Workers that stopped a copy, or whose stream broke while one was moving there. A report of
+    its arrival may be of a copy that is gone."""
     moved_at: float = -inf
     is_answering: bool = False  # its reasoning has ended
     cycle: int = -1  # of the window, when it entered
@@ -77,7 +77,7 @@ class Tracked:
 
     @property
     def at(self) -> UnitId | None:
-        """The unit that has it now, or that a dispatch sends it to."""
+        """The unit that has it, or that a dispatch sends it to."""
         place = self.place
         held = place.origin if isinstance(place, Moving) else place
         return held.unit if isinstance(held, (OnUnit, Prefilled)) else None
@@ -95,12 +95,12 @@ class Tracked:
 
     @property
     def is_relocating(self) -> bool:
-        """Whether it runs while it moves."""
+        """True if it runs while it moves."""
         return isinstance(self.place, Moving) and isinstance(self.place.origin, OnUnit)
 
     @property
     def is_decoding(self) -> bool:
-        """Whether it is known to decode on a unit and does not move."""
+        """True if it is known to decode on a unit and does not move."""
         return isinstance(self.place, OnUnit) and self.place.decoding
 
     def is_arriving_at(self, worker_id: str) -> bool:
@@ -112,17 +112,17 @@ class Tracked:
 
     @property
     def arrival_at(self) -> float:
-        """Arrival at the gateway where it is known, seconds since the epoch."""
+        """Arrival at the gateway if known, in seconds since the epoch."""
         return self.request.arrival_at if self.request is not None else self.since
 
     @property
     def is_burst(self) -> bool:
-        """Whether its gateway labelled it so."""
+        """True if its gateway labelled it as part of a burst."""
         return self.request is not None and self.request.is_burst
 
     @property
     def num_growth_tokens(self) -> int:
-        """Room for at least one more token, more where an end is predicted soon after."""
+        """Tokens to reserve for growth: at least one, more if its end is predicted soon."""
         if self.request is None or self.request.predicted_output_tokens <= 0:
             return 1
         total = len(self.request.prompt_token_ids) + self.request.predicted_output_tokens
@@ -130,7 +130,7 @@ class Tracked:
 
     @property
     def bucket(self) -> int:
-        """Its kind by prompt and predicted output."""
+        """The bucket of its prompt and predicted output."""
         if self.request is None:
             return _BUCKETS.of(self.num_tokens, 0)
         request = self.request
@@ -138,11 +138,11 @@ class Tracked:
 
     @property
     def barred(self) -> Collection[UnitId]:
-        """Units that failed its handoff a moment ago."""
+        """Units that recently failed its handoff."""
         return self.place.rests if isinstance(self.place, Prefilled) else ()
 
     def saved(self) -> SavedRequest:
-        """Return what the next leader needs to know of it."""
+        """Return what the next leader needs to know."""
         return SavedRequest(
             self.key,
             self.worker_id,

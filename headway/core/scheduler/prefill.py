@@ -13,7 +13,7 @@ from headway.core.scheduler.instance import Instance
 from headway.core.scheduler.places import Tracked
 from headway.core.scheduler.prefixes import Prefixes
 from headway.core.scheduler.state import SchedulerState
-from headway.core.scheduler.window import Window
+from headway.core.scheduler.window import DispatchWindow
 from headway.errors import Code
 from headway.messages import Dispatch, EndForward, Placed, Rejected, UnitBatch
 from headway.policies import registry
@@ -49,7 +49,7 @@ class PrefillPool:
     ) -> None:
         settings = state.settings
         self.model = model
-        self.window = Window(settings.flow_control, self._entered)
+        self.window = DispatchWindow(settings.flow_control, self._entered)
         self._state = state
         self._instances = instances
         self._books = books
@@ -74,7 +74,7 @@ class PrefillPool:
         return not self._active and not self.window.num_waiting
 
     def update(self, worker_id: str) -> None:
-        """Take note of an instance that came, left, or changed its role or health."""
+        """Note an instance that joined, left, or changed its role or health."""
         instance = self._instances.get(worker_id)
         active = instance is not None and instance.takes_prefill
         if active and instance is not None and instance.info.model == self.model:
@@ -86,14 +86,14 @@ class PrefillPool:
         if instance is None and self._prefixes is not None:
             self._prefixes.forget(worker_id)
 
-    # --- news -------------------------------------------------------------------------
+    # --- reports ----------------------------------------------------------------------
 
     def accepted(self, round_trip: float) -> None:
         """Take the round trip of an acknowledged dispatch, seconds."""
         self._dispatching.acknowledged(round_trip)
 
     def ended(self, instance: Instance, report: EndForward, *, now: float) -> None:
-        """Book the loads and times of a pass. T̄ counts passes that prefilled, not decode passes."""
+        """Book the loads and times of a pass. T̄ averages passes with prefill only."""
         worker_id, pass_time = instance.info.worker_id, report.pass_time
         had_backlog, reported_at = instance.has_backlog, instance.reported_at
         for dispatch_id in report.dispatch_ids:
@@ -136,7 +136,7 @@ class PrefillPool:
     # --- flow control -----------------------------------------------------------------
 
     def retry_after(self) -> float:
-        """Return seconds to compute the backlog at the measured velocity; a hint, 1 to 60."""
+        """Return a hint: seconds to compute the backlog at the measured velocity, 1 to 60."""
         velocity = self._velocity()
         if velocity <= 0:
             return MAX_RETRY_AFTER
@@ -166,7 +166,7 @@ class PrefillPool:
     # --- dispatch ---------------------------------------------------------------------
 
     def dispatch(self, *, now: float) -> None:
-        """Dispatch on every turn that there is now."""
+        """Dispatch on every turn that is due."""
         tried = False
         while self.window.num_admitted:
             loads = [self._instances[worker_id].load for worker_id in self._active]
@@ -264,7 +264,7 @@ class PrefillPool:
 
     def wakeup(self, *, now: float) -> float:
         """Return the instant when time alone may change something; infinite if it cannot."""
-        loads: list[InstanceLoad] = []  # matter only where somebody waits
+        loads: list[InstanceLoad] = []  # only matter while requests wait
         if self.window.num_admitted:
             loads = [self._instances[worker_id].load for worker_id in self._active]
         at = self._dispatching.wakeup(loads, self.window.num_admitted, now=now)

@@ -1,7 +1,7 @@
-"""Beginnings of prompts that each DP unit has been sent: PBAA's ``hit(r, d)``, live.
+"""Prompt beginnings that each DP unit has been sent: PBAA's ``hit(r, d)``, live.
 
-A worker's own prefix cache decides what is computed; this is the scheduler's guess of it, from
-what it dispatched. A wrong guess costs a little balance and no answer.
+This is the scheduler's estimate from its dispatches; a worker's own prefix cache decides what is
+computed. A wrong estimate costs some balance and no correctness.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ GRANULE = 64
 """Tokens by which beginnings are compared."""
 
 MAX_HOLDERS = 16
-"""A beginning that more units hold, a system prompt, says nothing about where to go."""
+"""Most units that may hold a beginning for it to count: shared system prompts tell nothing."""
 
 Beginning = int
-"""Names the first n * GRANULE tokens of a prompt: a hash of them all."""
+"""The name of the first n * GRANULE tokens of a prompt: a hash of them all."""
 
 
 def beginnings(request: Request) -> tuple[Beginning, ...]:
-    """Return those of the prompt, shortest first; its last token is always computed."""
+    """Return the prompt's beginnings, shortest first, without its last token (always computed)."""
     tokens = request.prompt_token_ids
     found: list[Beginning] = []
     before = 0
@@ -34,14 +34,14 @@ def beginnings(request: Request) -> tuple[Beginning, ...]:
 
 
 class Prefixes:
-    """Beginnings held by one model's units, each as many as its KV has room for."""
+    """Beginnings held by one model's units, each unit up to the size of its KV."""
 
     def __init__(self) -> None:
         self._held: dict[UnitId, dict[Beginning, None]] = {}  # least recently sent first
         self._holders: dict[Beginning, dict[UnitId, None]] = {}
 
     def hits(self, entry: Tracked) -> Mapping[UnitId, int]:
-        """Return the prompt tokens of the request that units hold, for those that hold any."""
+        """Return the request's prompt tokens that each unit holds, for units that hold any."""
         found: dict[UnitId, int] = {}
         for number, beginning in enumerate(self._beginnings(entry), start=1):
             holders = self._holders.get(beginning)

@@ -1,7 +1,7 @@
-"""Workers' reports, reconciled with what the scheduler believed of each request.
+"""Workers' reports, reconciled with the scheduler's own view of each request.
 
-After an election this is the takeover: a new leader believes nothing and adopts what is reported.
-What a worker says of itself wins, and what has ended stays ended.
+After an election this is the takeover: a new leader starts without beliefs and adopts the reports.
+A worker's word about itself wins, and an ended request stays ended.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ RECONCILE: Mapping[tuple[Belief, Said], Verdict] = MappingProxyType(
 
 
 def reconcile(place: Place, held: HeldRequest, worker_id: str) -> Verdict:
-    """Return what follows when a worker reports a request that was not believed to be there."""
+    """Return what follows from a worker's report of an unexpected request."""
     return RECONCILE[_belief(place, worker_id), _said(held)]
 
 
@@ -108,7 +108,7 @@ def _said(held: HeldRequest) -> Said:
 
 
 class WorkerReports:
-    """Applier of the verdicts on workers' reports."""
+    """Carries out the verdicts on workers' reports."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class WorkerReports:
     # --- passes -----------------------------------------------------------------------
 
     def end_forward(self, instance: Instance, report: EndForward, *, now: float) -> None:
-        """Take what ended, what is prefilled, and the loads."""
+        """Take the ended and prefilled requests and the loads of a pass."""
         for finished in report.finished:
             self._finished(instance, finished, now)
         for held in report.prefilled:
@@ -140,7 +140,7 @@ class WorkerReports:
         self._decode.retry()
 
     def _sweep(self, instance: Instance) -> None:
-        """End what was believed to be on a worker that reports no load at all."""
+        """End the requests believed to be on a worker that reports no load at all."""
         for key in instance.keys:
             if not instance.is_unreported(key):
                 self.end(self._state.tracked[key], but=instance.info.worker_id)
@@ -158,7 +158,7 @@ class WorkerReports:
         elif not was_cancelled:
             self.end(entry, but=worker_id)
         elif entry.worker_id == worker_id:
-            # Not by us: by its gateway, which will ignore this, or it was an older copy.
+            # By its gateway, which will ignore this, or it was an older copy.
             self.end(entry, but=worker_id)
             self._state.lose([key], reason)
         elif entry.is_arriving_at(worker_id):
@@ -168,7 +168,7 @@ class WorkerReports:
             entry.distrusted.add(worker_id)
 
     def handed_back(self, instance: Instance, keys: Iterable[StreamKey]) -> None:
-        """Put requests that a worker has not begun back in their places in the window."""
+        """Return requests that a worker has not begun to their places in the window."""
         for key in keys:
             entry = self._state.tracked.get(key)
             worker_id = instance.info.worker_id
@@ -183,7 +183,7 @@ class WorkerReports:
             self._pools[entry.model].window.take_back(entry)
 
     def end(self, entry: Tracked, *, but: str = "") -> None:
-        """End the request and stop it on all workers that have it, except ``but``, which knows."""
+        """End the request; stop it on all workers that have it except ``but``, which knows."""
         self._stop_all(entry, but=but)
         self._end(entry)
 
@@ -201,9 +201,10 @@ class WorkerReports:
     # --- snapshots --------------------------------------------------------------------
 
     def snapshot(self, worker_id: str, snapshot: Snapshot, *, now: float) -> None:
-        """Take in a worker that has connected, drains, or has another role.
+        """Take the snapshot of a worker that has connected, drains, or has another role.
 
-        A request that it leaves out has not reached it yet, or its end is still to be reported.
+        A request missing from it has not reached the worker yet, or its end is still to be
+        reported.
         """
         instance = self._instances.get(worker_id)
         if instance is not None and _has_changed_role(instance.info, snapshot.info):
@@ -220,7 +221,7 @@ class WorkerReports:
         self._decode.retry()
 
     def _take(self, instance: Instance, held: HeldRequest, now: float) -> None:
-        """Take a worker's word that it holds a request, unless the request has ended."""
+        """Accept a worker's report that it holds a request, unless the request has ended."""
         worker_id = instance.info.worker_id
         if self._state.has_ended(held.key):
             self._stop(instance, held)
@@ -260,7 +261,7 @@ class WorkerReports:
         return entry
 
     def _recall(self, entry: Tracked) -> None:
-        """Recall what an earlier leader wrote down of it: its last move, or one under way."""
+        """Restore an earlier leader's record of it: its last move, or one in progress."""
         saved = self._memory.take(entry.key)
         if saved is None:
             return
@@ -268,7 +269,7 @@ class WorkerReports:
         if saved.target is not None and saved.worker_id == entry.worker_id:
             self._decode.resume(entry, saved.target, relocating=saved.relocating)
 
-    # --- what follows -----------------------------------------------------------------
+    # --- carrying out verdicts --------------------------------------------------------
 
     def _apply(
         self, verdict: Verdict, instance: Instance, entry: Tracked, held: HeldRequest
@@ -331,10 +332,10 @@ class WorkerReports:
     # --- losses -----------------------------------------------------------------------
 
     def lose_all(self, instance: Instance, reason: str, *, now: float) -> None:
-        """Give all that a lost worker held or was being sent back to the gateways.
+        """Return all requests that a lost worker held or was being sent to their gateways.
 
-        This includes what it has just finished: a gateway that has all its tokens ignores the news.
-        A request that another worker was handing to it stays with that worker.
+        This includes requests that it has just finished: a gateway with all the tokens ignores the
+        message. A request that another worker was handing to it stays with that worker.
         """
         for key in instance.inbound_keys:
             moving = self._state.tracked.get(key)

@@ -1,4 +1,4 @@
-"""Settings of the scheduler's core: policies by name, limits, and how long it waits for others."""
+"""Settings of the scheduler's core: policies by name, limits and timeouts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from headway.policies.packing.flow_control import FlowControl
 
 @dataclass(frozen=True, slots=True)
 class Graces:
-    """How long the scheduler waits for peers to return or to report, seconds."""
+    """Seconds that the scheduler waits for peers to return or to report."""
 
     election: float = 1.0  # a new leader dispatches after this, or once all members have reported
-    gateway: float = 5.0  # a gateway away for longer has its requests cancelled
+    gateway: float = 5.0  # requests of a gateway away for longer are cancelled
     finish: float = 2.0  # a request's last tokens are at its gateway this long after its end
     memory: float = 5.0  # a persisted request that no peer has confirmed by then is dropped
 
@@ -24,9 +24,9 @@ class Graces:
 class MoveLimits:
     """Bounds on handoffs and moves."""
 
-    rest: float = 1.0  # seconds: a unit that failed a request's handoff is not tried meanwhile
-    num_tried: int = 5  # handoffs of one prefilled request, then it is computed again
-    per_link: int = 4  # requests that a draining worker sends, or any worker is sent, at a time
+    rest: float = 1.0  # seconds for which a unit that failed a handoff is left out
+    num_tried: int = 5  # handoffs of one prefilled request before it is computed again
+    per_link: int = 4  # requests that a draining worker sends, or any worker receives, at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +42,20 @@ class SchedulerSettings:
     rescheduling: str = "none"
     rescheduling_params: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     gamma_fit: GammaFit | None = None
-    """How the workers' γ is fitted here (γ-Ada); None where their policy has none."""
+    """Parameters of the γ fit (γ-Ada); None if the workers' policy has no γ."""
     flow_control: FlowControl = field(default_factory=FlowControl)
     max_waiting: int = 4096
-    """Requests in all windows; further ones are refused."""
+    """Most requests in all windows; further ones are refused."""
     kv_watermark: float = 0.1
     """Share of a unit's blocks that a dispatch leaves free unless the unit is empty."""
     graces: Graces = field(default_factory=Graces)
     moves: MoveLimits = field(default_factory=MoveLimits)
     persists: bool = False
-    """Whether changes are written down for the next leader."""
+    """True if changes are saved for the next leader."""
     prefix_hits: bool = False
-    """Whether packing knows which prompts begin like those a unit was sent; needs real tokens."""
+    """True if packing reads which units have prompts with equal beginnings; needs real tokens."""
     measures_work: bool = False
-    """Whether workers report what their passes were made of, for the autoscaler's velocities."""
+    """True if workers report the contents of their passes, for the autoscaler's velocities."""
     num_decisions_kept: int = 1000
     num_keys_remembered: int = 65_536
     """Ended attempts whose repeats are still recognised."""

@@ -39,11 +39,11 @@ class Counters:
 
 
 Answer = Rejected | Lost | None
-"""The answer to a repeat of an ended attempt; None for none, as its tokens said it all."""
+"""The answer to a repeat of an ended attempt; None if its tokens were the answer."""
 
 
 class SchedulerState:
-    """The live requests by key, the ended ones, and the actions of the event at hand."""
+    """The live requests by key, the ended ones, and the actions of the current event."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
@@ -78,7 +78,7 @@ class SchedulerState:
         return [self.tracked[key] for key in keys if key != entry.key]
 
     def end(self, key: StreamKey, answer: Answer = None) -> None:
-        """End an attempt; a later repeat of it is answered and not run."""
+        """End an attempt; a later repeat is answered and not run."""
         entry = self.tracked.pop(key, None)
         if entry is not None:
             keys = self._attempts[_family(entry)]
@@ -96,12 +96,12 @@ class SchedulerState:
         return key in self._ended
 
     def answer_again(self, key: StreamKey) -> None:
-        """Answer a repeat of an ended attempt, whose gateway may have missed the first answer."""
+        """Repeat the answer to an ended attempt, whose gateway may have missed the first one."""
         answer = self._ended[key]
         if answer is not None:
             self.tell_gateway(key.gateway_id, answer)
 
-    # --- what a successor will read ---------------------------------------------------
+    # --- records for the next leader --------------------------------------------------
 
     def changed(self, key: StreamKey) -> None:
         """Note that the saved record of this request is outdated."""
@@ -126,11 +126,11 @@ class SchedulerState:
     # --- actions ----------------------------------------------------------------------
 
     def tell_worker(self, worker_id: str, message: Order) -> None:
-        """Send an order to a worker."""
+        """Send a message to a worker."""
         self._actions.append(SendToWorker(worker_id, message))
 
     def tell_gateway(self, gateway_id: str, message: ToGateway) -> None:
-        """Send an answer to a gateway."""
+        """Send a message to a gateway."""
         self._actions.append(SendToGateway(gateway_id, message))
 
     def reject(self, rejected: Rejected) -> None:
@@ -157,7 +157,7 @@ class SchedulerState:
         self._actions.append(decision)
 
     def take_actions(self) -> list[SchedulerAction]:
-        """Return the actions of this event; what the next leader must know comes first."""
+        """Return the actions of this event, records for the next leader first."""
         actions, self._actions = self._actions, []
         if self._changed or self._learned:
             actions.insert(0, self._persist())

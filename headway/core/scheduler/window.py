@@ -1,4 +1,4 @@
-"""The window: requests that wait for a dispatch, and the door in front of it."""
+"""The window of requests that wait for a dispatch, and the door in front of it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from headway.policies.packing.flow_control import FlowControl, FlowLevel
 from headway.request import StreamKey
 
 
-class Window:
+class DispatchWindow:
     """Waiting requests of one model, in order of arrival here.
 
-    While flow control throttles, new requests wait at the door: they are not packed, cannot
+    While flow control throttles, new requests wait at the door. They are not packed, cannot
     overtake requests that have waited too long, and enter more slowly than others leave.
     ``backlog_tokens``: tokens to compute of all of them, including the door's. ``entered`` is
     called with each request that enters.
@@ -40,12 +40,12 @@ class Window:
 
     @property
     def num_waiting(self) -> int:
-        """All requests, including those at the door."""
+        """Number of all requests, including those at the door."""
         return len(self._admitted) + len(self._door)
 
     @property
     def num_admitted(self) -> int:
-        """Requests that may be dispatched."""
+        """Number of requests that may be dispatched."""
         return len(self._admitted)
 
     @property
@@ -59,7 +59,7 @@ class Window:
 
     @property
     def entries(self) -> list[Tracked]:
-        """All requests, by arrival here."""
+        """Return all requests in order of arrival."""
         return [*self._admitted.values(), *self._door.values()]
 
     @property
@@ -70,7 +70,7 @@ class Window:
 
     @property
     def level(self) -> FlowLevel:
-        """The level of flow control that an arriving request meets."""
+        """The level of flow control for an arriving request."""
         return self._flow_control.level(self.longest_wait)
 
     @property
@@ -79,14 +79,14 @@ class Window:
         return self._deadlines[0][0] if self._deadlines else inf
 
     def split(self) -> tuple[list[Tracked], list[Tracked]]:
-        """Return requests (left over from earlier cycles, new)."""
+        """Return (requests left over from earlier cycles, new requests)."""
         legacy: list[Tracked] = []
         new: list[Tracked] = []
         for entry in self._admitted.values():
             (legacy if _is_left_over(entry) else new).append(entry)
         return legacy, new
 
-    # --- coming and going -------------------------------------------------------------
+    # --- adding and removing ----------------------------------------------------------
 
     def add(self, entry: Tracked) -> None:
         """Add a request; a later attempt passes the door."""
@@ -120,7 +120,7 @@ class Window:
             self._compact()
 
     def _compact(self) -> None:
-        """Drop the deadlines of requests that have left, once they are the majority."""
+        """Drop the deadlines of removed requests once they are the majority."""
         if len(self._deadlines) > 64 + 2 * self.num_waiting:
             alive = self._admitted.keys() | self._door.keys()
             self._deadlines = [d for d in self._deadlines if d[1] in alive]
@@ -133,14 +133,14 @@ class Window:
             self._entered(entry)
 
     def remove(self, key: StreamKey) -> None:
-        """Remove a request that is cancelled or turns out to be elsewhere."""
+        """Remove a request that was cancelled or is elsewhere."""
         entry = self._admitted.pop(key, None) or self._door.pop(key, None)
         if entry is not None:
             self.backlog_tokens -= entry.num_tokens
         self._open_door()
 
     def dispatched(self, keys: Iterable[StreamKey]) -> None:
-        """Remove dispatched requests, each of which earns others the right to enter."""
+        """Remove dispatched requests; each lets further requests enter from the door."""
         for key in keys:
             self.backlog_tokens -= self._admitted.pop(key).num_tokens
             self._credit += self._flow_control.throttle
@@ -162,14 +162,14 @@ class Window:
         """
         for entry in reversed(self._admitted.values()):
             if _is_left_over(entry):
-                break  # so are all before it
+                break  # as were all before it
             leave_over(entry)
         if self._admitted and now >= self._cycle_at + cycle_time:
             self.cycle += 1
             self._cycle_at = now
 
     def expire(self, *, now: float) -> list[Tracked]:
-        """Take out the requests whose deadline has passed."""
+        """Remove and return the requests whose deadline has passed."""
         expired: list[Tracked] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             key = heappop(self._deadlines)[1]

@@ -1,4 +1,4 @@
-"""Requests that come from another worker: blocks are reserved, filled, and then run on."""
+"""Requests arriving from another worker: blocks are reserved and filled, then the request runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headway.request import FinishReason, Request, StreamKey
 
 
 def answer_offer(state: WorkerState, header: KvHeader) -> WorkerAction:
-    """Reserve blocks for an offered request, or say why not."""
+    """Reserve blocks for an offered request, or refuse with the reason."""
     request, unit = header.request, header.unit
     present = state.find(request.key)
     if present is not None and present.stage is not Stage.ARRIVING:
@@ -52,9 +52,9 @@ def _header_problem(header: KvHeader) -> str | None:
 def _reserve(
     state: WorkerState, request: Request, unit: int, num_computed_tokens: int
 ) -> WorkerAction:
-    """Take blocks; without room for them the KV may wait in host memory."""
+    """Take blocks; if none are free the KV may wait in host memory."""
     pool, host = state.units[unit].pool, state.units[unit].host
-    # In a decode pool a prompt is no work; a unified one has done it, here or elsewhere.
+    # In a decode pool the prompt is not work; in a unified pool it is done already.
     num_cached = 0 if state.info.role is Role.UNIFIED else len(request.prompt_token_ids)
     sequence = state.sequence(request, unit, Stage.ARRIVING, num_cached)
     kv = sequence.kv
@@ -72,7 +72,7 @@ def _reserve(
 
 
 def answer_more(state: WorkerState, event: KvContinued) -> WorkerAction:
-    """Reserve blocks for what an arriving request has grown by, or say why not."""
+    """Reserve blocks for the growth of an arriving request, or refuse with the reason."""
     sequence = state.find(event.key)
     if sequence is None or sequence.stage is not Stage.ARRIVING:
         message = "this request is not arriving here any more"
@@ -98,7 +98,7 @@ def answer_more(state: WorkerState, event: KvContinued) -> WorkerAction:
 
 
 def end_arrival(state: WorkerState, key: StreamKey, *, ok: bool) -> None:
-    """Run a request whose KV is all here (``ok``); forget one whose KV will not come.
+    """Run a request whose KV has arrived (``ok``), or forget one whose KV will not come.
 
     Report either to a scheduler that knows the request as arriving.
     """

@@ -1,7 +1,7 @@
-"""The worker's decisions: what each forward pass computes, and what becomes of its tokens.
+"""The worker's decisions: the contents of each forward pass, and the handling of its tokens.
 
-A pass is over all DP units in lock-step. One is in flight at a time, and another one behind it
-where the worker runs ahead. Blocks of a request are freed only when it is in no pass.
+A pass covers all DP units in lock-step. One is in flight at a time, with a second behind it if the
+worker runs ahead. Blocks of a request are freed only when it is in no pass.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from headway.core.worker.events import (
     KvContinued,
     KvOffered,
     KvSent,
+    LeaderConnected,
     PassCut,
     PassFailed,
     Predicted,
     PredictorKnown,
-    SchedulerConnected,
     TransferEnded,
     WorkerAction,
     WorkerEvent,
@@ -85,16 +85,16 @@ class WorkerCore:
         self._seen_dispatches: dict[int, None] = {}
         self._waiting_dispatches: list[int] = []  # acknowledged, no pass planned since
 
-    # --- what others may see ----------------------------------------------------------
+    # --- views for the shell and metrics ----------------------------------------------
 
     @property
     def next_wakeup(self) -> float | None:
-        """When a pass begins that lingered for a dispatch."""
+        """Instant at which a lingering pass begins."""
         return self._lingers_until
 
     @property
     def info(self) -> WorkerInfo:
-        """What the worker says of itself; its role may change."""
+        """The worker's description; its role may change."""
         return self._state.info
 
     @property
@@ -104,17 +104,17 @@ class WorkerCore:
 
     @property
     def num_held(self) -> int:
-        """Requests that this worker has not let go of."""
+        """Number of requests that this worker has not released."""
         return sum(len(unit.sequences) for unit in self._state.units)
 
     @property
     def loads(self) -> tuple[UnitLoad, ...]:
-        """Every unit's load now."""
+        """The current load of every unit."""
         return self._state.loads
 
     @property
     def prefix_counts(self) -> PrefixCounts:
-        """How much of what was asked for the prefix cache had, since the start."""
+        """Prefix cache statistics since the start."""
         counts = [unit.prefix_counts for unit in self._state.units]
         return PrefixCounts(
             sum(c.num_asked_tokens for c in counts), sum(c.num_hit_tokens for c in counts)
@@ -122,17 +122,17 @@ class WorkerCore:
 
     @property
     def preemptions(self) -> Preemptions:
-        """How often requests lost their blocks."""
+        """Preemption counts since the start."""
         return self._planner.preemptions
 
     def find(self, key: StreamKey) -> Sequence | None:
-        """Return the request of that name, for reading only."""
+        """Return the request with that key, for reading only."""
         return self._state.find(key)
 
     # --- events -----------------------------------------------------------------------
 
     def wake(self, *, now: float) -> abc.Sequence[WorkerAction]:
-        """Begin the pass that lingered."""
+        """Start the pass that lingered."""
         self._lingers_until = None
         return self._go_on([], now)
 
@@ -181,7 +181,7 @@ class WorkerCore:
                 state.cancel(key)
             case GatewayGone(gateway_id):
                 state.cancel_all(gateway_id)
-            case SchedulerConnected(wants, fencing_token):
+            case LeaderConnected(wants, fencing_token):
                 state.fencing_token = fencing_token
                 actions += [each for each in self._reports.greet(wants) if each is not None]
             case PassCut(num_steps):
@@ -200,7 +200,7 @@ class WorkerCore:
                 actions.append(self._reports.snapshot())
 
     def _on_transfer(self, event: WorkerEvent, actions: list[WorkerAction]) -> bool:
-        """Take news of KV that leaves or arrives; return whether it was such."""
+        """Take news of KV that leaves or arrives; return whether the event was such."""
         state, most_rounds = self._state, self.settings.move_rounds
         match event:
             case Handoff():
@@ -243,12 +243,12 @@ class WorkerCore:
             in_pass += self._planner.plan(unit, now=now)
         until = min(self._reports.due_at, self._planner.due_at)
         most = self._planner.most_steps(self.settings.max_steps)
-        if most > 1 and self._step_time:  # no use in reserving blocks for steps beyond that
+        if most > 1 and self._step_time:  # do not reserve blocks for steps beyond that
             most = min(most, max(1, 2 + int((until - now) / self._step_time)))
         self._launch(in_pass, reserve_steps(self._state, in_pass, most=most), until, actions)
 
     def _run_ahead(self, flight: Flight, actions: list[WorkerAction], now: float) -> None:
-        """Plan the pass behind the one in flight, if that can be done without its tokens."""
+        """Plan the pass behind the one in flight, if that is possible without its tokens."""
         if not flight.can_be_followed(self._state):
             return
         in_pass: list[Share] = []
@@ -319,7 +319,7 @@ class WorkerCore:
         self._report_pass(result, flight, actions, now)
 
     def _draw(self, sequence: Sequence, sampled: Sampled, step: float, now: float) -> bool:
-        """Add what a request drew, and end it or hand it off if that is due; return if it lives."""
+        """Add a request's drawn tokens; end or hand it off if due; return whether it continues."""
         state, unit = self._state, self._state.units[sequence.unit]
         unit.cache(sequence)
         state.drew(sequence, sampled, now=now, step=step)
@@ -346,7 +346,7 @@ class WorkerCore:
 
     @property
     def _has_prompts_alone(self) -> bool:
-        """Whether prompts are left over, and nothing decodes that would have to wait."""
+        """True if prompts are left over and no decoding request would have to wait."""
         loads = self.loads
         return any(x.queued_prefill_tokens for x in loads) and not any(x.num_running for x in loads)
 

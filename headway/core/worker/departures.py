@@ -1,6 +1,6 @@
-"""Requests that go to another worker: full blocks while they run, the rest when they have stopped.
+"""Requests going to another worker: full blocks while they run, the remainder once they stop.
 
-Each round sends what was computed during the one before it, so that little is left for the pause.
+Each round sends what was computed during the one before it, so the final pause is short.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _DECODE = (Stage.RUNNING, Stage.WAITING, Stage.SWAPPING_IN, Stage.SWAPPING_OUT)
 
 
 def start_handoff(state: WorkerState, handoff: Handoff, most_rounds: int) -> list[WorkerAction]:
-    """Send a request's KV to its target; nothing to do if that is under way, or begins later.
+    """Send a request's KV to its target; do nothing if that is in progress or starts later.
 
-    A request that decodes may move, too: it leaves at the end of the pass that it is in.
+    A decoding request may move, too: it leaves at the end of the pass that it is in.
     """
     sequence = state.find(handoff.key)
     if sequence is None or handoff.target_worker_id == state.info.worker_id:
@@ -36,21 +36,21 @@ def start_handoff(state: WorkerState, handoff: Handoff, most_rounds: int) -> lis
 
 
 def _may_leave(sequence: Sequence) -> bool:
-    """Return whether its prefill is done: it awaits a handoff, decodes, or leaves already."""
+    """Return whether its prefill is done: it awaits a handoff, decodes, or is already leaving."""
     if sequence.stage is Stage.PREFILLED or sequence.stage is Stage.LEAVING:
         return True
     return sequence.stage in _DECODE and sequence.decoding
 
 
 def _go_on(state: WorkerState, sequence: Sequence, most_rounds: int) -> list[WorkerAction]:
-    """Send another round, or the rest now, or nothing: the rest follows when it is in no pass."""
+    """Send another round, or the remainder; nothing while a pass still computes the remainder."""
     departure, kv = sequence.departure, sequence.kv
-    assert departure is not None, "it has been told where to go"
+    assert departure is not None, "it has a target"
     pool = state.units[sequence.unit].pool
     size = pool.block_size
     num_unsent = kv.num_computed - departure.num_sent
     is_early = departure.num_rounds < most_rounds and num_unsent >= size
-    if is_early and sequence.stage is Stage.RUNNING:  # full blocks stay as they are meanwhile
+    if is_early and sequence.stage is Stage.RUNNING:  # full blocks do not change any more
         first, stop = departure.num_sent // size, kv.num_computed // size
         departure.sending = pool.share(kv.blocks[first:stop])
         part = _transfer(sequence, departure, stop * size, more=True)
@@ -62,7 +62,7 @@ def _go_on(state: WorkerState, sequence: Sequence, most_rounds: int) -> list[Wor
 
 
 def end_round(state: WorkerState, key: StreamKey, most_rounds: int) -> list[WorkerAction]:
-    """Go on after a round; a request that lost its KV, or is over, goes nowhere."""
+    """Continue after a round; stop if the request has ended or lost its KV."""
     sequence = state.find(key)
     departure = None if sequence is None else sequence.departure
     if sequence is None or departure is None or not departure.sending:
@@ -78,14 +78,14 @@ def end_round(state: WorkerState, key: StreamKey, most_rounds: int) -> list[Work
 
 
 def leave(state: WorkerState, sequence: Sequence) -> StartTransfer:
-    """Stop a request and send the rest of its KV; it goes on here if that fails."""
-    assert sequence.departure is not None, "it has been told where to go"
+    """Stop a request and send the remainder of its KV; if that fails it continues here."""
+    assert sequence.departure is not None, "it has a target"
     state.units[sequence.unit].move(sequence, Event.DEPARTS)
     return _transfer(sequence, sequence.departure, sequence.kv.num_computed)
 
 
 def leave_all(state: WorkerState, sequences: Iterable[Sequence]) -> list[WorkerAction]:
-    """Let those leave that are to, are in no pass, and have no round under way."""
+    """Send requests that are to leave, are in no pass, and have no round in progress."""
     actions: list[WorkerAction] = []
     for sequence in sequences:
         departure = sequence.departure
@@ -97,7 +97,7 @@ def leave_all(state: WorkerState, sequences: Iterable[Sequence]) -> list[WorkerA
 
 
 def call_off(sequence: Sequence) -> list[WorkerAction]:
-    """Give up the move, if any, of a request that ended or lost its KV before it could leave."""
+    """Cancel the move, if any, of a request that ended or lost its KV before it could leave."""
     departure = sequence.departure
     if departure is None or departure.is_stopping:
         return []
@@ -109,7 +109,7 @@ def call_off(sequence: Sequence) -> list[WorkerAction]:
 
 
 def end_transfer(state: WorkerState, event: TransferEnded) -> HandoffResult:
-    """Forget a request that its target has; go on holding one that it has not."""
+    """Forget a request that its target has; keep one that it has not."""
     sequence = state.find(event.key)
     retriable = sequence is not None and sequence.ended is not FinishReason.CANCELLED
     if sequence is not None:
@@ -129,7 +129,7 @@ def end_transfer(state: WorkerState, event: TransferEnded) -> HandoffResult:
 
 
 def _keep(state: WorkerState, sequence: Sequence) -> None:
-    """Go on with a request whose transfer has failed."""
+    """Keep running a request whose transfer has failed."""
     unit, departure = state.units[sequence.unit], sequence.departure
     if departure is None:
         return
@@ -149,7 +149,7 @@ def _keep(state: WorkerState, sequence: Sequence) -> None:
 def _transfer(
     sequence: Sequence, departure: Departure, num_computed_tokens: int, *, more: bool = False
 ) -> StartTransfer:
-    """Return the sender's order: tokens before ``num_sent`` have been sent already."""
+    """Return the order for the sender; tokens before ``num_sent`` have been sent already."""
     return StartTransfer(
         request=replace(
             sequence.request,

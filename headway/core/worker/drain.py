@@ -1,4 +1,4 @@
-"""A worker that lets go of its work: what it gives back, who can move, and another role."""
+"""Releasing a worker's requests: handing them back, reporting which can move, changing the role."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DECODE = (Stage.RUNNING, Stage.WAITING, Stage.SWAPPING_IN, Stage.SWAPPING_OUT)
 
 
 def give_back(state: WorkerState, keys: Iterable[StreamKey]) -> HandedBack:
-    """Let go of those of these requests of which nothing has been computed."""
+    """Release those of these requests of which nothing has been computed."""
     returned: list[StreamKey] = []
     for key in keys:
         sequence = state.find(key)
@@ -34,7 +34,7 @@ def _has_begun(sequence: Sequence) -> bool:
 
 
 def newly_movable(state: WorkerState) -> list[HeldRequest]:
-    """Return the requests that can move, and that the scheduler has not been told of."""
+    """Return the requests that can move and that the scheduler does not know of."""
     ready = [
         sequence
         for unit in state.units
@@ -47,9 +47,9 @@ def newly_movable(state: WorkerState) -> list[HeldRequest]:
 
 
 def change_role(state: WorkerState, role: Role) -> None:
-    """Serve another role: computed prompts now wait for a handoff, or are decoded here.
+    """Take another role: computed prompts now wait for a handoff, or are decoded here.
 
-    A request that decodes here goes on: the scheduler moves it where it belongs.
+    A request that decodes here continues: the scheduler moves it where it belongs.
     """
     state.info = replace(state.info, role=role)
     for unit in state.units:
@@ -60,7 +60,7 @@ def change_role(state: WorkerState, role: Role) -> None:
 
 
 def _is_prompt(sequence: Sequence) -> bool:
-    """Return whether its prompt waits; one that is in a pass may be in the next one already."""
+    """Return whether its prompt waits; one that is in a pass may already be in the next one."""
     num_drawn = len(sequence.output) - len(sequence.request.output_token_ids)
     waits = sequence.stage is not Stage.ARRIVING and not sequence.num_passes
     return waits and not sequence.decoding and not num_drawn

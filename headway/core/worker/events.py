@@ -21,8 +21,8 @@ from headway.request import Request, StreamKey
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulerConnected:
-    """A scheduler leader opened its control stream: it wants a snapshot, and these reports."""
+class LeaderConnected:
+    """A scheduler leader's new control stream; it needs a snapshot, and asks for these reports."""
 
     wants: WantedReports = field(default_factory=WantedReports)
     fencing_token: int = 0
@@ -30,14 +30,14 @@ class SchedulerConnected:
 
 @dataclass(frozen=True, slots=True)
 class GatewayGone:
-    """A gateway cannot be reached: its requests' tokens are wanted no more."""
+    """A gateway that cannot be reached: its requests' tokens are no longer wanted."""
 
     gateway_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class PassFailed:
-    """A forward pass failed; ``keys`` are at fault, all of its requests if empty."""
+    """A failed forward pass; ``keys`` are at fault, all of its requests if empty."""
 
     pass_id: int
     keys: tuple[StreamKey, ...]
@@ -46,7 +46,7 @@ class PassFailed:
 
 @dataclass(frozen=True, slots=True)
 class TransferEnded:
-    """An outgoing KV transfer was acknowledged (``ok``) or failed."""
+    """The end of an outgoing KV transfer, acknowledged (``ok``) or failed."""
 
     key: StreamKey
     target_worker_id: str
@@ -57,14 +57,14 @@ class TransferEnded:
 
 @dataclass(frozen=True, slots=True)
 class KvSent:
-    """A round of an outgoing transfer has been sent: the sender waits for the next one."""
+    """The end of a round of an outgoing transfer: the sender waits for the next one."""
 
     key: StreamKey
 
 
 @dataclass(frozen=True, slots=True)
 class KvContinued:
-    """More of an accepted offer's KV comes, with the tokens drawn since: of so many in all."""
+    """More of an accepted offer's KV, with the tokens drawn since and the new total."""
 
     key: StreamKey
     num_computed_tokens: int
@@ -73,42 +73,42 @@ class KvContinued:
 
 @dataclass(frozen=True, slots=True)
 class KvOffered:
-    """Another worker wants to send a request's KV."""
+    """Another worker's offer of a request's KV."""
 
     header: KvHeader
 
 
 @dataclass(frozen=True, slots=True)
 class KvArrived:
-    """All of an accepted offer's KV is in its blocks."""
+    """The arrival of all of an accepted offer's KV in its blocks."""
 
     key: StreamKey
 
 
 @dataclass(frozen=True, slots=True)
 class KvAborted:
-    """An accepted offer's KV will not come."""
+    """The loss of an accepted offer's KV."""
 
     key: StreamKey
 
 
 @dataclass(frozen=True, slots=True)
 class PassCut:
-    """The pass in flight is cut to so many steps: blocks of the others come free."""
+    """A cut of the pass in flight to fewer steps, which frees the blocks of the others."""
 
     num_steps: int
 
 
 @dataclass(frozen=True, slots=True)
 class PredictorKnown:
-    """A predictor that knows the model has come or gone."""
+    """The arrival or loss of a predictor that knows the model."""
 
     is_known: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Output tokens that remained when requests had so many of them: parallel arrays.
+    """Predicted remaining tokens, and the output tokens when each was asked for: parallel arrays.
 
     ``weight``: of these against each request's earlier predictions, over 0 to 1; 1 forgets them.
     """
@@ -124,7 +124,7 @@ WorkerEvent = (
     Order
     | ChangeRole
     | PassCut
-    | SchedulerConnected
+    | LeaderConnected
     | GatewayGone
     | PassResult
     | PassFailed
@@ -143,7 +143,7 @@ WorkerEvent = (
 
 @dataclass(frozen=True, slots=True)
 class SendTokens:
-    """Bring these tokens to a gateway."""
+    """An order to send these tokens to a gateway."""
 
     gateway_id: str
     gateway_address: str
@@ -152,10 +152,10 @@ class SendTokens:
 
 @dataclass(frozen=True, slots=True)
 class StartTransfer:
-    """Stream these blocks' KV, or that in host memory, to another worker.
+    """An order to stream these blocks' KV, or that in host memory, to another worker.
 
-    With ``more`` the request still runs, and the sender tells when this has been sent (``KvSent``);
-    KV before ``first_token`` has been, in the same transfer.
+    With ``more`` the request still runs, and the sender reports when this part has been sent
+    (``KvSent``). KV before ``first_token`` was sent earlier in the same transfer.
     """
 
     request: Request
@@ -169,14 +169,14 @@ class StartTransfer:
 
 @dataclass(frozen=True, slots=True)
 class StopTransfer:
-    """Give up a transfer that was to have more; its end is told as any other's."""
+    """An order to abort a transfer that expects more; its end is reported like any other's."""
 
     key: StreamKey
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptKv:
-    """Take the offered KV into these blocks, or those of host memory."""
+    """An order to take the offered KV into these blocks, or into those of host memory."""
 
     key: StreamKey
     blocks: tuple[int, ...]
@@ -185,14 +185,14 @@ class AcceptKv:
 
 @dataclass(frozen=True, slots=True)
 class AcknowledgeKv:
-    """The offered request runs here already: acknowledge, take nothing."""
+    """An acknowledgement without KV: the offered request runs here already."""
 
     key: StreamKey
 
 
 @dataclass(frozen=True, slots=True)
 class RefuseKv:
-    """Refuse the offered KV."""
+    """A refusal of the offered KV."""
 
     key: StreamKey
     error: HeadwayError
@@ -200,9 +200,9 @@ class RefuseKv:
 
 @dataclass(frozen=True, slots=True)
 class AskPredictor:
-    """Have these scored; ``num_output_tokens``: of each request, when its state was computed.
+    """A question to the predictor; ``num_output_tokens``: each one's at its state's computation.
 
-    ``num_prompt_tokens``: of each request as its client sent it, or none.
+    ``num_prompt_tokens``: each request's as its client sent it, or empty.
     """
 
     hidden: HiddenStates

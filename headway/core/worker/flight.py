@@ -1,9 +1,9 @@
-"""Passes in flight: which requests they hold, and what is planned behind one of them.
+"""Passes in flight: their requests, and the planning of the next pass behind one of them.
 
-A pass may be planned while another one is in flight. Its requests are planned as if that one had
-ended: their tokens computed, and ``PENDING`` for each that it draws, which the backend fills in. An
-end or a cancellation that nobody could know of costs a row, whose token is dropped. Such a plan
-preempts nobody: where it would have to, the next pass is planned when none is in flight.
+The next pass treats the one in flight as ended: its tokens computed, and ``PENDING`` for each that
+it draws, which the backend fills in. A request that ends or is cancelled meanwhile costs a row,
+whose token is dropped. Such a plan never preempts: if it would have to, the next pass is planned
+when none is in flight.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Flight:
     swapped_out: list[Sequence]
     """Requests whose KV it copies to host memory."""
     returning: list[Sequence]
-    """Requests whose KV comes back beside it."""
+    """Requests whose KV comes back during it."""
     dispatches: list[int]
-    """Dispatches that it is the first pass since."""
+    """Dispatches since the pass before."""
     is_short: bool
-    """Whether a request found no room in it that preemption could have made."""
+    """True if a request found no room that a preemption could have made."""
 
     def __post_init__(self) -> None:
         for _, sequence in self.in_pass:
@@ -57,9 +57,9 @@ class Flight:
     def end_swaps(
         self, state: WorkerState, failed: Collection[StreamKey] = ()
     ) -> list[WorkerAction]:
-        """Note that KV has been copied, all but that of the ``failed``; let those leave that wait.
+        """Note that KV has been copied, except for the ``failed``; send requests waiting to leave.
 
-        A request that was cancelled on its way to host memory calls its move off.
+        The move of a request that was cancelled during its swap is called off.
         """
         actions: list[WorkerAction] = []
         for sequence in self.swapped_out:
@@ -83,10 +83,10 @@ class Flight:
         return actions
 
     def fail(self, state: WorkerState, event: PassFailed) -> list[WorkerAction]:
-        """End the requests at fault, all of them if none is named; the others are planned again."""
+        """End the requests at fault (all of them if none is named); reschedule the others."""
         self.land(event.pass_id)
         swapped = {sequence.key for sequence in (*self.swapped_out, *self.returning)}
-        # A failure that names nobody may have come before the swaps: computing again is sure.
+        # A failure without keys may have come before the swaps: recomputing is safe.
         actions = self.end_swaps(state, event.keys or swapped)
         blamed = set(event.keys) & ({item.key for item, _ in self.in_pass} | swapped)
         for item, sequence in self.in_pass:
@@ -105,9 +105,9 @@ class Flight:
     def can_be_followed(self, state: WorkerState) -> bool:
         """Return whether another pass may be planned behind this one, the only one in flight.
 
-        False while KV is copied, while a request that leaves waits for its last pass, or if this
-        pass was planned behind one that failed. A prefill worker never runs ahead: its passes are
-        long, and a dispatch is to find their ends.
+        False while KV is copied, while a departing request waits for its last pass, or if this pass
+        was planned behind one that failed. A prefill worker never runs ahead: its passes are long,
+        and a dispatch should find their ends.
         """
         forward_pass = self.forward_pass
         if state.info.role is Role.PREFILL or self.is_short or forward_pass.num_steps > 1:
@@ -126,7 +126,7 @@ class Flight:
 
 @contextmanager
 def taken_for_granted(in_pass: list[Share]) -> Iterator[None]:
-    """Count a pass's tokens as computed and drawn, for as long as the next one is planned."""
+    """Count a pass's tokens as computed and drawn, while the next one is planned."""
     before: list[tuple[int, int]] = []
     for item, sequence in in_pass:
         before.append((sequence.kv.num_computed, sequence.attained_tokens))

@@ -1,4 +1,4 @@
-"""A DP unit's host memory: which blocks hold whose KV, and what the next pass swaps."""
+"""A DP unit's host memory: the KV in its blocks, and the swaps of the next pass."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ class HostMemory:
     """Blocks ``first … first + num_blocks - 1`` of host memory, as large as the device's.
 
     ``swapped_out`` and ``swapped_in``: for the next pass to carry out. A pass in flight may use
-    blocks that were let go, so they come free when none is (``settle``).
+    released blocks, so they become free when none is in flight (``settle``).
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, first: int = 0) -> None:
         self._block_size = block_size
         self.num_free = num_blocks
         """Blocks that may be taken."""
-        self._unused = first  # it and those behind it have never been taken
+        self._unused = first  # blocks from here on have never been used
         self._free: list[int] = []
         self._leaving: list[int] = []
         self.swapped_out: list[Swap] = []
         self.swapped_in: list[Swap] = []
 
     def grow(self, table: list[int], num_tokens: int) -> bool:
-        """Extend ``table`` until it holds ``num_tokens``; False, and no change, without room."""
+        """Extend ``table`` to hold ``num_tokens``; False, and no change, without room."""
         missing = blocks_for(num_tokens, self._block_size) - len(table)
         if missing > self.num_free:
             return False
@@ -40,30 +40,30 @@ class HostMemory:
         return True
 
     def release(self, kv: Kv) -> None:
-        """Let go of its place."""
+        """Release its blocks."""
         self._leaving += kv.host_blocks
         kv.host_blocks = []
 
     def settle(self) -> None:
-        """Free what was let go: no pass is in flight."""
+        """Free the released blocks; no pass may be in flight."""
         self.num_free += len(self._leaving)
         self._free += self._leaving
         self._leaving.clear()
 
     @property
     def is_settled(self) -> bool:
-        """Whether all that was let go has come free."""
+        """True if all released blocks are free."""
         return not self._leaving
 
     def swap_out(self, key: StreamKey, kv: Kv) -> bool:
-        """Have KV leave its blocks, which are given up next; False without room."""
+        """Plan a copy of KV to host memory, which frees its blocks; False without room."""
         if not self.grow(kv.host_blocks, kv.num_computed):
             return False
         self.swapped_out.append(self._swap(key, kv))
         return True
 
     def swap_in(self, key: StreamKey, kv: Kv) -> None:
-        """Have KV come back into the blocks that it has been given."""
+        """Plan a copy of KV back into the blocks it has been given."""
         self.swapped_in.append(self._swap(key, kv))
         self.release(kv)
 

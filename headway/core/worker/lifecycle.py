@@ -1,7 +1,7 @@
-"""The life of a request on a worker: the stages, and what takes it from one to the next.
+"""The life of a request on a worker: its stages and the events that change them.
 
-Everything that changes a stage is in this file. Other modules name an event; the table says what
-follows, and a pair that it lacks is an error of ours. ``docs/architecture.md`` shows the table.
+Only this file changes a stage. Other modules name an event, and the table gives the next stage; a
+pair missing from the table is an error of ours. ``docs/architecture.md`` shows the table.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headway.request import FinishReason
 
 
 class Stage(Enum):
-    """Where a request stands on this worker."""
+    """The stage of a request on this worker."""
 
     WAITING = "holds no blocks; any KV that it has is in host memory"
     SWAPPING_OUT = "has lost its blocks; a pass copies its KV to host memory"
@@ -28,7 +28,7 @@ class Stage(Enum):
 
 
 class Event(Enum):
-    """What happens to a request."""
+    """An event in the life of a request."""
 
     ADMITTED = "it gets blocks for all of its tokens"
     SWAPS_IN = "it gets blocks, and its KV comes back beside the pass"
@@ -83,16 +83,16 @@ TRANSITIONS: Mapping[tuple[Stage, Event], Stage] = {
 
 @dataclass(slots=True, eq=False)
 class Life:
-    """The part of a request that says where it stands, and what keeps it here."""
+    """The stage of a request, and the reasons that keep it here."""
 
     stage: Stage
     num_passes: int = field(default=0, init=False)
-    """Passes in flight that it is in (``flight.py`` counts)."""
+    """Passes in flight that include it (``flight.py`` counts)."""
     ended: FinishReason | None = field(default=None, init=False)
-    """Why it draws no more tokens; it stays until nothing uses its blocks."""
+    """The reason why it draws no more tokens; it stays until nothing uses its blocks."""
 
     def advance(self, event: Event) -> None:
-        """Go to the stage that follows; raise AssertionError if the table has none."""
+        """Go to the next stage; raise AssertionError if the table has none."""
         following = TRANSITIONS.get((self.stage, event))
         assert following is not None, f"{event.name} cannot happen to one that is {self.stage.name}"
         self.stage = following
@@ -100,7 +100,7 @@ class Life:
     def end(self, reason: FinishReason, *, is_sent: bool = False) -> bool:
         """End for this reason, or an earlier one; return whether its blocks may be freed now.
 
-        ``is_sent``: a part of a move is under way, which has to be broken off first.
+        ``is_sent``: part of a move is in progress and has to be aborted first.
         """
         if self.ended is None:
             self.ended = reason

@@ -25,7 +25,7 @@ class _Pending:
 
 
 class TokenOutbox:
-    """Collects what one event produced, by gateway."""
+    """Collects the tokens of one event, by gateway."""
 
     def __init__(self, worker_id: str) -> None:
         self._worker_id = worker_id
@@ -41,7 +41,7 @@ class TokenOutbox:
     ) -> None:
         """Add a token, with those of the steps before it; ``index`` is its own position.
 
-        ``num_cached``: tokens of its prompt that were in the cache; its first token says so.
+        ``num_cached``: cached tokens of its prompt, reported with its first token.
         """
         pending = self._for(request)
         if num_cached and index == len(sampled.before):
@@ -61,7 +61,7 @@ class TokenOutbox:
         self._for(request).failures.append(failure)
 
     def flush(self) -> list[SendTokens]:
-        """Return and clear what has been collected."""
+        """Return and clear the collected tokens."""
         sends = [
             SendTokens(
                 gateway_id,

@@ -1,4 +1,4 @@
-"""Which tokens of which requests one forward pass computes: the policy orders, the limits bound."""
+"""The contents of a forward pass: the policy orders the requests, the limits bound them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from math import ceil, inf
 
 from headway.core.worker.flight import Share
 from headway.core.worker.lifecycle import Stage
-from headway.core.worker.room import Preemptions, Room
+from headway.core.worker.room import BlockAllocator, Preemptions
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.unit import WorkerUnit
 from headway.forward_pass import PassItem
@@ -23,16 +23,16 @@ class Limits:
 
     chunk_tokens: int
     watermark: float
-    """Share of the unit's blocks that admission leaves free while others hold some."""
+    """Share of the unit's blocks that admission keeps free while others hold some."""
     max_running: int = 0
-    """Most requests, 0 for any number. Others that hold blocks pause until blocks are short."""
+    """Most requests, 0 for any number. Others keep their blocks until blocks are short."""
     max_len: float = inf
     """Most tokens of a request."""
 
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    """What is kept of a DP unit from pass to pass."""
+    """State of a DP unit that lasts from pass to pass."""
 
     queue: RankedQueue[Sequence]
     served: abc.Sequence[Entry[Sequence]] = ()
@@ -43,7 +43,7 @@ class _Kept:
 
 
 class PassPlanner:
-    """Plans each DP unit's part of a pass, and tells the policy what has become of it."""
+    """Plans each DP unit's part of a pass, and reports its outcome to the policy."""
 
     def __init__(self, batching: Batching, limits: Limits) -> None:
         self._policy = batching
@@ -54,14 +54,15 @@ class PassPlanner:
     def plan(self, unit: WorkerUnit, *, now: float, gently: bool = False) -> list[Share]:
         """Return the unit's requests and their items, in the policy's order.
 
-        ``gently``: preempt nobody, and leave out those that the pass in flight may fill.
+        ``gently``: plan without preempting, and leave out requests that the pass in flight may
+        fill.
         """
         kept = self._units.get(unit.unit)
         if kept is None:
             kept = self._units[unit.unit] = _Kept(RankedQueue(self._policy))
         queue = kept.queue
         self._take_in(unit, kept, now)
-        room = Room(
+        room = BlockAllocator(
             unit,
             self._policy,
             queue.running,
@@ -80,11 +81,11 @@ class PassPlanner:
 
     @property
     def is_short(self) -> bool:
-        """Whether a request found no room that preemption could have made."""
+        """True if a request found no room that a preemption could have made."""
         return any(kept.is_short for kept in self._units.values())
 
     def _take_in(self, unit: WorkerUnit, kept: _Kept, now: float) -> None:
-        """Bring the order up to date: only what has changed is looked at."""
+        """Update the order, looking only at what has changed."""
         for key in unit.changed:
             sequence = unit.candidate(key)
             if sequence is not None:
@@ -99,7 +100,7 @@ class PassPlanner:
     # --- several steps in one pass ----------------------------------------------------
 
     def most_steps(self, most: int) -> int:
-        """Return how many steps the pass may have before the order could change who is in it."""
+        """Return how many steps the pass may have before the order could change its requests."""
         if most <= 1 or self._policy.improves:
             return most
         for kept in self._contended():
@@ -111,38 +112,38 @@ class PassPlanner:
 
     @property
     def due_at(self) -> float:
-        """When, at the earliest, a rank that matters ages."""
+        """Earliest instant when a rank that matters expires."""
         return min((kept.queue.due_at for kept in self._contended()), default=inf)
 
     def _contended(self) -> Iterable[_Kept]:
-        """Return units in which a request is not served."""
+        """Yield the units in which some request is not served."""
         return (kept for kept in self._units.values() if len(kept.queue) > len(kept.served))
 
-    # --- what the policy learns -------------------------------------------------------
+    # --- reports to the policy --------------------------------------------------------
 
     def passed(self, pass_time: float, num_tokens: int, num_steps: int) -> None:
-        """Tell of steps of ``pass_time`` seconds, each over ``num_tokens`` tokens."""
+        """Report steps of ``pass_time`` seconds, each over ``num_tokens`` tokens, to the policy."""
         self._policy.passed(pass_time, num_tokens, num_steps)
 
     def completed(self, sequence: Sequence, *, now: float) -> None:
-        """Tell of a request whose last token has been drawn."""
+        """Report a completed request to the policy."""
         self.preemptions.by_request[sequence.num_preemptions] += 1
         self._policy.completed(sequence, now=now)
 
     def tune(self, gamma: float) -> None:
-        """Tell of the pool's γ, 1/s."""
+        """Report the pool's γ, 1/s, to the policy."""
         self._policy.tune(gamma)
 
 
 class _UnitPlan:
-    """Goes through the policy's order once; what it changes moves in the order afterwards."""
+    """One walk over the policy's order; changes to the order happen afterwards."""
 
     def __init__(
         self,
         limits: Limits,
         unit: WorkerUnit,
         queue: RankedQueue[Sequence],
-        room: Room,
+        room: BlockAllocator,
         hopeless: Sequence | None,
         *,
         gently: bool,
@@ -182,7 +183,7 @@ class _UnitPlan:
         return shares
 
     def _next(self) -> Entry[Sequence] | None:
-        """Return the best that has not had its turn."""
+        """Return the best request that has not had its turn."""
         running, room, place = self._running, self._room, None
         while room.turn < room.end:
             place = running[room.turn]
@@ -212,9 +213,9 @@ class _UnitPlan:
         return False
 
     def _item(self, sequence: Sequence, budget: int) -> PassItem | None:
-        """Return at most ``budget`` tokens of it; None where no room can be made for them.
+        """Return an item of at most ``budget`` tokens; None if no room can be made for it.
 
-        Runs for nearly every request of every pass, so one that decodes takes a short way.
+        This runs for nearly every request of every pass, so decoding requests take a shortcut.
         """
         request, output, kv = sequence.request, sequence.output, sequence.kv
         start = kv.num_computed

@@ -1,7 +1,7 @@
-"""How long requests still run: the predictor's answers, and estimates between them.
+"""Remaining lengths of requests: the predictor's answers, and estimates between them.
 
-A request that decodes is asked for at its first pass here and then every k-th token (STAR,
-section 4). Nothing waits for an answer; the next one makes up for one that is lost.
+A decoding request is asked for at its first pass here and then every k-th token (STAR, section 4).
+Nothing waits for an answer, and the next one makes up for a lost one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headway.policies.estimation import Estimation
 from headway.request import Request, StreamKey
 
 Oracle = Callable[[StreamKey], int]
-"""Tells how many tokens a request will have generated at its end: the simulator knows."""
+"""A function that knows a request's final output tokens: the simulator has one."""
 
 Find = Callable[[StreamKey], Sequence | None]
 
@@ -26,7 +26,7 @@ class Predictions:
     """Keeps the ``Length`` of every request.
 
     ``every``: k, tokens between two predictions of a request; 0 for none. ``estimation``: of
-    remaining lengths; without one a request's own prediction counts down.
+    remaining lengths; without it a request's own prediction counts down.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class Predictions:
         self._oracle = oracle
         self._estimation = estimation
         self.is_on = False
-        """Whether there is a predictor that knows the model."""
+        """True if there is a predictor that knows the model."""
         self.ranks_requests = False
-        """Whether the batching policy reads remaining lengths."""
+        """True if the batching policy reads remaining lengths."""
         self.is_reported = False
-        """Whether the scheduler's policies read them in this worker's reports."""
+        """True if the scheduler's policies read them in this worker's reports."""
 
     def of(self, request: Request) -> Length:
-        """Return what is known of a request that comes here; ``estimate`` follows."""
+        """Return what is known of an arriving request; ``estimate`` follows."""
         total, num_output_tokens = request.predicted_output_tokens, len(request.output_token_ids)
         length = Length(total or None)
         if self._oracle is not None:
@@ -54,7 +54,7 @@ class Predictions:
         return length
 
     def estimate(self, sequence: Sequence) -> None:
-        """Estimate how long it still runs, where that is done."""
+        """Estimate the remaining length, if there is an estimation policy."""
         if self._estimation is None:
             return
         sequence.length.estimated_at = len(sequence.output)
@@ -75,7 +75,7 @@ class Predictions:
     # --- the predictor ----------------------------------------------------------------
 
     def wanted(self, in_pass: Iterable[tuple[PassItem, Sequence]]) -> tuple[int, ...]:
-        """Return the places of requests whose turn it is; none if nobody reads the answers."""
+        """Return the places of requests that are due for a prediction; none if nobody reads it."""
         is_read = self.ranks_requests or self.is_reported
         if not (is_read and self.is_on and self._every):
             return ()
@@ -92,10 +92,10 @@ class Predictions:
         return True
 
     def ask(self, hidden: HiddenStates, find: Find) -> list[AskPredictor]:
-        """Have the pass's hidden states scored, of those requests that go on here.
+        """Have the pass's hidden states scored, for requests that continue here.
 
-        A state is of the last computed token: the one drawn from it is the first of those that
-        remained.
+        A state belongs to the last computed token; the token drawn from it is the first remaining
+        one.
         """
         rows: list[int] = []
         num_output_tokens: list[int] = []
@@ -114,10 +114,10 @@ class Predictions:
         return [AskPredictor(hidden, tuple(num_output_tokens), tuple(num_prompt_tokens))]
 
     def take(self, predicted: Predicted, find: Find) -> list[Sequence]:
-        """Note the predictor's answers; return the requests that they change.
+        """Store the predictor's answers; return the requests that they change.
 
-        Ignores what is no length, and answers that a later one has overtaken. ``weight`` is of
-        this answer against the request's earlier ones.
+        Ignore invalid lengths, and answers older than the last one. ``weight`` is of this answer
+        against the request's earlier ones.
         """
         changed: list[Sequence] = []
         columns = (predicted.keys, predicted.num_output_tokens, predicted.remaining)

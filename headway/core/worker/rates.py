@@ -1,4 +1,4 @@
-"""Which is sooner for KV that loses its blocks: waiting in host memory, or being computed again."""
+"""The faster way for preempted KV: waiting in host memory, or being computed again."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ _KEPT = 0.9
 """Weight that earlier measurements keep at every new one."""
 
 _HOPE = 0.98
-"""Factor on the swap's time whenever it is passed over, so that it is tried again some day."""
+"""Factor on the swap's time whenever it loses, so that it is tried again eventually."""
 
 
 class _Rate:
-    """Seconds per token: sums that fade, so that long measurements weigh more."""
+    """Seconds per token: decaying sums, so that long measurements weigh more."""
 
     def __init__(self) -> None:
         self.seconds = self._num_tokens = 0.0
@@ -29,7 +29,7 @@ class _Rate:
 class MemoryRates:
     """Smoothed seconds per token of prefill and of swaps, as the backend measured them.
 
-    While one of them is unknown KV is swapped: that is the surer way, and measures it.
+    While one of them is unknown KV is swapped, which is safer and measures it.
     """
 
     def __init__(self) -> None:
@@ -38,16 +38,16 @@ class MemoryRates:
 
     @property
     def prefill_per_token(self) -> float | None:
-        """Seconds."""
+        """Seconds; None if unknown."""
         return self._prefill.per_token
 
     @property
     def swap_per_token(self) -> float | None:
-        """Seconds, one way."""
+        """Seconds for one way; None if unknown."""
         return self._swap.per_token
 
     def ran(self, forward_pass: ForwardPass, result: PassResult) -> None:
-        """Measure a pass that has ended; prefill, where it is most of a pass without swaps."""
+        """Measure a pass that has ended: its swaps, and its prefill if it is mostly that."""
         swaps = (*forward_pass.swapped_out, *forward_pass.swapped_in)
         if swaps:
             if result.swap_time > 0.0:
@@ -58,7 +58,7 @@ class MemoryRates:
             self._prefill.add(result.pass_time, num_tokens)
 
     def swap_is_sooner(self, num_tokens: int, num_kept: int) -> bool:
-        """Return whether ``num_tokens`` swap both ways before all but ``num_kept`` are computed."""
+        """Return whether swapping ``num_tokens`` both ways beats computing all but ``num_kept``."""
         prefill, swap = self.prefill_per_token, self.swap_per_token
         if prefill is None or swap is None:
             return True

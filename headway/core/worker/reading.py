@@ -1,4 +1,4 @@
-"""What each client has to read: where its answer begins, and for how long it has tokens."""
+"""Clients as readers: where the answer begins, and how long their tokens last."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Readers:
         self._pace = settings.reader_pace
 
     def of(self, request: Request, output: list[int]) -> Reader:
-        """Return the reader of a request that comes here."""
+        """Return the reader of an arriving request."""
         if not request.reasons:
             return Reader(0)
         return Reader(self._markers.answer_start(request.prompt_token_ids, output))
@@ -30,8 +30,9 @@ class Readers:
     def drew(self, sequence: Sequence, sampled: Sampled, *, now: float, step: float) -> bool:
         """Note a pass's tokens, ``step`` seconds apart; return whether the answer begins.
 
-        Each token takes ``pace`` seconds to read, from when it has come and those before it are
-        read. The end is a maximum of two linear functions, so the first and last token say it.
+        Each token takes ``pace`` seconds to read, starting when it has arrived and the previous
+        ones are read. The finish time is a maximum of two linear functions, so only the first and
+        last token matter.
         """
         reader, num_drawn = sequence.reader, 1 + len(sampled.before)
         if reader.answer_start is None:
@@ -43,7 +44,7 @@ class Readers:
         return False
 
     def _looks_like_answer(self, sequence: Sequence, num_drawn: int) -> bool:
-        """Find it behind the newest token; or all is answer, if the first tokens do not think."""
+        """Note where the answer begins, if that is known now; return whether it is."""
         markers, output = self._markers, sequence.output
         is_decided = len(output) - num_drawn < markers.decided_at <= len(output)
         if markers.ends_with_end(output):

@@ -1,4 +1,4 @@
-"""What a worker tells the scheduler: ends of passes, loads, and all that it holds."""
+"""The worker's reports to the scheduler: ends of passes, loads, and snapshots."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from headway.policies.rescheduling import Horizon, simulate_future
 from headway.request import FinishReason, Phase
 
 FRESH_TOKENS = 500
-"""An answer's first quantum (PASCAL, Algorithm 2: ``a_i``)."""
+"""Tokens of an answer's first quantum (PASCAL, Algorithm 2: ``a_i``)."""
 
 
 class Reports:
-    """Reports on one worker, ``interval`` seconds apart where nothing else calls for one."""
+    """Reports on one worker, at least every ``interval`` seconds."""
 
     def __init__(self, state: WorkerState, interval: float) -> None:
         self._state = state
@@ -34,19 +34,19 @@ class Reports:
 
     @property
     def due_at(self) -> float:
-        """When the next report is due, seconds."""
+        """Instant of the next report."""
         return self._reported_at + self._interval
 
     def is_due(self, now: float) -> bool:
-        """Return whether a report is due though nothing calls for it."""
+        """Return whether a report is due although no event asks for it."""
         return now - self._reported_at >= self._interval
 
     def greet(self, wants: WantedReports) -> tuple[Snapshot, LoadReport | None]:
-        """Return all that is held for a new scheduler, and the load if it wants that now."""
+        """Return the snapshot for a new scheduler, and the load if it wants that now."""
         self._wants = wants
         self._state.predictions.is_reported = wants.lengths
         self.work.is_on = wants.work
-        self._state.news.finished.clear()  # the snapshot says it by leaving them out
+        self._state.news.finished.clear()  # the snapshot reports it by omitting them
         return self.snapshot(), self.load_report(self._reported_at)
 
     def end_forward(
@@ -81,7 +81,7 @@ class Reports:
         return self._state.loads
 
     def load_report(self, now: float) -> LoadReport | None:
-        """Return what runs, at intervals; that nothing does, at once; else None."""
+        """Return the running requests at intervals, an idle state at once, else None."""
         wants, units = self._wants, self._state.units
         is_due = now - self._load_reported_at >= wants.load_interval
         if not is_due:
@@ -93,9 +93,9 @@ class Reports:
         return LoadReport(tuple(_running_requests(unit, horizon) for unit in units))
 
     def snapshot(self) -> Snapshot:
-        """Return all that is held; what becomes of an arrival is reported later."""
+        """Return everything held; the outcome of an arrival is reported later."""
         state = self._state
-        state.news.prefilled.clear()  # the snapshot says it: awaiting_handoff
+        state.news.prefilled.clear()  # the snapshot reports it: awaiting_handoff
         sequences = [s for unit in state.units for s in unit.sequences.values()]
         for sequence in sequences:
             if sequence.stage is Stage.ARRIVING:
@@ -124,7 +124,7 @@ def _with_phases(unit: WorkerUnit, now: float) -> UnitLoad:
 
 
 def _is_on_schedule(sequence: Sequence, now: float) -> bool:
-    """Return whether its reader has tokens in hand, or is about to be given the first."""
+    """Return whether its reader has unread tokens or is about to get the first."""
     if sequence.opens_answer:
         return sequence.running
     return sequence.reader.in_hand_until >= now

@@ -1,4 +1,4 @@
-"""Room in a DP unit's blocks for one plan: who fits, and who is preempted for whom."""
+"""Blocks for one plan of a DP unit: admission, growth and preemption."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from headway.policies.batching.queue import Place
 
 @dataclass(slots=True)
 class Preemptions:
-    """How often requests lost their blocks: for better ones, and by others' KV growth."""
+    """Preemption counts: for better requests, and by the growth of others' KV."""
 
     num_voluntary: int = 0
     num_forced: int = 0
     by_request: Counter[int] = field(default_factory=Counter)
-    """Completed requests by how often they were preempted."""
+    """Number of completed requests by their number of preemptions."""
 
 
-class Room:
+class BlockAllocator:
     """Finds blocks for the requests of one plan, in the policy's order.
 
-    A request enters with blocks for all of its tokens and only while a ``watermark`` of blocks
-    stays free for the growth of those that run (unless nothing runs). A better one that does not
-    fit takes the blocks of those behind it, if the policy lets it and that is enough. Growth takes
-    blocks from the end of the order.
-    ``running``: those that hold blocks, best first. ``gently``: preempt nobody.
+    A request is admitted with blocks for all of its tokens, and only while a ``watermark`` of
+    blocks stays free for the growth of running requests (unless nothing runs). A better request
+    that does not fit preempts those behind it, if the policy allows that and it frees enough.
+    Growth takes blocks from the end of the order. ``running``: requests that hold blocks, best
+    first. ``gently``: plan without preempting.
     """
 
     def __init__(
@@ -52,18 +52,18 @@ class Room:
         self._now = now
         self._gently = gently
         self.turn = 0
-        """Those before this place have had their turn."""
+        """Requests before this place have had their turn."""
         self.end = len(running)
-        """Those from this place on were preempted by growth."""
+        """Requests from this place on were preempted by growth."""
         self.is_open = True
-        """Whether others may still be admitted."""
+        """True while others may still be admitted."""
         self.is_short = False
-        """Whether a preemption would have been needed, where none is allowed."""
+        """True if a preemption was needed and not allowed."""
         self.yielded: Place[Sequence] | None = None
-        """The best of those that made room: nobody behind it enters."""
+        """The best of the preempted requests: nobody behind it is admitted."""
 
     def admit(self, sequence: Sequence, *, is_hopeless: bool) -> bool:
-        """Give it blocks for all of its tokens; where it does not fit, nobody behind it enters."""
+        """Give it blocks for all of its tokens; if it does not fit, admit nobody behind it."""
         victims: list[Place[Sequence]] = []
         if not self._fits(sequence):
             if self._policy.preempts and not is_hopeless:
@@ -80,7 +80,7 @@ class Room:
         return True
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Give it blocks for ``num_tokens``, taken from the end of the order if none is free."""
+        """Give it blocks for ``num_tokens``; preempt from the end of the order if needed."""
         while not self._unit.pool.grow(sequence.kv.blocks, num_tokens):
             if self._gently:
                 return self._close(is_short=True)
@@ -88,7 +88,7 @@ class Room:
             if victim is None:
                 return False
             self._preempt(victim, voluntary=False)
-            self._close()  # nobody passes one that has just lost its blocks
+            self._close()  # nobody overtakes a request that was just preempted
         return True
 
     def _close(self, *, is_short: bool = False) -> bool:
@@ -97,7 +97,7 @@ class Room:
         return False
 
     def _fits(self, sequence: Sequence, num_blocks: int = 0) -> bool:
-        """Return whether there is room once so many blocks have come free."""
+        """Return whether there is room once that many blocks are freed."""
         pool = self._unit.pool
         num_free = pool.num_free + num_blocks
         spare = self._spare if num_free < pool.num_blocks else 0
@@ -105,11 +105,11 @@ class Room:
         if needed <= num_free:
             return True
         if num_blocks or sequence.kv.num_computed or not sequence.kv.hashes:
-            return False  # those that yield may share the blocks that it would share
+            return False  # victims may hold shared blocks that it would share
         return needed - pool.num_in_use(self._unit.adoptable(sequence)) <= num_free
 
     def _victims(self, sequence: Sequence) -> list[Place[Sequence]]:
-        """Return running ones behind it that may yield, worst first; none if that is too little."""
+        """Return running requests behind it that may yield, worst first; none if too few."""
         victims: list[Place[Sequence]] = []
         num_blocks = 0
         for place in reversed(self._running[self.turn : self.end]):
@@ -126,7 +126,7 @@ class Room:
     def _needed(
         self, sequence: Sequence, victims: list[Place[Sequence]], num_blocks: int
     ) -> list[Place[Sequence]]:
-        """Spare those that need not yield after all, the best of them first."""
+        """Return the victims needed, sparing the best of them where possible."""
         needed = list(victims)
         for victim in reversed(victims[:-1]):
             rest = num_blocks - self._unit.pool.num_own(victim[2].candidate.kv.blocks)

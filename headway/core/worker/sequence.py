@@ -20,50 +20,50 @@ class Kv:
     host_blocks: list[int] = field(default_factory=list)
     num_computed: int = 0
     hashes: list[BlockHash] = field(default_factory=list)
-    """Names of its full blocks, where prefixes are cached."""
+    """Names of its full blocks, if prefixes are cached."""
     num_named: int = 0
-    """Blocks that the pool knows the names of."""
+    """Blocks whose names are in the pool."""
     num_hit_tokens: int = 0
-    """Tokens found in the cache when it was first admitted, or came to wait."""
+    """Cached tokens when it was first admitted or began to wait."""
 
 
 @dataclass(slots=True, eq=False)
 class Departure:
-    """A request's way to another worker, from the order to the end (``departures.py``)."""
+    """A request's move to another worker, from the order to the end (``departures.py``)."""
 
     handoff: Handoff
     is_prefilled: bool
-    """Whether it was waiting for the order; one that decodes goes on meanwhile."""
+    """True if it was waiting for the order; a decoding request runs meanwhile."""
     num_rounds: int = 0
     num_sent: int = 0
-    """Tokens whose KV has been sent, or is in the round under way."""
+    """Tokens whose KV has been sent or is in the current round."""
     sending: list[int] = field(default_factory=list)
-    """Blocks of the round under way; the sender holds references of its own."""
+    """Blocks of the current round; the sender holds references of its own."""
     is_stopping: bool = False
-    """Whether the sender has been told to give up."""
+    """True if the sender has been told to abort."""
 
 
 @dataclass(slots=True, eq=False)
 class Length:
-    """How long the output becomes, in tokens (``prediction.py``)."""
+    """The predicted output length, in tokens (``prediction.py``)."""
 
     total: float | None = None
     """Predicted output tokens."""
     true_total: int | None = None
-    """What the simulator knows."""
+    """The true output tokens, in the simulator."""
     estimated_at: int = 0
     """Output tokens at the last estimate."""
     prediction: float | None = None
-    """Tokens still to come by the predictor's last answer."""
+    """Remaining tokens in the predictor's last answer."""
     predicted_at: int = 0
-    """Output tokens when that answer was asked for."""
+    """Output tokens when that answer was requested."""
     asked_at: int | None = None
-    """Output tokens when the predictor was asked last."""
+    """Output tokens when the predictor was last asked."""
 
 
 @dataclass(slots=True, eq=False)
 class Reader:
-    """What the client has to read (``reading.py``)."""
+    """The reading position of the client (``reading.py``)."""
 
     answer_start: int | None = 0
     """Output tokens before the answer; None while it reasons."""
@@ -81,23 +81,23 @@ class Sequence(Life):
     length: Length
     reader: Reader
     num_cached_tokens: int = 0
-    """Tokens of the prompt that this pool need not compute."""
+    """Tokens of the prompt that this pool has cached."""
     hands_off: bool = False
-    """Whether another worker is to decode it."""
+    """True if another worker is to decode it."""
     kv: Kv = field(default_factory=Kv)
     departure: Departure | None = field(default=None, init=False)
     is_told: bool = field(default=False, init=False)
-    """Whether the scheduler knows that it arrives, or that it can move."""
+    """True if the scheduler knows that it arrives or that it can move."""
     num_preemptions: int = field(default=0, init=False)
     num_voluntary: int = field(default=0, init=False)
-    """Preemptions for a better request."""
+    """Number of preemptions for a better request."""
     attained_tokens: int = field(init=False)
     key: StreamKey = field(init=False)
     """The attempt's name across the cluster."""
 
     def __post_init__(self) -> None:
         self.key = self.request.key
-        # What it has generated elsewhere was computed there, but for the last token.
+        # Tokens generated elsewhere were computed there, except the last one.
         seen = self.num_tokens - 1 if self.output else 0
         self.attained_tokens = max(0, seen - self.num_cached_tokens)
 
@@ -110,12 +110,12 @@ class Sequence(Life):
 
     @property
     def running(self) -> bool:
-        """Whether it holds blocks."""
+        """True if it holds blocks."""
         return self.stage is not Stage.WAITING and self.stage is not Stage.SWAPPING_OUT
 
     @property
     def decoding(self) -> bool:
-        """Whether one more token in gives one more token out."""
+        """True if one more computed token yields one more drawn token."""
         return self.kv.num_computed > 0 and self.num_remaining == 1
 
     @property
@@ -130,12 +130,12 @@ class Sequence(Life):
 
     @property
     def num_kv_tokens(self) -> int:
-        """Tokens that have their KV."""
+        """Tokens whose KV is computed."""
         return self.kv.num_computed
 
     @property
     def phase(self) -> Phase:
-        """What its reader waits for; a recompute does not change it."""
+        """The phase of its reader; a recompute does not change it."""
         if not self.output:
             return Phase.PREFILL
         return Phase.REASONING if self.reader.answer_start is None else Phase.ANSWERING
@@ -149,23 +149,23 @@ class Sequence(Life):
 
     @property
     def opens_answer(self) -> bool:
-        """Whether its next token is the first that its reader sees."""
+        """True if its next token is the first that its reader sees."""
         return self.reader.answer_start == len(self.output)
 
     @property
     def in_hand_until(self) -> float:
-        """When its reader runs out of tokens, seconds since the epoch."""
+        """Instant when its reader runs out of tokens, in seconds since the epoch."""
         return self.reader.in_hand_until
 
     @property
     def predicted_remaining(self) -> float | None:
-        """Output tokens still to come, as predicted; 0 for one that has outlived that."""
+        """Predicted remaining output tokens; 0 if it has outlived the prediction."""
         total = self.length.total
         return None if total is None else max(0.0, total - len(self.output))
 
     @property
     def prediction(self) -> float | None:
-        """Tokens still to come when the predictor answered last."""
+        """Remaining tokens in the predictor's last answer."""
         return self.length.prediction
 
     @property
@@ -175,7 +175,7 @@ class Sequence(Life):
 
     @property
     def true_remaining(self) -> int | None:
-        """Output tokens still to come in truth."""
+        """True number of remaining output tokens (the simulator)."""
         total = self.length.true_total
         return None if total is None else total - len(self.output)
 
@@ -193,18 +193,18 @@ class Sequence(Life):
 
     @property
     def num_queued(self) -> int:
-        """Tokens of those that are work: what the cache holds for it is none."""
+        """Waiting tokens that need computing: cached ones do not count."""
         kv = self.kv
         num_hit = 0 if kv.num_computed or self.running else kv.num_hit_tokens
         return self.num_remaining - num_hit
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it has been told to go, and still will."""
+        """True if it was ordered to leave and still will."""
         return self.departure is not None and not self.departure.is_stopping
 
     def computed(self, num_tokens: int) -> None:
-        """Note that so many more tokens have their KV."""
+        """Note that this many more tokens have their KV."""
         kv = self.kv
         kv.num_computed += num_tokens
         attained = kv.num_computed - self.num_cached_tokens
@@ -221,7 +221,7 @@ class Sequence(Life):
         return (*prompt[start:], *self.output[: stop - len(prompt)])
 
     def finish_reason(self, eos_token_ids: frozenset[int], max_len: int) -> FinishReason | None:
-        """Return why it ends with its last token, or None. ``max_len`` in tokens."""
+        """Return the reason why it ends with its last token, or None. ``max_len`` in tokens."""
         sampling, token_id = self.request.sampling, self.output[-1]
         if len(self.output) >= sampling.min_tokens:
             if not sampling.ignore_eos and token_id in eos_token_ids:
@@ -231,11 +231,11 @@ class Sequence(Life):
         return FinishReason.LENGTH if self.is_full(max_len) else None
 
     def is_full(self, max_len: float) -> bool:
-        """Return whether it may not grow any longer. ``max_len`` in tokens."""
+        """Return whether it has reached its greatest length. ``max_len`` in tokens."""
         return len(self.output) >= self.request.sampling.max_tokens or self.num_tokens >= max_len
 
     def held(self) -> HeldRequest:
-        """Describe it to the scheduler."""
+        """Return its description for the scheduler."""
         departure = self.departure
         awaiting = departure.is_prefilled if departure else self.stage is Stage.PREFILLED
         return HeldRequest(

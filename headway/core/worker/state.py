@@ -1,4 +1,4 @@
-"""What a worker holds: the DP units, their requests, and news for the next report."""
+"""The state of a worker: DP units, their requests, and news for the next report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headway.request import FinishReason, Request, StreamKey
 
 @dataclass(slots=True)
 class News:
-    """What the scheduler has not been told yet."""
+    """Changes that the scheduler has not been told yet."""
 
     prefilled: list[HeldRequest] = field(default_factory=list)
     """Requests that can move to another worker."""
@@ -30,15 +30,15 @@ class News:
     answering: dict[StreamKey, None] = field(default_factory=dict)
     """Requests whose reasoning has ended."""
     has_freed_blocks: bool = False
-    """Whether a load has changed that neither a pass nor an end will report."""
+    """True if a load has changed that neither a pass nor an end will report."""
 
     @property
     def is_any(self) -> bool:
-        """Whether there is something to report."""
+        """True if there is something to report."""
         return bool(self.prefilled or self.finished or self.answering or self.has_freed_blocks)
 
     def clear(self) -> None:
-        """Forget what has been told."""
+        """Forget the reported news."""
         self.prefilled.clear()
         self.finished.clear()
         self.answering.clear()
@@ -46,7 +46,7 @@ class News:
 
 
 class WorkerState:
-    """Everything that a worker holds."""
+    """All that a worker holds."""
 
     def __init__(
         self,
@@ -70,9 +70,9 @@ class WorkerState:
         self.outbox = TokenOutbox(info.worker_id)
         self.news = News()
         self.fencing_token = 0
-        """Of the newest leader that this worker has greeted."""
+        """The newest leader that this worker has greeted."""
         self.lets_go = False
-        """Whether the scheduler is told who can move."""
+        """True if the scheduler is to be told which requests can move."""
 
     @property
     def loads(self) -> tuple[UnitLoad, ...]:
@@ -80,7 +80,7 @@ class WorkerState:
         return tuple(unit.load() for unit in self.units)
 
     def take_swaps(self) -> tuple[tuple[Swap, ...], tuple[Swap, ...]]:
-        """Return the KV that the next pass takes out of its blocks, and that it brings back."""
+        """Return the next pass's swaps: (to host memory, back from it)."""
         swaps = (
             tuple(swap for unit in self.units for swap in unit.host.swapped_out),
             tuple(swap for unit in self.units for swap in unit.host.swapped_in),
@@ -98,10 +98,10 @@ class WorkerState:
                 return sequence
         return None
 
-    # --- requests that come -----------------------------------------------------------
+    # --- arriving requests ------------------------------------------------------------
 
     def problem(self, request: Request, unit: int) -> str | None:
-        """Say why this worker can never serve the request, or return None."""
+        """Return the reason why this worker can never serve the request, or None."""
         if unit >= len(self.units):
             return f"unit is {unit}; this worker's units are 0 to {len(self.units) - 1}"
         if request.model != self.info.model:
@@ -114,7 +114,7 @@ class WorkerState:
         return None
 
     def queue(self, request: Request, unit: int) -> None:
-        """Take a request in; ignore one that is here already."""
+        """Add a request; ignore one that is here already."""
         if self.find(request.key) is not None:
             return
         problem = self.problem(request, unit)
@@ -129,7 +129,7 @@ class WorkerState:
     def sequence(
         self, request: Request, unit: int, stage: Stage, num_cached_tokens: int = 0
     ) -> Sequence:
-        """Return a request as it comes here, with what is known of its output."""
+        """Return a new request with what is known of its output."""
         output = list(request.output_token_ids)
         length, reader = self.predictions.of(request), self.readers.of(request, output)
         sequence = Sequence(stage, request, unit, output, length, reader, num_cached_tokens)
@@ -152,7 +152,7 @@ class WorkerState:
             self.units[sequence.unit].changed[sequence.key] = None
 
     def send(self, sequence: Sequence, sampled: Sampled) -> FinishReason | None:
-        """Send what was drawn to the client; return why the request ends with it, or None."""
+        """Send drawn tokens to the client; return why the request ends with them, or None."""
         reason = sequence.finish_reason(self.eos_token_ids, self.max_len)
         num_cached = min(sequence.kv.num_hit_tokens, sequence.num_prompt_tokens)
         index = len(sequence.output) - 1
@@ -166,7 +166,7 @@ class WorkerState:
         sequence.attained_tokens += len(sequence.output) - num_before
         self.readers.extended(sequence)
 
-    # --- requests that end ------------------------------------------------------------
+    # --- ending requests --------------------------------------------------------------
 
     def cancel(self, key: StreamKey) -> None:
         """Stop a request: at once, or as soon as nothing uses its blocks."""
@@ -189,15 +189,15 @@ class WorkerState:
             self.forget(sequence)
 
     def forget(self, sequence: Sequence) -> None:
-        """Let go of a request that has ended, and report it."""
+        """Release a request that has ended, and report it."""
         assert sequence.ended is not None, "it ends before it is forgotten"
         self.units[sequence.unit].remove(sequence)
         num_output_tokens = len(sequence.output)
         self._report(sequence.request, sequence.unit, num_output_tokens, sequence.ended)
 
     def fail(self, sequence: Sequence, message: str) -> None:
-        """End a request that a pass has failed on, and tell its client why."""
-        # Should the fault lie in the KV that it began with, no other request begins with that.
+        """End a request at fault in a failed pass, and send its client the reason."""
+        # The fault may lie in cached KV that it started with: no other request may use that.
         self.units[sequence.unit].pool.forget(sequence.kv.blocks)
         self.outbox.fail(sequence.request, message)
         self.finish(sequence, FinishReason.ERROR)

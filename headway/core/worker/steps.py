@@ -1,7 +1,7 @@
-"""Several decode steps in one pass: how many a pass may run, and their KV blocks.
+"""Several decode steps in one pass: their number, and their KV blocks.
 
-Only a step's own tokens change between the steps: whatever arrives meanwhile is decided on when the
-pass has ended. The simulator advances decode batches so; live passes have one step.
+Between the steps only their own tokens change: everything that arrives meanwhile is handled when
+the pass has ended. The simulator advances decode batches this way; live passes have one step.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from headway.core.worker.state import WorkerState
 
 
 def reserve_steps(state: WorkerState, in_pass: abc.Sequence[Share], *, most: int) -> int:
-    """Return how many steps a pass may have, at most ``most``, and reserve their blocks.
+    """Return the number of steps of a pass, at most ``most``, and reserve their blocks.
 
-    One, unless all its requests decode, and go on doing so here; else as many as there are blocks
-    for. A request that needs some of these meanwhile has the pass cut.
+    It is 1 unless all requests decode here and continue to, else as many as there are blocks for. A
+    request that needs some of these blocks meanwhile causes the pass to be cut.
     """
     if state.info.role is Role.PREFILL or most <= 1 or not in_pass:
         return 1
@@ -43,14 +43,14 @@ def reserve_steps(state: WorkerState, in_pass: abc.Sequence[Share], *, most: int
 
 
 def return_steps(state: WorkerState, sequences: Iterable[Sequence], num_steps: int = 0) -> None:
-    """Give back the blocks of all steps but these, which the pass does not run."""
+    """Release the blocks reserved for steps beyond ``num_steps``."""
     for sequence in sequences:
         kv = sequence.kv
         state.units[sequence.unit].pool.trim(kv.blocks, kv.num_computed + num_steps)
 
 
 def cut_steps(state: WorkerState, flight: Flight, num_steps: int) -> None:
-    """Cut the pass in flight to so many steps."""
+    """Cut the pass in flight to ``num_steps`` steps."""
     if flight.forward_pass.num_steps > 1:
         return_steps(state, [sequence for _, sequence in flight.in_pass], num_steps)
 

@@ -1,4 +1,4 @@
-"""One DP unit of a worker: its blocks, and the requests that hold them or wait for some."""
+"""One DP unit of a worker: its blocks, and the requests that hold or await some."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from headway.core.worker.settings import WorkerSettings
 from headway.request import Request, StreamKey
 
 HashesOf = Callable[[Request], abc.Sequence[BlockHash]]
-"""Names the full blocks of a prompt where its tokens cannot (the simulator)."""
+"""A function that names the full blocks of a prompt without real tokens (the simulator)."""
 
 _CANDIDATES = (Stage.RUNNING, Stage.WAITING, Stage.SWAPPING_IN, Stage.SWAPPING_OUT)
 
 
 @dataclass(slots=True)
 class PrefixCounts:
-    """Tokens of requests that were admitted, and how many of them the cache had."""
+    """Tokens of admitted requests, and how many of them were cached."""
 
     num_asked_tokens: int = 0
     num_hit_tokens: int = 0
@@ -32,8 +32,8 @@ class PrefixCounts:
 class WorkerUnit:
     """One DP unit: its block pool, its host memory, and its requests by key.
 
-    ``changed``: requests that have come, gone, or changed what a batching policy reads since the
-    last plan; tokens computed by its pass need no mention.
+    ``changed``: requests that joined, left, or changed in a way that the batching policy reads,
+    since the last plan. Tokens computed by a pass are not listed.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class WorkerUnit:
         self.changed: dict[StreamKey, None] = {}
 
     def candidate(self, key: StreamKey) -> Sequence | None:
-        """Return the request of that name if a forward pass may serve it."""
+        """Return the request with that key if a forward pass may serve it."""
         sequence = self.sequences.get(key)
         return sequence if sequence is not None and sequence.stage in _CANDIDATES else None
 
     def add(self, sequence: Sequence) -> None:
-        """Take a request in."""
+        """Add a request."""
         request, kv = sequence.request, sequence.kv
         if self._hashes_of is not None:
             kv.hashes = list(self._hashes_of(request))
@@ -83,10 +83,10 @@ class WorkerUnit:
     # --- blocks -----------------------------------------------------------------------
 
     def admit(self, sequence: Sequence) -> None:
-        """Give it blocks for all of its tokens; there is room.
+        """Give it blocks for all of its tokens; there must be room.
 
-        KV in host memory comes back. Without any, it begins with cached blocks of its prefix, but
-        for the last token, which has to be computed.
+        KV in host memory is copied back. Without any, it starts with cached blocks of its prefix,
+        except for the last token, which has to be computed.
         """
         kv = sequence.kv
         was_swapped = kv.num_computed > 0
@@ -100,7 +100,7 @@ class WorkerUnit:
         self.move(sequence, Event.SWAPS_IN if is_beside else Event.ADMITTED)
 
     def adoptable(self, sequence: Sequence) -> abc.Sequence[BlockHash]:
-        """Return the names of blocks that it may begin with: its last token is computed."""
+        """Return the hashes of cached blocks that it may start with, without its last token."""
         return sequence.kv.hashes[: (sequence.num_tokens - 1) // self.pool.block_size]
 
     def _adopt(self, sequence: Sequence) -> None:
@@ -117,7 +117,7 @@ class WorkerUnit:
             self.prefix_counts.num_hit_tokens += num_hit_tokens
 
     def cache(self, sequence: Sequence) -> None:
-        """Let others use its full blocks: a token was drawn behind them, which vouches for them.
+        """Share its full blocks: a drawn token shows that their KV is sound.
 
         Its last token has no KV yet, so the block that it fills is named one pass later.
         """
@@ -134,7 +134,7 @@ class WorkerUnit:
         kv.num_named = num_full
 
     def preempt(self, sequence: Sequence, *, voluntary: bool = False) -> None:
-        """Take its blocks; its KV goes to host memory if that is sooner than computing it again."""
+        """Take its blocks; copy its KV to host memory if that is faster than computing it again."""
         kv, event = sequence.kv, Event.SWAPS_OUT
         if not (self._is_swap_sooner(sequence) and self.host.swap_out(sequence.key, kv)):
             kv.num_computed, event = 0, Event.PREEMPTED
@@ -152,7 +152,7 @@ class WorkerUnit:
         return self.rates.swap_is_sooner(kv.num_computed, num_kept * self.pool.block_size)
 
     def end_swap(self, sequence: Sequence, *, has_failed: bool) -> None:
-        """Note the end of a copy from or to host memory; one that failed has lost the KV."""
+        """Note the end of a copy to or from host memory; a failed one has lost the KV."""
         if has_failed:
             self.pool.release(sequence.kv.blocks)
             self.host.release(sequence.kv)
@@ -160,7 +160,7 @@ class WorkerUnit:
         self.move(sequence, Event.KV_LOST if has_failed else Event.SWAPPED)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a request and free its blocks, and its place in host memory."""
+        """Remove a request; free its blocks and its place in host memory."""
         self.host.release(sequence.kv)
         if sequence.departure is not None:
             self.pool.release(sequence.departure.sending)

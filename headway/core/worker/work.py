@@ -1,4 +1,4 @@
-"""The work of a worker's passes, added up until it is reported: velocities come from it."""
+"""The work of a worker's passes, added up until it is reported; velocities derive from it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _NOTHING = Work()
 
 
 class WorkMeter:
-    """Adds up passes with prompt tokens, and apart from them those that only decode.
+    """Adds up passes with prompt tokens and, apart, passes that only decode.
 
-    The units run in lock-step, so the greatest of each term counts.
+    The units run in lock-step, so the greatest value of each term counts.
     """
 
     def __init__(self) -> None:
         self._sums: dict[bool, PassWork] = {}
         self.is_on = False
-        """Whether the scheduler reads it."""
+        """True if the scheduler reads it."""
 
     def ran(self, in_pass: Iterable[Share], result: PassResult) -> None:
-        """Add a pass that has ended, unless it took no time, or nobody knows how long."""
+        """Add a pass that has ended, unless its time is zero or unknown."""
         pass_time = result.pass_time
         if not (self.is_on and isfinite(pass_time) and pass_time > 0):
             return

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from headway.errors import Code, HeadwayError
 
-_TIMEOUT = 120.0  # containers that go are drained meanwhile
-_SHOWN = 300  # characters of what the command complains of
+_TIMEOUT = 120.0  # removed containers drain within it
+_SHOWN = 300  # characters of the command's error output
 
 
 class ComposeActuator:

@@ -27,7 +27,7 @@ class ProcessActuator:
         self._store = store
         self._address = ""
         self._channel: grpc.aio.Channel | None = None
-        self._num_starts = 0  # seen of the supervisor's
+        self._num_starts = 0  # last start read from the supervisor
 
     async def ordered(self) -> Mapping[str, int]:
         """Return the workers that run or start, by role; those that drain do not count."""

@@ -212,7 +212,7 @@ class HttpConnection(asyncio.Protocol):
             return
         self._lingering = True
         self._expire_in(_LINGER)
-        if self._current is not None:  # a response is under way: nothing can be put behind it
+        if self._current is not None:  # a response has begun: an error cannot follow it
             self._transport.abort()
             return
         self._current = exchange = self._exchange(http_1_1=True, keep_alive=False)

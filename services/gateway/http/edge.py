@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from headway.errors import Code, HeadwayError
 from headway.request import Request
-from services.gateway.asks import Ask, ReplyStyle
+from services.gateway.api_call import ApiCall, ReplyStyle
 from services.gateway.auth import KeyRing
 from services.gateway.calls import Calls
 from services.gateway.http.exchange import Exchange, HttpRefusal
@@ -28,8 +28,8 @@ _POST = {"/v1/chat/completions": parse_chat, "/v1/completions": parse_completion
 _GET = frozenset({"/v1/models", "/health", "/metrics"})
 _MODEL, _EXPLAIN = "/v1/models/", "/explain/"
 
-Parse = Callable[[Mapping[str, Any]], tuple[Ask, ReplyStyle]]
-Read = tuple[str, Ask, ReplyStyle, list[Request]]  # call id, what is asked, a request an output
+Parse = Callable[[Mapping[str, Any]], tuple[ApiCall, ReplyStyle]]
+Read = tuple[str, ApiCall, ReplyStyle, list[Request]]  # with the call id
 
 
 class Shell(Protocol):
@@ -137,10 +137,10 @@ class HttpEdge:
             self._unexpected(exchange, error)
 
     def _read(self, body: bytes, parse: Parse, arrival_at: float) -> Read:
-        ask, style = parse(parse_json_object(body))
+        call, style = parse(parse_json_object(body))
         call_id = f"{'chatcmpl' if style.chat else 'cmpl'}-{secrets.token_hex(12)}"
         try:
-            return call_id, ask, style, self._calls.prepare(ask, call_id, arrival_at)
+            return call_id, call, style, self._calls.prepare(call, call_id, arrival_at)
         except HeadwayError as error:
             error.param = style.param(error.param)
             raise
@@ -150,21 +150,21 @@ class HttpEdge:
         exchange: Exchange,
         arrival_at: float,
         call_id: str,
-        ask: Ask,
+        call: ApiCall,
         style: ReplyStyle,
         requests: Sequence[Request],
     ) -> None:
         if exchange.header("x-headway-pacing").lower() == "off":
-            ask = replace(ask, paced=False)
+            call = replace(call, paced=False)
         exchange.add_header("x-request-id", call_id)
         identity = CallIdentity(
-            call_id, ask.model, int(arrival_at), self._fingerprint, chat=style.chat
+            call_id, call.model, int(arrival_at), self._fingerprint, chat=style.chat
         )
         kind: type[HttpReply] = StreamReply if style.stream else WholeReply
         reply = kind(exchange, identity, style, self._calls.model.codec, self._calls.let_go)
-        self._calls.open(ask, requests, reply)
+        self._calls.open(call, requests, reply)
 
-    # --- the rest ---------------------------------------------------------------------
+    # --- other routes ---------------------------------------------------------------------
 
     def _get(self, exchange: Exchange) -> None:
         path = exchange.path

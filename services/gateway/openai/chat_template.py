@@ -17,12 +17,12 @@ from headway.errors import Code, HeadwayError
 
 Message = Mapping[str, Any]
 
-# What the gateway says itself: a request's chat_template_kwargs may not replace it.
+# Set by the gateway: a request's chat_template_kwargs may not replace them.
 RESERVED = frozenset(
     {"messages", "add_generation_prompt", "tools", "documents", "raise_exception", "strftime_now"}
 )
 
-# What a template's own operations raise on values that it does not expect.
+# Errors of a template's own operations on unexpected values.
 _TEMPLATE_ERRORS = (TypeError, ValueError, ArithmeticError, LookupError, RecursionError)
 
 

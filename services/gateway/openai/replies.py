@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from headway.errors import HeadwayError
-from services.gateway.asks import ReplyStyle
+from services.gateway.api_call import ReplyStyle
 from services.gateway.http.exchange import Exchange
 from services.gateway.openai.json import (
     CallIdentity,

@@ -28,7 +28,7 @@ from typing_extensions import TypedDict
 
 from headway.errors import Code, HeadwayError, invalid
 from headway.request import MAX_LOGPROBS, SamplingParams
-from services.gateway.asks import Ask, ChatInput, ReplyStyle
+from services.gateway.api_call import ApiCall, ChatInput, ReplyStyle
 
 MAX_CHOICES = 128  # inputs × n
 MAX_STOPS = 16
@@ -40,7 +40,7 @@ HARMLESS = frozenset(
     {"user", "metadata", "store", "service_tier", "parallel_tool_calls"}
     | {"safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
 )
-# Refused, unless the value asks for nothing.
+# Refused unless the value has no effect.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -224,7 +224,7 @@ _CHAT, _COMPLETION = _with_sampling(ChatBody), _with_sampling(CompletionBody)
 # --- reading --------------------------------------------------------------------------
 
 
-def parse_chat(body: Mapping[str, Any]) -> tuple[Ask, ReplyStyle]:
+def parse_chat(body: Mapping[str, Any]) -> tuple[ApiCall, ReplyStyle]:
     """Read a body of ``POST /v1/chat/completions``."""
     fields = read(_CHAT, body)
     if fields.top_logprobs is not None and not fields.logprobs:
@@ -232,22 +232,24 @@ def parse_chat(body: Mapping[str, Any]) -> tuple[Ask, ReplyStyle]:
     num_logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
     sampling = _sampling(fields, "top_logprobs", num_logprobs)
     inputs = (ChatInput(fields.messages, fields.chat_template_kwargs),)
-    ask = Ask(fields.model, inputs, sampling, split_reasoning=True, **_options(fields, 1))
-    return ask, _style(fields, chat=True, logprobs=fields.logprobs)
+    call = ApiCall(fields.model, inputs, sampling, split_reasoning=True, **_options(fields, 1))
+    return call, _style(fields, chat=True, logprobs=fields.logprobs)
 
 
-def parse_completion(body: Mapping[str, Any]) -> tuple[Ask, ReplyStyle]:
+def parse_completion(body: Mapping[str, Any]) -> tuple[ApiCall, ReplyStyle]:
     """Read a body of ``POST /v1/completions``."""
     fields = read(_COMPLETION, body)
     sampling = _sampling(fields, "logprobs", fields.logprobs)
     inputs = tuple(fields.prompt) if isinstance(fields.prompt, list) else (fields.prompt,)
     options = _options(fields, len(inputs))
-    ask = Ask(fields.model, inputs, sampling, default_max_tokens=COMPLETION_MAX_TOKENS, **options)
-    return ask, _style(fields, chat=False, logprobs=fields.logprobs is not None)
+    call = ApiCall(
+        fields.model, inputs, sampling, default_max_tokens=COMPLETION_MAX_TOKENS, **options
+    )
+    return call, _style(fields, chat=False, logprobs=fields.logprobs is not None)
 
 
 def _options(fields: Body, num_inputs: int) -> dict[str, Any]:
-    """Return the fields of an ``Ask`` that both kinds of body give."""
+    """Return the fields of an ``ApiCall`` that both kinds of body give."""
     most = MAX_CHOICES // num_inputs
     if not 1 <= fields.n <= most:
         raise invalid("n", fields.n, f"from 1 to {most} for {num_inputs} prompts")
@@ -262,7 +264,7 @@ def _sampling(fields: Body, param: str, num_logprobs: int | None) -> dict[str, A
     """Return the sampling fields of the body, by the names of ``SamplingParams``."""
     said, values = fields.model_fields_set, fields.__dict__
     chosen = {name: values[name] for name in _SAMPLING if name in said}
-    if chosen.get("top_k") == -1:  # vLLM's other word for off
+    if chosen.get("top_k") == -1:  # also off, in vLLM
         chosen["top_k"] = 0
     if "seed" in chosen:
         chosen["seed"] %= 2**64  # OpenAI allows negative ones

@@ -244,7 +244,7 @@ def _values_of(paths: Sequence[str]) -> Callable[[Any], Sequence[Any]]:
     return lambda message: [getattr(message, path) for path in paths]
 
 
-# --- what the names on the wire mean --------------------------------------------------
+# --- enums and absent fields ----------------------------------------------------------
 
 
 def _nested(descriptor: Descriptor) -> Codec[Any]:

@@ -53,7 +53,7 @@ class TorchBackend:
             eos_token_ids=model.eos_token_ids,
             dtype=pool.shape.dtype,
             kernels=model.decoder.kernels,
-            swaps_beside=self._device.type == "cuda",  # on a CPU a pass would share its cores
+            swaps_beside=self._device.type == "cuda",  # on a CPU it would slow the pass
             holds_whole_kv=group_size() == 1,
         )
 
@@ -107,7 +107,7 @@ class TorchBackend:
     ) -> tuple[Sampled, ...]:
         """Draw a token for each item that asks, from ``states`` (rows, hidden size)."""
         if not layout.sampling_items:
-            if self._device.type == "cuda":  # a draw would have waited for the device
+            if self._device.type == "cuda":  # drawing would have waited for the device
                 torch.cuda.synchronize(self._device)
             return ()
         rows = layout.sampling_rows
@@ -205,7 +205,7 @@ def _filled_in(item: PassItem, drawn: Mapping[StreamKey, int]) -> PassItem:
         return item
     token = drawn[item.key]
     output = item.output_token_ids
-    if item.sampling.has_penalties:  # nothing else reads them
+    if item.sampling.has_penalties:  # no pass reads them
         output = (*output[: item.num_output_tokens - 1], token)
     return item._replace(token_ids=(token,), output_token_ids=output)
 

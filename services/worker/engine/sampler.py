@@ -95,7 +95,7 @@ def _is_greedy(sampling: SamplingParams) -> bool:
 def _draw_random(
     logits: torch.Tensor, items: Sequence[PassItem], finite: torch.Tensor
 ) -> torch.Tensor:
-    logits = logits.masked_fill(~finite[:, None], 0.0)  # any valid token will do there
+    logits = logits.masked_fill(~finite[:, None], 0.0)  # any valid token will do
     probs = filtered_probs(logits, [item.sampling for item in items])
     uniforms = [uniform(item.sampling.seed, item.num_output_tokens) for item in items]
     return invert(probs, uniforms)

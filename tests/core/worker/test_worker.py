@@ -9,9 +9,9 @@ import pytest
 from headway.cluster import Role
 from headway.core.worker.events import (
     GatewayGone,
+    LeaderConnected,
     PassFailed,
     RefuseKv,
-    SchedulerConnected,
     SendTokens,
 )
 from headway.forward_pass import PassResult, Sampled
@@ -273,7 +273,7 @@ def test_a_new_scheduler_gets_a_snapshot_of_what_is_held() -> None:
     worker.post(dispatch(request))
     worker.run_all()
     worker.post(Drain())
-    snapshot = next(a for a in worker.post(SchedulerConnected()) if isinstance(a, Snapshot))
+    snapshot = next(a for a in worker.post(LeaderConnected()) if isinstance(a, Snapshot))
     assert snapshot.draining
     assert [h.key for h in snapshot.held] == [request.key]
     assert snapshot.held[0].awaiting_handoff

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headway.cluster import Role
-from headway.core.worker.events import PassFailed, SchedulerConnected
+from headway.core.worker.events import LeaderConnected, PassFailed
 from headway.forward_pass import ForwardPass
 from headway.messages import CancelStream, Handoff, HandoffResult, LoadReport, WantedReports
 from headway.policies.batching.fcfs import Fcfs
@@ -102,7 +102,7 @@ def test_the_end_of_reasoning_is_reported_with_phases_where_they_are_asked_for()
     prompt = range(2, 8)
     marker = expected_output(prompt, 3)[2]
     worker = make_worker(batching=Pascal(PascalParams()), end_of_reasoning=(marker,))
-    worker.post(SchedulerConnected(WantedReports(phases=True)))
+    worker.post(LeaderConnected(WantedReports(phases=True)))
     request = make_request(1, max_tokens=9)
     object.__setattr__(request, "reasons", True)
     worker.post(dispatch(request))
@@ -117,7 +117,7 @@ def test_the_end_of_reasoning_is_reported_with_phases_where_they_are_asked_for()
 
 def test_running_requests_are_reported_with_their_simulated_future() -> None:
     worker = make_worker(report_interval=0.0)
-    worker.post(SchedulerConnected(WantedReports(load_interval=0.0, num_steps=3, step_tokens=2)))
+    worker.post(LeaderConnected(WantedReports(load_interval=0.0, num_steps=3, step_tokens=2)))
     request = make_request(1, max_tokens=9)
     object.__setattr__(request, "predicted_output_tokens", 5.0)
     worker.post(dispatch(request))
@@ -132,7 +132,7 @@ def test_running_requests_are_reported_with_their_simulated_future() -> None:
 
 def test_a_worker_that_has_nothing_left_says_so_at_once() -> None:
     worker = make_worker(report_interval=1e9)
-    worker.post(SchedulerConnected(WantedReports(load_interval=1e9)))
+    worker.post(LeaderConnected(WantedReports(load_interval=1e9)))
     worker.post(dispatch(make_request(1, max_tokens=3)))
     worker.run_all()
     reported = [len(a.units[0].keys) for a in worker.log if isinstance(a, LoadReport)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headway.cluster import Role
-from headway.core.worker.events import PassFailed, RefuseKv, SchedulerConnected
+from headway.core.worker.events import LeaderConnected, PassFailed, RefuseKv
 from headway.messages import CancelStream, EndForward, Handoff, HandoffResult, Snapshot
 from headway.request import FinishReason, StreamKey
 from tests.fakes.paged import WorkerHarness, expected_output, transfer
@@ -117,7 +117,7 @@ def test_a_pass_that_failed_for_another_lets_it_go() -> None:
 
 
 def greet(worker: WorkerHarness, fencing_token: int) -> Snapshot:
-    actions = worker.post(SchedulerConnected(fencing_token=fencing_token))
+    actions = worker.post(LeaderConnected(fencing_token=fencing_token))
     return next(a for a in actions if isinstance(a, Snapshot))
 
 

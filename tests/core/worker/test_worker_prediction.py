@@ -12,9 +12,9 @@ from headway.core.settings import Costs, policy_settings
 from headway.core.worker.core import WorkerCore, WorkerSettings
 from headway.core.worker.events import (
     AskPredictor,
+    LeaderConnected,
     Predicted,
     PredictorKnown,
-    SchedulerConnected,
 )
 from headway.forward_pass import ForwardPass
 from headway.messages import CancelStream, Handoff, LoadReport, WantedReports
@@ -36,7 +36,7 @@ def asked(worker: WorkerHarness) -> list[tuple[int, ...]]:
 
 def asking_worker(role: Role = Role.UNIFIED) -> WorkerHarness:
     worker = make_worker(role, predict_every=5)
-    worker.post(SchedulerConnected(WantedReports(lengths=True)))
+    worker.post(LeaderConnected(WantedReports(lengths=True)))
     worker.post(PredictorKnown(True))
     return worker
 
@@ -48,7 +48,7 @@ def reporting_worker() -> WorkerHarness:
     settings = WorkerSettings(report_interval=0.0, predict_every=5)
     core = WorkerCore(info, [0], Sarathi(), settings, estimation=Countdown(CountdownParams(5)))
     worker = WorkerHarness(core, info.block_size)
-    worker.post(SchedulerConnected(WantedReports(load_interval=0.0, lengths=True)))
+    worker.post(LeaderConnected(WantedReports(load_interval=0.0, lengths=True)))
     worker.post(PredictorKnown(True))
     worker.post(dispatch(make_request(1, max_tokens=40)))
     return worker
@@ -105,7 +105,7 @@ def test_nothing_is_asked_for_where_nobody_reads_lengths() -> None:
     worker = make_worker(predict_every=5)
     worker.post(PredictorKnown(True))
     for wants in (WantedReports(), WantedReports(load_interval=0.0)):
-        worker.post(SchedulerConnected(wants))
+        worker.post(LeaderConnected(wants))
         worker.post(dispatch(make_request(1, max_tokens=9)))
         worker.run_all()
     assert asked(worker) == []

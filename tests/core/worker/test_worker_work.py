@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headway.cluster import Role
-from headway.core.worker.events import SchedulerConnected
+from headway.core.worker.events import LeaderConnected
 from headway.messages import EndForward, PassWork, WantedReports
 from tests.fakes.paged import WorkerHarness
 from tests.fakes.worker_core import dispatch, make_request, make_worker
@@ -16,7 +16,7 @@ def worked(worker: WorkerHarness) -> list[PassWork]:
 def test_passes_are_told_of_where_that_is_wanted() -> None:
     for wanted in (False, True):
         worker = make_worker(Role.PREFILL)
-        worker.post(SchedulerConnected(WantedReports(work=wanted)))
+        worker.post(LeaderConnected(WantedReports(work=wanted)))
         worker.post(dispatch(make_request(1, prompt=6)))
         worker.run_pass()
         assert len(worked(worker)) == wanted
@@ -24,7 +24,7 @@ def test_passes_are_told_of_where_that_is_wanted() -> None:
 
 def test_a_prompt_counts_by_its_tokens_and_what_came_before_them() -> None:
     worker = make_worker(Role.PREFILL, chunk=8)
-    worker.post(SchedulerConnected(WantedReports(work=True)))
+    worker.post(LeaderConnected(WantedReports(work=True)))
     worker.post(dispatch(make_request(1, prompt=14)))
     worker.run_pass()
     worker.run_pass()
@@ -38,7 +38,7 @@ def test_a_prompt_counts_by_its_tokens_and_what_came_before_them() -> None:
 
 def test_passes_that_only_decode_are_told_apart() -> None:
     worker = make_worker(Role.UNIFIED)
-    worker.post(SchedulerConnected(WantedReports(work=True)))
+    worker.post(LeaderConnected(WantedReports(work=True)))
     worker.post(dispatch(make_request(1, prompt=6, max_tokens=3)))
     worker.run_all()
     prefill = [w for w in worked(worker) if w.prefill_tokens]

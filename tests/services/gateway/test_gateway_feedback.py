@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from protos import autoscaler_pb2, autoscaler_pb2_grpc, predictor_pb2, predictor_pb2_grpc
-from services.gateway.feedback import Lengths
+from services.gateway.feedback import MeanLengths
 from services.runtime.config import ServiceConfig
 from services.runtime.server import GrpcServer
 from services.runtime.store import Member
@@ -67,9 +67,9 @@ class Listener(predictor_pb2_grpc.PredictorServicer, autoscaler_pb2_grpc.Autosca
 
 
 def test_a_table_predicts_by_bucket_with_the_last_one_open() -> None:
-    lengths = Lengths((4, 8), (10.0, 20.0, 30.0))
+    lengths = MeanLengths((4, 8), (10.0, 20.0, 30.0))
     assert [lengths.predict(n) for n in (1, 4, 5, 8, 9, 10**6)] == [10, 10, 20, 20, 30, 30]
-    assert Lengths().predict(5) == 0.0
+    assert MeanLengths().predict(5) == 0.0
 
 
 async def test_lengths_are_reported_and_asked_for_and_rates_told(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import Code, HeadwayError
-from services.gateway.asks import Ask, ChatInput, complete_sampling, with_choice
+from services.gateway.api_call import ApiCall, ChatInput, complete_sampling, with_choice
 from services.gateway.openai.requests import (
     HARMLESS,
     parse_chat,
@@ -21,11 +21,11 @@ from services.gateway.openai.requests import (
 HELLO = [{"role": "user", "content": "hi"}]
 
 
-def chat(**more: Any) -> Ask:
+def chat(**more: Any) -> ApiCall:
     return parse_chat({"model": "m", "messages": HELLO, **more})[0]
 
 
-def completion(prompt: Any, **more: Any) -> Ask:
+def completion(prompt: Any, **more: Any) -> ApiCall:
     return parse_completion({"model": "m", "prompt": prompt, **more})[0]
 
 
@@ -37,7 +37,7 @@ def refusal_of_chat(**more: Any) -> HeadwayError:
 
 
 def test_a_chat_is_read_with_everything_it_says() -> None:
-    ask, style = parse_chat(
+    call, style = parse_chat(
         {
             "model": "m",
             "messages": HELLO,
@@ -61,7 +61,7 @@ def test_a_chat_is_read_with_everything_it_says() -> None:
             "return_token_ids": True,
         }
     )
-    assert ask.sampling == {
+    assert call.sampling == {
         "temperature": 0.0,
         "top_p": 0.5,
         "max_tokens": 7,
@@ -74,8 +74,8 @@ def test_a_chat_is_read_with_everything_it_says() -> None:
         "min_tokens": 2,
         "stop_token_ids": (5,),
     }
-    assert (ask.stops, ask.num_choices, ask.split_reasoning) == (("x",), 2, True)
-    assert ask.inputs == (ChatInput(HELLO, {"enable_thinking": False}),)
+    assert (call.stops, call.num_choices, call.split_reasoning) == (("x",), 2, True)
+    assert call.inputs == (ChatInput(HELLO, {"enable_thinking": False}),)
     assert style.stream
     assert style.include_usage
     assert style.logprobs
@@ -84,8 +84,8 @@ def test_a_chat_is_read_with_everything_it_says() -> None:
 
 def test_text_parts_are_joined_and_developers_speak_as_the_system() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    ask = chat(messages=[{"role": "developer", "content": parts}])
-    (found,) = ask.inputs
+    call = chat(messages=[{"role": "developer", "content": parts}])
+    (found,) = call.inputs
     assert isinstance(found, ChatInput)
     assert found.messages == [{"role": "system", "content": "a\nb"}]
 

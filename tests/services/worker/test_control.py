@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from headway.core.worker.events import SchedulerConnected
+from headway.core.worker.events import LeaderConnected
 from headway.messages import Accepted, CancelStream, ControlHello, Order
 from headway.request import StreamKey
 from protos import worker_pb2
@@ -29,18 +29,18 @@ class Leader:
             yield wire.TO_WORKER.pack(await self._orders.get())
 
 
-async def until(orders: list[SchedulerConnected | Order], num: int) -> None:
+async def until(orders: list[LeaderConnected | Order], num: int) -> None:
     async with asyncio.timeout(10.0):
         while len(orders) < num:
             await asyncio.sleep(0)
 
 
 async def test_an_order_that_comes_after_a_newer_leaders_hello_is_not_obeyed() -> None:
-    obeyed: list[SchedulerConnected | Order] = []
+    obeyed: list[LeaderConnected | Order] = []
 
-    def post(order: SchedulerConnected | Order) -> None:
+    def post(order: LeaderConnected | Order) -> None:
         obeyed.append(order)
-        if isinstance(order, SchedulerConnected):
+        if isinstance(order, LeaderConnected):
             session.report(Accepted(1))  # as the core would send its snapshot
 
     session = ControlSession(post)

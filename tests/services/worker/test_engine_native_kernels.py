@@ -10,7 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.worker.engine.cpu.operators import Layer, Operators, Rows, Shape, operators_for
+from services.worker.engine.cpu.operators import (
+    AttentionLayer,
+    AttentionRows,
+    AttentionShape,
+    Operators,
+    operators_for,
+)
 from services.worker.engine.model.attention import Contexts
 from tests.fakes.kernel_reference import (
     HAS_COMPILER,
@@ -95,9 +101,9 @@ def test_decode_rows_attend_to_their_whole_contexts(
     positions = torch.randint(50, slots.shape)
     with num_threads(count):
         operators(dtype).store_and_attend(
-            Shape(num_heads, num_kv_heads, size, block_size, size**-0.5, EPS),
-            Layer(None, None, pool.keys, pool.values),
-            Rows.of(*angles(size, dtype), positions, slots, contexts),
+            AttentionShape(num_heads, num_kv_heads, size, block_size, size**-0.5, EPS),
+            AttentionLayer(None, None, pool.keys, pool.values),
+            AttentionRows.of(*angles(size, dtype), positions, slots, contexts),
             qkv,
             output,
         )
@@ -138,9 +144,9 @@ def test_rows_are_normed_rotated_and_stored(
     norms = (random(size, dtype=dtype), random(size, dtype=dtype)) if with_norms else None
     with num_threads(count):
         operators(dtype).store_and_attend(
-            Shape(num_heads, num_kv_heads, size, 16, size**-0.5, EPS),
-            Layer(*(norms or (None, None)), keys, values),
-            Rows.of(cos, sin, positions, slots, None),
+            AttentionShape(num_heads, num_kv_heads, size, 16, size**-0.5, EPS),
+            AttentionLayer(*(norms or (None, None)), keys, values),
+            AttentionRows.of(cos, sin, positions, slots, None),
             qkv,
             torch.empty(0),
         )
@@ -228,9 +234,9 @@ def test_what_is_no_number_stays_none(dtype: torch.dtype, wrong: float) -> None:
     output, slots = torch.empty(1, 64, dtype=dtype), pool.slots(0)[-1:]
     contexts = Contexts(1, pool.tables, pool.lengths, None)
     compiled.store_and_attend(
-        Shape(1, 1, 64, 16, 1.0, EPS),
-        Layer(None, None, pool.keys, pool.values),
-        Rows.of(*angles(64, dtype), torch.tensor([3]), slots, contexts),
+        AttentionShape(1, 1, 64, 16, 1.0, EPS),
+        AttentionLayer(None, None, pool.keys, pool.values),
+        AttentionRows.of(*angles(64, dtype), torch.tensor([3]), slots, contexts),
         torch.ones(1, 192, dtype=dtype),
         output,
     )

@@ -7,7 +7,13 @@ from typing import Any
 import torch
 from torch.nn.functional import embedding
 
-from services.worker.engine.cpu.operators import Layer, Rows, Shape, greatest, operators_for
+from services.worker.engine.cpu.operators import (
+    AttentionLayer,
+    AttentionRows,
+    AttentionShape,
+    greatest,
+    operators_for,
+)
 from services.worker.engine.kv.pool import KvPool
 from services.worker.engine.model.attention import PagedBatch, Reads, attend_prefills
 from services.worker.engine.model.decoder import Decoder, LayerWeights
@@ -38,7 +44,7 @@ class NativeDecoder(Decoder):
     ) -> torch.Tensor:
         """See ``Decoder``."""
         hidden = embedding(token_ids, self._embedding)
-        rows = Rows.of(self._cos, self._sin, positions, batch.slots, batch.contexts)
+        rows = AttentionRows.of(self._cos, self._sin, positions, batch.slots, batch.contexts)
         output = hidden.new_empty(len(hidden), self._num_heads * self._size)
         for index, layer in enumerate(self._layers):
             qkv = layer.qkv(self._normed(hidden, layer.input_norm))
@@ -57,7 +63,7 @@ class NativeDecoder(Decoder):
     def _attend(
         self,
         index: int,
-        rows: Rows,
+        rows: AttentionRows,
         qkv: torch.Tensor,
         batch: PagedBatch,
         output: torch.Tensor,
@@ -77,7 +83,7 @@ class NativeDecoder(Decoder):
         if self._paged is None or self._paged.pool is not pool:
             shape = (self._num_heads, self._num_kv_heads, self._size, pool.block_size)
             norms = [layer.head_norms or (None, None) for layer in self._layers]
-            self._paged = _PagedLayers(pool, Shape(*shape, self._scale, self._eps), norms)
+            self._paged = _PagedLayers(pool, AttentionShape(*shape, self._scale, self._eps), norms)
         return self._paged
 
 
@@ -87,10 +93,10 @@ class _PagedLayers:
     def __init__(
         self,
         pool: KvPool,
-        shape: Shape,
+        shape: AttentionShape,
         norms: list[tuple[torch.Tensor, torch.Tensor] | tuple[None, None]],
     ) -> None:
         self.pool = pool
         self.shape = shape
         planes = zip(norms, pool.keys, pool.values, strict=True)
-        self.layers = [Layer(*pair, keys, values) for pair, keys, values in planes]
+        self.layers = [AttentionLayer(*pair, keys, values) for pair, keys, values in planes]

@@ -37,7 +37,7 @@ class _Structure(ctypes.Structure):
         self.address = ctypes.addressof(self)
 
 
-class Shape(_Structure):
+class AttentionShape(_Structure):
     """Attention's sizes, the scale of scores and the norms' epsilon."""
 
     _fields_ = (
@@ -46,7 +46,7 @@ class Shape(_Structure):
     )
 
 
-class Layer(_Structure):
+class AttentionLayer(_Structure):
     """Weights (size,) of an RMSNorm over each query and each key head or None, and the layer's
     keys and values (slots, KV heads, size).
     """
@@ -54,7 +54,7 @@ class Layer(_Structure):
     _fields_ = tuple((name, _POINTER) for name in ("query_norm", "key_norm", "keys", "values"))
 
 
-class Rows(_Structure):
+class AttentionRows(_Structure):
     """A pass: ``cos`` and ``sin`` (positions, size), of which the second halves are read; int64
     ``positions`` and ``slots`` (rows,); int32 ``tables`` (decodes, blocks) and ``lengths``
     (decodes,), at least 1 each, of the first rows, or None.
@@ -72,14 +72,16 @@ class Rows(_Structure):
         positions: torch.Tensor,
         slots: torch.Tensor,
         contexts: Contexts | None,
-    ) -> Rows:
+    ) -> AttentionRows:
         """Describe a pass; ``contexts`` are those of the decodes alone."""
         threads = torch.get_num_threads()
         if contexts is None:
-            return Rows(cos, sin, positions, slots, None, None, len(positions), 0, 0, threads)
+            return AttentionRows(
+                cos, sin, positions, slots, None, None, len(positions), 0, 0, threads
+            )
         tables, lengths = contexts.tables, contexts.lengths
         counts = (len(positions), *tables.shape, threads)
-        return Rows(cos, sin, positions, slots, tables, lengths, *counts)
+        return AttentionRows(cos, sin, positions, slots, tables, lengths, *counts)
 
 
 class Operators:
@@ -117,7 +119,12 @@ class Operators:
         return rows.gather(-1, places[:, None])[:, 0], places
 
     def store_and_attend(
-        self, shape: Shape, layer: Layer, rows: Rows, qkv: torch.Tensor, output: torch.Tensor
+        self,
+        shape: AttentionShape,
+        layer: AttentionLayer,
+        rows: AttentionRows,
+        qkv: torch.Tensor,
+        output: torch.Tensor,
     ) -> None:
         """Normalise and rotate queries and keys in place, store keys and values, and attend.
 

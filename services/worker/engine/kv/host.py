@@ -133,7 +133,7 @@ class KvSwapper:
             marks[1].record(out)
         back.wait_stream(compute)
         if forward_pass.swapped_out:
-            back.wait_event(aside)  # the blocks may be those that KV has just left
+            back.wait_event(aside)  # the blocks may have just been swapped out
             compute.wait_event(aside)
         with torch.cuda.stream(back):
             marks[2].record(back)

@@ -51,9 +51,9 @@ class Decoder:
     """The layers: token ids to hidden states, with keys and values into the paged pool."""
 
     kernels = "torch"
-    multiplies_few_rows = False  # by kernels of its own
+    multiplies_few_rows = False  # True if it uses kernels of its own
     greatest = staticmethod(greatest)
-    reads = Reads.SLOTS  # what batches it needs
+    reads = Reads.SLOTS  # the batches it needs
 
     def __init__(self, network: Any, config: Any, max_model_len: int) -> None:
         """Take the weights out of a transformers model, which is of no use afterwards."""
@@ -70,7 +70,7 @@ class Decoder:
             self._layers.append(_take_layer(layer, self._num_heads, self._num_kv_heads))
             base.layers[index] = (
                 torch.nn.Identity()
-            )  # so that only one layer at a time is in memory twice
+            )  # so only one layer at a time is in memory twice
 
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, batch: PagedBatch

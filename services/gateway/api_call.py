@@ -23,7 +23,7 @@ Input = ChatInput | str | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ApiCall:
     """One or more inputs, and the outputs wanted for them."""
 
     model: str
