@@ -56,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--metrics-port", type=int, default=0, metavar="N", help="Prometheus, from there on (off)")
     add("--log-dir", default="run", help="folder of the services' logs (default run)")
     add("--log-level", default="info", help="debug, info, warning or error")
-    add("--drain-timeout", type=float, default=30.0, help="s to finish what runs at a stop")
+    add("--drain-timeout", type=float, default=30.0, help="s to finish running work at a stop")
     _add_scaling(parser)
 
 

@@ -33,27 +33,31 @@ class AutoscalerConfig(PresetConfig):
     min_decode: int = Field(1, ge=0, description="fewest decode workers (all but fixed)")
     max_decode: int = Field(10, ge=0, description="most decode workers (all but fixed)")
     scale_down_delay: float = Field(
-        10.0, ge=0.0, description="s of lesser need before a pool shrinks (all but fixed)"
+        10.0, ge=0.0, description="s of lower need before a pool shrinks (all but fixed)"
     )
     budget: int = Field(0, ge=0, description="most workers of all roles together, 0: no limit")
     change_roles: bool = Field(
-        True, description="a worker of a pool that shrinks serves the one that grows (process)"
+        True, description="workers of a shrinking pool take the role of the growing one (process)"
     )
     interval: float = Field(1.0, gt=0.0, description="s between decisions")
-    staleness: float = Field(5.0, gt=0.0, description="s after which a report counts no more")
+    staleness: float = Field(5.0, gt=0.0, description="s after which a report is stale")
     num_decisions: int = Field(
-        512, ge=1, le=100_000, description="decisions that are remembered for `headway explain`"
+        512, ge=1, le=100_000, description="decisions kept for `headway explain`"
     )
-    model_name: str = Field("", description="model of these workers; default: all together")
+    model_name: str = Field("", description="model to scale; default: all together")
     actuator: Literal["none", "process", "compose", "kubernetes"] = Field(
-        "none", description="who starts and stops workers; none: targets are published, no more"
+        "none", description="how workers are started and stopped; none: targets are only published"
     )
     scaled_by_role: dict[str, str] = Field(
         default_factory=lambda: {"prefill": "prefill", "decode": "decode"},
         description="compose service, or Deployment, of each role that is scaled, JSON",
     )
-    compose_command: str = Field("docker compose", description="what runs compose (compose)")
-    kubernetes_namespace: str = Field("", description="of the Deployments; default: one's own")
+    compose_command: str = Field(
+        "docker compose", description="command that runs compose (compose)"
+    )
+    kubernetes_namespace: str = Field(
+        "", description="namespace of the Deployments; default: the pod's own"
+    )
 
     def scaling_policy(self) -> Policy:
         """Return the scaling policy, with this configuration's values for parameters it needs."""

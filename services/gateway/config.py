@@ -22,26 +22,32 @@ class GatewayConfig(PresetConfig):
         description="folder or hub id of tokenizer and configs",
     )
     model_name: str = Field("", description="name that clients use; default: the folder's name")
-    http_host: str = Field("127.0.0.1", description="HTTP address; loopback unless told otherwise")
-    http_port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0: any that is free")
+    http_host: str = Field("127.0.0.1", description="HTTP address; default: loopback")
+    http_port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0: any free one")
     http_tls_cert: Path | None = Field(None, description="certificate chain (PEM) for HTTPS")
     http_tls_key: Path | None = Field(None, description="its private key (PEM)")
     api_key_file: Path | None = Field(
         None, description="lines of name:sha256hex, as `headway key` prints them; none: no keys"
     )
     monitoring_needs_key: bool = Field(
-        False, description="ask for an API key on /health and /metrics too"
+        False, description="require an API key on /health and /metrics too"
     )
     max_model_len: int = Field(0, ge=0, description="prompt + output tokens; 0: the model's own")
     max_waiting: int = Field(4096, ge=1, description="requests without a first token, then 429")
     request_timeout: float = Field(600.0, gt=0.0, description="longest a request may take, s")
     max_body_bytes: int = Field(4 * 2**20, ge=1024, description="longest request body, then 413")
     max_connections: int = Field(4096, ge=1, description="HTTP connections, then 503")
-    head_timeout: float = Field(10.0, gt=0.0, description="for a request's head to arrive, s")
-    body_timeout: float = Field(30.0, gt=0.0, description="for a request's body to arrive, s")
-    idle_timeout: float = Field(75.0, gt=0.0, description="between requests on a connection, s")
+    head_timeout: float = Field(
+        10.0, gt=0.0, description="longest time for a request's head to arrive, s"
+    )
+    body_timeout: float = Field(
+        30.0, gt=0.0, description="longest time for a request's body to arrive, s"
+    )
+    idle_timeout: float = Field(
+        75.0, gt=0.0, description="longest time between requests on a connection, s"
+    )
     max_unsent_bytes: int = Field(
-        2**20, ge=4096, description="what a client may leave unread of its stream, then cut off"
+        2**20, ge=4096, description="bytes that a client may leave unread before it is cut off"
     )
 
     @model_validator(mode="after")

@@ -30,7 +30,7 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("reasoning_tokens", "Reasoning tokens of finished outputs, their markers included.", ()),
     (
         "burst_requests",
-        "Requests that came beyond what the running mean of traffic brings.",
+        "Requests in excess of the running mean of traffic.",
         (),
     ),
     (
@@ -62,7 +62,7 @@ _HISTOGRAMS: tuple[tuple[str, str, tuple[float, ...]], ...] = (
     ),
     (
         "move_pause_tokens",
-        "Tokens that a moved request would have had meanwhile, at its pace until then.",
+        "Tokens that a moved request would have had during the pause, at its previous pace.",
         _MISSED,
     ),
 )

@@ -17,8 +17,8 @@ class PredictorConfig(ServiceConfig):
         description='trained predictors by model name, JSON: {"headway-mini": "DIR"}',
     )
     reload_interval: float = Field(
-        2.0, gt=0.0, description="s between looks for a new version in the predictors' folders"
+        2.0, gt=0.0, description="s between checks for a new version in the predictors' folders"
     )
-    learn: bool = Field(False, description="go on learning from finished requests")
+    learn: bool = Field(False, description="keep learning from finished requests")
     learn_every: int = Field(256, ge=8, description="finished requests between new versions")
     num_threads: int = Field(1, ge=1, le=256, description="torch threads")

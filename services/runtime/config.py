@@ -43,11 +43,9 @@ class ServiceConfig(BaseSettings):
     )
 
     cluster: str = Field("default", pattern=_NAME, description="services of one cluster share it")
-    service_id: str = Field(
-        "", pattern=_NAME_OR_NONE, description="unique name; default: drawn at random"
-    )
+    service_id: str = Field("", pattern=_NAME_OR_NONE, description="unique name; default: random")
     store: str = Field("redis://127.0.0.1:6379/0", description="URL of the state store (Redis)")
-    listen: str = Field("127.0.0.1:0", description="gRPC address; port 0: any that is free")
+    listen: str = Field("127.0.0.1:0", description="gRPC address; port 0: any free one")
     advertise: str = Field(
         "", description="host[:port] that others use; default: as bound, or the machine's name"
     )
@@ -55,7 +53,7 @@ class ServiceConfig(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     record_events: str = Field(
-        "", description="folder where every event and decision is written down, to replay; none"
+        "", description="folder to record every event and decision in, for replay; default: none"
     )
     tls_cert: Path | None = Field(None, description="certificate (PEM) for gRPC between services")
     tls_key: Path | None = Field(None, description="its private key (PEM)")
@@ -63,7 +61,7 @@ class ServiceConfig(BaseSettings):
         None, description="authority that signed all services' certificates"
     )
     drain_timeout: float = Field(
-        30.0, ge=0.0, allow_inf_nan=False, description="s to finish what runs at a stop"
+        30.0, ge=0.0, allow_inf_nan=False, description="s to finish running work at a stop"
     )
 
     @field_validator("listen", "metrics_listen")

@@ -24,7 +24,7 @@ class PresetConfig(ServiceConfig):
     policy: str = Field("", description="other policies: batching=trail,packing=pbaa")
     set: str = Field("", description="their parameters: batching.c=0.5,packing.order=boost")
     profile: str = Field(
-        "", description="what an instance costs and carries: a file or a name; default: unknown"
+        "", description="profile of an instance: a file or a name; default: unknown"
     )
 
     @field_validator("preset")

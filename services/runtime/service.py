@@ -89,7 +89,7 @@ async def _live(config: C, build: Callable[[Runtime[C]], Awaitable[Service]]) ->
     async with AsyncExitStack() as undo:
         starting = asyncio.create_task(_start(config, build, undo))
         if not await _done_before(starting, stopping):
-            log.info("stopped", reason="told to stop while starting")
+            log.info("stopped", reason="stopped while starting")
             _leave(0)  # at once: a thread that is still loading cannot be stopped
         await _drain(*starting.result(), stopping)
     log.info("stopped")

@@ -159,7 +159,7 @@ class Dialled(Generic[S]):
         except HeadwayError as error:
             if error.code is Code.RESOURCE_EXHAUSTED:
                 return f"it does not read: {error.message}"
-            return f"it talks nonsense: {error.message}"
+            return f"it sent an invalid message: {error.message}"
         finally:
             self._outbox = self.channel = None
         return "it closed its stream"

@@ -36,7 +36,7 @@ class ServiceMetrics:
         PlatformCollector(registry=registry)
         info = Gauge(
             "headway_service_info",
-            "1 for the running service; who and what it is are the labels.",
+            "1 for the running service; its labels identify it.",
             ["service", "service_id", "version"],
             registry=registry,
         )

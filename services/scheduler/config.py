@@ -21,7 +21,7 @@ class SchedulerConfig(PresetConfig):
     """Options of a scheduler: its limits, besides the preset."""
 
     prefix_hits: bool = Field(
-        True, description="pack prompts where others with the same beginning were prefilled"
+        True, description="prefer units that prefilled prompts with the same beginning"
     )
     max_waiting: int = Field(
         _DEFAULTS.max_waiting, ge=1, description="requests in the window, then 429"
@@ -41,7 +41,7 @@ class SchedulerConfig(PresetConfig):
         _DEFAULTS.num_decisions_kept,
         ge=0,
         le=1_000_000,
-        description="last decisions that `headway explain` can tell of",
+        description="last decisions kept for `headway explain`",
     )
     election_grace: float = Field(
         _DEFAULTS.graces.election,
@@ -51,11 +51,11 @@ class SchedulerConfig(PresetConfig):
     gateway_grace: float = Field(
         _DEFAULTS.graces.gateway,
         ge=0.0,
-        description="a gateway away for longer has its requests cancelled, s",
+        description="seconds until the requests of a missing gateway are cancelled",
     )
     leader_ttl: float = Field(2.0, gt=0.0, description="the leader's lease, s")
     max_queued_messages: int = Field(
-        65_536, ge=1, description="messages to a peer that does not read, then it is dropped"
+        65_536, ge=1, description="messages queued for a peer before it is dropped"
     )
 
     def settings(self) -> SchedulerSettings:

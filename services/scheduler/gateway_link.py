@@ -106,7 +106,7 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
             async with asyncio.timeout(_HELLO_TIMEOUT):
                 gateway_id = _greeting(await anext(messages, None))
         except TimeoutError:
-            message = f"no GatewayHello came in {_HELLO_TIMEOUT:g} s: send it first"
+            message = f"no GatewayHello arrived within {_HELLO_TIMEOUT:g} s: send it first"
             raise HeadwayError(Code.DEADLINE_EXCEEDED, message) from None
         post = self._post
         if post is None:
@@ -119,7 +119,7 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
         self._streams[gateway_id] = stream
         self._log.info("gateway_connected", gateway_id=gateway_id)
         post(GatewayConnected(gateway_id))
-        farewell = HeadwayError(Code.CANCELLED, "the gateway has hung up")
+        farewell = HeadwayError(Code.CANCELLED, "the gateway closed its stream")
         take = partial(_take, gateway_id, post)
         async for answers in stream.serve(messages, take, farewell=farewell):
             yield answers

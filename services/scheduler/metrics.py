@@ -52,12 +52,12 @@ class SchedulerMetrics:
         self._moves = counter(
             "moves",
             "Running requests ordered to another unit, to even out load (rescheduling), where "
-            "their answer begins (boundary), or off a worker that goes (drain)",
+            "their answer begins (boundary), or off a draining worker (drain)",
             ["cause"],
         )
         self._gamma = Gauge(
             "headway_scheduler_gamma_per_s",
-            "Decay of the boost as workers were told last (γ-Ada); 0: they were told nothing",
+            "Decay of the boost as last sent to the workers (γ-Ada); 0: not sent",
             registry=registry,
         )
         self._handoffs = counter("handoffs", "Handoffs of prefilled requests ordered", [])
@@ -65,8 +65,10 @@ class SchedulerMetrics:
             "events", "Watchdogs, failed handoffs and other events worth a log line", ["event"]
         )
         self._rejections = counter("rejections", "Requests refused, by error code", ["code"])
-        self._writes = counter("journal_writes", "Writes of what a successor needs to know", [])
-        self._records = counter("journal_records", "Records in them: requests and models", [])
+        self._writes = counter("journal_writes", "Writes of records for the next leader", [])
+        self._records = counter(
+            "journal_records", "Records in these writes: requests and models", []
+        )
         self._lost = counter("lost_requests", "Requests sent back to gateways to try again", [])
         self._waits = Histogram(
             "headway_scheduler_wait_seconds",
@@ -77,7 +79,7 @@ class SchedulerMetrics:
         )
         self._utilisation = Histogram(
             "headway_scheduler_chunk_utilisation",
-            "Share of the chunks of an instance's units that is taken after a dispatch",
+            "Share of the chunks of an instance's units in use after a dispatch",
             buckets=_SHARES,
             registry=registry,
         )
@@ -139,7 +141,7 @@ class SchedulerMetrics:
             ),
             (
                 "held_back_requests",
-                "Requests kept out of the window until a worker that may run them has been heard",
+                "Requests kept out of the window until a worker that may run them has reported",
                 status.num_held_back,
             ),
         ):

@@ -25,9 +25,12 @@ class EngineConfig(PresetConfig):
     model_name: str = Field("", description="name that requests use; default: the folder's name")
     device: str = Field("cpu", description="cpu, cuda or cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    quantization: str = Field("", description="of the weights, for example torchao-int8; none")
+    quantization: str = Field(
+        "", description="quantisation of the weights, for example torchao-int8; default: none"
+    )
     kernels: Literal["auto", "triton", "native", "torch"] = Field(
-        "auto", description="between matrix products; auto: triton on a GPU, native on a CPU"
+        "auto",
+        description="kernels between matrix products; auto: triton on a GPU, native on a CPU",
     )
     dp: int = Field(1, ge=1, le=64, description="DP units, in lock-step")
     num_threads: int = Field(0, ge=0, description="torch threads; 0: torch's choice")
@@ -51,17 +54,18 @@ class WorkerConfig(EngineConfig):
     """Options of one instance: one replica of a model on one device."""
 
     role: Literal["prefill", "decode", "unified", "convertible"] = "unified"
-    standby: bool = Field(False, description="load and warm up, then wait to be told a role")
+    standby: bool = Field(False, description="load and warm up, then wait for a role")
     predict_every: int = Field(
         20,
         ge=0,
         description="k: tokens between predictions of a request's remaining length, 0: none",
     )
     end_of_reasoning: str = Field(
-        "", description="text that ends the model's reasoning; default: </think> where it knows it"
+        "", description="text that ends the model's reasoning; default: </think> if it has it"
     )
     start_of_reasoning: str = Field(
-        "", description="text that begins it, given with its end; default: <think> where known"
+        "",
+        description="text that starts it, given with its end; default: <think> if it has it",
     )
     reader_pace: float = Field(
         0.0, ge=0.0, le=10.0, description="seconds a reader takes for a token; 0: the preset's"
@@ -75,7 +79,7 @@ class WorkerConfig(EngineConfig):
         _DEFAULTS.watermark, ge=0.0, lt=1.0, description="share of KV blocks kept free at admission"
     )
     prefix_caching: bool = Field(
-        True, description="begin with the KV of requests whose first tokens are the same"
+        True, description="reuse the KV of requests with the same first tokens"
     )
     linger: float = Field(
         0.002,
@@ -89,14 +93,14 @@ class WorkerConfig(EngineConfig):
     move_rounds: int = Field(
         MOVE_ROUNDS,
         ge=0,
-        description="rounds of KV sent while a request that moves still runs, 0: none",
+        description="rounds of KV sent while a moving request still runs, 0: none",
     )
     transfer_timeout: float = Field(30.0, gt=0.0, description="seconds for one KV transfer")
     record_passes: str = Field(
-        "", description="folder where every pass is written down, for `headway profile fit`; none"
+        "", description="folder to record every pass in, for `headway profile fit`; default: none"
     )
     token_queue_batches: int = Field(
-        4096, ge=1, description="passes queued for a gateway that does not read, then it is dropped"
+        4096, ge=1, description="passes queued for a gateway before it is dropped"
     )
     gateway_patience: float = Field(
         5.0, ge=0.0, description="seconds to reach a gateway before its requests are dropped"

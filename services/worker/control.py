@@ -47,7 +47,7 @@ class ControlSession:
             raise HeadwayError(
                 Code.FAILED_PRECONDITION,
                 f"fencing token is {hello.fencing_token}; a leader with {self._fencing_token} "
-                "has come since: this scheduler leads no more",
+                "has come since: this scheduler no longer leads",
             )
         self._log.info("scheduler_connected", scheduler_id=hello.scheduler_id)
         self._fencing_token = hello.fencing_token

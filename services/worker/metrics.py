@@ -66,7 +66,7 @@ class WorkerMetrics:
         self._units = [(gauge(name, text, ["unit"]), read) for name, text, read in _UNIT_GAUGES]
         self._gamma = gauge(
             "gamma_per_s",
-            "Decay of the boost as the scheduler sent it last (γ-Ada); 0: it sent none",
+            "Decay of the boost as last sent by the scheduler (γ-Ada); 0: not sent",
         )
         self._pause = histogram(
             "move_pause_seconds",

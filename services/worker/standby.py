@@ -50,7 +50,7 @@ class Standby(standby_pb2_grpc.StandbyServicer):
         if role not in [each.value for each in Role]:
             raise invalid("role", role, f"one of {', '.join(each.value for each in Role)}")
         if not self._is_loaded:
-            message = "the model is still being loaded: it stands by when it is a member"
+            message = "the model is still loading: wait until it is a member"
             raise HeadwayError(Code.FAILED_PRECONDITION, message)
         config = self._runtime.config
         if self._told.done():

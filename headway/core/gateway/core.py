@@ -148,7 +148,7 @@ class GatewayCore:
             elif _is_over(state.gap_since, self.settings.gap_patience, now):
                 state.gap_since = None
                 if state.early:
-                    reason = f"token {len(state.output)} did not come"
+                    reason = f"token {len(state.output)} did not arrive"
                     self._try_again(state, actions, now, reason)
         return actions
 
@@ -302,7 +302,7 @@ class GatewayCore:
         settings = self.settings
         if state.request.attempt + 1 >= settings.max_attempts:
             message = (
-                f"the request failed {settings.max_attempts} times, as often as it may; "
+                f"the request failed {settings.max_attempts} times, the most allowed; "
                 f"the last time: {reason}"
             )
             error = HeadwayError(Code.UNAVAILABLE, message, retry_after=settings.longest_backoff)

@@ -30,8 +30,8 @@ class PlaceEvent(Enum):
     ORDERED = "a handoff or a move is ordered"
     SOURCE_FOUND = "the source of an earlier leader's move reports"
     MOVED = "it has moved"
-    STAYS = "its move fails, and it runs on at its source"
-    RETRIED = "its handoff fails, and another unit is looked for"
+    STAYS = "its move fails, and it keeps running at its source"
+    RETRIED = "its handoff fails, and it needs another unit"
 
 
 TRANSITIONS: Mapping[tuple[type[Place], PlaceEvent], type[Place]] = MappingProxyType(

@@ -235,7 +235,7 @@ class SchedulerCore:
     def _refuse(self, request: Request, now: float, *, was_let_in: bool) -> Rejected | None:
         if request.deadline_at <= now:
             late = now - request.deadline_at
-            message = f"the deadline had passed {late:.3f} s before the request came here"
+            message = f"the deadline had passed {late:.3f} s before the request arrived"
             return Rejected(request.key, Code.DEADLINE_EXCEEDED, message)
         if self._leads:
             refusal = refuse_for_good(request, self._models, self._instances.values())

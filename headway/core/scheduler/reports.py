@@ -55,10 +55,10 @@ class Verdict(Enum):
     """The consequence of a report."""
 
     IGNORE = "nothing"
-    TRUST = "nothing: its source will say how the move went"
+    TRUST = "nothing: its source will report the result of the move"
     STOP = "the reporting worker stops it"
     TAKE = "it is there; the other worker stops it"
-    FURTHER = "the copy with more tokens goes on, the other stops"
+    FURTHER = "the copy with more tokens continues, the other stops"
     EXPECT = "it is expected there, and not dispatched"
     TARGET = "it moves there, if the worker decodes; else it stops there"
     SOURCE = "it moves from there to where it was found first, if that worker decodes"

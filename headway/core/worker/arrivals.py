@@ -90,7 +90,7 @@ def answer_more(state: WorkerState, event: KvContinued) -> WorkerAction:
     else:
         has_room = unit.pool.grow(kv.blocks, num_tokens)
     if not has_room:
-        message = f"unit {unit.unit} has no room for what the request has grown by"
+        message = f"unit {unit.unit} has no room for the request's further tokens"
         return _refuse(event.key, Code.RESOURCE_EXHAUSTED, message)
     state.extend(sequence, event.output_token_ids)
     kv.num_computed = event.num_computed_tokens

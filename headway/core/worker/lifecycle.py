@@ -18,10 +18,10 @@ class Stage(Enum):
 
     WAITING = "holds no blocks; any KV that it has is in host memory"
     SWAPPING_OUT = "has lost its blocks; a pass copies its KV to host memory"
-    SWAPPING_IN = "has blocks; its KV comes back beside a pass, and it joins the next one"
+    SWAPPING_IN = "has blocks; its KV comes back during a pass, and it joins the next one"
     RUNNING = "has blocks and takes part in passes"
     PREFILLED = "keeps the KV of its prompt until the scheduler names a worker to decode it"
-    LEAVING = "has stopped; the last part of its KV is being sent to another worker"
+    LEAVING = "has stopped; the remainder of its KV is being sent to another worker"
     ARRIVING = "another worker is filling its blocks"
     ENDING = "draws no more tokens; a pass or a part of its move still reads its blocks"
     GONE = "is forgotten here, and its blocks are free"
@@ -31,18 +31,18 @@ class Event(Enum):
     """An event in the life of a request."""
 
     ADMITTED = "it gets blocks for all of its tokens"
-    SWAPS_IN = "it gets blocks, and its KV comes back beside the pass"
+    SWAPS_IN = "it gets blocks, and its KV comes back during the pass"
     PREEMPTED = "it loses its blocks and will compute its KV again"
     SWAPS_OUT = "it loses its blocks, and its KV goes to host memory"
     SWAPPED = "the copy has ended"
     KV_LOST = "the copy has failed: it will compute its KV again"
     PREFILLED = "its first token is drawn, and this worker does not decode"
-    DEPARTS = "the last part of its KV begins to be sent"
-    RUNS_ON = "its KV is in its blocks: it has arrived, or goes on where it is"
-    WAITS_ON = "its KV is in host memory: it has arrived, or goes on where it is"
+    DEPARTS = "sending the remainder of its KV begins"
+    RUNS_ON = "its KV is in its blocks: it has arrived, or continues here"
+    WAITS_ON = "its KV is in host memory: it has arrived, or continues here"
     HOLDS_ON = "the transfer has failed: it keeps its KV for another one"
-    ENDS = "it is over, but its blocks are in use"
-    RELEASED = "it is over or elsewhere, and nothing uses its blocks"
+    ENDS = "it has ended, but its blocks are in use"
+    RELEASED = "it has ended or is elsewhere, and nothing uses its blocks"
 
 
 TRANSITIONS: Mapping[tuple[Stage, Event], Stage] = {

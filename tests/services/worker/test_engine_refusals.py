@@ -127,7 +127,7 @@ def write_config(folder: Path, source: str, **changes: Any) -> str:
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised"),
         (
             {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
-            "rope_type is 'dynamic'; served are default",
+            "rope_type is 'dynamic'; supported: default",
         ),
         ({"num_hidden_layers": 3}, r"lacks weights: model\.layers\.2"),
         ({"model_type": "gemma2"}, r"'gemma2' \(soft-capped attention\)"),
@@ -154,7 +154,7 @@ def write_config(folder: Path, source: str, **changes: Any) -> str:
         ),
         (
             {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
-            r"partial_rotary_factor is 0\.5; served is 1",
+            r"partial_rotary_factor is 0\.5; only 1 is supported",
         ),
         (
             {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}},
@@ -262,7 +262,7 @@ def test_a_layer_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path / "qwen3", "qwen3")
     config = Qwen3Config.from_pretrained(folder)
     config.layer_types = ["full_attention", "chunked_attention"]
-    with pytest.raises(HeadwayError, match="a layer's type is 'chunked_attention'; served are"):
+    with pytest.raises(HeadwayError, match="a layer's type is 'chunked_attention'; supported:"):
         refuse_unsupported(config.to_dict())
 
 

@@ -102,22 +102,22 @@ def _refuse_variants(config: Mapping[str, Any]) -> None:
     for name, variant in VARIANTS.items():
         value = config.get(name)
         if value:
-            raise unsupported(f"its {name} is {value!r} ({variant}); served is none")
+            raise unsupported(f"its {name} is {value!r} ({variant}); none is supported")
     for kind in config.get("layer_types") or ():
         if kind not in LAYER_TYPES:
-            raise unsupported(f"a layer's type is {kind!r}; served are {', '.join(LAYER_TYPES)}")
+            raise unsupported(f"a layer's type is {kind!r}; supported: {', '.join(LAYER_TYPES)}")
 
 
 def _refuse_rotations(rope: Mapping[str, Any], *, allows_partial: bool) -> None:
     rope_type = rope.get("rope_type") or rope.get("type") or "default"
     if rope_type not in ROPE_TYPES:
         served = ", ".join(ROPE_TYPES)
-        raise unsupported(f"its rope_type is {rope_type!r}; served are {served}")
+        raise unsupported(f"its rope_type is {rope_type!r}; supported: {served}")
     share = rope.get("partial_rotary_factor") or 1.0
     if share != 1.0 and not allows_partial:
-        raise unsupported(f"its partial_rotary_factor is {share}; served is 1")
+        raise unsupported(f"its partial_rotary_factor is {share}; only 1 is supported")
     if rope.get("mrope_section"):
-        raise unsupported(f"its mrope_section is {rope['mrope_section']}; served is none")
+        raise unsupported(f"its mrope_section is {rope['mrope_section']}; none is supported")
 
 
 def attention_window(config: Any) -> int | None:
