@@ -1,4 +1,4 @@
-"""One GPU and a model of Llama 3.1 8B's shape, in under nine minutes.
+"""A bench of one GPU and a model of Llama 3.1 8B's shape, in under nine minutes.
 
     python -m bench.gpu --json FILE
 

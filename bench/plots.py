@@ -94,7 +94,7 @@ def kv_loads(folder: Path, name: str, samples: Sequence[Sample]) -> None:
 
 
 def timeline(folder: Path, name: str, passes: Sequence[PassTaken]) -> None:
-    """One instance's passes: how long each took, its prompt tokens and its decoding requests."""
+    """Draw one instance's passes: how long each took, prompt tokens and decoding requests."""
     with _figure(folder, f"timeline-{name}", f"One instance, {name}", 3) as axes:
         at = [taken.began_at for taken in passes]
         steps = [1e3 * (taken.ended_at - taken.began_at) / taken.num_steps for taken in passes]

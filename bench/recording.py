@@ -27,7 +27,7 @@ _COLUMNS: Mapping[str, type] = MappingProxyType(
         "error": str,
     }
 )
-"""Of a request, in every file; times are empty where there is none."""
+"""Columns of a request, in every file; times are empty where there is none."""
 
 
 def write_run(folder: Path, run: Run) -> None:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.options import add_model
+from cli.options import add_model, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, fit, simulate, compare; HeadwayError for what cannot be run."""
-    import json
     from dataclasses import asdict
 
     from bench.calibrate.figures import compare
@@ -66,14 +65,12 @@ def run(args: argparse.Namespace) -> int:
     _print(figures)
     if args.out is not None:
         save_profile(profile, args.out)
-    if args.json is not None:
-        packed = [asdict(figure) for figure in figures]
-        args.json.write_text(json.dumps(packed, indent=2) + "\n", encoding="utf-8")
+    write_json(args.json, [asdict(figure) for figure in figures])
     return 0
 
 
 def _profile(given: str, records: Sequence[Recorded]) -> tuple[Profile, str]:
-    """The one that was given, or one fitted to the records; and how it meets their passes."""
+    """Return the given profile, or one fitted to the records; and how it meets their passes."""
     from bench.calibrate.model import fit_profile
     from headway.cost.fit import judge
     from headway.cost.profile import load_profile
@@ -92,7 +89,7 @@ def _profile(given: str, records: Sequence[Recorded]) -> tuple[Profile, str]:
 def _live(
     args: argparse.Namespace, *loads: Sequence[Arrival]
 ) -> tuple[list[list[Seen]], list[Recorded]]:
-    """What the clients of each load saw, and what the workers wrote down of all of them."""
+    """Return what the clients of each load saw, and what the workers wrote down of all of them."""
     import asyncio
     import tempfile
     from pathlib import Path

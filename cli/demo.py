@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from cli.options import add_model
-from services.local.policy_options import add_policy_options
+from cli.policy_options import add_policy_options, chosen
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from bench.extras import require_extra
     from headway.errors import invalid, require_between, require_over
     from headway.presets import find_preset
+    from services.local.options import PolicyOptions
 
     presets = [name for name in args.presets.split(",") if name]
     for name in presets:
@@ -56,4 +57,5 @@ def run(args: argparse.Namespace) -> int:
     require_over("--rate", args.rate, 0)
     if args.plots is not None:
         require_extra("matplotlib", "--plots")
-    return asyncio.run(compare(args, presets))
+    policies = [PolicyOptions(name, *chosen(args)) for name in presets]
+    return asyncio.run(compare(args, policies))

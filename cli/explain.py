@@ -107,7 +107,7 @@ def live_lines(url: str, request_id: str, api_key: str = "") -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedDecision:
-    """One decision about one request, and the units and requests considered with it."""
+    """A decision about one request, and the units and requests considered with it."""
 
     at: float
     question: str

@@ -82,7 +82,7 @@ def _add_train(kinds: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do it."""
+    """Collect, train or show."""
     from models.lengths import commands
 
     if args.predictor == "collect":

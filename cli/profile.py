@@ -31,7 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def show_all(args: argparse.Namespace) -> int:
-    """A line each."""
+    """Print a line for each."""
     from headway.cost.profile import load_profile, profile_names
 
     for name in profile_names():
@@ -40,7 +40,7 @@ def show_all(args: argparse.Namespace) -> int:
 
 
 def show_one(args: argparse.Namespace) -> int:
-    """As TOML; HeadwayError where there is none."""
+    """Print it as TOML; HeadwayError where there is none."""
     from headway.cost.profile import load_profile, profile_text
 
     print(profile_text(load_profile(args.name)), end="")

@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from services.local.policy_options import (
+from cli.options import write_json
+from cli.policy_options import (
     POLICY_VARIABLE,
     SET_VARIABLE,
     add_policy_options,
@@ -37,7 +38,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Print the table; HeadwayError for numbers out of range."""
     import importlib
-    import json
     import os
 
     from bench.extras import require_extra
@@ -57,9 +57,7 @@ def run(args: argparse.Namespace) -> int:
         study = importlib.import_module(f"bench.studies.{paper}")
         claims += study.reproduce(range(1, args.seeds + 1), num_processes)
     _print(claims)
-    if args.json is not None:
-        rows = [claim.packed() for claim in claims]
-        args.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    write_json(args.json, [claim.packed() for claim in claims])
     if args.plots is not None:
         _plot(args.plots, claims, num_processes)
     return 0

@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from services.local.policy_options import add_policy_options, chosen
+from cli.options import write_json
+from cli.policy_options import add_policy_options, chosen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ _SHOWN = (
 
 
 class Job(NamedTuple):
-    """One run, for a process of its own; ``out`` and ``plots`` are folders or empty."""
+    """A run, for a process of its own; ``out`` and ``plots`` are folders or empty."""
 
     scenario: str
     preset: str
@@ -43,7 +44,7 @@ class Job(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of its files."""
+        """The name of its files."""
         rate = "" if self.rate is None else f"-{self.rate:g}"
         return f"{self.preset}{rate}-{self.seed}"
 
@@ -76,7 +77,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Simulate and print; HeadwayError for what cannot be simulated."""
-    import json
     import os
 
     from headway.errors import require_between
@@ -114,13 +114,12 @@ def run(args: argparse.Namespace) -> int:
     _print(table)
     if args.plots is not None:
         _plot(args.plots, jobs, found, table)
-    if args.json is not None:
-        args.json.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+    write_json(args.json, table)
     return 0
 
 
 def _check_output(args: argparse.Namespace) -> None:
-    """What cannot be written is refused before anything runs."""
+    """Refuse what cannot be written before anything runs."""
     from bench.extras import require_extra
     from headway.errors import invalid
 
@@ -144,7 +143,7 @@ def _rates(text: str) -> list[float | None]:
 
 
 def simulate_job(job: Job) -> Found:
-    """One run's figures; its requests, decisions and plots go to files where asked for."""
+    """Return one run's figures; its requests, decisions and plots go to files where asked for."""
     from dataclasses import replace
 
     from headway.presets import find_preset, parse_choice
@@ -212,7 +211,7 @@ def _plot_inside(job: Job, sampler: Sampler) -> None:
 def _plot(
     folder: Path, jobs: Sequence[Job], found: Sequence[Found], table: Sequence[Mapping[str, object]]
 ) -> None:
-    """All runs beside each other."""
+    """Draw all runs beside each other."""
     from bench import plots
 
     runs = {j.name: f.values for j, f in zip(jobs, found, strict=True) if j.seed == 1 and f.values}
@@ -224,7 +223,7 @@ def _plot(
 
 
 def _run_all(jobs: Sequence[Job], num_processes: int) -> list[Found]:
-    """All jobs in order, with a progress bar."""
+    """Run all jobs in order, with a progress bar."""
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cli.options import add_model
+from cli.policy_options import add_policy_options, chosen
 from headway.presets import PRESETS
-from services.local.policy_options import add_policy_options, chosen
 
 if TYPE_CHECKING:
     from services.local.options import ClusterOptions

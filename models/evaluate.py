@@ -28,7 +28,7 @@ SPARE_TOKENS = 64  # allowed beyond the longest known completion of a batch
 
 @dataclass(frozen=True)
 class Outcome:
-    """One decoded example: its output length in tokens, whether it ended and was correct."""
+    """A decoded example: its output length in tokens, whether it ended and was correct."""
 
     example: Example
     completion: str

@@ -21,7 +21,7 @@ HELD_OUT_SHARE = 32  # one prompt in this many is held out, by the hash of the p
 
 @dataclass(frozen=True)
 class Example:
-    """One problem with the reasoning that solves it and the exact answer text."""
+    """A problem with the reasoning that solves it and the exact answer text."""
 
     task: str
     size: int

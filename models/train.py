@@ -35,7 +35,7 @@ REPORT_STEPS, SAVE_SECONDS = 50, 240
 
 @dataclass(frozen=True)
 class Phase:
-    """One part of the schedule; ``warm_up``, ``decay`` and ``growing`` are shares of its length.
+    """A part of the schedule; ``warm_up``, ``decay`` and ``growing`` are shares of its length.
 
     The learning rate rises to ``rate`` times its peak over ``warm_up`` and falls to zero over
     ``decay``; problem sizes grow over ``growing``.

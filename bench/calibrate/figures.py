@@ -1,4 +1,4 @@
-"""What is compared, and by how much the simulation misses it."""
+"""The compared figures, and by how much the simulation misses them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PUBLISHED = (
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One request as its client saw it, seconds; ``tpot`` None for a single token."""
+    """A request as its client saw it, seconds; ``tpot`` None for a single token."""
 
     ttft: float
     tpot: float | None
@@ -28,7 +28,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure of both runs, seconds; ``error`` is the share by which the simulation misses."""
+    """A figure of both runs, seconds; ``error`` is the share by which the simulation misses."""
 
     name: str
     live: float
@@ -38,7 +38,7 @@ class Row:
 
 
 def compare(live: Sequence[Seen], simulation: Sequence[Seen]) -> list[Row]:
-    """All figures; both runs must have requests that ended."""
+    """Compare all figures; both runs must have requests that ended."""
     theirs, ours = _figures(live), _figures(simulation)
     return [
         Row(name, theirs[name], ours[name], abs(ours[name] - theirs[name]) / theirs[name], limit)

@@ -1,4 +1,4 @@
-"""What clients of a live cluster see: requests replayed against it."""
+"""A live cluster as its clients see it: requests replayed against it."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ MOST_PROMPT, MOST_OUTPUT = 900, 400
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One request: arrival in seconds after the start, tokens."""
+    """A request: arrival in seconds after the start, tokens."""
 
     arrival_at: float
     prompt_tokens: int
@@ -47,7 +47,7 @@ def _lengths(rng: random.Random) -> tuple[int, int]:
 
 
 def write_trace(path: Path, rows: Sequence[Row]) -> None:
-    """As ``headway bench serve`` reads it."""
+    """Return the request as ``headway bench serve`` reads it."""
     lines = [
         json.dumps(
             {

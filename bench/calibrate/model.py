@@ -1,4 +1,4 @@
-"""From recorded passes to a simulated cluster that costs what this machine does."""
+"""A simulated cluster that costs what this machine does, made from recorded passes."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ NUM_REPLAYS = 8
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What one worker says it is, and its passes."""
+    """A worker's own description, and its passes."""
 
     worker: dict[str, Any]
     passes: list[MeasuredPass]
 
 
 def read_records(folder: Path) -> list[Recorded]:
-    """Of every worker; HeadwayError where there is none."""
+    """Read every worker's records; HeadwayError where there is none."""
     found = []
     for path in sorted(folder.glob("*.jsonl")):
         whole, _, _ = path.read_text("utf-8").rpartition("\n")  # a killed worker's last is cut
@@ -111,7 +111,7 @@ def _times(pass_time: PassTime, terms: Sequence[str], factor: float) -> PassTime
 
 
 def measured_pace(records: Sequence[Recorded], profile: Profile) -> Pace:
-    """How the workers' passes went, one worker's behind another's."""
+    """Return the workers' passes, one worker's behind another's."""
     passes = [each for record in records for each in record.passes]
     work = [profile.pass_time.lock_step(each.shares) for each in passes]
     return Pace(work, [each.seconds for each in passes])

@@ -1,1 +1,1 @@
-"""One GPU: the engine's passes against what the card can do and against transformers."""
+"""A bench of one GPU: the engine's passes against what the card can do and against transformers."""

@@ -21,7 +21,7 @@ CHECKED = (Case(5, 700), Case(2, 4100), Case(num_rows=300), Case(num_rows=190, s
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer's random KV for a case of decodes, or of one prompt, and its queries."""
+    """Random KV of one layer for a case of decodes, or of one prompt, and its queries."""
 
     query: torch.Tensor
     keys: torch.Tensor

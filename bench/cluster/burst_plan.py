@@ -1,4 +1,4 @@
-"""What ``headway bench burst`` offers, and what every policy is told of the instances."""
+"""The load of ``headway bench burst``, and what every policy is told of the instances."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class BurstLoad:
 
     @property
     def seconds(self) -> float:
-        """Of all three."""
+        """Seconds of all three."""
         return self.burst_ends_at + self.after
 
     def instants(self) -> list[float]:
-        """Of every arrival, seconds."""
+        """Return the instants of all arrivals, seconds."""
         rng, begins, found = random.Random(self.seed), 0.0, list[float]()
         for rate, seconds in (
             (self.rate, self.before),

@@ -1,4 +1,4 @@
-"""What the runs of ``headway bench burst`` came to: figures, a table, JSON, and lines to draw."""
+"""The results of ``headway bench burst``: figures, a table, JSON, and lines to draw."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One policy's: every request, workers by role and state over time (s), and decisions."""
+    """A policy's run: every request, workers by role and state over time (s), and decisions."""
 
     outcomes: Sequence[Outcome]
     workers: Sequence[tuple[float, Mapping[str, int]]]
@@ -40,7 +40,7 @@ class Run:
     decisions: Sequence[tuple[float, str]]
 
     def series(self) -> Series:
-        """To draw."""
+        """Return the series to draw."""
         by_second: dict[int, list[float]] = {}
         for outcome in self.outcomes:
             if outcome.times is not None:
@@ -50,7 +50,7 @@ class Run:
         return Series(ttft, [(at, sum(found.values())) for at, found in self.workers])
 
     def figures(self, load: BurstLoad, ttft_slo: float) -> Figures:
-        """What the table shows, by the words that it shows it under."""
+        """Return the table's figures, by the words that head them."""
         all_ttfts = _ttfts(self.outcomes, 0.0, load.seconds)
         in_burst = _ttfts(self.outcomes, load.before, load.burst_ends_at + _SETTLED)
         gaps = sorted(gap for outcome in self.outcomes for gap in outcome.gaps)
@@ -86,14 +86,14 @@ class Run:
         return later[0] - load.before if later else 0.0
 
     def _attainment(self, ttft_slo: float) -> float:
-        """Of all requests, those that failed included."""
+        """Return the share of all requests, those that failed included."""
         times = [outcome.times for outcome in self.outcomes]
         kept = sum(each is not None and each.ttft <= ttft_slo for each in times)
         return kept / len(times) if times else 0.0
 
 
 def _ttfts(outcomes: Iterable[Outcome], begin: float, end: float) -> list[float]:
-    """Of those that arrived meanwhile, in order."""
+    """Return the TTFTs of those that arrived meanwhile, in order."""
     return sorted(
         outcome.times.ttft
         for outcome in outcomes
@@ -102,7 +102,7 @@ def _ttfts(outcomes: Iterable[Outcome], begin: float, end: float) -> list[float]
 
 
 def _steps(sizes: Sequence[int], *, up: bool) -> int:
-    """How many came, or went."""
+    """Count how many came, or went."""
     steps = [after - before for before, after in pairwise(sizes)]
     return sum(max(step, 0) if up else max(-step, 0) for step in steps)
 

@@ -53,7 +53,7 @@ class _Watched:
 
 
 async def compare(args: Namespace, names: Sequence[str], profile: Profile) -> int:
-    """Every policy's run, then the table; 1 where a request failed."""
+    """Run every policy, print the table; return 1 where a request failed."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH)  # a column a policy
@@ -79,7 +79,7 @@ async def compare(args: Namespace, names: Sequence[str], profile: Profile) -> in
 
 
 def _load(args: Namespace, profile: Profile) -> BurstLoad:
-    """As asked for; a length that was not is one that fills an instance."""
+    """Return the load that was asked for; a length left out is one that fills an instance."""
     prompt_tokens, output_tokens = filling(profile, args.burst_rate, args.utilisation)
     return BurstLoad(
         args.rate,
@@ -138,7 +138,7 @@ def _metric(text: str, name: str) -> int:
 
 
 async def _decisions(cluster: LocalCluster) -> list[tuple[float, str]]:
-    """When the autoscaler changed its mind, s since the epoch, and why."""
+    """Return when the autoscaler changed its target, s since the epoch, and why."""
     if cluster.scaler is None:
         return []
     store = await Store.connect(cluster.config.store, cluster.config.cluster)

@@ -19,7 +19,7 @@ _LAST_LINES = 5
 
 
 class Process:
-    """One process in a session of its own, its output in a file. A context manager."""
+    """A process in a session of its own, its output in a file; a context manager."""
 
     def __init__(
         self, name: str, command: Sequence[str], folder: Path, env: Mapping[str, str] | None = None
@@ -38,7 +38,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Of the process itself; it may have children."""
+        """Return the id of the process itself; it may have children."""
         return self._process.pid
 
     def check(self) -> None:
@@ -99,7 +99,7 @@ def _descends(pid: int, ancestor: int, parents: Mapping[int, int]) -> bool:
 
 
 def run_quietly(command: Sequence[str], patience: float) -> str:
-    """What a failed command said last; empty where it went well within ``patience`` seconds."""
+    """Return what a failed command said last; empty where it ended well within ``patience`` s."""
     started_at = time.monotonic()
     try:
         done = subprocess.run(

@@ -35,7 +35,7 @@ class Kill:
 
 @dataclass(slots=True)
 class Takeovers:
-    """All kills, and what became of the answers meanwhile."""
+    """The kills, and what became of the answers meanwhile."""
 
     kills: list[Kill] = field(default_factory=list)
     num_whole: int = 0
@@ -95,7 +95,7 @@ async def _running(model: str, num_tokens: int) -> AsyncIterator[_Cluster]:
 
 
 async def _load(cluster: _Cluster, expected: str, found: Takeovers) -> None:
-    """One stream after the other, for as long as it is let."""
+    """Ask for one stream after the other until it is cancelled."""
     while True:
         try:
             is_whole = await _answer(cluster) == expected
@@ -106,7 +106,7 @@ async def _load(cluster: _Cluster, expected: str, found: Takeovers) -> None:
 
 
 async def _answer(cluster: _Cluster, first: asyncio.Event | None = None) -> str:
-    """All that was streamed; ``first`` is set with the first of it."""
+    """Return all that was streamed; ``first`` is set with the first of it."""
     said: list[str] = []
     request = cluster.client.stream("POST", "/v1/chat/completions", content=cluster.body)
     async with request as response:
@@ -151,7 +151,7 @@ async def _kill(cluster: _Cluster) -> Kill:
 
 
 async def _leader(store: Store, *, above: int) -> Leader:
-    """Who leads, once the fencing token has risen."""
+    """Return the leader, once the fencing token has risen."""
     async with asyncio.timeout(_PATIENCE):
         while True:
             leader = await store.leader()

@@ -25,7 +25,7 @@ _CHUNK, _BLOCK, _PASS_TIME = 3072, 16, 0.1
 
 
 def cycles(scale: float) -> tuple[str, Iterator[Callable[[], object]]]:
-    """One instance, whose passes each compute what the last cycle gave it."""
+    """An instance, whose passes each compute what the last cycle gave it."""
     num_requests, num_units = int(100 * scale), int(64 * scale)
 
     def decisions() -> Iterator[Callable[[], object]]:

@@ -36,7 +36,7 @@ NUM_HOLDERS = 8
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One decision at one size; ``target_ms`` is for the size that the target names."""
+    """A decision at one size; ``target_ms`` is for the size that the target names."""
 
     decision: str
     size: str
@@ -46,7 +46,7 @@ class Timed:
 
     @property
     def met(self) -> bool | None:
-        """Whether the median keeps the target; None without one."""
+        """Return whether the median keeps the target; None without one."""
         return None if self.target_ms is None else self.median_ms <= self.target_ms
 
 
@@ -59,7 +59,7 @@ class Case(NamedTuple):
 
 
 def measure_all(repeats: int) -> list[Timed]:
-    """Every case at every scale; its target holds at scale 1."""
+    """Yield every case at every scale; its target holds at scale 1."""
     rows = []
     for case in CASES:
         for scale in SCALES:

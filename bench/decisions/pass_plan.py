@@ -20,7 +20,7 @@ BLOCK_SIZE = 16
 
 
 def planning(scale: float) -> tuple[str, Iterator[Callable[[], object]]]:
-    """From the order to the items, with the blocks that requests grow into."""
+    """Plan from the order to the items, with the blocks that requests grow into."""
     num_running = int(NUM_RUNNING * scale)
     num_blocks = num_running * 2 * PROMPT_TOKENS // BLOCK_SIZE
     most = num_running * PROMPT_TOKENS

@@ -1,4 +1,4 @@
-"""What the demo sends: chats that answer at once and requests that reason, with a burst between.
+"""The demo's requests: chats that answer at once and requests that reason, with a burst between.
 
 The small model reasons in chats. Its completions stand for chats without reasoning: all that they
 generate is read, and as long as is asked for.
@@ -28,7 +28,7 @@ class Burst:
 
     @property
     def num_requests(self) -> int:
-        """Of both kinds."""
+        """Number of requests of both kinds."""
         return len(self.reasoning.requests) + len(self.chats.requests)
 
 

@@ -16,23 +16,23 @@ from bench.serve.client import Client, Endpoint
 from bench.serve.replay import Outcome, Replay
 from services.local.cluster import LocalCluster
 from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
-from services.local.policy_options import chosen
 from services.local.store import free_port
 
 _TIMEOUT = 300.0  # seconds, for one answer
 _MOST_OPEN = 1024
 
 
-async def compare(args: argparse.Namespace, presets: Sequence[str]) -> int:
-    """Every preset's run, then the table; 1 where a request failed."""
+async def compare(args: argparse.Namespace, policies: Sequence[PolicyOptions]) -> int:
+    """Run every preset, print the table; return 1 where a request failed."""
     console = Console()
     model = Path(args.model).name
     burst = make_burst(model, args.num_requests, args.rate, args.seed)
     runs: dict[str, Values] = {}
     num_failed = 0
-    for preset in presets:
+    for each in policies:
+        preset = each.preset
         console.print(f"{preset}: starting a cluster, logs in {args.log_dir}/{preset}/")
-        async with LocalCluster(_options(args, preset), Path(args.log_dir) / preset) as cluster:
+        async with LocalCluster(_options(args, each), Path(args.log_dir) / preset) as cluster:
             console.print(f"{preset}: {burst.num_requests} requests, a third of them at once")
             if args.warm_up:
                 warm_up = make_burst(model, args.warm_up, args.rate, args.seed + 1)
@@ -60,11 +60,11 @@ def _plot(folder: Path, runs: dict[str, Values]) -> None:
     latency_cdfs(folder, runs)
 
 
-def _options(args: argparse.Namespace, preset: str) -> ClusterOptions:
+def _options(args: argparse.Namespace, policies: PolicyOptions) -> ClusterOptions:
     """Return one preset's cluster, each worker with the demo's limit."""
     return ClusterOptions(
         model=args.model,
-        policies=PolicyOptions(preset, *chosen(args)),
+        policies=policies,
         workers=WorkerCounts(args.prefill, args.decode),
         device=args.device,
         port=free_port(2),
@@ -74,7 +74,7 @@ def _options(args: argparse.Namespace, preset: str) -> ClusterOptions:
 
 
 async def _replay(url: str, burst: Burst) -> list[Outcome]:
-    """Both kinds at once, after one request of each that does not count; outcomes by arrival."""
+    """Send both kinds at once, after one uncounted request of each; return outcomes by arrival."""
     client = Client(Endpoint.parse(url), _TIMEOUT)
     stopping = asyncio.Event()
     plans = (burst.reasoning, burst.chats)

@@ -22,7 +22,7 @@ _SHOWN = (
 
 
 def values_of(outcomes: Sequence[Outcome]) -> Values:
-    """Every finished request's times, seconds, and its QoE, by metric."""
+    """Return every finished request's times, seconds, and its QoE, by metric."""
     times = [each.times for each in outcomes if each.times is not None]
     found = {
         name: [value for each in times if (value := each.metric(name)) is not None]
@@ -33,7 +33,7 @@ def values_of(outcomes: Sequence[Outcome]) -> Values:
 
 
 def _qoe(outcome: Outcome) -> float | None:
-    """From the first answering token on; None for fewer than two."""
+    """Measure from the first answering token on; None for fewer than two."""
     times = outcome.times
     if times is None or times.first_answer_at is None:
         return None
@@ -43,7 +43,7 @@ def _qoe(outcome: Outcome) -> float | None:
 
 
 def figures(values: Values) -> dict[str, float]:
-    """What the table shows, by the words that it shows it under; nothing for no values."""
+    """Return the table's figures by the words that head them; nothing for no values."""
     found: dict[str, float] = {}
     for name, title in _SHOWN:
         ordered = sorted(values[name])

@@ -1,4 +1,4 @@
-"""One engine under measurement: loads a model, then runs jobs from its input, a JSON line each.
+"""An engine under measurement: loads a model, then runs jobs from its input, a JSON line each.
 
 ``python bench/engine/contender.py ENGINE MODEL``. The engine ``vllm`` needs nothing of this
 project, so that it can have an environment of its own. A job is

@@ -22,7 +22,7 @@ BLOCK_SIZE = 16
 
 
 class EngineLoop:
-    """One worker of one DP unit with ``sarathi``; requests go in and tokens come out."""
+    """A worker of one DP unit with ``sarathi``; requests go in and tokens come out."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What an idle cluster adds to the model's own time to first token.
+"""The time that an idle cluster adds to the model's own time to first token.
 
 Starts ``headway up``, then asks one prompt at a time, each first of a worker's engine in this
 process (the model's own time: one prefill pass with its draw) and then of the cluster over HTTP,
@@ -51,7 +51,7 @@ class OwnTime:
         self._backend.warm_up()
 
     def seconds(self, prompt: str) -> float:
-        """One prefill pass over the prompt, with the draw of the first token."""
+        """Time one prefill pass over the prompt, with the draw of the first token."""
         token_ids = tuple(self._tokenizer.encode(prompt).ids)
         item = PassItem(
             key=StreamKey("bench", 1),
@@ -69,7 +69,7 @@ class OwnTime:
 
 
 async def cluster_seconds(client: Client, model: str, prompt: str) -> float:
-    """From the request's write to its first event."""
+    """Measure from the request's write to its first event."""
     asked = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "stream": True}
     came_at: list[float] = []
     body = json.dumps(asked).encode()

@@ -1,4 +1,4 @@
-"""What stands behind each figure: ours with its emulated worker, peers with the mock backend."""
+"""The processes behind each figure: ours with its emulated worker, peers with the mock backend."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOCK_MODEL = "headway-mini"
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One gateway that serves; ``process`` is None for the backend without any."""
+    """A gateway that serves; ``process`` is None for the backend without any."""
 
     name: str
     endpoint: Endpoint

@@ -43,7 +43,7 @@ _LEASE = 3.0
 
 @dataclass(slots=True)
 class Running:
-    """One request and how far it is."""
+    """A request and how far it is."""
 
     request: Request
     index: int
@@ -108,7 +108,7 @@ class TokenLink:
                 call.cancel()
 
     def forward_pass(self) -> TokenBatch:
-        """One token of every running request."""
+        """Make one token of every running request."""
         stream_ids: list[int] = []
         indices: list[int] = []
         token_ids: list[int] = []
@@ -203,7 +203,7 @@ class Emulated:
             queue.put_nowait(None)
 
     def take(self, message: GatewayHello | Request | CancelStream, gateway_id: str) -> None:
-        """One message of a gateway."""
+        """Answer one message of a gateway."""
         if isinstance(message, CancelStream):
             if gateway_id in self.links:
                 self.links[gateway_id].cancel(message.key.stream_id)

@@ -88,7 +88,7 @@ class Passes:
             asyncio.get_running_loop().call_soon(self._pass)
 
     def drop(self, connection: Connection) -> None:
-        """Its client has gone."""
+        """Stop: the client has gone."""
         self._running.pop(connection, None)
 
     def _pass(self) -> None:
@@ -108,7 +108,7 @@ class Passes:
 
 
 class Connection(asyncio.Protocol):
-    """One client, one request after another."""
+    """A client's connection, one request after another."""
 
     def __init__(self, passes: Passes) -> None:
         self._passes = passes

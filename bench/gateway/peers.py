@@ -27,7 +27,7 @@ Command = Callable[[str, int, int, Path, str], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One gateway of others; ``requirement`` is what was measured here."""
+    """A gateway of others; ``requirement`` is what was measured here."""
 
     name: str
     requirement: str
@@ -35,11 +35,11 @@ class Peer:
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def program(self, peers_dir: Path) -> Path:
-        """Its command, where it is installed."""
+        """Return its command, where it is installed."""
         return peers_dir / self.name / "bin" / self.name
 
     def install(self, peers_dir: Path) -> str:
-        """From the package index; why not, or nothing."""
+        """Install it; return why that failed, or nothing."""
         folder = peers_dir / self.name
         folder.parent.mkdir(parents=True, exist_ok=True)
         said = run_quietly([sys.executable, "-m", "venv", str(folder)], INSTALL_PATIENCE)
@@ -101,7 +101,7 @@ PEERS: Mapping[str, Peer] = MappingProxyType(
 def find_peers(
     names: str, peers_dir: Path, *, install: bool, say: Callable[[str], None]
 ) -> tuple[list[Peer], dict[str, str]]:
-    """Those that are installed, and why each of the others is left out."""
+    """Return those that are installed, and why each of the others is left out."""
     found: list[Peer] = []
     missing: dict[str, str] = {}
     for name in filter(None, (name.strip() for name in names.split(","))):

@@ -19,7 +19,7 @@ Row = tuple[float | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one gateway in one round; latencies in seconds, CPU in seconds, None where unknown.
+    """Figures of one gateway in one round; latencies and CPU in seconds, None where unknown.
 
     ``latency`` is of a whole one-token answer with nothing else in flight.
     """

@@ -1,4 +1,4 @@
-"""One run of ``headway bench gateway``: every gateway in turn, round after round."""
+"""A run of ``headway bench gateway``: every gateway in turn, round after round."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def _all_rounds(
 
 
 async def _measure(contender: Contender, args: Namespace) -> Figures:
-    """One gateway's turn."""
+    """Measure one gateway."""
     alone, _ = await _requests(contender, 1, 1, False, args.seconds)
     times = sorted(alone.times)
     short, short_cpu = await _requests(contender, args.streams, 1, False, args.seconds)

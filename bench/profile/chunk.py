@@ -12,7 +12,7 @@ NUM_PROMPTS = 5
 
 
 async def seconds_with_prompt(bench: Bench, num_tokens: int) -> float:
-    """How long readers wait for a token while a prompt is computed, the median of five (s).
+    """Measure how long readers wait for a token beside a prompt, the median of five (s).
 
     From one pass's tokens to those of the pass with the whole prompt in it.
     """

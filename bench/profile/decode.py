@@ -38,7 +38,7 @@ class Population:
         return len(self._tasks)
 
     async def grow(self, number: int) -> None:
-        """Until so many run, of all ages."""
+        """Wait until so many run, of all ages."""
         places = range(self.size, number)
         ends = await asyncio.gather(*(self._enter(n, self._kind.aged(n)) for n in places))
         self._tasks += [

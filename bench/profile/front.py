@@ -1,4 +1,4 @@
-"""What workers under measurement talk to: a gateway that counts tokens and a place for KV."""
+"""The peers of workers under measurement: a gateway that counts tokens and a place for KV."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from bench.profile.awaited import Awaited
 from headway.errors import Code, HeadwayError
 from headway.messages import KvHeader
 from protos import gateway_pb2, gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -30,9 +31,9 @@ class Front(gateway_pb2_grpc.TokenSinkServicer, worker_pb2_grpc.WorkerServicer):
         self.num_tokens = 0
         self.num_batches = 0
         self.address = ""
-        self._gaps: dict[int, asyncio.Future[float]] = {}
-        self._headers: dict[int, asyncio.Future[KvHeader]] = {}
-        self._news = _future()
+        self._gaps: Awaited[float] = Awaited()
+        self._headers: Awaited[KvHeader] = Awaited()
+        self._news = asyncio.Event()
         self._server = GrpcServer(ServiceConfig(service_id=GATEWAY_ID))
 
     async def start(self) -> None:
@@ -48,29 +49,30 @@ class Front(gateway_pb2_grpc.TokenSinkServicer, worker_pb2_grpc.WorkerServicer):
 
     def gap(self, stream_id: int) -> asyncio.Future[float]:
         """Seconds from its worker's tokens before to the pass that brings the stream's first."""
-        return self._gaps.setdefault(stream_id, _future())
+        return self._gaps.expect(stream_id)
 
     def header(self, stream_id: int) -> asyncio.Future[KvHeader]:
-        """What the stream's KV is, once it has been sent here."""
-        return self._headers.setdefault(stream_id, _future())
+        """Return a future: the KV header that comes for a stream."""
+        return self._headers.expect(stream_id)
 
     async def next_batch(self) -> None:
         """Return when a pass's tokens come."""
-        await asyncio.shield(self._news)
+        await self._news.wait()
 
     # --- RPCs -------------------------------------------------------------------------------
 
     async def Attach(  # noqa: N802 (the proto's name)
         self, request_iterator: AsyncIterator[gateway_pb2.TokenBatch], context: _Context
     ) -> AsyncIterator[gateway_pb2.TokenControl]:
-        """One worker's tokens."""
+        """Receive one worker's tokens."""
         before = now = asyncio.get_running_loop().time()
         try:
             async for packed in request_iterator:
                 before, now = now, asyncio.get_running_loop().time()
                 self._take(packed, now - before)
         finally:
-            self._fail()
+            hung_up = "a worker has hung up: see its log"
+            self._gaps.fail(HeadwayError(Code.UNAVAILABLE, hung_up))
         return
         yield gateway_pb2.TokenControl()
 
@@ -78,22 +80,14 @@ class Front(gateway_pb2_grpc.TokenSinkServicer, worker_pb2_grpc.WorkerServicer):
         self.num_batches += 1
         self.num_tokens += len(packed.stream_ids)
         for stream_id in packed.stream_ids:
-            _settle(self._gaps, stream_id, gap)
-        news, self._news = self._news, _future()
-        news.set_result(None)
-
-    def _fail(self) -> None:
-        """A worker has hung up: nobody waits for its tokens any more."""
-        error = HeadwayError(Code.UNAVAILABLE, "a worker has hung up: see its log")
-        for future in self._gaps.values():
-            if not future.done():
-                future.set_exception(error)
-                future.exception()  # nobody may be waiting for it: that is no error
+            self._gaps.settle(stream_id, gap)
+        news, self._news = self._news, asyncio.Event()
+        news.set()
 
     async def Control(  # noqa: N802 (the proto's name)
         self, request_iterator: AsyncIterator[worker_pb2.SchedulerToWorker], context: _Context
     ) -> AsyncIterator[worker_pb2.WorkerToScheduler]:
-        """Nobody leads it."""
+        """Refuse: this place has no leader."""
         error = HeadwayError(Code.FAILED_PRECONDITION, "this worker takes KV and nothing else")
         await wire.abort(context, error)
         yield worker_pb2.WorkerToScheduler()
@@ -101,7 +95,7 @@ class Front(gateway_pb2_grpc.TokenSinkServicer, worker_pb2_grpc.WorkerServicer):
     async def SetRole(  # noqa: N802 (the proto's name)
         self, request: worker_pb2.SetRoleRequest, context: _Context
     ) -> worker_pb2.SetRoleReply:
-        """It has no role."""
+        """Refuse: this place has no role."""
         error = HeadwayError(Code.FAILED_PRECONDITION, "this worker takes KV and nothing else")
         await wire.abort(context, error)
         return worker_pb2.SetRoleReply()
@@ -109,19 +103,9 @@ class Front(gateway_pb2_grpc.TokenSinkServicer, worker_pb2_grpc.WorkerServicer):
     async def TransferKv(  # noqa: N802 (the proto's name)
         self, request_iterator: AsyncIterator[worker_pb2.KvChunk], context: _Context
     ) -> worker_pb2.KvReceipt:
-        """One request's KV: read and let go."""
+        """Read one request's KV and let it go."""
         async for chunk in request_iterator:
             header = wire.KV.unpack(chunk)
             if isinstance(header, KvHeader):
-                _settle(self._headers, header.request.stream_id, header)
+                self._headers.settle(header.request.stream_id, header)
         return worker_pb2.KvReceipt(worker_id=GATEWAY_ID)
-
-
-def _future() -> asyncio.Future[Any]:
-    return asyncio.get_running_loop().create_future()
-
-
-def _settle(waited: dict[int, asyncio.Future[Any]], stream_id: int, value: object) -> None:
-    future = waited.pop(stream_id, None)
-    if future is not None and not future.done():
-        future.set_result(value)

@@ -25,7 +25,7 @@ class Kept:
         self._measured: dict[str, float] = {}
 
     def read(self) -> int:
-        """What an earlier call measured; how much that is. HeadwayError for other settings."""
+        """Read what an earlier call measured, return its count; HeadwayError for other settings."""
         if not self.path.is_file():
             shutil.rmtree(self.passes, ignore_errors=True)
             return 0
@@ -50,7 +50,7 @@ class Kept:
         return self._measured.get(key)
 
     def starting_with(self, prefix: str) -> list[float]:
-        """All measurements of a kind, in the order in which they were made."""
+        """Return all measurements of a kind, in the order in which they were made."""
         return [value for key, value in self._measured.items() if key.startswith(prefix)]
 
     def by_number(self, prefix: str) -> dict[int, float]:
@@ -59,7 +59,7 @@ class Kept:
         return {int(key[len(prefix) :]): v for key, v in found if key.startswith(prefix)}
 
     async def value(self, key: str, measure: Callable[[], Awaitable[float]]) -> float:
-        """What was measured before, or is now."""
+        """Return what was measured before, or measure it now."""
         if key not in self._measured:
             self.put(key, await measure())
         return self._measured[key]

@@ -1,4 +1,4 @@
-"""One worker under measurement, led as its scheduler would."""
+"""A worker under measurement, led as its scheduler would."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from bench.profile.awaited import Awaited
 from headway.cluster import WorkerInfo
 from headway.errors import Code, HeadwayError
 from headway.messages import (
@@ -36,7 +37,7 @@ TIMEOUT = 120.0
 
 
 class WorkerLink:
-    """``info`` is what the worker says it is; what it reports ends what is waited for."""
+    """A worker's stream; ``info`` is its own description, its reports end what is awaited."""
 
     def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
         self.address = address
@@ -44,9 +45,9 @@ class WorkerLink:
         self._call: Any = wire.dial_control(channel)
         self._writing = asyncio.Lock()
         self._num_dispatches = 0
-        self._finished: dict[int, asyncio.Future[FinishedRequest]] = {}
-        self._prefilled: dict[int, asyncio.Future[HeldRequest]] = {}
-        self._handed: dict[int, asyncio.Future[HandoffResult]] = {}
+        self._finished: Awaited[FinishedRequest] = Awaited()
+        self._prefilled: Awaited[HeldRequest] = Awaited()
+        self._handed: Awaited[HandoffResult] = Awaited()
         self._lost: HeadwayError | None = None
 
     async def greet(self) -> None:
@@ -65,19 +66,17 @@ class WorkerLink:
         except grpc.aio.AioRpcError as error:
             detail = f"{error.code().name}: {error.details()}"
         self._lost = HeadwayError(Code.UNAVAILABLE, f"the worker is gone ({detail}): see its log")
-        waiting = (self._finished, self._prefilled, self._handed)
-        for future in [f for each in waiting for f in each.values()]:
-            if not future.done():
-                future.set_exception(self._lost)
+        for awaited in (self._finished, self._prefilled, self._handed):
+            awaited.fail(self._lost)
 
     def _take(self, report: object) -> None:
         if isinstance(report, EndForward):
             for finished in report.finished:
-                _settle(self._finished, finished.key, finished)
+                self._finished.settle(finished.key.stream_id, finished)
             for held in report.prefilled:
-                _settle(self._prefilled, held.key, held)
+                self._prefilled.settle(held.key.stream_id, held)
         elif isinstance(report, HandoffResult):
-            _settle(self._handed, report.key, report)
+            self._handed.settle(report.key.stream_id, report)
 
     async def _send(self, order: Order) -> None:
         if self._lost is not None:
@@ -88,34 +87,34 @@ class WorkerLink:
     # --- orders ---------------------------------------------------------------------------
 
     async def dispatch(self, requests: Iterable[Request]) -> list[asyncio.Future[FinishedRequest]]:
-        """Prefill them; each one's end."""
+        """Prefill them; return a future of each one's end."""
         asked = tuple(requests)
-        futures = [_expect(self._finished, request.key) for request in asked]
+        futures = [self._finished.expect(request.key.stream_id) for request in asked]
         self._num_dispatches += 1
         await self._send(Dispatch(self._num_dispatches, (UnitBatch(0, asked),)))
         return futures
 
     async def prefill(self, request: Request) -> asyncio.Future[HeldRequest]:
-        """Prefill it, and hold it for a handoff; when that is so."""
-        future = _expect(self._prefilled, request.key)
+        """Prefill it and hold it for a handoff; return a future of that."""
+        future = self._prefilled.expect(request.key.stream_id)
         self._num_dispatches += 1
         await self._send(Dispatch(self._num_dispatches, (UnitBatch(0, (request,)),)))
         return future
 
     async def hand_off(self, key: StreamKey, worker_id: str, address: str) -> HandoffResult:
         """Send a held request's KV there."""
-        future: asyncio.Future[HandoffResult] = _expect(self._handed, key)
+        future = self._handed.expect(key.stream_id)
         await self._send(Handoff(key, worker_id, address, 0, _FENCING_TOKEN))
         return await future
 
     async def cancel(self, keys: Iterable[StreamKey]) -> None:
-        """Let go of them; who waits for their end gets it."""
+        """Cancel them; their futures end."""
         for key in keys:
             await self._send(CancelStream(key))
 
     def ended(self, key: StreamKey) -> asyncio.Future[FinishedRequest]:
-        """The end of a request that comes from elsewhere."""
-        return _expect(self._finished, key)
+        """Return a future: the end of a request that comes from elsewhere."""
+        return self._finished.expect(key.stream_id)
 
     async def give_kv(self, request: Request, like: KvHeader) -> None:
         """Hand it a request whose prompt is computed: its KV is of ``like``'s kind, and zero.
@@ -155,15 +154,3 @@ def _kv(request: Request, like: KvHeader, info: WorkerInfo) -> Iterator[Any]:
     yield wire.KV.pack(header)
     for start in range(0, num_bytes, len(_PIECE)):
         yield wire.KV.pack(_PIECE[: num_bytes - start])
-
-
-def _expect(waited: dict[int, asyncio.Future[Any]], key: StreamKey) -> asyncio.Future[Any]:
-    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    waited[key.stream_id] = future
-    return future
-
-
-def _settle(waited: dict[int, asyncio.Future[Any]], key: StreamKey, value: object) -> None:
-    future = waited.pop(key.stream_id, None)
-    if future is not None and not future.done():
-        future.set_result(value)

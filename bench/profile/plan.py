@@ -1,4 +1,4 @@
-"""What is measured of a deployment, in what order, and on requests of which size."""
+"""The plan of a measurement: its steps, their order, and the sizes of requests."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class ChunkSearch:
         self._num_left = NUM_HALVINGS
 
     def add(self, seconds: float) -> None:
-        """How long the pass with ``offered`` tokens took."""
+        """Return how long the pass with ``offered`` tokens took."""
         assert self.offered is not None, "nothing more is to be measured"
         if seconds <= self._slo:
             self.chunk = self.offered

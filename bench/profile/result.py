@@ -1,4 +1,4 @@
-"""From what was measured to a profile."""
+"""A profile of the measured figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BUSY_ERROR = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What was measured, for people: texts that a profile bears."""
+    """The deployment in words: texts that a profile bears."""
 
     name: str
     device: str
@@ -61,7 +61,7 @@ def fit_passes(passes: Sequence[MeasuredPass]) -> Fit:
 
 
 def make_profile(info: WorkerInfo, deployment: Deployment, measured: Measured, fit: Fit) -> Profile:
-    """What every service and the simulator read; memory and limits are the worker's own."""
+    """Make the profile for services and simulator; memory and limits are the worker's own."""
     smallest = blocks_for(sum(measured.buckets.lengths(0)), info.block_size)
     convertible: Mapping[str, float] = {}
     if measured.chunk is not None:
@@ -97,7 +97,7 @@ def make_profile(info: WorkerInfo, deployment: Deployment, measured: Measured, f
 
 
 def doubt(fit: Fit) -> str:
-    """What speaks against a profile with such a fit; "" where nothing does."""
+    """Return what speaks against a profile with such a fit; "" where nothing does."""
     if fit.median_error <= BUSY_ERROR:
         return ""
     return (
@@ -107,7 +107,7 @@ def doubt(fit: Fit) -> str:
 
 
 def table(profile: Profile) -> list[tuple[str, str]]:
-    """What was found, in lines of a name and its figure."""
+    """Return the findings, in lines of a name and its figure."""
     rows = [
         ("V_P", f"{profile.prefill_tokens_per_s:,.0f} prompt tokens/s"),
         ("V_N", f"{profile.network_tokens_per_s:,.0f} tokens/s of KV"),

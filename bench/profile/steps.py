@@ -1,4 +1,4 @@
-"""All measurements, one after another; what an earlier call has measured is not measured again."""
+"""The measurements, one after another; what an earlier call has measured is not measured again."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Steps:
     done: Callable[[], None]
 
     async def run(self, start_up: float, like: KvHeader) -> Measured:
-        """All of them; ``like`` is what the deployment's KV is."""
+        """Run every step; ``like`` is the deployment's layout of KV."""
         prefill = await self._prefill()
         self.done()
         network = await self._network()

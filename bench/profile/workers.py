@@ -39,7 +39,7 @@ class Bench:
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def request(self, kind: Kind, *, is_prefilled: bool = False) -> Request:
-        """One of its own that runs to its end; with a first token where it ``is_prefilled``."""
+        """Make a request that runs to its end; with a first token where it ``is_prefilled``."""
         number = next(self._numbers)
         return Request(
             request_id=f"profile-{number}",
@@ -57,7 +57,7 @@ class Bench:
         )
 
     async def kv_header(self, num_input: int) -> KvHeader:
-        """What the deployment's KV is, of a prompt that the prefiller sends here."""
+        """Return the layout of KV, from a prompt that the prefiller sends here."""
         request = self.request(Kind(num_input, 2))
         header = self.front.header(request.stream_id)
         await (await self.prefiller.prefill(request))

@@ -39,7 +39,7 @@ def _is_graphic(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where requests go; ``prefix`` comes before every path."""
+    """The server that requests go to; ``prefix`` comes before every path."""
 
     host: str
     port: int
@@ -49,7 +49,7 @@ class Endpoint:
 
     @classmethod
     def parse(cls, url: str, api_key: str = "") -> Endpoint:
-        """From a base URL, with or without the ``/v1`` at its end."""
+        """Read a base URL, with or without the ``/v1`` at its end."""
         limit = "http://HOST[:PORT] or https://HOST[:PORT]"
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -83,7 +83,7 @@ class Endpoint:
 
 @dataclass(slots=True)
 class Response:
-    """One response while it comes: events go to ``on_event``, anything else into ``body``."""
+    """A response while it comes: events go to ``on_event``, anything else into ``body``."""
 
     on_event: OnEvent | None
     ended: asyncio.Future[None]
@@ -105,7 +105,7 @@ class Response:
 
 
 class Connection(asyncio.Protocol):
-    """One connection, one request at a time."""
+    """A connection, one request at a time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

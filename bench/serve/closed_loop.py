@@ -29,7 +29,7 @@ class Loop:
 
 
 class _Caller(asyncio.Protocol):
-    """One connection that asks again until the time is up."""
+    """A connection that asks again until the time is up."""
 
     def __init__(self, request: bytes, loop: Loop, ended: asyncio.Future[None]) -> None:
         self._request = request
@@ -78,7 +78,7 @@ class _Caller(asyncio.Protocol):
 
 
 async def run_loop(endpoint: Endpoint, path: str, bodies: Sequence[bytes], seconds: float) -> Loop:
-    """One request in flight per body; HeadwayError where one is not answered with 200."""
+    """Keep one request in flight per body; HeadwayError where one is not answered with 200."""
     running = asyncio.get_running_loop()
     began_at = time.perf_counter()
     loop = Loop(until=began_at + seconds)

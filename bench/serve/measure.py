@@ -1,4 +1,4 @@
-"""One run of ``headway bench serve``: find the model, warm up, replay, report."""
+"""A run of ``headway bench serve``: find the model, warm up, replay, report."""
 
 from __future__ import annotations
 

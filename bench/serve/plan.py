@@ -1,4 +1,4 @@
-"""What is sent when, settled before the first request leaves."""
+"""The plan of a run: all requests and their instants, settled before the first leaves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What was asked for on the command line."""
+    """The options of the command line."""
 
     model: str
     rate: float | None = None
@@ -53,7 +53,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One request; ``arrival_at`` in seconds after the start."""
+    """A request to send; ``arrival_at`` in seconds after the start."""
 
     index: int
     arrival_at: float
@@ -64,7 +64,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All requests by arrival, the path they go to, and what a reader has to know of them."""
+    """The requests by arrival, the path they go to, and what a reader has to know of them."""
 
     path: str
     requests: Sequence[Planned]
@@ -161,7 +161,7 @@ def _instants(options: Options, rows: Sequence[TraceRow], rng: random.Random) ->
 
 
 def _source(options: Options, rows: Sequence[TraceRow], notes: list[str]) -> tuple[Source, str]:
-    """Where prompts come from, and the endpoint that takes them."""
+    """Return the source of prompts, and the endpoint that takes them."""
     own_prompts = bool(rows) and all(row.prompt is not None for row in rows)
     name = options.prompts or ("trace" if own_prompts else "mini")
     chat = options.endpoint != "completions"

@@ -1,4 +1,4 @@
-"""What is asked: the small model's tasks, a file's prompts, a trace's own, or random tokens."""
+"""The prompts: the small model's tasks, a file's prompts, a trace's own, or random tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RANDOM_TOKENS = 128
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One prompt: chat messages, a text or token ids, and what is known of the answer."""
+    """A prompt: chat messages, a text or token ids, and what is known of the answer."""
 
     prompt: list[dict[str, str]] | str | list[int]
     task: str = ""

@@ -21,7 +21,7 @@ _FAILED_ENDS = ("error", "abort", "cancelled")
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one request; instants in seconds after the start of the run."""
+    """The outcome of one request; instants in seconds after the start of the run."""
 
     planned: Planned
     sent_at: float
@@ -46,7 +46,7 @@ class Tally:
 
 
 class Replay:
-    """One run. ``most_open`` bounds connections: a request beyond it fails, it never waits."""
+    """A run. ``most_open`` bounds connections: a request beyond it fails, it never waits."""
 
     def __init__(self, client: Client, plan: Plan, *, most_open: int) -> None:
         self._client = client
@@ -76,7 +76,7 @@ class Replay:
         return time.perf_counter() - self._started_at
 
     async def _pause_until(self, at: float, stopping: asyncio.Event) -> bool:
-        """Whether it was told to stop meanwhile."""
+        """Wait, and return whether it was told to stop meanwhile."""
         pause = at - self._now()
         if pause > 0.0 and not stopping.is_set():
             try:

@@ -21,7 +21,7 @@ Summary = dict[str, Any]
 
 
 def summarise(outcomes: Sequence[Outcome], slo: Slo, duration: float) -> Summary:
-    """All figures; times in seconds, rates over ``duration`` (first arrival to last end)."""
+    """Return all figures; times in seconds, rates over ``duration`` (first arrival to last end)."""
     finished = [outcome.times for outcome in outcomes if outcome.times is not None]
     num_tokens = sum(times.num_output_tokens for times in finished)
     late = sorted(outcome.sent_at - outcome.planned.arrival_at for outcome in outcomes)
@@ -47,7 +47,7 @@ def summarise(outcomes: Sequence[Outcome], slo: Slo, duration: float) -> Summary
 
 
 def _spread(name: str, outcomes: Sequence[Outcome]) -> Spread | None:
-    """Over requests; tbt over all gaps of all requests."""
+    """Return the spread over requests; tbt over all gaps of all requests."""
     if name == "tbt":
         return Spread.of(gap for outcome in outcomes for gap in outcome.gaps)
     values = (each.times.metric(name) for each in outcomes if each.times is not None)
@@ -94,7 +94,7 @@ def write_json(
 
 
 def _plain(value: Any) -> Any:
-    """As JSON can say it: paths and infinite rates as text."""
+    """Return a value as JSON can say it: paths and infinite rates as text."""
     odd = isinstance(value, Path) or (isinstance(value, float) and not math.isfinite(value))
     return str(value) if odd else value
 

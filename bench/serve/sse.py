@@ -12,7 +12,7 @@ _REASONING_START, _REASONING_END = "<think>", "</think>"
 
 
 class BadStreamError(Exception):
-    """What came is no stream of OpenAI's; the message says what it is instead."""
+    """Data that is no stream of OpenAI's; the message says what it is instead."""
 
 
 class EventSplitter:
@@ -42,7 +42,7 @@ def _event_data(event: bytes) -> bytes:
 
 
 class Delta(NamedTuple):
-    """What one event adds: text of the answer and of the reasoning, an end, token counts."""
+    """An event's additions: text of the answer and of the reasoning, an end, token counts."""
 
     answer: str = ""
     reasoning: str = ""
@@ -52,7 +52,7 @@ class Delta(NamedTuple):
 
 
 def read_delta(data: bytes) -> Delta:
-    """One event's meaning, for chat and plain completions; BadStreamError where it has none.
+    """Read one event, for chat and plain completions; BadStreamError where it has none.
 
     Reasoning is called ``reasoning_content`` by most servers and ``reasoning`` by newer vLLM.
     """
@@ -85,7 +85,7 @@ def _error_text(error: Any) -> str:
 
 @dataclass(slots=True)
 class Stream:
-    """One response as it comes: instants of its tokens, its text, end and counts."""
+    """A response as it comes: instants of its tokens, its text, end and counts."""
 
     token_times: list[float] = field(default_factory=list)
     pieces: list[tuple[float, str]] = field(default_factory=list)  # instant and text, no reasoning
@@ -95,7 +95,7 @@ class Stream:
     completion_tokens: int | None = None
 
     def take(self, data: bytes, now: float) -> None:
-        """One event's data, which came at ``now``."""
+        """Take one event's data, which came at ``now``."""
         if data == DONE:
             return
         delta = read_delta(data)
@@ -117,7 +117,7 @@ class Stream:
 
     @property
     def first_answer_at(self) -> float | None:
-        """When the first of the answer's visible characters came."""
+        """Return when the first of the answer's visible characters came."""
         start = _answer_start("".join(text for _, text in self.pieces))
         end = 0
         for at, text in self.pieces:

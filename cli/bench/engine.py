@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.options import add_model
+from cli.options import add_model, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; HeadwayError for a number out of range."""
-    import json
     from dataclasses import asdict
 
     from bench.engine.run import Plan, measure, model_of
@@ -53,26 +52,23 @@ def run(args: argparse.Namespace) -> int:
         with model_of(plan, say=print) as model:
             rows = where(model, plan.dtype, plan.num_threads, plan.concurrency)
         _print_where(rows)
-        if args.json is not None:
-            packed_rows = [asdict(row) for row in rows]
-            args.json.write_text(json.dumps(packed_rows, indent=2) + "\n", encoding="utf-8")
+        write_json(args.json, [asdict(row) for row in rows])
         return 0
     figures, left_out = measure(plan, say=lambda text: print(text, flush=True))
     _print(plan.concurrency, figures)
     for name, why in left_out.items():
         print(f"left out: {name}: {why}")
-    if args.json is not None:
-        packed = {
-            "model": plan.model,
-            "dtype": plan.dtype,
-            "threads": plan.num_threads,
-            "prompt_tokens": plan.num_prompt,
-            "output_tokens": plan.num_output,
-            "rounds": plan.num_rounds,
-            "left_out": left_out,
-            "figures": [asdict(figure) for figure in figures],
-        }
-        args.json.write_text(json.dumps(packed, indent=2) + "\n", encoding="utf-8")
+    packed = {
+        "model": plan.model,
+        "dtype": plan.dtype,
+        "threads": plan.num_threads,
+        "prompt_tokens": plan.num_prompt,
+        "output_tokens": plan.num_output,
+        "rounds": plan.num_rounds,
+        "left_out": left_out,
+        "figures": [asdict(figure) for figure in figures],
+    }
+    write_json(args.json, packed)
     return 0
 
 

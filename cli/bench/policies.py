@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cli.options import write_json
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -27,7 +29,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; HeadwayError for a number out of range."""
-    import json
     from dataclasses import asdict
 
     from bench.decisions.decisions import measure_all
@@ -36,9 +37,7 @@ def run(args: argparse.Namespace) -> int:
     require_between("--repeats", args.repeats, 1, 100_000)
     rows = measure_all(args.repeats)
     _print(rows)
-    if args.json is not None:
-        packed = [{**asdict(row), "met": row.met} for row in rows]
-        args.json.write_text(json.dumps(packed, indent=2) + "\n", encoding="utf-8")
+    write_json(args.json, [{**asdict(row), "met": row.met} for row in rows])
     return 0
 
 

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cli.options import write_json
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -36,7 +38,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Simulate once and print; HeadwayError for what cannot be simulated."""
-    import json
     import resource
     import time
 
@@ -75,14 +76,12 @@ def run(args: argparse.Namespace) -> int:
     print(f"{'cores':<26} {_kind_of_cores()}")
     for name, value in rows.items():
         print(f"{name:<26} {value:,.1f}")
-    if args.json is not None:
-        found_rows = {"cores": _kind_of_cores(), **rows}
-        args.json.write_text(json.dumps(found_rows, indent=2) + "\n", encoding="utf-8")
+    write_json(args.json, {"cores": _kind_of_cores(), **rows})
     return 0
 
 
 def _kind_of_cores() -> str:
-    """Of which wheel they are (docs/simulator.md, Compiled)."""
+    """Return which wheel's cores run (docs/simulator.md, Compiled)."""
     from headway.core.worker import core
 
     return "plain" if core.__file__.endswith(".py") else "compiled"

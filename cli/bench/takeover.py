@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from cli.options import add_model
+from cli.options import add_model, write_json
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -28,7 +28,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; 1 where an answer was lost, cut or changed."""
     import asyncio
-    import json
     from dataclasses import asdict
     from statistics import median
 
@@ -51,6 +50,5 @@ def run(args: argparse.Namespace) -> int:
         f"{len(found.kills)} kills under {args.streams} streams: {found.num_whole} answers whole, "
         f"{found.num_wrong} lost, cut or changed, {found.num_resubmitted} computed again"
     )
-    if args.json is not None:
-        args.json.write_text(json.dumps(asdict(found), indent=2) + "\n", encoding="utf-8")
+    write_json(args.json, asdict(found))
     return 1 if found.num_wrong else 0

@@ -16,13 +16,13 @@ from services.predictor.network import LengthNetwork
 PREDICTOR = "hidden state"
 SMOOTHED = "with earlier ones"
 WEIGHTS = (1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02)
-"""Of a prediction against a request's earlier ones; 1 is the paper's."""
+"""Weights of a prediction against a request's earlier ones; 1 is the paper's."""
 EDGES = (0, 2, 40, 80, 160, 320, 640, 1280, 2560, 5120, 10_240, 20_480, 1 << 31)
-"""Of the table by tokens generated so far; the first row is the state at the first token."""
+"""Rows of the table by tokens generated so far; the first is the state at the first token."""
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 COHORT_TOKENS = (21, 41, 61, 101, 141, 201, 281, 401, 601, 1201)
 LEAST_TOKENS = 120
-"""Of an output in the table by shares: each fifth of it holds a sample, one every 20 tokens."""
+"""Least tokens of an output in the table by shares: each fifth holds a sample (every 20 tokens)."""
 SERVED_EVERY = 20
 
 

@@ -23,7 +23,7 @@ _SHARES = (0.70, 0.85)  # of requests, by a hash of the prompt
 
 @dataclass(frozen=True, slots=True)
 class SampledRequest:
-    """One request that came to its own end."""
+    """A request that came to its own end."""
 
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams

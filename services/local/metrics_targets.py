@@ -1,4 +1,4 @@
-"""Where Prometheus finds the processes of this machine: a file that it reads again when it changes.
+"""The file in which Prometheus finds this machine's processes; it reads it again on a change.
 
 The format is that of its file-based service discovery (``file_sd_configs``).
 """
@@ -18,7 +18,7 @@ _INTERVAL = 0.5
 
 
 def targets(specs: Iterable[ProcessSpec]) -> list[dict[str, object]]:
-    """Every process that shows metrics: its address, and who and what it is."""
+    """Return every process that shows metrics: its address, name and service."""
     found: list[dict[str, object]] = []
     for spec in specs:
         if "--metrics-listen" not in spec.flags:
@@ -32,14 +32,14 @@ def targets(specs: Iterable[ProcessSpec]) -> list[dict[str, object]]:
 
 
 def write_targets(path: Path, specs: Iterable[ProcessSpec]) -> None:
-    """All of them; whoever reads it meanwhile reads the old file or the new one."""
+    """Write all of them; a reader meanwhile sees the old file or the new one."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps(targets(specs), indent=1) + "\n", encoding="utf-8")
     new.replace(path)
 
 
 async def keep_targets(path: Path, supervisor: Supervisor) -> None:
-    """Until cancelled: the file follows who comes, goes, and takes another role."""
+    """Keep the file up to date with processes and their roles, until cancelled."""
     known: list[ProcessSpec] | None = None
     while True:
         specs = [process.spec for process in supervisor.processes]

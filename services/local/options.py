@@ -25,7 +25,7 @@ from services.runtime.rooms import model_folder
 
 @dataclass(frozen=True, slots=True)
 class WorkerCounts:
-    """How many workers of each role are started."""
+    """Numbers of workers to start, by role."""
 
     prefill: int = 1
     decode: int = 2
@@ -75,7 +75,7 @@ class PolicyOptions:
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """One cluster on this machine."""
+    """A cluster on this machine."""
 
     model: str = field(default_factory=lambda: model_folder(""))
     model_name: str = ""  # the name that requests use; default: the folder's

@@ -44,7 +44,7 @@ def beside(spec: ProcessSpec, others: Iterable[ProcessSpec], port: int) -> Proce
 
 
 def address_of(spec: ProcessSpec) -> str:
-    """Where a process shows its metrics, "" where it does not."""
+    """Return the address of a process's metrics, "" where it shows none."""
     flags = spec.flags
     return flags[flags.index(FLAG) + 1] if FLAG in flags else ""
 

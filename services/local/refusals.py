@@ -1,4 +1,4 @@
-"""What a local cluster cannot be: refused in one sentence, before anything is started or made."""
+"""Refusals of a local cluster's options, each in one sentence, before anything is started."""
 
 from __future__ import annotations
 

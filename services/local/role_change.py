@@ -15,7 +15,7 @@ _CALL_TIMEOUT = 2.0
 
 
 async def set_role(process: SupervisedProcess, role: str, config: ServiceConfig) -> bool:
-    """Whether it has taken the role; one that cannot be reached stays what it is."""
+    """Ask for a role; return whether it was taken. One that cannot be reached keeps its own."""
     async with open_channel(process.address, config) as channel:
         try:
             await wire.set_role(channel, Role(role), within=_CALL_TIMEOUT)

@@ -44,7 +44,7 @@ class StandbyWorkers:
 
     @property
     def num_ready(self) -> int:
-        """Those that are warm."""
+        """Workers that are warm."""
         return len(self._ready())
 
     def start(self) -> None:
@@ -77,7 +77,7 @@ class StandbyWorkers:
         return process
 
     async def _tell(self, process: SupervisedProcess, address: str) -> None:
-        """One that cannot be told is started anew, with its role."""
+        """Start anew, with its role, a worker that cannot be told."""
         flags = process.spec.flags
         chunk = flags[flags.index("--chunk-tokens") + 1] if "--chunk-tokens" in flags else "0"
         async with open_channel(address, self._config) as channel:

@@ -38,7 +38,7 @@ def find_server() -> str:
 
 
 def store_command(port: int, folder: str) -> tuple[str, ...]:
-    """What starts a server on a loopback port. It keeps its data in memory alone."""
+    """Return the command of a server on a loopback port that keeps its data in memory alone."""
     return (
         find_server(),
         *("--bind", "127.0.0.1", "--port", str(port)),
@@ -48,7 +48,7 @@ def store_command(port: int, folder: str) -> tuple[str, ...]:
 
 
 def store_url(port: int) -> str:
-    """For ``--store``."""
+    """The value for ``--store``."""
     return f"redis://127.0.0.1:{port}/0"
 
 
@@ -90,7 +90,7 @@ class LocalStore:
 
     @property
     def url(self) -> str:
-        """For ``--store``."""
+        """The value for ``--store``."""
         return store_url(self.port)
 
     def _wait(self) -> None:

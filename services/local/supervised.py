@@ -1,4 +1,4 @@
-"""One service as a process: started, watched, restarted, stopped."""
+"""A service as a process: started, watched, restarted, stopped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WRONG_CONFIGURATION = 2  # exit status
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """One service: ``python -m services.<service> --service-id <service_id> <flags>``.
+    """A service: ``python -m services.<service> --service-id <service_id> <flags>``.
 
     With ``command`` that instead, which then serves once ``address`` takes connections. ``role``
     of a worker that may be scaled, for who scales it. ``membership``: what it is a member as
@@ -40,7 +40,7 @@ class ProcessSpec:
     membership: str = ""
 
     def command_line(self) -> list[str]:
-        """What to execute."""
+        """The command to execute."""
         if self.command:
             return list(self.command)
         module = f"services.{self.service}"
@@ -48,7 +48,7 @@ class ProcessSpec:
 
 
 class SupervisedProcess:
-    """One process, restarted with growing pauses while it keeps dying.
+    """A process, restarted with growing pauses while it keeps dying.
 
     ``find`` says where the process with a pid serves, "" while it does not. A process that
     exits with status 2, or dies ``_TRIALS`` times before it has ever served, is given up.
@@ -76,13 +76,13 @@ class SupervisedProcess:
 
     @property
     def pid(self) -> int | None:
-        """Its process id while it runs."""
+        """The process id while it runs."""
         process = self._process
         return None if process is None or process.returncode is not None else process.pid
 
     @property
     def is_given_up(self) -> bool:
-        """Whether it will not be started again."""
+        """Return whether it will not be started again."""
         return self._given_up
 
     def start(self, environment: Mapping[str, str]) -> None:
@@ -156,7 +156,7 @@ class SupervisedProcess:
         self.show("standing by" if self.spec.membership else "serving")
 
     def show(self, state: str) -> None:
-        """One line on the terminal."""
+        """Print a line on the terminal."""
         pid = f"pid {self.pid}" if self.pid else ""
         self._say(f"{self.spec.service_id:<12} {pid:<12} {self.address:<22} {state}")
 

@@ -1,4 +1,4 @@
-"""All services of one machine: started together, found by health, drained in order."""
+"""The services of one machine: started together, found by health, drained in order."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Supervisor:
         self._store = await Store.connect(self._config.store, self._config.cluster)
 
     def add(self, spec: ProcessSpec) -> SupervisedProcess:
-        """One more, started at once."""
+        """Add a service and start it at once."""
         process = self._process(spec)
         self.processes.append(process)
         process.start(self._environment())
@@ -77,7 +77,7 @@ class Supervisor:
         await asyncio.gather(*(process.serving() for process in self.processes))
 
     async def _serving_address(self, spec: ProcessSpec, pid: int) -> str:
-        """Where the process serves, by its membership and health; "" while it does not."""
+        """Return the address where the process serves, by membership and health; "" until then."""
         if spec.command:
             return spec.address if await _takes_connections(spec.address) else ""
         if self._store is None:

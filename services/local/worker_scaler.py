@@ -72,7 +72,7 @@ class WorkerScaler(supervisor_pb2_grpc.SupervisorServicer):
 
     @property
     def draining(self) -> Collection[SupervisedProcess]:
-        """Those that were told to go and are not gone."""
+        """Workers that were told to go and are not gone."""
         return self._draining.keys()
 
     async def stop(self) -> None:
@@ -101,7 +101,7 @@ class WorkerScaler(supervisor_pb2_grpc.SupervisorServicer):
             self._draining[process] = asyncio.create_task(self._drain(process))
 
     async def change_role(self, source: str, target: str, num_workers: int) -> int:
-        """Those that serve, the youngest first; how many have taken the new role."""
+        """Tell those that serve, the youngest first; return how many took the new role."""
         for role in (source, target):
             if role not in self._roles:
                 raise invalid("role", role, f"one of {', '.join(self._roles)}")
@@ -114,14 +114,14 @@ class WorkerScaler(supervisor_pb2_grpc.SupervisorServicer):
         return num_changed
 
     def _order(self, role: str) -> tuple[SupervisedProcess, bool]:
-        """One more of a role, and whether it had stood by."""
+        """Add one worker of a role; return it, and whether it had stood by."""
         warm = None if self._standby is None else self._standby.take(role, self._make_spec)
         if warm is not None:
             return warm, True
         return self._supervisor.add(self._make_spec(role, free_id(self._supervisor, role))), False
 
     async def _measure(self, process: SupervisedProcess, warm: bool) -> None:
-        """How long it takes from now, its order, until it is ready."""
+        """Time the start of a worker, from its order until it is ready."""
         loop, pid = asyncio.get_running_loop(), process.pid
         ordered_at, spec = loop.time(), process.spec
         try:
@@ -147,7 +147,7 @@ class WorkerScaler(supervisor_pb2_grpc.SupervisorServicer):
             del self._draining[process]
 
     def _there(self, role: str) -> list[SupervisedProcess]:
-        """Of this role, oldest first, without those that drain."""
+        """Return the workers of this role, oldest first, without those that drain."""
         return [
             process
             for process in self._supervisor.processes
