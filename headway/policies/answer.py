@@ -29,12 +29,14 @@ class Answer:
     ``make(params)`` makes the policy, or ``make()`` where it has no parameters.
     ``reference``: the paper and its algorithm, section or equation, or the system it is from.
     ``params``: the frozen dataclass of its parameters, which refuses what is out of range.
+    ``simulated_as``: the answer that stands for it where there are no hidden states, "" for none.
     """
 
     name: str
     make: Callable[..., Any]
     reference: str
     params: type | None = None
+    simulated_as: str | None = None
 
     @property
     def description(self) -> str:

@@ -1,4 +1,4 @@
-"""One simulated run: a preset on some instances, against some requests."""
+"""Runs a preset on simulated instances, against requests."""
 
 from __future__ import annotations
 
@@ -31,8 +31,6 @@ from headway.sim.worker import InstanceSpec
 
 Instances = Sequence[tuple[InstanceSpec, int]]
 _LOOK_EVERY = 60.0
-_SIMULATED = MappingProxyType({"countdown": "noisy-oracle", "bucket-mean": ""})
-"""No hidden states here: a predictor of a given accuracy stands for the trained one."""
 _LIVE = WorkerSettings()
 _TOKENSCALE_PROFILE = "llama-8b-a100"
 """Velocities that TokenScale's routing reads here unless it is given others: published results
@@ -85,7 +83,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What came of it; seconds."""
+    """Results of a run; seconds."""
 
     records: Sequence[Record]
     decisions: Sequence[Decision]
@@ -115,7 +113,8 @@ def cluster_spec(preset: Preset, conditions: Conditions) -> ClusterSpec:
             max_running=conditions.max_running,
         ),
     )
-    name = _SIMULATED.get(found.estimation.name, found.estimation.name)
+    stands_for_it = found.estimation.answer.simulated_as
+    name = found.estimation.name if stands_for_it is None else stands_for_it
     return ClusterSpec(
         instances=conditions.instances,
         scheduler=found.scheduler,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from headway.blocks import blocks_for
 from headway.core.worker.events import (
@@ -16,6 +16,8 @@ from headway.core.worker.events import (
     RefuseKv,
     StartTransfer,
     TransferEnded,
+    WorkerAction,
+    WorkerEvent,
 )
 from headway.cost.schema import Profile
 from headway.messages import KvHeader
@@ -23,12 +25,21 @@ from headway.request import StreamKey
 from headway.sim.kernel import Kernel
 from headway.sim.network import Network
 
-if TYPE_CHECKING:
-    from headway.sim.worker import SimWorker
+
+class Peer(Protocol):
+    """An instance at one end of a link."""
+
+    worker_id: str
+
+    def post(self, event: WorkerEvent) -> None:
+        """Tell it news."""
+
+    def answer(self, question: KvOffered | KvContinued) -> WorkerAction:
+        """Return its answer to an offer, or to more of it."""
 
 
 class Links(Protocol):
-    """The time, the wires, and who is at their other ends."""
+    """The time, the wires, and the instances at their ends."""
 
     @property
     def kernel(self) -> Kernel:
@@ -38,8 +49,8 @@ class Links(Protocol):
     def network(self) -> Network:
         """Links to other instances."""
 
-    def worker(self, worker_id: str) -> SimWorker | None:
-        """Another instance, if it lives."""
+    def worker(self, worker_id: str) -> Peer | None:
+        """Return another instance, if it lives."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +58,7 @@ class _Transfer:
     """One request's way; ``num_known``: output tokens that the target has been told."""
 
     part: StartTransfer
-    target: SimWorker | None = None
+    target: Peer | None = None
     num_known: int = 0
     under_way: bool = True
     stopped: bool = False
@@ -56,7 +67,7 @@ class _Transfer:
 class Transfers:
     """What one instance sends: a part at a time, each when the core asks for it."""
 
-    def __init__(self, source: SimWorker, profile: Profile, links: Links) -> None:
+    def __init__(self, source: Peer, profile: Profile, links: Links) -> None:
         self._source = source
         self._profile = profile
         self._links = links

@@ -34,10 +34,8 @@ from headway.policies.batching import Batching
 from headway.policies.estimation import Estimation
 from headway.request import Request, StreamKey
 from headway.sim.device import EOS, Device, Lengths, Steps
-from headway.sim.kernel import Kernel
-from headway.sim.network import Network
 from headway.sim.node import Node
-from headway.sim.transfers import Transfers
+from headway.sim.transfers import Links, Transfers
 
 MODEL = "model"
 HASHED_TOKENS = 512
@@ -78,25 +76,14 @@ class Policies(NamedTuple):
     estimation: Callable[[], Estimation | None]
 
 
-class Surroundings(Protocol):
-    """What an instance speaks to."""
-
-    @property
-    def kernel(self) -> Kernel:
-        """The time."""
-
-    @property
-    def network(self) -> Network:
-        """Links to other instances."""
-
-    def worker(self, worker_id: str) -> SimWorker | None:
-        """Another instance, if it lives."""
+class Surroundings(Links, Protocol):
+    """The rest of the cluster, as an instance speaks to it."""
 
     def to_scheduler(self, worker_id: str, message: FromWorker) -> None:
         """Tell the scheduler."""
 
     def to_gateway(self, send: SendTokens, steps: Steps, num_steps: int) -> None:
-        """Tokens of a pass that ended now."""
+        """Hand on tokens of a pass that ended now."""
 
 
 class SimWorker:
@@ -206,7 +193,7 @@ class SimWorker:
     # --- KV from another instance -----------------------------------------------------
 
     def answer(self, question: KvOffered | KvContinued) -> WorkerAction:
-        """What the core says to an offer, or to more of it."""
+        """Return the core's answer to an offer, or to more of it."""
         key = question.header.request.key if isinstance(question, KvOffered) else question.key
         self.post(question)
         answer = self._answers.pop(key)

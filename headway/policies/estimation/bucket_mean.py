@@ -71,4 +71,6 @@ class BucketMean:
         return LengthTable(tuple(self.bounds), means, tuple(self._counts))
 
 
-ANSWER = Answer("bucket-mean", BucketMean, "STAR, for models without a predictor", BucketMeanParams)
+ANSWER = Answer(
+    "bucket-mean", BucketMean, "STAR, for models without a predictor", BucketMeanParams, ""
+)

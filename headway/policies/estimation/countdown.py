@@ -34,4 +34,4 @@ class Countdown:
         return max(1.0, prediction - request.num_tokens_since_prediction)
 
 
-ANSWER = Answer("countdown", Countdown, "STAR, section 4", CountdownParams)
+ANSWER = Answer("countdown", Countdown, "STAR, section 4", CountdownParams, "noisy-oracle")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.errors import require_between, require_over
 from headway.policies.answer import Answer
-from headway.policies.scaling.pools import Need, Pools, PoolsParams, awake
-from headway.policies.scaling.protocol import Fleet, Rates, Scaling, Targets
-from headway.policies.scaling.window import WindowMean
+from headway.policies.scaling.pools import Need, PoolsParams, WindowScaling, awake
+from headway.policies.scaling.protocol import Fleet, Rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,39 +29,30 @@ class AibrixParams(PoolsParams):
         require_between("window", self.window, 0.1, 3600)
 
 
-class Aibrix(Scaling):
+class Aibrix(WindowScaling):
     """Prefillers by the requests that are there, decoders by the KV memory in use."""
 
     name = "aibrix"
 
     def __init__(self, params: AibrixParams | None = None) -> None:
         self._params = params or AibrixParams()
-        self._pools = Pools(self._params)
-        self._window = WindowMean(self._params.window)
+        super().__init__(self._params, self._params.window)
 
-    def begin(self, fleet: Fleet) -> None:
-        """Before any decision: pools have the size that there is."""
-        self._pools.hold(fleet, "begun")
-
-    def targets(self, rates: Rates | None, fleet: Fleet | None = None, *, now: float) -> Targets:
-        """Concurrency over its threshold; instances × memory over its threshold."""
+    def figures(self, rates: Rates | None, fleet: Fleet | None) -> tuple[float, ...] | None:
+        """Return the concurrency of prefill, and instances × memory of decode."""
         if fleet is None:
-            self._window.clear()
-            return self._pools.hold(fleet, "no fresh load of the fleet")
-        share = self._params.target_utilisation
-        requests, full = self._window.add(
-            fleet.prefill.num_requests, fleet.decode.num_ready * fleet.decode.memory, now=now
-        )
-        concurrency = self._params.prefill_concurrency * share
-        memory = self._params.decode_memory * share
-        return self._pools.decide(
+            return None
+        return fleet.prefill.num_requests, fleet.decode.num_ready * fleet.decode.memory
+
+    def needs(self, means: Sequence[tuple[float, ...]], fleet: Fleet) -> tuple[Need, Need]:
+        """Divide each by its threshold."""
+        ((requests, full),) = means
+        concurrency = self._params.prefill_concurrency * self._params.target_utilisation
+        memory = self._params.decode_memory * self._params.target_utilisation
+        decode = Need(full / memory, f"{full:.2f} instances' KV memory over {memory:.2f}")
+        return (
             Need(requests / concurrency, f"{requests:.1f} requests over {concurrency:.1f}"),
-            awake(
-                Need(full / memory, f"{full:.2f} instances' KV memory over {memory:.2f}"),
-                fleet.decode,
-            ),
-            fleet,
-            now=now,
+            awake(decode, fleet.decode),
         )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.errors import require_between, require_over
 from headway.policies.answer import Answer
-from headway.policies.scaling.pools import Need, Pools, PoolsParams
-from headway.policies.scaling.protocol import Fleet, Rates, Scaling, Targets
-from headway.policies.scaling.window import WindowMean
+from headway.policies.scaling.pools import Need, PoolsParams, WindowScaling
+from headway.policies.scaling.protocol import Fleet, Rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class BlitzScaleParams(PoolsParams):
         require_between("window", self.window, 0.1, 3600)
 
 
-class BlitzScale(Scaling):
+class BlitzScale(WindowScaling):
     """Both pools by the requests that are there; new instances serve while they load."""
 
     name = "blitzscale"
@@ -38,29 +38,21 @@ class BlitzScale(Scaling):
 
     def __init__(self, params: BlitzScaleParams | None = None) -> None:
         self._params = params or BlitzScaleParams()
-        self._pools = Pools(self._params)
-        self._window = WindowMean(self._params.window)
+        super().__init__(self._params, self._params.window)
 
-    def begin(self, fleet: Fleet) -> None:
-        """Before any decision: pools have the size that there is."""
-        self._pools.hold(fleet, "begun")
+    def figures(self, rates: Rates | None, fleet: Fleet | None) -> tuple[float, ...] | None:
+        """Return the requests of each pool."""
+        return None if fleet is None else (fleet.prefill.num_requests, fleet.decode.num_requests)
 
-    def targets(self, rates: Rates | None, fleet: Fleet | None = None, *, now: float) -> Targets:
-        """Requests over the threshold, pool by pool."""
-        if fleet is None:
-            self._window.clear()
-            return self._pools.hold(fleet, "no fresh load of the fleet")
+    def needs(self, means: Sequence[tuple[float, ...]], fleet: Fleet) -> tuple[Need, Need]:
+        """Divide the requests by the threshold, pool by pool."""
+        ((prefill, decode),) = means
         share = self._params.target_utilisation
-        prefill, decode = self._window.add(
-            fleet.prefill.num_requests, fleet.decode.num_requests, now=now
-        )
         most_prefill = self._params.prefill_requests * share
         most_decode = self._params.decode_requests * share
-        return self._pools.decide(
+        return (
             Need(prefill / most_prefill, f"{prefill:.1f} requests over {most_prefill:.1f}"),
             Need(decode / most_decode, f"{decode:.1f} requests over {most_decode:.1f}"),
-            fleet,
-            now=now,
         )
 
 

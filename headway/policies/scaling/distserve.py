@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.errors import require_between, require_over
 from headway.policies.answer import Answer
-from headway.policies.scaling.pools import Need, Pools, PoolsParams
-from headway.policies.scaling.protocol import Fleet, Rates, Scaling, Targets
-from headway.policies.scaling.window import WindowMean
+from headway.policies.scaling.pools import Need, PoolsParams, WindowScaling
+from headway.policies.scaling.protocol import Fleet, Rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,33 +30,28 @@ class DistServeParams(PoolsParams):
         require_between("window", self.window, 0.1, 3600)
 
 
-class DistServe(Scaling):
+class DistServe(WindowScaling):
     """Both pools by requests per second, whatever their size."""
 
     name = "distserve"
+    missing = "no fresh rates"
 
     def __init__(self, params: DistServeParams | None = None) -> None:
         self._params = params or DistServeParams()
-        self._pools = Pools(self._params)
-        self._window = WindowMean(self._params.window)
+        super().__init__(self._params, self._params.window)
 
-    def begin(self, fleet: Fleet) -> None:
-        """Before any decision: pools have the size that there is."""
-        self._pools.hold(fleet, "begun")
+    def figures(self, rates: Rates | None, fleet: Fleet | None) -> tuple[float, ...] | None:
+        """Return the requests per second."""
+        return None if rates is None else (rates.requests_per_s,)
 
-    def targets(self, rates: Rates | None, fleet: Fleet | None = None, *, now: float) -> Targets:
-        """The rate over the threshold, pool by pool."""
-        if rates is None:
-            self._window.clear()
-            return self._pools.hold(fleet, "no fresh rates")
-        (rate,) = self._window.add(rates.requests_per_s, now=now)
+    def needs(self, means: Sequence[tuple[float, ...]], fleet: Fleet) -> tuple[Need, Need]:
+        """Divide the rate by the threshold, pool by pool."""
+        ((rate,),) = means
         share = self._params.target_utilisation
         prefill, decode = self._params.prefill_per_s * share, self._params.decode_per_s * share
-        return self._pools.decide(
+        return (
             Need(rate / prefill, f"{rate:.2f} requests/s over {prefill:.2f}"),
             Need(rate / decode, f"{rate:.2f} requests/s over {decode:.2f}"),
-            fleet,
-            now=now,
         )
 
 

@@ -1,13 +1,16 @@
-"""What all scaling policies but ``fixed`` share: two pools, their bounds, and when they hold."""
+"""Two pools, their bounds and when they hold: shared by all scaling policies but ``fixed``."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.errors import invalid, require_between
 from headway.policies.scaling.fixed import MAX_INSTANCES
 from headway.policies.scaling.pool import Bounds, Pool
-from headway.policies.scaling.protocol import Fleet, PoolLoad, Targets
+from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Scaling, Targets
+from headway.policies.scaling.window import WindowMean
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +42,9 @@ class PoolsParams:
         require_between("margin", self.margin, 0, 0.9)
 
     def bounds(self, role: str, *, hold_down: float = 0.0, num_elsewhere: int = 0) -> Bounds:
-        """Of one pool, ``num_elsewhere`` of whose instances are not its own.
+        """Return the bounds of one pool; ``num_elsewhere`` of its instances are not its own.
 
-        ``hold_down``: the least that it may be.
+        ``hold_down``: its least, seconds.
         """
         most = max(0, getattr(self, f"max_{role}") - num_elsewhere)
         least = min(getattr(self, f"min_{role}"), most)
@@ -50,9 +53,9 @@ class PoolsParams:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a pool needs, in instances and fractions of them, and the sum it comes from.
+    """Instances that a pool needs, with fractions, and the sum that they come from.
 
-    ``held``: instances that what is inside now fills.
+    ``held``: instances that its present requests fill.
     """
 
     instances: float
@@ -61,7 +64,7 @@ class Need:
 
 
 def awake(need: Need, pool: PoolLoad) -> Need:
-    """At least one instance where requests wait: nothing that is not there is ever full."""
+    """Raise a need to one instance where requests wait: an empty pool is never full."""
     if pool.num_requests == 0 or need.instances >= 1:
         return need
     return Need(1.0, f"{need.reason}, at least 1 for {pool.num_requests} requests", need.held)
@@ -81,12 +84,12 @@ class Pools:
         )
 
     def wait(self, start_up: float) -> None:
-        """No pool shrinks sooner after it grew than an instance starts (s)."""
+        """Keep a pool that grew from shrinking sooner than an instance starts (s)."""
         for pool in (self._prefill, self._decode):
             pool.wait(max(self._hold_down, start_up))
 
     def hold(self, fleet: Fleet | None, why: str) -> Targets:
-        """A figure is missing: everything stays as it is."""
+        """Keep both pools as they are where a figure is missing."""
         num_prefill = self._prefill.hold(fleet.prefill.num_instances if fleet else None)
         num_decode = self._decode.hold(fleet.decode.num_instances if fleet else None)
         reason = f"{why}: holding {num_prefill} prefill and {num_decode} decode"
@@ -101,7 +104,7 @@ class Pools:
         now: float,
         may_shrink: bool = True,
     ) -> Targets:
-        """Both pools for these needs; ``decode`` counts the convertible decoders, too."""
+        """Size both pools for these needs; ``decode`` counts the convertible decoders, too."""
         num_prefill = self._prefill.decide(
             prefill.instances,
             fleet.prefill.num_instances if fleet else None,
@@ -123,3 +126,38 @@ class Pools:
         reason += f" less {self._num_convertible} convertible" if self._num_convertible else ""
         reason += f", so {num_decode}"
         return Targets(num_prefill, num_decode, self._num_convertible, 0, reason)
+
+
+class WindowScaling(Scaling):
+    """A rule that sizes both pools by means of the last seconds."""
+
+    missing = "no fresh load of the fleet"
+    """Why pools hold where a figure is missing."""
+
+    def __init__(self, params: PoolsParams, *windows: float) -> None:
+        """Keep means over each of ``windows``, seconds."""
+        self._pools = Pools(params)
+        self._windows = [WindowMean(seconds) for seconds in windows]
+
+    def begin(self, fleet: Fleet) -> None:
+        """Start with pools of the size that they have."""
+        self._pools.hold(fleet, "begun")
+
+    def targets(self, rates: Rates | None, fleet: Fleet | None = None, *, now: float) -> Targets:
+        """Return the targets for the means; hold both pools while a figure is missing."""
+        figures = self.figures(rates, fleet)
+        if figures is None:
+            for window in self._windows:
+                window.clear()
+            return self._pools.hold(fleet, self.missing)
+        means = [window.add(*figures, now=now) for window in self._windows]
+        prefill, decode = self.needs(means, fleet or Fleet())
+        return self._pools.decide(prefill, decode, fleet, now=now)
+
+    @abstractmethod
+    def figures(self, rates: Rates | None, fleet: Fleet | None) -> tuple[float, ...] | None:
+        """Return the figures of now, None where they are not known."""
+
+    @abstractmethod
+    def needs(self, means: Sequence[tuple[float, ...]], fleet: Fleet) -> tuple[Need, Need]:
+        """Return the needs of prefill and decode; ``means``: of the figures, window by window."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.errors import invalid, require_between
 from headway.policies.answer import Answer
-from headway.policies.scaling.pools import Need, Pools, PoolsParams, awake
-from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Scaling, Targets
-from headway.policies.scaling.window import WindowMean
+from headway.policies.scaling.pools import Need, PoolsParams, WindowScaling, awake
+from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,36 +34,28 @@ class UtilisationParams(PoolsParams):
             raise invalid("panic_window", self.panic_window, limit)
 
 
-class Utilisation(Scaling):
+class Utilisation(WindowScaling):
     """Instances × how full they are over the target, on a slow mean, and a fast one in panic."""
 
     name = "utilisation"
 
     def __init__(self, params: UtilisationParams | None = None) -> None:
         self._params = params or UtilisationParams()
-        self._pools = Pools(self._params)
-        self._stable = WindowMean(self._params.stable_window)
-        self._panic = WindowMean(self._params.panic_window)
+        super().__init__(self._params, self._params.stable_window, self._params.panic_window)
 
-    def begin(self, fleet: Fleet) -> None:
-        """Before any decision: pools have the size that there is."""
-        self._pools.hold(fleet, "begun")
-
-    def targets(self, rates: Rates | None, fleet: Fleet | None = None, *, now: float) -> Targets:
-        """Prefillers by busy time, decoders by KV memory."""
+    def figures(self, rates: Rates | None, fleet: Fleet | None) -> tuple[float, ...] | None:
+        """Return the busy instances of prefill, and the full ones of decode."""
         if fleet is None:
-            self._stable.clear()
-            self._panic.clear()
-            return self._pools.hold(fleet, "no fresh load of the fleet")
-        prefill = fleet.prefill.num_ready * fleet.prefill.busy
-        decode = fleet.decode.num_ready * fleet.decode.memory
-        slow = self._stable.add(prefill, decode, now=now)
-        fast = self._panic.add(prefill, decode, now=now)
-        return self._pools.decide(
+            return None
+        prefill, decode = fleet.prefill, fleet.decode
+        return prefill.num_ready * prefill.busy, decode.num_ready * decode.memory
+
+    def needs(self, means: Sequence[tuple[float, ...]], fleet: Fleet) -> tuple[Need, Need]:
+        """Size prefillers by busy time, decoders by KV memory."""
+        slow, fast = means
+        return (
             self._need(slow[0], fast[0], fleet.prefill, "busy"),
             self._need(slow[1], fast[1], fleet.decode, "full"),
-            fleet,
-            now=now,
         )
 
     def _need(self, slow: float, fast: float, pool: PoolLoad, word: str) -> Need:
