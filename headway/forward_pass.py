@@ -17,7 +17,7 @@ PENDING = -1
 
 
 class PassItem(NamedTuple):
-    """One request's share of a forward pass.
+    """A request's share of a forward pass.
 
     ``token_ids`` are computed at positions ``start, start + 1, …``. ``block_table`` covers
     positions 0 to ``start + len(token_ids) - 1`` and holds blocks of the backend's one pool. With
@@ -55,7 +55,7 @@ class Swap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ForwardPass:
-    """One execution of the model over one ragged batch, all DP units in lock-step.
+    """An execution of the model over one ragged batch, all DP units in lock-step.
 
     Before it, ``swapped_out`` leave their blocks, which others may be given; then ``swapped_in``
     come back into theirs.

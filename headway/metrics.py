@@ -1,4 +1,4 @@
-"""What a user feels of a request, in seconds, and how many requests kept their SLO."""
+"""Latencies that a user sees, in seconds, their SLOs, and QoE."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread | None:
-        """None where there are no values."""
+        """Return the spread of the values; None where there are none."""
         ordered = sorted(values)
         if not ordered:
             return None
@@ -53,7 +53,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """One finished request: instants of what its user saw; ``longest_gap`` between two tokens.
+    """A finished request: the instants that its user saw; ``longest_gap`` between two tokens.
 
     ``first_answer_at`` is None where the reasoning never ended.
     """
@@ -88,7 +88,7 @@ class RequestTimes:
         return self.last_token_at - self.arrival_at
 
     def metric(self, name: str) -> float | None:
-        """By its glossary name; ``tbt`` is the longest gap."""
+        """Return a metric by its glossary name; ``tbt`` is the longest gap."""
         value: float | None = self.longest_gap if name == "tbt" else getattr(self, name)
         return value
 
@@ -112,7 +112,7 @@ class Slo:
         return cls(limits)
 
     def met(self, times: RequestTimes) -> bool:
-        """Whether a request kept every limit.
+        """Return whether a request kept every limit.
 
         A single token has no tpot to break; reasoning that never ended breaks any ttfat.
         """

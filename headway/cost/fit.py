@@ -31,7 +31,7 @@ MOST_CONDITION = 1e8
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPass:
-    """One forward pass: what each DP unit had in it, and how long it took (s)."""
+    """A measured forward pass: each DP unit's share, and its duration, seconds."""
 
     shares: Sequence[Share]
     seconds: float
@@ -50,7 +50,7 @@ class Fit:
 
 
 def fit_pass_time(passes: Sequence[MeasuredPass], *, gate: str = SLOWEST_UNIT) -> Fit:
-    """The coefficients that meet the passes best; a term that no pass has stays 0.
+    """Return the coefficients that fit the passes best; a term that no pass has stays 0.
 
     Units in lock-step are fitted on the greatest of each term (``each-term``), or on the unit
     that is slowest under the model so far, until it settles (``slowest-unit``). HeadwayError for
@@ -71,7 +71,7 @@ def fit_pass_time(passes: Sequence[MeasuredPass], *, gate: str = SLOWEST_UNIT) -
 
 
 def judge(model: PassTime, passes: Sequence[MeasuredPass]) -> Fit:
-    """How well a model that is there meets passes; refuses what ``fit_pass_time`` refuses."""
+    """Return how well a given model fits passes; HeadwayError as ``fit_pass_time``."""
     terms = tuple(name for name in TERMS if getattr(model, name))
     return _judge(model, passes, _checked(passes), terms)
 

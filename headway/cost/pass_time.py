@@ -1,4 +1,4 @@
-"""How long a forward pass takes: a linear model of what is in it."""
+"""The time of a forward pass: a linear model of its contents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_SECONDS = 3600.0
 
 
 class Share(NamedTuple):
-    """One DP unit's part of a pass: tokens, tokens × tokens, requests, tokens.
+    """A DP unit's part of a pass: tokens, tokens × tokens, requests, tokens.
 
     ``prefill_context``: the sum over prefills of their tokens in the pass × the tokens before
     them. ``batch`` requests decode over ``kv_tokens`` tokens of KV.
@@ -54,7 +54,7 @@ class PassTime:
     def seconds(
         self, prefill_tokens: float, prefill_context: float, batch: float, kv_tokens: float
     ) -> float:
-        """A pass of one unit."""
+        """Return the time of a pass of one unit, seconds."""
         return (
             self.base
             + self.per_prefill_token * prefill_tokens
@@ -64,7 +64,7 @@ class PassTime:
         )
 
     def lock_step(self, shares: Sequence[Share]) -> float:
-        """A pass of units in lock-step, by the gate; without a share nothing runs: 0."""
+        """Return the time of units in lock-step: the slowest one's, seconds; 0 without a share."""
         if not shares:
             return 0.0
         if self.gate == EACH_TERM:

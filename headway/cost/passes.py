@@ -22,7 +22,7 @@ MOST_LINE_CHARS = 1 << 20
 
 
 def parse_passes(lines: Iterable[str], source: str) -> list[MeasuredPass]:
-    """All passes in order; HeadwayError names the line, the value and what it should be."""
+    """Return all passes in order; HeadwayError names the line, the value and its limit."""
     numbered = ((n, line.strip()) for n, line in enumerate(lines, start=1) if line.strip())
     first = next(numbered, None)
     if first is None:

@@ -33,13 +33,13 @@ _TABLES = ("pass_time", "decode_tokens_per_s", "buckets")
 
 
 def profile_names() -> list[str]:
-    """The ready-made profiles."""
+    """Return the names of the ready-made profiles."""
     folder = resources.files("headway") / "profiles"
     return sorted(f.name[: -len(".toml")] for f in folder.iterdir() if f.name.endswith(".toml"))
 
 
 def load_profile(name_or_path: str | Path) -> Profile:
-    """A ready-made profile by its name, or one from a file.
+    """Return a ready-made profile by its name, or one from a file.
 
     HeadwayError where there is none (it says how to make one) or where it cannot be read.
     """
@@ -66,7 +66,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
 
 
 def parse_profile(text: str, source: str) -> Profile:
-    """The profile that a TOML text says; HeadwayError, with ``source``, for one it cannot be."""
+    """Return the profile in a TOML text; HeadwayError names ``source`` and what is wrong."""
     try:
         table = tomllib.loads(text)
         return _profile(table)
@@ -98,7 +98,7 @@ def _table(table: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _checked(kind: type, given: dict[str, Any]) -> dict[str, Any]:
-    """The given fields, each of its type, none missing and none unknown."""
+    """Return the given fields, each of its type, none missing and none unknown."""
     known = {f.name: f for f in fields(kind) if f.init}
     needed = [
         f.name for f in known.values() if f.default is MISSING and f.default_factory is MISSING
@@ -139,7 +139,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def profile_text(profile: Profile) -> str:
-    """The profile as TOML; ``parse_profile`` makes an equal one of it."""
+    """Return the profile as TOML; ``parse_profile`` reads an equal one from it."""
     plain = [f.name for f in fields(Profile) if f.name not in _TABLES]
     values = {name: getattr(profile, name) for name in plain}
     lines = [f"{name} = {_toml(v)}" for name, v in values.items() if v is not None]

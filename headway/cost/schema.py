@@ -1,4 +1,4 @@
-"""What a profile says, and what it refuses to say."""
+"""The fields of a profile and their limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One instance of one deployment. Memory and chunk are per DP unit, velocities per instance.
+    """Costs of an instance of a deployment; memory and chunk per DP unit, velocities per instance.
 
     ``num_gpus``: accelerators an instance takes. ``num_units``: its DP units, in lock-step.
     ``max_batch``: requests that decode together. ``swap_per_token``: seconds to move a token's
@@ -81,7 +81,7 @@ class Profile:
         object.__setattr__(self, "decode_tokens_per_s", tuple(self.decode_tokens_per_s))
 
     def as_convertible(self) -> Profile:
-        """The same deployment as a convertible decoder: its passes take its restricted chunk.
+        """Return the same deployment as a convertible decoder, with its restricted chunk.
 
         HeadwayError without one.
         """
@@ -92,11 +92,11 @@ class Profile:
 
     @property
     def memory(self) -> Memory:
-        """What one of its DP units holds."""
+        """Memory and chunk of one of its DP units."""
         return Memory(self.kv_capacity_tokens, self.chunk_tokens, self.max_batch, self.num_units)
 
     def prefill_velocity(self) -> float:
-        """``min(V_P, V_N)``, tokens/s; an unknown V_N binds nothing (equation 2).
+        """Return ``min(V_P, V_N)``, tokens/s; an unknown V_N binds nothing (equation 2).
 
         HeadwayError without a V_P.
         """
@@ -104,13 +104,13 @@ class Profile:
         return min(prefill, self.network_tokens_per_s or prefill)
 
     def decode_velocity(self, bucket: int) -> float:
-        """V_D of a bucket, tokens/s; HeadwayError without."""
+        """Return V_D of a bucket, tokens/s; HeadwayError where it is not known."""
         if not self.decode_tokens_per_s:
             raise self._unknown("decode_tokens_per_s")
         return self.decode_tokens_per_s[bucket]
 
     def convertible_velocity(self, decode_batch: float | None, tpot_slo: float) -> float:
-        """V_conv at so many decoding requests, or as profiled (None); HeadwayError without."""
+        """Return V_conv at a decode batch, or as profiled (None); HeadwayError if not known."""
         if decode_batch is None:
             return self._known("convertible_tokens_per_s", self.convertible_tokens_per_s)
         chunk = self._known("convertible_chunk_tokens", self.convertible_chunk_tokens)

@@ -15,7 +15,7 @@ from headway.errors import Code, HeadwayError, require_between, require_over
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What one DP unit holds: KV and chunk in tokens, ``max_batch`` in requests."""
+    """The limits of one DP unit: KV and chunk in tokens, ``max_batch`` in requests."""
 
     kv_capacity_tokens: int
     chunk_tokens: int
@@ -24,13 +24,13 @@ class Memory:
 
 
 def prefill_velocity(pass_time: PassTime, memory: Memory) -> float:
-    """V_P, tokens/s: full chunks one after the other, on every unit."""
+    """Return V_P, tokens/s: full chunks one after the other, on every unit."""
     chunk = memory.chunk_tokens
     return memory.num_units * chunk / pass_time.seconds(chunk, 0, 0, 0)
 
 
 def decode_velocity(pass_time: PassTime, memory: Memory, num_input: int, num_output: int) -> float:
-    """V_D of one kind of request, tokens/s: input and output tokens of *completed* requests.
+    """Return V_D of one kind of request: all tokens of *completed* requests, tokens/s.
 
     At saturation a unit holds as many requests as fit whole, on average half grown; each is
     there for a pass per output token.
@@ -43,7 +43,7 @@ def decode_velocity(pass_time: PassTime, memory: Memory, num_input: int, num_out
 
 
 def decode_velocities(pass_time: PassTime, memory: Memory, buckets: Buckets) -> tuple[float, ...]:
-    """V_D of the nine buckets."""
+    """Return V_D of the nine buckets."""
     pairs = (buckets.lengths(index) for index in range(NUM_BUCKETS))
     return tuple(decode_velocity(pass_time, memory, *pair) for pair in pairs)
 
@@ -52,7 +52,7 @@ def decode_velocities(pass_time: PassTime, memory: Memory, buckets: Buckets) -> 
 
 
 def convertible_velocity(chunk_tokens: float, decode_batch: float, tpot_slo: float) -> float:
-    """``V_conv = (chunk − mean decode batch) / TPOT_SLO``, tokens/s, at least 0 (equation 5)."""
+    """Return ``V_conv = (chunk − decode batch) / TPOT_SLO``, tokens/s, at least 0 (equation 5)."""
     require_over("tpot_slo", tpot_slo, 0)
     return max(0.0, chunk_tokens - decode_batch) / tpot_slo
 
@@ -65,7 +65,7 @@ def reserved_tokens(velocity: float, ttft_slo: float) -> float:
 
 
 def takes_decode(kv_tokens: int, kv_capacity_tokens: int, reserved_tokens: float) -> bool:
-    """Whether a convertible decoder takes new decode work: not into what M reserves."""
+    """Return whether new decode work leaves a convertible decoder's reserved memory M free."""
     return kv_tokens <= kv_capacity_tokens - reserved_tokens
 
 
@@ -73,7 +73,7 @@ def takes_decode(kv_tokens: int, kv_capacity_tokens: int, reserved_tokens: float
 
 
 class Saturation:
-    """What to offer next, until the output rate no longer grows; ``best`` is then its greatest.
+    """A search for the greatest output rate: what to offer next, and the ``best`` so far.
 
     ``offered`` begins at ``first`` and grows by ``factor`` until the output has grown by less than
     ``tolerance`` of itself ``patience`` times in a row; None once that is so. What is offered may
@@ -100,7 +100,7 @@ class Saturation:
         self._num_left = max_steps
 
     def add(self, output: float) -> None:
-        """The output rate (tokens/s) at what was offered.
+        """Take in the output rate (tokens/s) at what was offered.
 
         HeadwayError if it still grows after ``max_steps``.
         """

@@ -1,4 +1,4 @@
-"""One answer to a policy question: how it is made, from what, and where it comes from."""
+"""An answer to a policy question: its name, its parameters and its source."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Answer:
 
     @property
     def reads_profile(self) -> bool:
-        """Whether it has to be told what an instance carries (a ``profile`` parameter)."""
+        """True if it has to be told what an instance carries (a ``profile`` parameter)."""
         return "profile" in self.parameters()
 
     def parameters(self) -> Mapping[str, object]:

@@ -60,7 +60,7 @@ _LONGEST_STREAM = 60.0  # seconds that a copy may outlive its request
 
 @dataclass(frozen=True, slots=True)
 class SimRequest:
-    """What a client will ask and what the model will answer; seconds, tokens.
+    """A client's request and the model's answer to it; seconds, tokens.
 
     ``num_reasoning_tokens`` counts up to and with the end of reasoning, 0 for none.
     ``prefix_hashes``: of the prompt's blocks of 512 tokens from its beginning; equal ones hold
@@ -76,7 +76,7 @@ class SimRequest:
 
     @property
     def num_answer_tokens(self) -> int:
-        """What its reader is shown."""
+        """Tokens that its reader is shown."""
         return self.num_output_tokens - self.num_reasoning_tokens
 
 
@@ -138,7 +138,7 @@ class SimCluster:
 
     @property
     def workers(self) -> Sequence[SimWorker]:
-        """Those that live, oldest first."""
+        """Instances that live, oldest first."""
         return tuple(self._workers.values())
 
     def start_worker(self, kind: InstanceSpec, *, running: bool = False) -> str:
@@ -159,7 +159,7 @@ class SimCluster:
         worker.post(LeaderConnected(wanted_reports(self.spec.scheduler)))
 
     def kill(self, worker_id: str) -> None:
-        """The machine dies; its streams break at once."""
+        """End an instance as if its machine died; its streams break at once."""
         worker = self._workers.pop(worker_id, None)
         if worker is not None:
             worker.stop()
@@ -174,11 +174,11 @@ class SimCluster:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request is open or still to come from ``feed``."""
+        """True if a request is open or still to come from ``feed``."""
         return self._is_fed or bool(self._requests)
 
     def submit(self, request: SimRequest) -> None:
-        """A client asks, at its arrival."""
+        """Submit a request at its arrival."""
         self.kernel.at(request.arrival_at, partial(self._submit, request))
 
     def feed(self, requests: Iterator[SimRequest]) -> None:
@@ -264,7 +264,7 @@ class SimCluster:
                 self._close(request_id)
 
     def to_gateway(self, send: SendTokens, steps: Steps, num_steps: int) -> None:
-        """Tokens of a pass that ended now."""
+        """Hand on tokens of a pass that ended now."""
         self._steps, self._num_steps = steps, num_steps
         self.gateway.post(send.batch)
 
@@ -288,7 +288,7 @@ class SimCluster:
             worker.post(message)  # type: ignore[arg-type]  # orders are events of its core
 
     def to_scheduler(self, worker_id: str, message: FromWorker) -> None:
-        """A worker's message, after its way."""
+        """Hand on a worker's message after its latency."""
         event = WorkerReported(worker_id, message)
         self.kernel.after(self.spec.network.latency, partial(self._hear, worker_id, event))
 

@@ -18,7 +18,7 @@ ORDINARY, REASONING_END, EOS = 0, 1, 2
 
 
 class Lengths(Protocol):
-    """What a request will generate: known to the simulated model alone."""
+    """The lengths that a request will have: known to the simulated model alone."""
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -26,11 +26,11 @@ class Lengths(Protocol):
 
     @property
     def num_output_tokens(self) -> int:
-        """All tokens, with the last."""
+        """All tokens of the output, the last included."""
 
     @property
     def prefix_hashes(self) -> Sequence[int]:
-        """Of the prompt's blocks, from its beginning."""
+        """Hashes of the prompt's blocks, from its beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ class Steps:
     num_valid: int = 1
 
     def ends_at(self, num_steps: int) -> float:
-        """The instant at which so many steps have ended."""
+        """Return the instant at which so many steps have ended."""
         grown = self.growth * (num_steps * (num_steps - 1) / 2)
         return self.began_at + num_steps * self.step + grown
 
     def steps_until(self, at: float) -> int:
-        """The least number of steps that ends at or after ``at``, at least 1."""
+        """Return the least number of steps that ends at or after ``at``, at least 1."""
         elapsed = at - self.began_at
         if elapsed <= self.step:
             return 1
@@ -155,7 +155,7 @@ class Device:
         return running.num_steps
 
     def stop(self) -> None:
-        """The machine is gone: what runs never ends."""
+        """Stop the machine: what runs never ends."""
         if self._running is not None:
             self._running.timer.cancel()
             self._running = self._next = None
@@ -182,7 +182,7 @@ class Device:
         return Steps(self._kernel.now, step, growth, num_valid)
 
     def _with_swaps(self, step: float, forward_pass: ForwardPass) -> float:
-        """KV that comes back for nobody in the pass does so beside it."""
+        """Add the swaps' time; KV that returns for no request of the pass moves beside it."""
         waiting = {swap.key for swap in forward_pass.swapped_in}
         if waiting.isdisjoint(item.key for item in forward_pass.items) and waiting:
             return max(step, self._swap_time(forward_pass))
@@ -198,7 +198,7 @@ class Device:
         return self._swap_per_token * max(num_tokens.values())
 
     def _shares(self, items: Sequence[PassItem]) -> Iterable[Share]:
-        """What each DP unit does in this pass."""
+        """Return each DP unit's share of this pass."""
         sums: dict[int, list[int]] = {}
         for item in items:
             share = sums.setdefault(item.block_table[0] // self._blocks_per_unit, [0, 0, 0, 0])

@@ -10,7 +10,7 @@ Happening = Callable[[], object]
 
 
 class Timer:
-    """One entry of the heap; ``cancel`` takes it back."""
+    """An entry of the heap; ``cancel`` takes it back."""
 
     __slots__ = ("happening",)
 
@@ -18,7 +18,7 @@ class Timer:
         self.happening: Happening | None = happening
 
     def cancel(self) -> None:
-        """It will not happen; a repeat does nothing."""
+        """Take it back; a repeat does nothing."""
         self.happening = None
 
 

@@ -27,7 +27,7 @@ class NetworkParams:
 
 @dataclass(slots=True)
 class _Link:
-    """One direction of one instance's link: when it has sent what it was given."""
+    """One direction of an instance's link: when it has sent what it was given."""
 
     free_at: float = 0.0
     num_bytes: int = 0

@@ -24,13 +24,13 @@ class Node(Generic[E, A]):
         self._arm()
 
     def post(self, event: E) -> None:
-        """The core reacts now."""
+        """Let the core react now."""
         for action in self.core.handle(event, now=self._kernel.now):
             self._perform(action)
         self._arm()
 
     def stop(self) -> None:
-        """It is never woken again."""
+        """Never wake the core again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

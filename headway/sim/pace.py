@@ -1,4 +1,4 @@
-"""How fast a machine went while its passes were measured: replayed, from anywhere on.
+"""The pace of a machine while its passes were measured, replayed from anywhere on.
 
 Whatever else runs on its cores slows it down for a while. A factor of its own for each pass would
 not tell: interruptions last, and a long pass meets more of them than a short one. So measured

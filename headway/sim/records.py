@@ -1,4 +1,4 @@
-"""What the client of each request sees: the simulator's measurements."""
+"""Measurements of the simulator: what each request's client sees."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Segment(NamedTuple):
 
 @dataclass(slots=True)
 class Record:
-    """One request: its arrival, its tokens' instants and its end; seconds, tokens."""
+    """A request's arrival, its tokens' instants and its end; seconds, tokens."""
 
     request_id: str
     arrival_at: float
@@ -66,7 +66,7 @@ class Record:
         return np.concatenate(pieces)
 
     def qoe(self, tpot: float) -> float | None:
-        """Of the answer, at the pace of a reader who takes ``tpot`` seconds a token."""
+        """Return the answer's QoE for a reader who takes ``tpot`` seconds a token."""
         return qoe(self.instants(self.num_reasoning_tokens), tpot) if self.finished else None
 
     @property

@@ -1,4 +1,4 @@
-"""What a run looked like from inside, for plots: loads over time, and every pass of an instance."""
+"""Samples of a run, for plots: loads over time, and every pass of an instance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headway.sim.device import PassTaken
 
 
 class Sample(NamedTuple):
-    """One instant: KV tokens of every DP unit, and instances that run."""
+    """A sample of one instant: KV tokens of every DP unit, and instances that run."""
 
     at: float
     kv_tokens: dict[UnitId, int]

@@ -46,13 +46,13 @@ class Scenario:
 
 
 def scenario_names() -> list[str]:
-    """The ready-made ones."""
+    """Return the names of the ready-made scenarios."""
     folder = resources.files("headway") / "scenarios"
     return sorted(f.name[: -len(".toml")] for f in folder.iterdir() if f.name.endswith(".toml"))
 
 
 def load_scenario(name_or_path: str, profile: str = "") -> Scenario:
-    """By name or from a file; HeadwayError says what is wrong with it.
+    """Return a scenario by name or from a file; HeadwayError says what is wrong with it.
 
     ``profile``: of every instance, by name or from a file, instead of the scenario's own.
     """
@@ -82,7 +82,7 @@ def _load(name_or_path: str) -> Scenario:
 
 
 def parse_scenario(text: str, source: str, folder: Path = Path()) -> Scenario:
-    """What a TOML text says; files that it names begin in ``folder``."""
+    """Return the scenario in a TOML text; files that it names begin in ``folder``."""
     try:
         return _scenario(tomllib.loads(text), folder)
     except tomllib.TOMLDecodeError as error:

@@ -30,7 +30,7 @@ class Digest:
     _counts: dict[int, int] = field(default_factory=dict)
 
     def add(self, value: float) -> None:
-        """One more."""
+        """Add a value."""
         self.num_values += 1
         self.total += value
         index = ceil(log(max(value, _LEAST)) / _LOG_GROWTH)
@@ -42,7 +42,7 @@ class Digest:
         return self.total / self.num_values if self.num_values else 0.0
 
     def percentile(self, share: float) -> float:
-        """The value below which ``share`` (0 to 1) lie; 0 without values."""
+        """Return the value below which ``share`` (0 to 1) lie; 0 without values."""
         require_between("share", share, 0, 1)
         rank, seen = share * (self.num_values - 1), 0
         for index in sorted(self._counts):
@@ -58,7 +58,7 @@ class Digest:
 
 @dataclass(slots=True)
 class StreamingSummary:
-    """What ``summarise`` says, of records that are seen once and let go.
+    """The figures of ``summarise``, of records that are seen once and let go.
 
     ``slo_of``: a request's own SLO by its id, where it has one.
     """
@@ -73,7 +73,7 @@ class StreamingSummary:
     digests: dict[str, Digest] = field(default_factory=dict)
 
     def ended(self, record: Record) -> None:
-        """One more request is over."""
+        """Take in a request that is over."""
         self.num_requests += 1
         self.num_finished += record.finished
         self.num_kept += keeps(record, self.slo_of(record.request_id) or self.slo)
@@ -85,7 +85,7 @@ class StreamingSummary:
                 self.digests.setdefault(metric, Digest()).add(value)
 
     def row(self, ended_at: float, gpu_seconds: float) -> dict[str, float]:
-        """Flat, with the names of ``Summary.row``."""
+        """Return a flat row, with the names of ``Summary.row``."""
         seconds = max(ended_at - min(self.first_at, ended_at), 1e-9)
         flat = {
             f"{metric}_{name}": getattr(digest.spread(), name)

@@ -26,7 +26,7 @@ class Summary:
     gpu_seconds: float
 
     def row(self) -> dict[str, float]:
-        """Flat, for tables and JSON: ``ttft_p99`` and so on."""
+        """Return a flat row for tables and JSON: ``ttft_p99`` and so on."""
         flat = {
             f"{metric}_{name}": getattr(spread, name)
             for metric, spread in self.spreads.items()
@@ -39,7 +39,7 @@ class Summary:
 def summarise(
     run: Run, slo: Slo, slo_of: Callable[[str], Slo | None] = lambda request_id: None
 ) -> Summary:
-    """Of a run that kept its records; one in which nothing ended has no spreads.
+    """Summarise a run that kept its records; without an ended request it has no spreads.
 
     ``slo_of``: a request's own SLO by its id, where it has one.
     """
@@ -63,7 +63,7 @@ def summarise(
 
 
 def keeps(record: Record, slo: Slo) -> bool:
-    """Whether a request finished within every limit."""
+    """Return whether a request finished within every limit."""
     if not record.finished:
         return False
     limits = {metric: getattr(slo, metric) for metric in METRICS}

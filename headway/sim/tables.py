@@ -10,7 +10,7 @@ from headway.errors import invalid
 
 
 def tables(table: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """At least one table under a name."""
+    """Return the tables under a name, at least one."""
     value = table.get(name)
     if not isinstance(value, list) or not value or not all(isinstance(v, dict) for v in value):
         raise invalid(name, value, f"at least one table: [[{name}]]")
@@ -18,7 +18,7 @@ def tables(table: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 
 def numbers(name: str, table: Any, kind: type) -> dict[str, float]:
-    """A table of numbers, each a field of ``kind``."""
+    """Return a table of numbers, each a field of ``kind``."""
     if not isinstance(table, dict):
         raise invalid(name, table, f"a table: [{name}]")
     refuse_others(name, table, tuple(f.name for f in fields(kind)))
@@ -28,7 +28,7 @@ def numbers(name: str, table: Any, kind: type) -> dict[str, float]:
 
 
 def number(name: str, value: Any) -> float:
-    """A number; no boolean and no text."""
+    """Return a number; refuse a boolean and a text."""
     if type(value) not in (int, float):
         raise invalid(name, value, "a number")
     return float(value)

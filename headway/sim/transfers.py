@@ -55,7 +55,7 @@ class Links(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Transfer:
-    """One request's way; ``num_known``: output tokens that the target has been told."""
+    """A request on its way; ``num_known``: output tokens that the target has been told."""
 
     part: StartTransfer
     target: Peer | None = None
@@ -65,7 +65,7 @@ class _Transfer:
 
 
 class Transfers:
-    """What one instance sends: a part at a time, each when the core asks for it."""
+    """The KV that one instance sends: a part at a time, each when the core asks for it."""
 
     def __init__(self, source: Peer, profile: Profile, links: Links) -> None:
         self._source = source
@@ -84,7 +84,7 @@ class Transfers:
         self._links.kernel.after(latency, lambda: self._offer(transfer))
 
     def stop(self, key: StreamKey) -> None:
-        """It goes nowhere: the target drops what it has, behind the round that is on its way."""
+        """Stop a transfer: the target drops what it has after the round that is on its way."""
         transfer = self._open.get(key)
         if transfer is not None:
             transfer.stopped = True
@@ -101,7 +101,7 @@ class Transfers:
     # --- at the target ----------------------------------------------------------------
 
     def _offer(self, transfer: _Transfer) -> None:
-        """It reserves blocks; then the bytes travel."""
+        """Offer a part to the target, which reserves blocks; then the bytes travel."""
         part = transfer.part
         key, target_id = part.request.key, part.handoff.target_worker_id
         target = self._links.worker(target_id)

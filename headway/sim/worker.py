@@ -1,4 +1,4 @@
-"""One simulated instance: a worker's core, its device, and its KV on the way to others."""
+"""A simulated instance: a worker's core, its device, and its KV on the way to others."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class InstanceSpec:
     max_model_len: int = 1 << 20
 
     def info(self, worker_id: str) -> WorkerInfo:
-        """As the scheduler is told of it."""
+        """Return its description for the scheduler."""
         profile = self.profile
         if self.role is Role.CONVERTIBLE:
             profile = profile.as_convertible()
@@ -70,7 +70,7 @@ class InstanceSpec:
 
 
 class Policies(NamedTuple):
-    """What decides inside an instance; each has its own."""
+    """Makers of the policies inside an instance; each has its own."""
 
     batching: Callable[[], Batching]
     estimation: Callable[[], Estimation | None]
@@ -157,7 +157,7 @@ class SimWorker:
         return self._flying is not None and any(item.key == key for item in self._flying.items)
 
     def stop(self) -> None:
-        """The machine is gone."""
+        """Stop the machine."""
         self._node.stop()
         self.device.stop()
         self._transfers.abandon()

@@ -1,4 +1,4 @@
-"""What clients ask for: arrivals and lengths, drawn from a seed or replayed from a trace."""
+"""Workloads: arrivals and lengths, drawn from a seed or replayed from a trace."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ class Workload:
             require_over("workload.seconds", self.seconds, 0)
 
     def slo_of(self, request_id: str) -> Slo | None:
-        """The SLO of a request's class, if that has one."""
+        """Return the SLO of a request's class, if that has one."""
         name = request_id.rpartition("-")[0]
         return next((each.slo for each in self.classes if each.name == name), None)
 
     def requests(self, seed: int) -> Iterator[SimRequest]:
-        """In order of arrival; the same seed gives the same ones."""
+        """Return the requests by arrival; the same seed gives the same ones."""
         return islice(self._endless(random.Random(seed)), self.num_requests)
 
     def _endless(self, rng: random.Random) -> Iterator[SimRequest]:
@@ -169,7 +169,7 @@ def parse_workload(table: Mapping[str, Any], folder: Path = Path()) -> Workload:
 
 
 def _recorded(table: Mapping[str, Any], folder: Path) -> Recorded | None:
-    """What gives the arrivals instead of a process, if anything."""
+    """Return the trace that gives the arrivals instead of a process, if any."""
     given = [name for name in ("trace", "servegen") if name in table]
     if not given:
         return None

@@ -1,1 +1,1 @@
-"""What arrives: arrival processes and recorded traces."""
+"""Arrival processes and recorded traces."""

@@ -20,7 +20,7 @@ class Empirical:
     cumulative: tuple[float, ...]
 
     def __call__(self, rng: random.Random) -> float:
-        """One of the values."""
+        """Draw one of the values."""
         place = bisect_right(self.cumulative, rng.random() * self.cumulative[-1])
         return self.values[min(place, len(self.values) - 1)]
 

@@ -26,7 +26,7 @@ class BadValueError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a text holds: the ``keys`` of its first row, and the rows by line; read once.
+    """The rows of a text: the ``keys`` of its first row, and the rows by line; read once.
 
     ``first``: the text of the line that told the keys, ``number`` which it is.
     """
@@ -39,7 +39,7 @@ class Rows:
     records: Iterator[tuple[int, Record]]
 
     def wrong(self, number: int, bad: BadValueError) -> HeadwayError:
-        """The refusal of a row."""
+        """Return the refusal of a row."""
         return _refusal(self.name, number, bad.field, bad.value, bad.limit)
 
 
@@ -60,7 +60,7 @@ def read_rows(lines: Iterable[str], name: str) -> Rows:
 
 
 def instant(record: Record, field: str, unit: str) -> float:
-    """A finite number, 0 or more."""
+    """Read a finite number, 0 or more."""
     value = record.get(field)
     try:
         at = math.nan if isinstance(value, bool) or value is None else float(value)
@@ -72,7 +72,7 @@ def instant(record: Record, field: str, unit: str) -> float:
 
 
 def tokens(record: Record, field: str, least: int = 1) -> int:
-    """A whole number of tokens."""
+    """Read a whole number of tokens."""
     value = record.get(field)
     try:
         count = -1 if isinstance(value, bool | float) or value is None else int(value)

@@ -39,7 +39,7 @@ _DEFAULT_WINDOW = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How many requests a client sends from ``starts_at`` (s) on; ``gaps`` and ``shape``: how."""
+    """A client's requests from ``starts_at`` (s) on; ``gaps`` and ``shape`` of their arrivals."""
 
     client: int
     starts_at: float
@@ -48,7 +48,7 @@ class Window:
     shape: float
 
     def instants(self, length: float, rng: random.Random) -> list[float]:
-        """All of them within ``length`` seconds: gaps of that shape, made to fill the window."""
+        """Return all within ``length`` seconds: gaps of that shape, made to fill the window."""
         drawn = [_GAPS[self.gaps](rng, self.shape) for _ in range(self.num_requests + 1)]
         total = sum(drawn)
         if not total > 0.0:  # shapes near 0 underflow
@@ -66,7 +66,7 @@ class Lengths:
     ratio: Empirical | None
 
     def row(self, at: float, rng: random.Random) -> TraceRow:
-        """A request; its lengths are drawn independently."""
+        """Draw a request; its lengths are drawn independently."""
         prompt, output = max(1, int(self.prompt(rng))), max(1, int(self.output(rng)))
         ratio = self.ratio(rng) if self.ratio else 0.0
         reasoning = min(output - 1, round(ratio * output))
@@ -159,7 +159,7 @@ def _arrivals(record: Record) -> tuple[float, str, float]:
 
 
 def read_lengths(lines: Iterable[str], name: str) -> Mapping[int, tuple[Lengths, ...]]:
-    """By client, in order of time; windows without traffic have empty histograms: left out."""
+    """Return lengths by client and time, without windows that have empty histograms."""
     rows, found = read_rows(lines, name), dict[int, list[Lengths]]()
     _require_keys(rows, ("client", "window_start_s", "input_tokens", "output_tokens"))
     for number, record in rows.records:
@@ -180,7 +180,7 @@ def read_lengths(lines: Iterable[str], name: str) -> Mapping[int, tuple[Lengths,
 
 
 def _histogram(record: Record, field: str) -> Empirical | None:
-    """None for an empty one; ratios are from 0 to 1."""
+    """Read a histogram, None for an empty one; ratios are from 0 to 1."""
     table = record.get(field, {})
     if not isinstance(table, dict):
         raise BadValueError(field, table, "a table of probabilities by value")

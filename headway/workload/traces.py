@@ -21,7 +21,7 @@ from headway.workload.rows import BadValueError, Record, Rows, instant, read_row
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """One arrival; ``arrival_at`` in seconds, None for what the trace does not say.
+    """An arrival; ``arrival_at`` in seconds, None for what the trace does not say.
 
     ``prefix_hashes``: of the prompt's blocks of 512 tokens from its beginning (Mooncake); equal
     ones hold the same tokens. ``reasoning_tokens`` are the first of the ``output_tokens``.
@@ -57,7 +57,7 @@ class Trace:
         return (len(self.rows) - 1) / span if span > 0.0 else math.inf
 
     def faster(self, speed: float) -> Trace:
-        """The same arrivals in 1/``speed`` of the time."""
+        """Return the same arrivals in 1/``speed`` of the time."""
         if math.isinf(speed):
             return replace(self, rows=tuple(replace(row, arrival_at=0.0) for row in self.rows))
         moved = (replace(row, arrival_at=row.arrival_at / speed) for row in self.rows)
@@ -77,7 +77,7 @@ class Trace:
 
 
 def read_trace(lines: Iterable[str], name: str, *, most_rows: int | None = None) -> Trace:
-    """The first ``most_rows`` rows; the format is told by the first line. INVALID_ARGUMENT else."""
+    """Return the first ``most_rows`` rows; HeadwayError for an unknown format or row."""
     source = read_rows(lines, name)
     found, parse = _format(source)
     rows: list[TraceRow] = []

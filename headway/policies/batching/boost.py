@@ -17,7 +17,7 @@ _DRIFT = 1.25
 
 
 def boost(work: float, gamma: float) -> float:
-    """b_γ(w), seconds: ``work`` over 0 in seconds, ``gamma`` from 0 to inf in 1/s."""
+    """Return b_γ(w), seconds: ``work`` over 0 in seconds, ``gamma`` from 0 to inf in 1/s."""
     if gamma == 0.0:
         return inf
     exponent = gamma * work
@@ -34,12 +34,12 @@ def boosted(arrival_at: float, work: float, gamma: float) -> tuple[float, float]
 
 
 def prompt_work(candidate: Candidate) -> int:
-    """s_pre − h: the prompt tokens that this pool has to compute."""
+    """Return s_pre − h: the prompt tokens that this pool has to compute."""
     return max(0, candidate.num_prompt_tokens - candidate.num_cached_tokens)
 
 
 def effective_work(candidate: Candidate) -> int:
-    """w̃ = max(w, s_pre − h) in tokens, at least 1: the boost has no bound at 0."""
+    """Return w̃ = max(w, s_pre − h), tokens, at least 1: the boost has no bound at 0."""
     return max(candidate.attained_tokens, prompt_work(candidate), 1)
 
 
@@ -95,7 +95,7 @@ class ServiceTime:
 
 
 class Boosted(Batching):
-    """What all policies with a boost share: γ, and the time that a token of work takes."""
+    """The base of all policies with a boost: γ, and the time that a token of work takes."""
 
     def __init__(self, params: BoostParams | None = None) -> None:
         params = params or BoostParams()
@@ -124,5 +124,5 @@ class Boosted(Batching):
         return num_tokens * self._service.seconds_per_token
 
     def priority(self, candidate: Candidate, num_tokens: int) -> tuple[float, float]:
-        """Φ for so many tokens of work, then arrival."""
+        """Return Φ for so many tokens of work, then arrival."""
         return boosted(candidate.arrival_at, self.seconds(num_tokens), self.gamma)

@@ -10,7 +10,7 @@ class Fcfs(Batching):
     """Earliest arrival first."""
 
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
-        """By arrival."""
+        """Rank by arrival."""
         return Ranked((candidate.arrival_at,))
 
 

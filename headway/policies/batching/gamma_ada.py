@@ -47,7 +47,7 @@ class GammaAdaParams:
 
 
 def tail_slope(times: NDArray[np.float64], num_points: int = 4) -> float | None:
-    """−d ln P(T > t) / dt between P95 and P99, 1/s; None where there is nothing to fit.
+    """Return −d ln P(T > t) / dt between P95 and P99, 1/s; None with nothing to fit.
 
     ``times``: response times, seconds, shape (n,), in any order.
     """
@@ -84,7 +84,7 @@ class GammaAda:
         self._num_seen = 0
 
     def completed(self, response_time: float) -> bool:
-        """One more request has ended, so many seconds after its arrival; whether γ was refitted."""
+        """Take in a response time, seconds; return whether γ was refitted."""
         if not (isfinite(response_time) and response_time >= 0.0):
             return False
         self._times[self._num_seen % len(self._times)] = response_time

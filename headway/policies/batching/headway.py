@@ -77,7 +77,7 @@ class Headway(UniBoost):
         return gain + self._slack_of(victim) - self._slack_of(for_)
 
     def forget(self, key: StreamKey) -> None:
-        """Its slack and its credits go with it."""
+        """Forget its slack and its credits."""
         super().forget(key)
         self._held.pop(key, None)
 
@@ -88,12 +88,12 @@ class Headway(UniBoost):
         return held is not None and held.slack < self._critical_slack
 
     def _slack_of(self, candidate: Candidate) -> float:
-        """The slack that counts, 0 before the answer and for a critical one."""
+        """Return the slack that counts: 0 before the answer, and for a critical request."""
         held = self._held.get(candidate.key)
         return 0.0 if held is None or held.slack < self._critical_slack else held.slack
 
     def _count_slack(self, candidate: Candidate, now: float) -> float:
-        """What is in hand: less than before at any time, more at a new level alone."""
+        """Count the slack in hand: it falls at any time, and rises at a new level alone."""
         slack = max(0.0, candidate.in_hand_until - now)
         levels = (
             level_of(candidate.num_output_tokens, self.k),

@@ -1,4 +1,4 @@
-"""How long a request is, for the policies that know or predict it; tokens."""
+"""Lengths of requests, true or predicted, tokens."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Ltr(Batching):
         )
 
     def forget(self, key: StreamKey) -> None:
-        """Its length goes with it."""
+        """Forget its length."""
         self._seen.pop(key, None)
 
 

@@ -19,18 +19,18 @@ from headway.request import StreamKey
 
 
 def level_of(num_tokens: int, k: int) -> int:
-    """0 below ``k`` tokens, i from ``k · 2^(i−1)``."""
+    """Return the level: 0 below ``k`` tokens, i from ``k · 2^(i−1)``."""
     return (num_tokens // k).bit_length()
 
 
 def quantised(num_tokens: int, k: int) -> int:
-    """w_q: the tokens at which the level began."""
+    """Return w_q: the tokens at which the level began."""
     level = level_of(num_tokens, k)
     return k << (level - 1) if level else 0
 
 
 def next_level_at(num_tokens: int, k: int) -> int:
-    """The tokens at which the next level begins."""
+    """Return the tokens at which the next level begins."""
     return k << level_of(num_tokens, k)
 
 
@@ -66,18 +66,18 @@ class UniBoostMemGuard(Boosted):
         self._preempted_at: dict[StreamKey, int] = {}
 
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
-        """By Φ of the prompt's work and the quantised rest."""
+        """Rank by Φ of the prompt's work and the quantised rest."""
         num_left = next_level_at(candidate.num_output_tokens, self.k) - candidate.num_output_tokens
         until = inf if self.gamma == inf else candidate.attained_tokens + num_left
         return Ranked(self.phi(candidate), until)
 
     def phi(self, candidate: Candidate) -> tuple[float, float]:
-        """Φ of max(w_q, s_pre − h): what is generated comes on top of the prompt."""
+        """Return Φ of max(w_q, s_pre − h): generated tokens come on top of the prompt."""
         work = prompt_work(candidate) + quantised(candidate.num_output_tokens, self.k)
         return self.priority(candidate, max(1, work))
 
     def may_preempt(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
-        """One credit a request and level, and only for more than what the swap costs."""
+        """Allow one preemption a request and level, if it gains more than the swap costs."""
         return self.has_credit(victim) and self.gain(victim, for_) > self.swap_cost(victim)
 
     def gain(self, victim: Candidate, for_: Candidate) -> float:
@@ -85,7 +85,7 @@ class UniBoostMemGuard(Boosted):
         return inf if self.gamma == 0.0 else self.phi(victim)[0] - self.phi(for_)[0]
 
     def has_credit(self, victim: Candidate) -> bool:
-        """Whether it was not voluntarily preempted at this level before."""
+        """Return whether it was not voluntarily preempted at this level before."""
         return self._preempted_at.get(victim.key, -1) < level_of(victim.num_output_tokens, self.k)
 
     def swap_cost(self, victim: Candidate) -> float:
@@ -94,12 +94,12 @@ class UniBoostMemGuard(Boosted):
         return victim.num_kv_tokens * per_token
 
     def preempted(self, victim: Candidate, *, voluntary: bool) -> None:
-        """A voluntary one spends the level's credit; by need none is asked for."""
+        """Spend the level's credit on a voluntary preemption; one by need costs none."""
         if voluntary:
             self._preempted_at[victim.key] = level_of(victim.num_output_tokens, self.k)
 
     def forget(self, key: StreamKey) -> None:
-        """Its credits go with it."""
+        """Forget its credits."""
         self._preempted_at.pop(key, None)
 
 

@@ -41,7 +41,7 @@ class Pascal(Batching):
         self._params = params or PascalParams()
 
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
-        """Queue, quanta used since the phase began, arrival."""
+        """Rank by queue, quanta used since the phase began, then arrival."""
         queue, quanta = self._turn(candidate)
         return Ranked((queue, quanta, candidate.arrival_at), self._until(candidate, queue))
 

@@ -1,4 +1,4 @@
-"""What a batching policy reads and what it answers."""
+"""The input and the output of a batching policy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headway.request import Phase, StreamKey
 
 
 class Candidate(Protocol):
-    """One request of a DP unit, as a batching policy sees it. Instants are s since the epoch."""
+    """A request of a DP unit, as a batching policy sees it. Instants are s since the epoch."""
 
     @property
     def key(self) -> StreamKey:
@@ -22,15 +22,15 @@ class Candidate(Protocol):
 
     @property
     def decoding(self) -> bool:
-        """Whether it needs one token a pass (True) or still has tokens to compute before that."""
+        """True if it needs one token a pass, False while it still has tokens to compute."""
 
     @property
     def running(self) -> bool:
-        """Whether it holds KV blocks."""
+        """True if it holds KV blocks."""
 
     @property
     def phase(self) -> Phase:
-        """What its reader waits for; a recompute does not change it."""
+        """The phase that its reader waits for; a recompute does not change it."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -66,7 +66,7 @@ class Candidate(Protocol):
 
     @property
     def opens_answer(self) -> bool:
-        """Whether its next token is the first that its reader sees."""
+        """True if its next token is the first that its reader sees."""
 
     @property
     def in_hand_until(self) -> float:
@@ -77,7 +77,7 @@ class Candidate(Protocol):
 
     @property
     def num_preemptions(self) -> int:
-        """How often its blocks were taken, voluntarily or by need."""
+        """The number of times it was preempted, voluntarily or by need."""
 
 
 C = TypeVar("C", bound=Candidate)
@@ -105,16 +105,16 @@ class Batching(ABC):
     """
 
     preempts: bool = False
-    """Whether a waiting request may take the place of running ones that rank behind it."""
+    """True if a waiting request may take the place of running ones that rank behind it."""
 
     improves: bool = False
-    """Whether a running request's rank only gets better as it is served."""
+    """True if a running request's rank only gets better as it is served."""
 
     reads_lengths: bool = False
-    """Whether its ranks read remaining lengths: else nobody need predict them for it."""
+    """True if its ranks read remaining lengths; else none are predicted for it."""
 
     fits_gamma: ClassVar[bool] = False
-    """Whether γ is fitted to end-to-end latencies, as its parameters' ``fit()`` says (γ-Ada)."""
+    """True if γ is fitted to end-to-end latencies, as its parameters' ``fit()`` says (γ-Ada)."""
 
     @property
     def epoch(self) -> int:
@@ -123,23 +123,23 @@ class Batching(ABC):
 
     @abstractmethod
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
-        """Where it stands, whatever order candidates are asked about in."""
+        """Return its rank, whatever order candidates are asked about in."""
 
     def may_preempt(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
-        """Whether a running request may yield to a waiting one that ranks before it."""
+        """Return whether a running request may yield to a waiting one that ranks before it."""
         return True
 
     def preempted(self, victim: Candidate, *, voluntary: bool) -> None:
-        """Its blocks were taken, for a better one (``voluntary``) or by another's KV growth."""
+        """Note a preemption, for a better request (``voluntary``) or by another's KV growth."""
 
     def passed(self, pass_time: float, num_tokens: int, num_steps: int = 1) -> None:
         """Steps of ``pass_time`` seconds have ended, each over ``num_tokens`` tokens."""
 
     def completed(self, candidate: Candidate, *, now: float) -> None:
-        """Its last token has been drawn."""
+        """Note that its last token has been drawn."""
 
     def tune(self, gamma: float) -> None:
-        """The pool's γ, fitted where end-to-end latencies are known, 1/s."""
+        """Take the pool's γ, fitted where end-to-end latencies are known, 1/s."""
 
     def forget(self, key: StreamKey) -> None:
-        """The request has left this worker."""
+        """Forget a request that has left this worker."""

@@ -31,7 +31,7 @@ class RoundRobin(Batching):
         self._quantum = (params or RoundRobinParams()).quantum
 
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
-        """Quanta, arrival."""
+        """Rank by quanta used, then arrival."""
         quanta, used = divmod(candidate.num_output_tokens, self._quantum)
         until = candidate.attained_tokens + self._quantum - used
         return Ranked((quanta, candidate.arrival_at), until)

@@ -14,7 +14,7 @@ class Sarathi(Batching):
     """Decode first, then prefill, each by arrival."""
 
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
-        """By what it needs, then arrival."""
+        """Rank decoding requests first, then by arrival."""
         return Ranked((not candidate.decoding, candidate.arrival_at))
 
 

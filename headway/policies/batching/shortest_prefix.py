@@ -11,7 +11,7 @@ class ShortestPrefix(Batching):
     """Running requests first, then the waiting ones with the least prompt to compute."""
 
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
-        """Running, uncached prompt tokens, arrival."""
+        """Rank running requests first, then by uncached prompt tokens, then arrival."""
         return Ranked((not candidate.running, prompt_work(candidate), candidate.arrival_at))
 
 

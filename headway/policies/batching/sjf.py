@@ -17,7 +17,7 @@ class Sjf(Batching):
     reads_lengths = True
 
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
-        """Running, prompt and output tokens, arrival."""
+        """Rank running requests first, then by prompt and output tokens, then arrival."""
         remaining = known_remaining(candidate)
         size = prompt_work(candidate) + candidate.num_output_tokens + remaining
         outlived_at = candidate.attained_tokens + max(1, remaining)  # from there on it only grows

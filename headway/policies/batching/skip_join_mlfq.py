@@ -51,7 +51,7 @@ class SkipJoinMlfq(Batching):
         self._places: dict[StreamKey, _Place] = {}
 
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
-        """Level, arrival; until the quantum is used, or the wait too long."""
+        """Rank by level, then arrival, until the quantum is used or the wait too long."""
         place = self._places.get(candidate.key)
         if place is None:
             place = self._places[candidate.key] = self._join(candidate, now)
@@ -76,7 +76,7 @@ class SkipJoinMlfq(Batching):
         return self._places[for_.key].level < self._places[victim.key].level
 
     def forget(self, key: StreamKey) -> None:
-        """Its level goes with it."""
+        """Forget its level."""
         self._places.pop(key, None)
 
     def _join(self, candidate: Candidate, now: float) -> _Place:

@@ -27,7 +27,7 @@ class UniBoostParams(MemGuardParams):
     most_gamma: float = 10.0
 
     def fit(self) -> GammaAda:
-        """γ-Ada with these; HeadwayError for what is out of range."""
+        """Return γ-Ada with these parameters; HeadwayError for what is out of range."""
         params = GammaAdaParams(self.window, least=self.least_gamma, most=self.most_gamma)
         return GammaAda(self.gamma, params)
 
@@ -47,12 +47,12 @@ class UniBoost(UniBoostMemGuard):
         self._fit: GammaAda | None = params.fit()
 
     def completed(self, candidate: Candidate, *, now: float) -> None:
-        """One more response time, unless the pool's γ comes from elsewhere."""
+        """Take in a response time, unless the pool's γ comes from elsewhere."""
         if self._fit is not None and self._fit.completed(now - candidate.arrival_at):
             super().tune(self._fit.gamma)
 
     def tune(self, gamma: float) -> None:
-        """The pool's γ has come: this worker's own fit ends."""
+        """Take the pool's γ and end this worker's own fit."""
         super().tune(gamma)
         self._fit = None
 

@@ -18,7 +18,7 @@ class UniBoostBase(Boosted):
     preempts = True
 
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
-        """By Φ of the effective work, unquantised."""
+        """Rank by Φ of the effective work, unquantised."""
         work = effective_work(candidate)
         until = inf if self.gamma == inf else work + 1
         return Ranked(self.priority(candidate, work), until)

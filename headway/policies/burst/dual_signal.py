@@ -51,11 +51,11 @@ class SlidingSum:
 
     @property
     def num_kept(self) -> int:
-        """What it remembers."""
+        """Arrivals that it remembers."""
         return len(self._arrivals)
 
     def add(self, num_tokens: int, *, now: float) -> None:
-        """One request."""
+        """Add a request."""
         self.num_requests += 1
         self.num_tokens += num_tokens
         if len(self._arrivals) < _MOST_KEPT:
@@ -89,7 +89,7 @@ class DualSignal:
         self._now = 0.0
 
     def arrived(self, num_input_tokens: int, *, now: float) -> Label:
-        """The label; a clock that went back stands still."""
+        """Return the label; a clock that went back stands still."""
         if self._began_at is None:
             self._began_at = self._now = now
         self._now = now = max(now, self._now)
@@ -120,7 +120,7 @@ class DualSignal:
 
 
 def burst_ratio(arrivals: Iterable[tuple[float, int]], params: DualSignalParams) -> float:
-    """The share of input tokens that are labelled, of arrivals (s, prompt tokens) by time.
+    """Return the share of input tokens labelled, of arrivals (s, prompt tokens) by time.
 
     What the number of convertible decoders is planned with; 0 of no arrivals.
     """

@@ -1,4 +1,4 @@
-"""What a burst detector reads and what it answers."""
+"""The input and the output of a burst detector."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 
 class Label(NamedTuple):
-    """Whether a request is beyond what the mean would have brought, and which signal says so.
+    """A request's label: whether it is beyond the mean of traffic, and which signal says so.
 
     ``signal``: ``requests`` or ``tokens``, "" for none. ``rate`` and ``allowed``: of that
     signal (of requests without one), per second: now, this request included, and at most.
@@ -22,4 +22,4 @@ class Burst(Protocol):
     """Labels each request as it arrives at the gateway."""
 
     def arrived(self, num_input_tokens: int, *, now: float) -> Label:
-        """The label of a request with so many prompt tokens; s."""
+        """Return the label of a request with so many prompt tokens; ``now`` in seconds."""

@@ -64,15 +64,15 @@ class Immediate(Dispatching):
         self._num_turns = 0
 
     def join(self, worker_id: str) -> None:
-        """One more to choose from."""
+        """Add an instance to choose from."""
         self._turns.setdefault(worker_id, 0)
 
     def leave(self, worker_id: str) -> None:
-        """One less."""
+        """Remove an instance."""
         self._turns.pop(worker_id, None)
 
     def dispatched(self, turn: Turn, dispatch_id: int, *, now: float) -> None:
-        """It goes to the end of the round."""
+        """Move the instance to the end of the round."""
         self._num_turns += 1
         self._turns[turn.worker_id] = self._num_turns
 
@@ -84,7 +84,7 @@ class Immediate(Dispatching):
         now: float,
         waiting: Collection[Waiting] = (),
     ) -> list[Turn]:
-        """Every instance, one request at a time."""
+        """Return every instance with room, one request at a time."""
         able = [load for load in loads if load.has_room]
         if self._rule == RANDOM:
             able.sort(key=lambda load: load.worker_id)

@@ -14,7 +14,7 @@ from headway.request import StreamKey
 
 @dataclass(frozen=True, slots=True)
 class InstanceLoad:
-    """One instance that takes prefill work now, as a dispatch policy sees it."""
+    """An instance that takes prefill work now, as a dispatch policy sees it."""
 
     worker_id: str
     task_depth: int
@@ -24,11 +24,11 @@ class InstanceLoad:
     num_outstanding: int
     """Requests that it was sent and has not let go of."""
     num_queued: int
-    """Those of them that do not run yet."""
+    """Requests of these that do not run yet."""
     has_capacity: bool
-    """Whether any unit has C_avail above 0."""
+    """True if any unit has C_avail above 0."""
     has_room: bool
-    """Whether any unit has free KV blocks."""
+    """True if any unit has free KV blocks."""
     role: Role = Role.PREFILL
     num_decoding: int = 0
     """B over its units."""
@@ -37,11 +37,11 @@ class InstanceLoad:
     kv_tokens: int = 0
     """KV in blocks and in host memory, and what is queued."""
     is_on_schedule: bool = True
-    """Whether no reader of its answers waits (PASCAL's t_i)."""
+    """True if no reader of its answers waits (PASCAL's t_i)."""
 
 
 class Waiting(Protocol):
-    """One request of the window, as a dispatch policy sees it."""
+    """A request of the window, as a dispatch policy sees it."""
 
     @property
     def key(self) -> StreamKey:
@@ -57,7 +57,7 @@ class Waiting(Protocol):
 
     @property
     def is_burst(self) -> bool:
-        """Whether the gateway labelled it as beyond the mean."""
+        """True if the gateway labelled it as beyond the mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +92,10 @@ class Dispatching(ABC):
     """
 
     lingers: ClassVar[bool] = False
-    """Whether workers with prompt tokens left over wait a moment for a top-up of their chunk."""
+    """True if workers with prompt tokens left over wait a moment for a top-up of their chunk."""
 
     reads_phases: bool = False
-    """Whether it reads ``is_on_schedule``, which workers have to report."""
+    """True if it reads ``is_on_schedule``, which workers have to report."""
 
     def __init__(self, window: int, default_pass_time: float) -> None:
         """Keep means over ``window`` passes; the first pass time is ``default_pass_time``, s."""

@@ -50,7 +50,7 @@ class SbsParams:
 
 
 class StaggeredBatch(Dispatching):
-    """One batch an instance and pass, instances in turns, an adaptive interval apart."""
+    """Dispatches a batch an instance and pass, in turns, an adaptive interval apart."""
 
     lingers: ClassVar[bool] = True
 
@@ -76,17 +76,17 @@ class StaggeredBatch(Dispatching):
         return self._pass_times.value + self._latencies.value
 
     def join(self, worker_id: str) -> None:
-        """N_active grows."""
+        """Add an instance to N_active."""
         self._instances.setdefault(worker_id, _Instance())
 
     def leave(self, worker_id: str) -> None:
-        """N_active shrinks."""
+        """Remove an instance from N_active."""
         self._instances.pop(worker_id, None)
 
     # --- readiness --------------------------------------------------------------------
 
     def dispatched(self, turn: Turn, dispatch_id: int, *, now: float) -> None:
-        """Not ready until this dispatch ends; the watchdog is armed."""
+        """Arm the watchdog: the instance is not ready until this dispatch ends."""
         instance = self._instances[turn.worker_id]
         self._num_turns += 1
         instance.turn = self._num_turns
@@ -97,7 +97,7 @@ class StaggeredBatch(Dispatching):
         self.passed(turn, now=now)
 
     def passed(self, turn: Turn, *, now: float) -> None:
-        """The next turn by interval comes an interval after this one; top-ups stand outside."""
+        """Start the interval to the next turn; top-ups do not count."""
         if turn.rule != TOP_UP:
             self._cycle_at = now
 
@@ -116,7 +116,7 @@ class StaggeredBatch(Dispatching):
             instance.watchdog_at = inf
 
     def expire(self, *, now: float) -> Sequence[Expiry]:
-        """Watchdog: instances fall back to fixed-interval dispatch until an EndForward comes."""
+        """Let silent instances fall back to fixed-interval dispatch until an EndForward comes."""
         expired = []
         for worker_id, instance in sorted(self._instances.items()):
             if instance.awaited_id is None or now < instance.watchdog_at:
@@ -145,7 +145,7 @@ class StaggeredBatch(Dispatching):
         now: float,
         waiting: Collection[Waiting] = (),
     ) -> list[Turn]:
-        """Top-ups, then the interval's turn, or idle instances while nothing is won by waiting.
+        """Return top-ups, then the interval's turn, or idle instances if waiting wins nothing.
 
         Longest without a dispatch first; instances that the watchdog gave up come last.
         """
@@ -173,7 +173,7 @@ class StaggeredBatch(Dispatching):
     def wakeup(
         self, loads: Sequence[InstanceLoad], num_waiting: int, *, now: float
     ) -> float | None:
-        """The next watchdog, or the next turn of an instance that is or will be ready."""
+        """Return the next watchdog, or the next turn of an instance that is or will be ready."""
         times = [i.watchdog_at for i in self._instances.values() if i.awaited_id is not None]
         if num_waiting:
             due_at = self._cycle_at + self.interval

@@ -74,7 +74,7 @@ class _Place:
         return (self.num_tokens + num_tokens) / self.velocity
 
     def take(self, num_tokens: int) -> None:
-        """The next request sees this one ahead of it."""
+        """Count a request that the next ones will see ahead of them."""
         self.num_tokens += num_tokens
         self.num_free -= num_tokens
         self.has_capacity = False
@@ -96,7 +96,7 @@ class TokenScaleRouting(Dispatching):
         self._convertible = params.convertible_profile or profile
 
     def ttft_slo(self, num_tokens: int) -> float:
-        """The SLO of a prompt, seconds."""
+        """Return the TTFT SLO of a prompt, seconds."""
         if num_tokens <= self._short:
             return self._params.ttft_short
         return self._params.ttft_medium if num_tokens <= self._medium else self._params.ttft_long
@@ -109,7 +109,7 @@ class TokenScaleRouting(Dispatching):
         now: float,
         waiting: Collection[Waiting] = (),
     ) -> list[Turn]:
-        """A turn for each instance that is given requests, with their keys."""
+        """Return a turn for each instance that is given requests, with their keys."""
         able = sorted((load for load in loads if load.has_room), key=lambda load: load.worker_id)
         prefillers = [self._place(load) for load in able if load.role is not Role.CONVERTIBLE]
         convertibles = [self._place(load) for load in able if load.role is Role.CONVERTIBLE]
@@ -169,7 +169,7 @@ class TokenScaleRouting(Dispatching):
         places: Sequence[_Place],
         given: dict[tuple[str, str], list[StreamKey]],
     ) -> None:
-        """The queue, oldest first: one request to each instance with capacity, least work first."""
+        """Give each instance with capacity a queued request: oldest first, least work first."""
         free = sorted(
             (place for place in places if place.has_capacity),
             key=lambda place: (place.ahead, place.worker_id),

@@ -1,4 +1,4 @@
-"""How many tokens does a request still have to generate? One file per answer."""
+"""Estimation: tokens that a request still has to generate. One file per answer."""
 
 from headway.policies.estimation.protocol import Estimable, Estimation
 

@@ -49,7 +49,7 @@ class Bins:
         self._edges = EDGES[params.num_bins]
 
     def remaining(self, request: Estimable) -> float | None:
-        """The bin's middle as of the last prediction, counted down; None where none came."""
+        """Return the bin's middle at the last prediction, counted down; None where none came."""
         since = request.num_tokens_since_prediction
         length = request.prediction
         if length is None and request.true_remaining is not None:

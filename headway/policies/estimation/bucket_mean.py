@@ -46,23 +46,23 @@ class BucketMean:
         self._counts = [0] * (len(self.bounds) + 1)
 
     def observe(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
-        """One finished request."""
+        """Take in a finished request."""
         bucket = bisect_left(self.bounds, num_prompt_tokens)
         self._totals[bucket] += num_output_tokens
         self._counts[bucket] += 1
 
     @property
     def interval(self) -> int:
-        """It says the same of a request until others have finished."""
+        """Decode steps between predictions: endless, as only finished requests change them."""
         return 1 << 30
 
     def remaining(self, request: Estimable) -> float | None:
-        """The bucket's mean, less what was generated, at least 1; None before any has finished."""
+        """Return the bucket's mean less what was generated, at least 1; None if none finished."""
         mean = self.table().means[bisect_left(self.bounds, request.num_prompt_tokens)]
         return max(1.0, mean - request.num_output_tokens) if mean > 0 else None
 
     def table(self) -> LengthTable:
-        """What has been learned; a bucket without samples has the mean of all, 0 before any."""
+        """Return the learned means; a bucket without samples has the mean of all, 0 before any."""
         total, count = sum(self._totals), sum(self._counts)
         overall = total / count if count else 0.0
         means = tuple(

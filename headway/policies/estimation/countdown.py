@@ -27,7 +27,7 @@ class Countdown:
         self.interval = (params or CountdownParams()).interval
 
     def remaining(self, request: Estimable) -> float | None:
-        """At least 1; None before the first prediction, and for one that is no length."""
+        """Return at least 1; None before the first prediction, and for one that is no length."""
         prediction = request.prediction
         if prediction is None or not 0 <= prediction < inf:
             return None

@@ -56,7 +56,7 @@ class NoisyOracle:
 
 
 def sigma_of(error: float) -> float:
-    """The σ of a log-normal factor with median 1 whose mean distance from 1 is ``error``.
+    """Return σ of a log-normal factor with median 1 and mean distance ``error`` from 1.
 
     ``E|e^(σZ) − 1| = e^(σ²/2) · (2Φ(σ) − 1) `` (the part below 1 and the part above it), which
     grows with σ: found by bisection.

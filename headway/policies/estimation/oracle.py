@@ -10,7 +10,7 @@ class Oracle:
     """The truth, in the simulator alone."""
 
     interval = 1 << 30
-    """It never has to look again."""
+    """Decode steps between predictions: it never has to look again."""
 
     def remaining(self, request: Estimable) -> float | None:
         """Tokens still to come; None outside the simulator."""

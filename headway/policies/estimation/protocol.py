@@ -1,4 +1,4 @@
-"""What an estimation policy reads and what it answers."""
+"""The input and the output of an estimation policy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headway.request import StreamKey
 
 
 class Estimable(Protocol):
-    """One running request, as an estimation policy sees it; tokens."""
+    """A running request, as an estimation policy sees it; tokens."""
 
     @property
     def key(self) -> StreamKey:
@@ -16,7 +16,7 @@ class Estimable(Protocol):
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of the request as its client sent it."""
+        """Prompt tokens of the request as its client sent it."""
 
     @property
     def num_output_tokens(self) -> int:
@@ -36,7 +36,7 @@ class Estimable(Protocol):
 
 
 class Estimation(Protocol):
-    """How many tokens does a request still have to generate?"""
+    """A rule for how many tokens a request still has to generate."""
 
     @property
     def interval(self) -> int:

@@ -14,7 +14,7 @@ class PacingOff:
 
 
 class Unpaced:
-    """One stream."""
+    """A stream that holds nothing."""
 
     due_at: float | None = None
 
@@ -26,16 +26,16 @@ class Unpaced:
         self._num_in_hand += num_tokens
 
     def release(self, *, now: float) -> int:
-        """All."""
+        """Return all tokens in hand."""
         return self.flush()
 
     def flush(self) -> int:
-        """All."""
+        """Return all tokens in hand."""
         count, self._num_in_hand = self._num_in_hand, 0
         return count
 
     def slack(self, *, now: float) -> float:
-        """Nothing is ever in hand."""
+        """Return 0: nothing is ever in hand."""
         return 0.0
 
 

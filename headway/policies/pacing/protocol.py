@@ -1,4 +1,4 @@
-"""What a pacing policy is told and what it answers."""
+"""The input and the output of a pacing policy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Pace(Protocol):
-    """One stream of answering tokens on its way to a reader; instants in seconds."""
+    """A stream of answering tokens on its way to a reader; instants in seconds."""
 
     @property
     def due_at(self) -> float | None:
@@ -16,10 +16,10 @@ class Pace(Protocol):
         """So many more tokens are in hand."""
 
     def release(self, *, now: float) -> int:
-        """How many tokens go to the reader now."""
+        """Return how many tokens go to the reader now."""
 
     def flush(self) -> int:
-        """The stream ends: all that are in hand go."""
+        """Return all tokens in hand at the end of the stream."""
 
     def slack(self, *, now: float) -> float:
         """Seconds until the reader has nothing left to read, at least 0."""

@@ -36,7 +36,7 @@ class TokenPacer:
 
 
 class TokenPace:
-    """One stream."""
+    """A stream at the pace of a reader."""
 
     def __init__(self, tpot: float) -> None:
         self._tpot = tpot
@@ -58,7 +58,7 @@ class TokenPace:
         self._num_arrived += num_tokens
 
     def release(self, *, now: float) -> int:
-        """Those that are in hand and due."""
+        """Return the tokens that are in hand and due."""
         if self._first_at is None:
             return 0
         num_due = min(self._num_due(self._first_at, now), self._num_arrived)
@@ -67,7 +67,7 @@ class TokenPace:
         return count
 
     def flush(self) -> int:
-        """The stream ends: all that are in hand go."""
+        """Return all tokens in hand at the end of the stream."""
         count = self._num_arrived - self._num_released
         self._num_released = self._num_arrived
         return count

@@ -9,7 +9,7 @@ from headway.errors import invalid
 
 
 class FlowLevel(Enum):
-    """What an arriving request meets."""
+    """The treatment of an arriving request."""
 
     OPEN = "open"
     THROTTLED = "throttled"  # it enters the window more slowly than others leave it
@@ -36,7 +36,7 @@ class FlowControl:
             raise invalid("throttle", self.throttle, "from 0 to below 1")
 
     def level(self, longest_wait: int) -> FlowLevel:
-        """``longest_wait``: cycles that the oldest request of the window has been left over."""
+        """Return the level; ``longest_wait``: cycles that the oldest request was left over."""
         if longest_wait > self.reject_factor * self.num_cycles:
             return FlowLevel.REJECTING
         return FlowLevel.THROTTLED if longest_wait > self.num_cycles else FlowLevel.OPEN

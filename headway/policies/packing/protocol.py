@@ -1,4 +1,4 @@
-"""What a packing policy reads and what it answers."""
+"""The input and the output of a packing policy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headway.request import StreamKey
 
 
 class Packable(Protocol):
-    """One waiting request, as a packing policy sees it."""
+    """A waiting request, as a packing policy sees it."""
 
     @property
     def key(self) -> StreamKey:
@@ -32,7 +32,7 @@ P = TypeVar("P", bound=Packable)
 
 @dataclass(slots=True)
 class Room:
-    """What is left of one DP unit while a batch is packed.
+    """The room left on one DP unit while a batch is packed.
 
     ``capacity``: C_avail, tokens; may be negative. ``num_spare_blocks`` stay free for the growth
     of what runs, unless the unit is ``empty``.
@@ -46,12 +46,12 @@ class Room:
     empty: bool
 
     def fits(self, num_tokens: int) -> bool:
-        """Whether the KV of so many tokens has room."""
+        """Return whether the KV of so many tokens has room."""
         spare = 0 if self.empty else self.num_spare_blocks
         return blocks_for(num_tokens, self.block_size) + spare <= self.num_free_blocks
 
     def take(self, num_tokens: int, capacity: int) -> None:
-        """A request of so many tokens is assigned; ``capacity`` is left."""
+        """Assign a request of so many tokens; ``capacity`` is left."""
         self.num_free_blocks -= blocks_for(num_tokens, self.block_size)
         self.capacity = capacity
         self.empty = False
@@ -81,7 +81,7 @@ class Packing(Protocol):
         hits: Hits[P] | None = None,
         capped: bool = True,
     ) -> list[Assigned[P]]:
-        """The assigned requests; who is not among them waits for the next cycle.
+        """Return the assigned requests; the others wait for the next cycle.
 
         ``legacy`` are the requests left over from earlier cycles. Not ``capped``: C_avail only
         ranks units, and a unit that owes tokens is given more.

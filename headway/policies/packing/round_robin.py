@@ -24,7 +24,7 @@ class RoundRobin:
         hits: Hits[P] | None = None,
         capped: bool = True,
     ) -> list[Assigned[P]]:
-        """By arrival, then key; hits are not asked."""
+        """Assign by arrival, then key; hits are not asked."""
         assigned: list[Assigned[P]] = []
         for request in sorted([*legacy, *new], key=lambda r: (r.arrival_at, r.key)):
             able = [

@@ -36,7 +36,7 @@ class BucketBalance(Placement):
         self._reserved_tokens = (params or BucketBalanceParams()).reserved_tokens
 
     def place(self, requests: Sequence[R], units: Sequence[DecodeUnit]) -> list[Choice[R]]:
-        """In order of arrival; a convertible's unit keeps what it reserves for prompts."""
+        """Place in order of arrival; a convertible keeps what it reserves for prompts."""
         rooms = Rooms(units)
         choices: list[Choice[R]] = []
         for request in sorted(requests, key=by_arrival):

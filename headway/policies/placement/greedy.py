@@ -1,4 +1,4 @@
-"""One request after the other, each to the unit that is best once the others are placed.
+"""Greedy placement: each request to the unit that is best once the others are placed.
 
 Only the unit that was chosen changes its score, so a heap keeps them in order, and a sorted list of
 loads the quartiles: a placement costs what it looks at, not all units.
@@ -76,16 +76,16 @@ class _Outliers:
         self._bound = inf
 
     def draw(self) -> None:
-        """The mask is drawn anew."""
+        """Draw the mask anew."""
         if self._k is not None:
             self._bound = outlier_bound(self._loads, self._k)
 
     def masks(self, unit: DecodeUnit) -> bool:
-        """Whether a unit stands out."""
+        """Return whether a unit stands out."""
         return unit.kv_tokens > max(self._bound, self._alarm * unit.capacity_tokens)
 
     def moved(self, before: int, after: int) -> None:
-        """A unit's load has changed."""
+        """Note that a unit's load has changed."""
         if self._k is not None:
             del self._loads[bisect_left(self._loads, before)]
             insort(self._loads, after)
@@ -100,7 +100,7 @@ def place_greedily(
     k: float | None = None,
     alarm: float = 0.0,
 ) -> list[Choice[R]]:
-    """The least score among the units with room, then the lower id.
+    """Place each request on the unit with room and the least score, then the lower id.
 
     With ``k``, units whose KV load is above the outlier bound and above ``alarm`` of their
     capacity are masked; all units with room are used if that leaves none.

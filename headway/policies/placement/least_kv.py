@@ -17,7 +17,7 @@ class LeastKv(Placement):
     """The least K, in order of arrival."""
 
     def place(self, requests: Sequence[R], units: Sequence[DecodeUnit]) -> list[Choice[R]]:
-        """The unit with the least KV, then the fewest requests, then id."""
+        """Place on the unit with the least KV, then the fewest requests, then id."""
         return place_greedily(requests, units, score=_kv_then_batch, order=by_arrival)
 
 

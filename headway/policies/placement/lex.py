@@ -10,7 +10,7 @@ from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
 
 
 def batch_then_kv(unit: DecodeUnit) -> tuple[float, ...]:
-    """``(B, K)``, compared lexicographically."""
+    """Return ``(B, K)``, compared lexicographically."""
     return unit.num_requests, unit.kv_tokens
 
 
@@ -18,7 +18,7 @@ class Lex(Placement):
     """The least batch, then the least KV: Algorithm 3 without its mask, longest first."""
 
     def place(self, requests: Sequence[R], units: Sequence[DecodeUnit]) -> list[Choice[R]]:
-        """The unit with the fewest requests, then the least KV, then id."""
+        """Place on the unit with the fewest requests, then the least KV, then id."""
         return place_greedily(requests, units, score=batch_then_kv)
 
 

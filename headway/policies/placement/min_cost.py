@@ -33,7 +33,7 @@ class MinCostParams:
 
 
 class MinCost(Placement):
-    """Where the next forward pass stays shortest."""
+    """Places requests where the next forward pass stays shortest."""
 
     def __init__(self, params: MinCostParams | None = None) -> None:
         self._params = params or MinCostParams()
@@ -46,7 +46,7 @@ class MinCost(Placement):
     def boundary(
         self, request: R, here: DecodeUnit, units: Sequence[DecodeUnit]
     ) -> Choice[R] | None:
-        """The end of reasoning is an occasion, not a command: only who has no room here moves."""
+        """Move an answer only where it has no room here."""
         if here.kv_tokens <= self._params.full * here.capacity_tokens:
             return None
         able = [

@@ -69,7 +69,7 @@ class PascalPlacement(Placement):
         return Choice(request, best.unit, score(best))
 
     def _has_room(self, unit: DecodeUnit, num_wanted: int = 1) -> bool:
-        """Whether so many blocks leave the headroom free; an answer that stays needs one."""
+        """Return whether so many blocks leave the headroom free; an answer that stays needs one."""
         return unit.num_free_blocks - num_wanted >= self._params.headroom * unit.num_blocks
 
     def _fits(self, request: R, unit: DecodeUnit) -> bool:

@@ -1,4 +1,4 @@
-"""What a placement policy reads and what it answers."""
+"""The input and the output of a placement policy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headway.request import StreamKey
 
 
 class Placeable(Protocol):
-    """One prefilled request, as a placement policy sees it."""
+    """A prefilled request, as a placement policy sees it."""
 
     @property
     def key(self) -> StreamKey:
@@ -32,7 +32,7 @@ class Placeable(Protocol):
 
     @property
     def bucket(self) -> int:
-        """Its kind by prompt and predicted output (``headway.cost.buckets``)."""
+        """The bucket of its prompt and predicted output (``headway.cost.buckets``)."""
 
     @property
     def barred(self) -> Collection[UnitId]:
@@ -44,7 +44,7 @@ R = TypeVar("R", bound=Placeable)
 
 @dataclass(slots=True)
 class DecodeUnit:
-    """One DP unit while a batch is placed: ``num_requests`` is B, ``kv_tokens`` is K.
+    """A DP unit while a batch is placed: ``num_requests`` is B, ``kv_tokens`` is K.
 
     ``host_tokens``: KV in host memory. ``num_reasoning`` is PASCAL's r_i, ``num_fresh_answering``
     a_i (answers within their first quantum), ``is_on_schedule`` t_i. ``bucket_counts``: requests
@@ -75,7 +75,7 @@ class DecodeUnit:
         return self.num_blocks * self.block_size
 
     def take(self, request: Placeable) -> None:
-        """``B += 1``, ``K += len(r)`` before the next request."""
+        """Add a request: ``B += 1``, ``K += len(r)``."""
         self.num_requests += 1
         self.kv_tokens += request.num_tokens
         self.num_free_blocks -= blocks_for(request.num_tokens, self.block_size)
@@ -103,17 +103,17 @@ class Placement(Protocol):
     """Which DP unit decodes each prefilled request, if any has room?"""
 
     reads_buckets: bool = False
-    """Whether units have to tell their requests by bucket."""
+    """True if units have to tell their requests by bucket."""
 
     reads_phases: bool = False
-    """Whether it reads what units reason and answer, which workers have to report."""
+    """True if it reads what units reason and answer, which workers have to report."""
 
     def place(self, requests: Sequence[R], units: Sequence[DecodeUnit]) -> list[Choice[R]]:
-        """The placed requests; who is not among them waits. ``units`` are updated."""
+        """Return the placed requests and update ``units``; the other requests wait."""
         ...
 
     def boundary(
         self, request: R, here: DecodeUnit, units: Sequence[DecodeUnit]
     ) -> Choice[R] | None:
-        """Where an answer is given once its reasoning has ended ``here``; None: it stays."""
+        """Return the unit for an answer whose reasoning ended ``here``; None: it stays."""
         return None

@@ -29,7 +29,7 @@ class RandomPlacement(Placement):
         self._rng = Random((params or RandomParams()).seed)
 
     def place(self, requests: Sequence[R], units: Sequence[DecodeUnit]) -> list[Choice[R]]:
-        """The same seed and the same questions give the same answers."""
+        """Place at random; the same seed and the same questions give the same answers."""
         rooms = Rooms(units)
         choices: list[Choice[R]] = []
         for request in sorted(requests, key=by_arrival):

@@ -11,7 +11,7 @@ from headway.policies.rescheduling.protocol import Floats, Horizon, Ints, UnitRe
 
 
 def last_steps(remaining: Floats, num_steps: int, horizon: Horizon) -> NDArray[np.intp]:
-    """The last step, 0 … H, at which a request still runs: ``h · step < N̂(r)``, (R,).
+    """Return the last step, 0 … H, at which a request runs: ``h · step < N̂(r)``, (R,).
 
     H for one that nothing is known of (NaN, negative).
     """

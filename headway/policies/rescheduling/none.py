@@ -22,7 +22,7 @@ class NoRescheduling:
     def moves(
         self, units: Sequence[UnitReport], resting: Collection[StreamKey], *, now: float
     ) -> list[Move]:
-        """None."""
+        """Return no moves."""
         return []
 
 

@@ -1,4 +1,4 @@
-"""What a rescheduling policy reads and what it answers."""
+"""The input and the output of a rescheduling policy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Horizon:
-    """How far ahead loads are simulated: ``num_steps`` (H) of ``step_tokens`` tokens each."""
+    """The horizon of simulated loads: ``num_steps`` (H) of ``step_tokens`` tokens each."""
 
     num_steps: int = 16
     step_tokens: int = 128
@@ -44,7 +44,7 @@ class Requests:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnitReport:
-    """One DP unit at one instant, tokens.
+    """A DP unit at one instant, tokens.
 
     ``future``: the pre-simulated load after 1 … H steps, (H,), or empty where the worker sent
     none. ``num_tokens``: N_i, the current load. ``accepts``: whether it may be a target.
@@ -81,11 +81,11 @@ class Rescheduling(Protocol):
 
     @property
     def horizon(self) -> Horizon:
-        """What workers simulate ahead."""
+        """The horizon that workers simulate ahead."""
 
     @property
     def reads_lengths(self) -> bool:
-        """Whether it reads remaining lengths: else nobody need predict them for it."""
+        """True if it reads remaining lengths; else none are predicted for it."""
 
     def moves(
         self, units: Sequence[UnitReport], resting: Collection[StreamKey], *, now: float

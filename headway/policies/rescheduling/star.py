@@ -46,7 +46,7 @@ class StarParams:
 
 
 def step_weights(num_steps: int, rho: float) -> Floats:
-    """β_0 … β_H: half on now, the rest geometric over the steps ahead; their sum is 1 (eq. 4)."""
+    """Return β_0 … β_H, their sum 1: half on now, the rest geometric over the steps (eq. 4)."""
     ahead = rho ** np.arange(1, num_steps + 1, dtype=np.float64)
     return np.concatenate([[0.5], 0.5 * ahead / ahead.sum()])
 
@@ -72,7 +72,7 @@ class Star:
     def moves(
         self, units: Sequence[UnitReport], resting: Collection[StreamKey], *, now: float
     ) -> list[Move]:
-        """Best first, each with the loads as those before it leave them."""
+        """Return the best first, each with the loads as those before it leave them."""
         return best_moves(self._rule, units, resting)
 
 

@@ -7,7 +7,7 @@ from headway.policies.rescheduling.star import Star, StarParams
 
 
 class StarOracle(Star):
-    """As star, on reports whose remaining lengths are the truth: an upper bound for predictors.
+    """STAR on reports whose remaining lengths are true: an upper bound for predictors.
 
     It decides alike; whoever runs it has the workers estimate with ``oracle``.
     """

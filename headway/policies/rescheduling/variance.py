@@ -38,7 +38,7 @@ _NOISE = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What tells one variant of the algorithm from another.
+    """The parameters of one variant of the algorithm.
 
     ``weights``: β, (H + 1,), their sum 1. ``theta``: slack around the mean. ``least_remaining``:
     C_mig / T_exec, tokens. ``floor``: the least drop of σ², as a share of a unit's part of it.
@@ -89,7 +89,7 @@ class _Search:
         self._gather(np.flatnonzero(over))
 
     def _least_gain(self) -> float:
-        """What a move must gain, as gains are here: without their factor 2/n."""
+        """Return the least gain of a move, without the factor 2/n, as all gains here."""
         variance = float(np.var(self._loads, axis=0) @ self._rule.weights)
         return max(self._rule.floor * variance / 2, _NOISE * float(self._loads.max()) ** 2)
 
@@ -110,7 +110,7 @@ class _Search:
         self._used = np.zeros((len(self._units), len(self._targets)), dtype=bool)
 
     def _gather(self, sources: NDArray[np.intp]) -> None:
-        """Who could move at all, most promising first."""
+        """Gather the requests that could move at all, most promising first."""
         requests = [self._units[i].requests for i in sources.tolist()]
         sizes = [len(r.keys) for r in requests]
         tokens = np.concatenate([np.empty(0), *(r.num_tokens for r in requests)])
@@ -158,7 +158,7 @@ class _Search:
     # --- one move ---------------------------------------------------------------------
 
     def next_move(self) -> Move | None:
-        """The best move left, done in the loads; None where none is worth it."""
+        """Return the best move left, done in the loads; None where none is worth it."""
         self._tighten(np.flatnonzero(~self._is_exact[: self._num_front]))
         while (row := self._most_promising()) is not None:
             if not self._is_exact[row]:
@@ -170,7 +170,7 @@ class _Search:
         return None
 
     def _most_promising(self) -> int | None:
-        """The candidate with the greatest bound; of equals, of the first unit the least key."""
+        """Return the candidate with the greatest bound; ties go to the first unit's least key."""
         best = self._bound[: self._num_front].max(initial=self._floor)
         while self._next_bound() >= best * _EQUAL:
             fresh = np.arange(len(self._bound))[self._num_front : self._num_front + _CHUNK]
@@ -187,7 +187,7 @@ class _Search:
         return min(firsts, key=self._key)
 
     def _next_bound(self) -> float:
-        """The greatest bound of those that are not at the front."""
+        """Return the greatest bound of those that are not at the front."""
         is_all = self._num_front == len(self._first_bound)
         return -np.inf if is_all else float(self._first_bound[self._num_front])
 
@@ -216,7 +216,7 @@ class _Search:
         self._is_exact[rows] = True
 
     def _exact(self, rows: NDArray[np.intp]) -> Floats:
-        """The n/2-fold drop of σ² of candidates on all targets, -inf where they must not go."""
+        """Return n/2 times the drop of σ², candidates × targets, -inf where they must not go."""
         source, last = self._source[rows], self._last[rows]
         tokens, slope = self._tokens[rows, None], self._slope[rows, None]
         gains = tokens * (self._flat[source, last][:, None] - self._flat_to[last])
@@ -249,7 +249,7 @@ class _Search:
         return Move(self._key(candidate), units[source].unit, units[target].unit, gain)
 
     def _shift(self, candidate: int, source: int, target: int) -> None:
-        """Its trace, from one unit's loads to another's."""
+        """Shift a request's load from one unit to another."""
         alive = slice(0, int(self._last[candidate]) + 1)
         trace = np.zeros(len(self._steps))
         trace[alive] = self._tokens[candidate] + self._slope[candidate] * self._steps[alive]

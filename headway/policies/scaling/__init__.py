@@ -1,4 +1,4 @@
-"""How many instances of each role? One file per answer."""
+"""Scaling: the number of instances of each role. One file per answer."""
 
 from headway.policies.scaling.meter import RateMeter
 from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Scaling, Targets, WorkSample

@@ -36,10 +36,10 @@ class Fixed(Scaling):
         self._params = params or FixedParams()
 
     def begin(self, fleet: Fleet) -> None:
-        """The configured numbers are, whatever there is."""
+        """Do nothing: the configured numbers hold, whatever there is."""
 
     def targets(self, rates: Rates | None, fleet: Fleet | None = None, *, now: float) -> Targets:
-        """The configured numbers."""
+        """Return the configured numbers."""
         params = self._params
         seen = (
             "no fresh rates: holding the configured size"

@@ -60,7 +60,7 @@ def velocity_sample(sample: WorkSample, pass_time: PassTime) -> VelocitySample:
 
 
 class LearnedVelocity:
-    """One factor a stage, by which its profiled velocities are off; 1 before any pass.
+    """A factor a stage, by which its profiled velocities are off; 1 before any pass.
 
     A sample that is no velocity is dropped and counted; one pass counts as at most 4 times or a
     quarter of the profile.
@@ -73,7 +73,7 @@ class LearnedVelocity:
         self.num_dropped = 0
 
     def observe(self, sample: VelocitySample) -> None:
-        """Passes of a busy instance."""
+        """Take in passes of a busy instance."""
         measured, profiled = sample.measured_tokens_per_s, sample.profiled_tokens_per_s
         if not (isfinite(measured) and measured > 0 and isfinite(profiled) and profiled > 0):
             self.num_dropped += 1
@@ -96,7 +96,7 @@ class LearnedVelocity:
         return count
 
     def factor(self, stage: str) -> float:
-        """What the stage's profiled velocities are to be multiplied with."""
+        """Return the factor for the stage's profiled velocities."""
         return self._factors.get(stage, 1.0)
 
     def drifts(self) -> list[str]:

@@ -18,7 +18,7 @@ class RateMeter:
         self._by_bucket = [0.0] * NUM_BUCKETS
 
     def arrived(self, num_input_tokens: int, predicted_output_tokens: float) -> int:
-        """A request came in; returns its bucket. A prediction of 0 means that nothing is known."""
+        """Count a request and return its bucket; a prediction of 0 means that nothing is known."""
         bucket = self._buckets.of(num_input_tokens, predicted_output_tokens)
         num_output = predicted_output_tokens or self._buckets.lengths(bucket)[1]
         self._num_requests += 1
@@ -31,7 +31,7 @@ class RateMeter:
         self._num_output += num_tokens
 
     def read(self, *, now: float) -> tuple[Rates, float]:
-        """The rates since the last reading, and its seconds; counting begins anew."""
+        """Return the rates since the last reading, and its seconds, and count anew."""
         window = max(now - self._began_at, _LEAST_WINDOW)
         rates = Rates(
             self._num_requests / window,

@@ -1,4 +1,4 @@
-"""One pool's size: up at once, down after a quiet period and only to what carries the load."""
+"""The size of a pool: it grows at once, and shrinks after a quiet period if the rest suffices."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Pool:
         return self._size
 
     def wait(self, hold_down: float) -> None:
-        """What the hold-down (s) is from now on."""
+        """Set the hold-down (s)."""
         self._bounds = replace(self._bounds, hold_down=hold_down)
 
     def hold(self, num_instances: int | None) -> int:
@@ -64,7 +64,7 @@ class Pool:
         held: float = 0.0,
         may_shrink: bool = True,
     ) -> int:
-        """The size for this need: more at once, fewer if they would have carried all of late.
+        """Return the size for this need: more at once, fewer if they would have sufficed of late.
 
         ``held``: instances that what is inside now fills; a smaller pool has no room for it.
         """
@@ -83,7 +83,7 @@ class Pool:
         return size
 
     def _carries(self) -> int:
-        """The smallest pool that carries the greatest need of the quiet period with its margin."""
+        """Return the smallest pool that carries the quiet period's greatest need with a margin."""
         return self._clamped(_whole(self._needs[0][1] / (1 - self._bounds.margin)))
 
     def _remember(self, need: float, now: float) -> None:

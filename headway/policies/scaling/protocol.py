@@ -1,4 +1,4 @@
-"""What a scaling policy reads and what it answers."""
+"""The input and the output of a scaling policy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headway.messages import PassWork
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What gateways see together, per second; None instead of it where no fresh figure is known.
+    """Traffic of all gateways, per second; None stands for figures that are not known.
 
     ``bucket_tokens_per_s``: input and predicted output tokens of what arrives, by bucket (nine);
     empty where gateways do not tell it.
@@ -42,7 +42,7 @@ class PoolLoad:
 
     @property
     def num_instances(self) -> int:
-        """Those that serve and those that will."""
+        """Instances that serve or will."""
         return self.num_ready + self.num_starting
 
 
@@ -73,7 +73,7 @@ class StartUp:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All instances of a model at one instant; ``samples``: their passes since the last time."""
+    """Instances of a model at one instant; ``samples``: their passes since the last time."""
 
     prefill: PoolLoad = EMPTY_POOL
     decode: PoolLoad = EMPTY_POOL
@@ -98,16 +98,16 @@ class Scaling(ABC):
     """A rule for how many instances of each role there should be."""
 
     name: str
-    """Its name in the registry."""
+    """The name in the registry."""
 
     scales: ClassVar[bool] = True
-    """Whether the numbers follow the load."""
+    """True if the numbers follow the load."""
 
     converts: ClassVar[bool] = False
-    """Whether some of its decoders are convertible."""
+    """True if some of its decoders are convertible."""
 
     loads_live: bool = False
-    """Whether its instances serve while they start (BlitzScale's live loading)."""
+    """True if its instances serve while they start (BlitzScale's live loading)."""
 
     @abstractmethod
     def begin(self, fleet: Fleet) -> None:

@@ -91,11 +91,11 @@ class TokenScale(Scaling):
         self._learned = LearnedVelocity(LearnedParams(weight=params.velocity_weight))
 
     def begin(self, fleet: Fleet) -> None:
-        """Before any decision: pools have the size that there is."""
+        """Start with pools of the size that they have."""
         self._pools.hold(fleet, "begun")
 
     def targets(self, rates: Rates | None, fleet: Fleet | None = None, *, now: float) -> Targets:
-        """``I_P``, ``I_D − I_conv`` and ``I_conv`` (equations 2 to 4).
+        """Return ``I_P``, ``I_D − I_conv`` and ``I_conv`` (equations 2 to 4).
 
         Without rates everything holds. Without a fleet the backlog and what is in memory are
         unknown, which is not 0: pools grow and do not shrink.

@@ -31,12 +31,12 @@ class WindowMean:
         return tuple(fsum(column) / num for column in columns)
 
     def clear(self) -> None:
-        """A figure is missing: what came before says nothing of what comes after."""
+        """Forget all figures: after a missing one they say nothing."""
         self._figures.clear()
 
 
 def smoothed(window: WindowMean, rates: Rates, *, now: float) -> Rates:
-    """The rates over the window, these included."""
+    """Return the rates over the window, these included."""
     plain = (rates.requests_per_s, rates.input_tokens_per_s, rates.output_tokens_per_s)
     means: Sequence[float] = window.add(*plain, *rates.bucket_tokens_per_s, now=now)
     return Rates(means[0], means[1], means[2], tuple(means[3:]))
