@@ -53,9 +53,7 @@ class WorkerInfo:
 class UnitLoad:
     """Load of one DP unit at one instant; tokens, requests and blocks.
 
-    ``host_tokens``: KV in host memory. ``num_reasoning`` and ``num_fresh_answering`` (answers
-    within their first quantum) count requests, and ``is_on_schedule`` says that no reader waits;
-    workers that were not asked for phases leave them as they are here.
+    Workers that were not asked for phases leave the last three at their defaults.
     """
 
     unit: int
@@ -64,6 +62,9 @@ class UnitLoad:
     kv_tokens: int
     num_free_blocks: int
     host_tokens: int = 0
+    """Tokens whose KV is in host memory."""
     num_reasoning: int = 0
     num_fresh_answering: int = 0
+    """Answering requests within their first quantum."""
     is_on_schedule: bool = True
+    """True if no reader waits."""

@@ -51,7 +51,7 @@ class EngineInfo:
     """True if this process can send and take KV; False for a share of a group."""
 
     def kv_num_bytes(self, num_blocks: int) -> int:
-        """Return the size of so many blocks."""
+        """Return the size of ``num_blocks`` blocks."""
         return num_blocks * self.block_size * self.kv_bytes_per_token
 
 
@@ -101,7 +101,7 @@ class Backend(Protocol):
         """
 
     def kv_shape(self, num_blocks: int) -> tuple[int, ...]:
-        """Return the shape in which so many blocks travel."""
+        """Return the wire's shape of ``num_blocks`` blocks."""
 
     def read_kv(self, block_ids: Sequence[int], *, from_host: bool = False) -> Iterator[memoryview]:
         """Yield the blocks' KV in pieces of at most 1 MiB, each read when it is asked for."""

@@ -70,18 +70,21 @@ ToGateway = Placed | Rejected | Lost
 class WantedReports:
     """Reports that a scheduler's policies read besides those every worker sends.
 
-    ``phases``: whether loads include phases (PASCAL). ``load_interval``: seconds between reports of
-    running requests (STAR), inf for none; load is simulated over ``num_steps`` of ``step_tokens``
-    tokens. ``lengths``: whether remaining lengths in those reports are read. ``work``: whether
-    passes are added up for velocities. Values out of range are refused (HeadwayError).
+    Values out of range are refused (HeadwayError).
     """
 
     phases: bool = False
+    """True if loads include phases (PASCAL)."""
     load_interval: float = inf
+    """Seconds between reports of running requests (STAR), inf for none."""
     num_steps: int = 16
+    """Steps over which these reports simulate the load."""
     step_tokens: int = 128
+    """Tokens of a step."""
     lengths: bool = False
+    """True if remaining lengths in these reports are read."""
     work: bool = False
+    """True if passes are added up for velocities."""
 
     def __post_init__(self) -> None:
         require_between("load_interval", self.load_interval, 0, inf)

@@ -68,7 +68,7 @@ class AutoscalerConfig(PresetConfig):
         return policy_settings(self.chosen({"scaling": numbers}), self.costs()).scaling
 
     def limit(self) -> Budget:
-        """The budget, in which both pools keep their minimum."""
+        """Return the budget, in which both pools keep their minimum."""
         return Budget(self.budget, self.min_prefill, self.min_decode)
 
     def targets_by_role(self) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""Turns API calls into requests for the core: checked, tokenised, numbered."""
+"""API calls as requests for the core: checked, tokenised, numbered."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ServedModel:
 
 
 class Calls:
-    """Opens API calls.
+    """The opener of API calls.
 
     ``predict`` gives the expected output tokens for a prompt's length. Long prompts are prepared in
     the ``executor``: the loop stays free for tokens.

@@ -1,4 +1,4 @@
-"""Turns token ids into text, one at a time: never half a character, never a false U+FFFD."""
+"""Token ids as text, one at a time: never half a character, never a false U+FFFD."""
 
 from __future__ import annotations
 

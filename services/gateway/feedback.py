@@ -41,7 +41,7 @@ class MeanLengths:
 
 
 class Feedback:
-    """Collects figures between two reports; rates are over the time since the last one."""
+    """Figures between two reports; rates are over the time since the last one."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ _ENDS = {
 
 
 class GatewayEdge(gateway_pb2_grpc.GatewayServicer):
-    """Serves gRPC clients."""
+    """The service for gRPC clients."""
 
     def __init__(
         self,

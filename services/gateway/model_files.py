@@ -1,4 +1,4 @@
-"""Reads a model's files for the gateway: chat template, lengths and sampling defaults."""
+"""A model's files as the gateway reads them: chat template, lengths and sampling defaults."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ from services.gateway.output_text import OutputText, Piece
 
 
 class Reply(Protocol):
-    """One API call's answer; it may have several outputs.
+    """The reply to one API call, which may have several outputs.
 
-    ``outputs`` is filled in before the first token comes. ``keeps_tokens``: whether the reply
-    shows token ids or log probabilities. ``streams``: whether its client reads tokens as they come.
+    ``outputs`` is filled before the first token comes. ``keeps_tokens``: whether the reply shows
+    token ids or log probabilities. ``streams``: whether its client reads tokens as they come.
     """
 
     outputs: list[Output]
@@ -38,8 +38,8 @@ class Output:
     """One output of one call.
 
     ``new_token_ids`` and ``new_logprobs`` came since the reply last took them. ``answered_at``:
-    instants of its answering tokens where the reply streams, else that of the first alone.
-    ``num_cached_tokens`` of its prompt were not computed; another output of the same prompt
+    instants of its answering tokens if the reply streams, else of the first only.
+    ``num_cached_tokens``: cached tokens of its prompt. Another output of the same prompt
     (``repeats_prompt``) counts none, because the prompt counts once.
     """
 

@@ -1,4 +1,4 @@
-"""Turns text into token ids and back."""
+"""Text to token ids and back."""
 
 from __future__ import annotations
 

@@ -25,16 +25,16 @@ _JUDGING_SHARE = 5  # every fifth request
 
 @dataclass(frozen=True, slots=True)
 class LearnSettings:
-    """When and how a version is trained.
-
-    ``every``: finished requests between attempts. ``gain``: share by which the error must fall.
-    ``rate``: learning rate. ``num_steps``: batches per attempt.
-    """
+    """The schedule and parameters by which a version is trained."""
 
     every: int = 256
+    """Finished requests between attempts."""
     gain: float = 0.02
+    """Share by which the error must fall."""
     rate: float = 1e-3
+    """Learning rate."""
     num_steps: int = 400
+    """Batches per attempt."""
     batch_size: int = 64
 
     def __post_init__(self) -> None:

@@ -32,15 +32,14 @@ def default_layers(width: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class NetworkShape:
-    """Sizes of a network.
-
-    ``width``: d, the size of a hidden state. ``layers``: widths of the hidden layers, at least one.
-    ``counts``: whether it also reads prompt and output tokens (the paper's does not).
-    """
+    """Sizes of a network."""
 
     width: int
+    """d, the size of a hidden state."""
     layers: tuple[int, ...]
+    """Widths of the hidden layers, at least one."""
     counts: bool = False
+    """True if it also reads prompt and output tokens (the paper's does not)."""
 
     def __post_init__(self) -> None:
         require_between("width", self.width, 1, 65_536)

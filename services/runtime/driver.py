@@ -1,4 +1,4 @@
-"""Runs a core on asyncio: events in, actions performed, one timer armed."""
+"""A driver that runs a core on asyncio: events in, actions performed, one timer armed."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _CALL_TIMEOUT = 1.0
 
 
 class FleetLink:
-    """Reads the fleets by model and reports each to the autoscaler of that model.
+    """A reporter of each model's fleet to the autoscaler of that model.
 
     Reports are dropped if there is no autoscaler or none answers.
     """

@@ -26,7 +26,7 @@ KvQuestion = KvOffered | KvContinued
 
 
 class KvReceiver:
-    """Takes offered KV into the blocks that the core reserved for it."""
+    """A receiver that takes offered KV into the blocks that the core reserved for it."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from services.worker.metrics import WorkerMetrics
 
 
 class KvSender:
-    """Streams requests' KV; the end of each transfer is posted."""
+    """A sender of requests' KV; the end of each transfer is posted."""
 
     def __init__(
         self,
@@ -168,6 +168,6 @@ class _Transfer:
         self.parts.put_nowait(replace(self.last, first_token=0))
 
     def measure(self) -> None:
-        """Report the pause: the time since it stopped, and the passes that began meanwhile."""
+        """Report the pause: the time since it stopped, and the passes that began since."""
         pause = asyncio.get_running_loop().time() - self._stopped_at
         self._metrics.moved(pause, self._metrics.num_passes - self._num_passes)

@@ -31,7 +31,7 @@ _REST = 5.0  # seconds before retrying a predictor that does not know the model
 
 
 class PredictorLink:
-    """Asks the first predictor of the cluster, and tells the core whether there is one."""
+    """A client of the cluster's first predictor; it tells the core whether there is one."""
 
     def __init__(
         self,

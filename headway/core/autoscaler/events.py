@@ -25,21 +25,19 @@ _FIGURES = (
 
 @dataclass(frozen=True, slots=True)
 class RateReport:
-    """A gateway's rates per second over its last ``window`` (s).
-
-    ``observed_at`` is the gateway's own clock and only orders that gateway's reports.
-    ``bucket_tokens_per_s``: input and predicted output tokens by bucket, empty if not reported.
-    ``model``: the gateway's, "" if there is only one.
-    """
+    """A gateway's rates per second over its last ``window`` (s)."""
 
     gateway_id: str
     requests_per_s: float
     input_tokens_per_s: float
     output_tokens_per_s: float
     observed_at: float = 0.0
+    """An instant of the gateway's own clock, which only orders that gateway's reports."""
     window: float = 0.0
     bucket_tokens_per_s: Sequence[float] = ()
+    """Input and predicted output tokens by bucket; empty if not reported."""
     model: str = ""
+    """The gateway's model, "" if there is only one."""
 
     def __post_init__(self) -> None:
         if not 0 < len(self.gateway_id) <= 256:

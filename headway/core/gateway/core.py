@@ -54,9 +54,9 @@ class GatewaySettings:
     """Requests that may wait for their first token."""
     request_timeout: float = 600.0
     scheduler_patience: float = 30.0
-    """How long a request waits to be handed to a scheduler."""
+    """Seconds that a request waits to be handed to a scheduler."""
     gap_patience: float = 1.0
-    """How long a request waits for a token that later ones have overtaken."""
+    """Seconds that a request waits for a token that later ones have overtaken."""
     max_attempts: int = 8
     max_failures: int = 2
     """Attempts that a worker may fail to compute."""

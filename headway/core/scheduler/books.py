@@ -71,7 +71,7 @@ def leave_over(entry: Tracked) -> None:
 
 
 class Books:
-    """Moves requests between places, and keeps the workers' ledgers in step."""
+    """The only writer of places; it also keeps the workers' ledgers in step."""
 
     def __init__(self, state: SchedulerState, instances: Mapping[str, Instance]) -> None:
         self._state = state

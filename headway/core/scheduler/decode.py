@@ -20,7 +20,7 @@ from headway.request import StreamKey
 
 
 class DecodePlacer:
-    """Places prefilled requests in batches; those that fit nowhere wait for the next report."""
+    """A placer of prefilled requests, in batches; the others wait for the next report."""
 
     def __init__(
         self, state: SchedulerState, instances: Mapping[str, Instance], books: Books

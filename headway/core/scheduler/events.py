@@ -20,18 +20,20 @@ from headway.request import Request, StreamKey
 class SavedRequest(NamedTuple):
     """Facts of one live attempt that no worker and no gateway reports.
 
-    ``worker_id``: its worker, "" while it waits. ``cycle``: its window's cycle when it entered, -1
-    before. ``target``: the unit it moves to. ``relocating``: whether it runs while it moves.
-    ``since`` and ``moved_at``: seconds since the epoch.
+    Instants are in seconds since the epoch.
     """
 
     key: StreamKey
     worker_id: str
+    """Its worker, "" while it waits."""
     cycle: int
+    """Its window's cycle when it entered, -1 before."""
     since: float
     moved_at: float
     target: UnitId | None
+    """The unit it moves to."""
     relocating: bool
+    """True if it runs while it moves."""
 
 
 class Learned(NamedTuple):
@@ -167,20 +169,18 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A decision and its reasons; the core keeps the last ones.
-
-    ``question``: dispatch, placement, boundary (where an answer begins), rescheduling, or drain
-    (where requests of a draining worker go). ``rule``: the readiness rule of a dispatch, else the
-    policy's name. ``num_left``: requests that were considered and still wait.
-    """
+    """A decision and its reasons; the core keeps the last ones."""
 
     question: str
+    """Dispatch, placement, boundary (where an answer begins), rescheduling or drain."""
     decided_at: float
     model: str
     rule: str
+    """The readiness rule of a dispatch, else the policy's name."""
     considered: tuple[Considered, ...]
     chosen: tuple[Chosen, ...]
     num_left: int
+    """Requests that were considered and still wait."""
 
 
 SchedulerAction = SendToWorker | SendToGateway | Persist | Note | Decision

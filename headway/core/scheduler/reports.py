@@ -108,7 +108,7 @@ def _said(held: HeldRequest) -> Said:
 
 
 class WorkerReports:
-    """Carries out the verdicts on workers' reports."""
+    """The executor of the verdicts on workers' reports."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ class _Pending:
 
 
 class TokenOutbox:
-    """Collects the tokens of one event, by gateway."""
+    """A collection of one event's tokens, by gateway."""
 
     def __init__(self, worker_id: str) -> None:
         self._worker_id = worker_id

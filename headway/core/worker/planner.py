@@ -43,7 +43,7 @@ class _Kept:
 
 
 class PassPlanner:
-    """Plans each DP unit's part of a pass, and reports its outcome to the policy."""
+    """A planner of each DP unit's part of a pass; it reports the outcome to the policy."""
 
     def __init__(self, batching: Batching, limits: Limits) -> None:
         self._policy = batching

@@ -23,7 +23,7 @@ Find = Callable[[StreamKey], Sequence | None]
 
 
 class Predictions:
-    """Keeps the ``Length`` of every request.
+    """The keeper of every request's ``Length``.
 
     ``every``: k, tokens between two predictions of a request; 0 for none. ``estimation``: of
     remaining lengths; without it a request's own prediction counts down.

@@ -10,7 +10,7 @@ from headway.request import Request
 
 
 class Readers:
-    """Keeps the ``Reader`` of every request."""
+    """The keeper of every request's ``Reader``."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._markers = Markers(settings.end_of_reasoning, settings.start_of_reasoning)

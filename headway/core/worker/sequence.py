@@ -33,7 +33,7 @@ class Departure:
 
     handoff: Handoff
     is_prefilled: bool
-    """True if it was waiting for the order; a decoding request runs meanwhile."""
+    """True if it was waiting for the order; a decoding request keeps running."""
     num_rounds: int = 0
     num_sent: int = 0
     """Tokens whose KV has been sent or is in the current round."""
@@ -87,7 +87,7 @@ class Sequence(Life):
     kv: Kv = field(default_factory=Kv)
     departure: Departure | None = field(default=None, init=False)
     is_told: bool = field(default=False, init=False)
-    """True if the scheduler knows that it arrives or that it can move."""
+    """True if the scheduler knows that it arrives or can move."""
     num_preemptions: int = field(default=0, init=False)
     num_voluntary: int = field(default=0, init=False)
     """Number of preemptions for a better request."""

@@ -22,7 +22,7 @@ from headway.request import FinishReason, Request, StreamKey
 
 @dataclass(slots=True)
 class News:
-    """Changes that the scheduler has not been told yet."""
+    """Changes that the scheduler does not know of yet."""
 
     prefilled: list[HeldRequest] = field(default_factory=list)
     """Requests that can move to another worker."""
@@ -72,7 +72,7 @@ class WorkerState:
         self.fencing_token = 0
         """The newest leader that this worker has greeted."""
         self.lets_go = False
-        """True if the scheduler is to be told which requests can move."""
+        """True if the scheduler needs to know which requests can move."""
 
     @property
     def loads(self) -> tuple[UnitLoad, ...]:

@@ -14,7 +14,7 @@ _NOTHING = Work()
 
 
 class WorkMeter:
-    """Adds up passes with prompt tokens and, apart, passes that only decode.
+    """Sums over passes with prompt tokens and, apart, over passes that only decode.
 
     The units run in lock-step, so the greatest value of each term counts.
     """

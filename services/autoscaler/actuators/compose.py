@@ -13,7 +13,7 @@ _SHOWN = 300  # characters of the command's error output
 
 
 class ComposeActuator:
-    """Runs ``command ps`` and ``command up --scale``; ``services`` are its services by role."""
+    """An actuator that calls ``command ps`` and ``command up --scale``; ``services`` by role."""
 
     name = "compose"
 

@@ -18,7 +18,7 @@ _CALL_TIMEOUT = 5.0
 
 
 class ProcessActuator:
-    """Asks the cluster's supervisor, which is found by its membership."""
+    """An actuator that calls the cluster's supervisor, which it finds by its membership."""
 
     name = "process"
 

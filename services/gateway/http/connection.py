@@ -59,7 +59,7 @@ class HttpConnection(asyncio.Protocol):
         self._server.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
-        """Parse; serve a whole request at once, or after those before it."""
+        """Parse; serve a whole request immediately, or after those before it."""
         if self._lingering:
             return
         if self._reading is False and self._current is None:

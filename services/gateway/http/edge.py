@@ -49,7 +49,7 @@ class Shell(Protocol):
 
 
 class HttpEdge:
-    """Serves the exchanges of one HTTP server."""
+    """A handler of the exchanges of one HTTP server."""
 
     def __init__(
         self,

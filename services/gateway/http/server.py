@@ -16,7 +16,7 @@ _UNSENT_SOCKET_BYTES = 2**18  # the kernel's share of what a slow reader may lea
 
 
 class HttpServer:
-    """Hands whole requests to its handler."""
+    """A listener that passes whole requests to its handler."""
 
     def __init__(self, handler: Handler, limits: HttpLimits) -> None:
         self.handler = handler

@@ -1,4 +1,4 @@
-"""Renders a model's chat template as transformers would, in a sandbox and without transformers."""
+"""Chat templates, rendered as transformers would, in a sandbox and without transformers."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class CallIdentity:
 
 
 class ChunkWriter:
-    """Writes the server-sent events of one call; ``tail`` ends each (usage, where asked for)."""
+    """A writer of the server-sent events of one call; ``tail`` ends each (usage, if asked for)."""
 
     def __init__(self, identity: CallIdentity, *, include_usage: bool) -> None:
         self._chat = identity.chat

@@ -160,7 +160,7 @@ class TorchBackend:
             self._pool.writable.clear()
 
     def kv_shape(self, num_blocks: int) -> tuple[int, int, int, int, int]:
-        """Return (layers, 2, tokens, KV heads, head size) of so many blocks."""
+        """Return (layers, 2, tokens, KV heads, head size) of ``num_blocks`` blocks."""
         return self._pool.wire_shape(num_blocks)
 
     def read_kv(self, block_ids: Sequence[int], *, from_host: bool = False) -> Iterator[memoryview]:

@@ -1,7 +1,7 @@
-"""From a plan to tensors: one flattened batch, where its rows go and what they read.
+"""The layout of a plan as tensors: one flattened batch, where its rows go and what they read.
 
-Rows are ordered so that every kind of work is a slice: first the one-token items, longest
-context first (neighbours in one decode group waste little padding), then the prompts.
+Rows are ordered so that every kind of work is a slice: first the one-token items, longest context
+first (neighbours in one decode group waste little padding), then the prompts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Builds ``kernels.cpp`` for the processor that it will run on, and loads it.
+"""The build of ``kernels.cpp`` for this machine's processor, and its loading.
 
 The first start builds it, as Triton does for a GPU, and keeps it in the user's cache. Processes
 that start together may each build it; the results are the same.

@@ -29,7 +29,7 @@ def padded_size(size: int) -> int:
 
 
 def padded_requests(num_requests: int) -> int:
-    """Return a power of two that holds so many; most batches share one, and a program."""
+    """Return a power of two that holds ``num_requests``; most batches share one, and a program."""
     return max(256, int(triton.next_power_of_2(num_requests)))
 
 

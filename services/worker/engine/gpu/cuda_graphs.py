@@ -42,7 +42,7 @@ def bucket_sizes(limit: int) -> tuple[int, ...]:
 
 
 def bucket_of(num_rows: int, sizes: tuple[int, ...]) -> int | None:
-    """Return the least of the rising ``sizes`` that holds so many rows; None if none does."""
+    """Return the least of the rising ``sizes`` that holds ``num_rows``; None if none does."""
     place = bisect_left(sizes, num_rows)
     return sizes[place] if num_rows > 0 and place < len(sizes) else None
 
@@ -120,7 +120,7 @@ class DecodeGraphs:
             self._replay(size)
 
     def holds(self, num_rows: int) -> bool:
-        """Return whether a pass of so many rows can be replayed."""
+        """Return whether a pass of ``num_rows`` rows can be replayed."""
         return bucket_of(num_rows, self.sizes) is not None
 
     def run(self, batch: DecodeBatch) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Splits a decode batch's contexts into parts of like size, on the device, once a pass."""
+"""Splitting a decode batch's contexts into parts of like size, on the device, once a pass."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class KvSwapper:
         return lambda: aside + copying.result()
 
     def _copy(self, pieces: Sequence[_Piece], swapped_in: Sequence[Swap]) -> float:
-        """Do the part that runs beside a pass; return its seconds."""
+        """Do the part that runs during a pass; return its seconds."""
         began_at = time.perf_counter()
         for staged, host_blocks in pieces:
             self._put(staged, host_blocks)

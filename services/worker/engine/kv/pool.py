@@ -56,7 +56,7 @@ class KvStore(ABC):
         self.block_size = block_size
 
     def wire_shape(self, num_blocks: int) -> tuple[int, int, int, int, int]:
-        """Return the wire's shape of so many blocks."""
+        """Return the wire's shape of ``num_blocks`` blocks."""
         shape = self.shape
         tokens = num_blocks * self.block_size
         return shape.num_layers, 2, tokens, shape.num_kv_heads, shape.head_dim

@@ -1,4 +1,4 @@
-"""Chooses the decoder of a model's layers, by the kernels between its matrix products."""
+"""The choice of a model's decoder, by the kernels between its matrix products."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads a checkpoint; an unsupported one is refused with the reason."""
+"""Loading of checkpoints; an unsupported one is refused with the reason."""
 
 from __future__ import annotations
 
