@@ -49,7 +49,7 @@ def _figure(folder: Path, name: str, title: str, columns: int = 1) -> Iterator[A
 
 
 def latency_cdfs(folder: Path, runs: Mapping[str, Values]) -> None:
-    """A CDF of every metric, a line a run; ``runs`` by name, then seconds by metric."""
+    """Draw a CDF of every metric, a line a run; ``runs`` by name, then seconds by metric."""
     shown = [(m, title) for m, title in _METRICS if any(values.get(m) for values in runs.values())]
     with _figure(folder, "latency-cdf", "Latency", max(len(shown), 1)) as axes:
         for axis, (metric, title) in zip(np.atleast_1d(axes), shown, strict=False):
@@ -62,7 +62,7 @@ def latency_cdfs(folder: Path, runs: Mapping[str, Values]) -> None:
 
 
 def load_latency(folder: Path, rows: Sequence[Mapping[str, object]], figure: str) -> None:
-    """A figure over the request rate, a line a preset; ``rows`` as in the table."""
+    """Draw a figure over the request rate, a line a preset; ``rows`` as in the table."""
     title = _FIGURES.get(figure, figure)
     with _figure(folder, f"load-{figure}", f"{title} over load") as axis:
         for preset in dict.fromkeys(str(row["preset"]) for row in rows):
@@ -143,7 +143,7 @@ def burst(
 
 
 def claims(folder: Path, paper: str, rows: Sequence[Claim]) -> None:
-    """A paper's claims: ours over the baseline, with the spread over the seeds."""
+    """Draw a paper's claims: ours over the baseline, with the spread over the seeds."""
     shown = [row for row in rows if row.baseline]
     places = np.arange(len(shown))
     with _figure(folder, f"claims-{paper}", f"{paper}: ours over the baseline", 2) as axes:

@@ -41,7 +41,7 @@ def write_run(folder: Path, run: Run) -> None:
 
 
 def write_parquet(path: Path, records: Iterable[Record]) -> None:
-    """The requests as a Parquet table; HeadwayError without pyarrow (the extra ``analysis``)."""
+    """Write requests as a Parquet table; HeadwayError without pyarrow (extra ``analysis``)."""
     require_extra("pyarrow", "--parquet")
     import pyarrow as pa  # type: ignore[import-untyped]
     import pyarrow.parquet as pq  # type: ignore[import-untyped]

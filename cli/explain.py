@@ -75,7 +75,7 @@ def _recorded_lines(folder: Path) -> Iterable[str]:
 
 
 def live_lines(url: str, request_id: str, api_key: str = "") -> list[str]:
-    """The live scheduler's decisions about a request, as a run would record them."""
+    """Return the live scheduler's decisions about a request, as a run would record them."""
     import json
     import os
     from http.client import HTTPException

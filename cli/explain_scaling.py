@@ -61,7 +61,7 @@ async def _ask(args: argparse.Namespace) -> Sequence[PublishTargets]:
 
 
 async def _find(config: ServiceConfig) -> str:
-    """The autoscaler's address, by its membership."""
+    """Return the autoscaler's address, by its membership."""
     from headway.errors import Code, HeadwayError
     from services.runtime.store import Store
 

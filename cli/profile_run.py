@@ -182,7 +182,7 @@ async def _measure(
 
 @contextmanager
 def _progress(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[], None]]]:
-    """A bar with what was found last; lines where nobody watches."""
+    """Show a bar with what was found last; print lines where no terminal is."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

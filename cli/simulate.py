@@ -240,7 +240,7 @@ def _run_all(jobs: Sequence[Job], num_processes: int) -> list[Found]:
 
 
 def _means(jobs: Sequence[Job], rows: Sequence[Mapping[str, float]]) -> list[dict[str, object]]:
-    """A row for each rate and preset: means over the seeds."""
+    """Return a row for each rate and preset: means over the seeds."""
     import statistics
 
     grouped: dict[tuple[float | None, str], list[Mapping[str, float]]] = {}

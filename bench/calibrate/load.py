@@ -62,6 +62,6 @@ def write_trace(path: Path, rows: Sequence[Row]) -> None:
 
 
 def simulated(rows: Sequence[Row]) -> Iterator[SimRequest]:
-    """The same requests."""
+    """Yield the same requests."""
     for number, row in enumerate(rows):
         yield SimRequest(f"r{number}", row.arrival_at, row.prompt_tokens, row.output_tokens)

@@ -118,7 +118,7 @@ def measured_pace(records: Sequence[Recorded], profile: Profile) -> Pace:
 
 
 def _without_outliers(passes: Sequence[MeasuredPass]) -> list[MeasuredPass]:
-    """A pass that the machine interrupted says nothing of passes; the slowest 1 % go."""
+    """Drop the slowest 1 % of passes: one that the machine interrupted says nothing of passes."""
     by_time = sorted(passes, key=lambda p: p.seconds)
     return by_time[: max(8, int(0.99 * len(by_time)))]
 
@@ -126,7 +126,7 @@ def _without_outliers(passes: Sequence[MeasuredPass]) -> list[MeasuredPass]:
 def simulation(
     records: Sequence[Recorded], profile: Profile, preset: str, rows: Sequence[Row], latency: float
 ) -> list[Seen]:
-    """The same requests on as many simulated workers; ``latency`` of a message, s.
+    """Simulate the same requests on as many workers; ``latency`` of a message, s.
 
     Several times, at the pace of the recorded passes from several places on: what each run sees.
     """
@@ -156,7 +156,7 @@ def _seen(records: Iterable[Any]) -> Iterable[Seen]:
 def find_latency(
     records: Sequence[Recorded], profile: Profile, preset: str, rows: Sequence[Row], ttft: float
 ) -> float:
-    """The message latency with which lone requests have this median TTFT (s); 0 at least."""
+    """Find the message latency with which lone requests have this median TTFT (s); 0 at least."""
     low, high = 0.0, max(ttft, 1e-4)
     for _ in range(_NUM_STEPS):
         middle = (low + high) / 2

@@ -71,7 +71,7 @@ class BurstLoad:
         return found
 
     def plan(self, model: str) -> Plan:
-        """The requests: the same for every policy."""
+        """Make the requests: the same for every policy."""
         instants = self.instants()
         options = Options(
             model,
@@ -90,7 +90,7 @@ class BurstLoad:
 
 
 def filling(profile: Profile, rate: float, utilisation: float) -> tuple[int, int]:
-    """Prompt and output tokens of a request, so many of which (1/s) are a little too much for one.
+    """Return tokens of a request (prompt, output) of which so many (1/s) are just too much.
 
     That is for one prefiller and one decoder at their planned ``utilisation``: the least load that
     a policy by velocities answers with a second one of both.
@@ -111,7 +111,7 @@ def filling(profile: Profile, rate: float, utilisation: float) -> tuple[int, int
 def scaling_params(
     name: str, profile: Profile, load: BurstLoad, ttft_slo: float, utilisation: float
 ) -> Mapping[str, Any]:
-    """A contender's parameters: thresholds are what the profile says that an instance carries.
+    """Return a contender's parameters: thresholds are what an instance carries by the profile.
 
     So every policy knows the same of the machine, and plans with the same ``utilisation`` of it.
     """
@@ -138,7 +138,7 @@ def scaling_params(
 
 
 def saturating_batch(profile: Profile, load: BurstLoad, requests_per_s: float) -> float:
-    """Requests that decode together where so many end per second: Little's law, 1 to the most.
+    """Return how many decode together where so many end per second: Little's law, 1 to most.
 
     ``B = r · output · t(B)``, and t(B) is linear in B.
     """

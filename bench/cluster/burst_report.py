@@ -76,7 +76,7 @@ class Run:
         }
 
     def _first_ready(self, load: BurstLoad) -> float:
-        """Seconds from the burst's begin until more workers serve; 0 where none came."""
+        """Return seconds from the burst's begin until more workers serve; 0 where none came."""
         serving = [
             (at, sum(n for state, n in found.items() if state not in ("starting", "draining")))
             for at, found in self.workers
@@ -108,7 +108,7 @@ def _steps(sizes: Sequence[int], *, up: bool) -> int:
 
 
 def print_runs(console: Console, load: BurstLoad, runs: Mapping[str, Run], ttft_slo: float) -> None:
-    """A column a policy."""
+    """Print a column a policy."""
     title = (
         f"{load.rate:g} → {load.burst_rate:g} requests/s for {load.burst:g} s, "
         f"{load.prompt_tokens} + {load.output_tokens} tokens each"

@@ -106,7 +106,7 @@ def _plot(folder: Path, load: BurstLoad, runs: Mapping[str, Run]) -> None:
 
 
 async def _offer(watched: _Watched, load: BurstLoad, model: str) -> Run:
-    """The load, while somebody counts the workers."""
+    """Offer the load, and count the workers meanwhile."""
     client = Client(Endpoint.parse(watched.cluster.url), _TIMEOUT)
     plan = load.plan(model)
     try:

@@ -8,7 +8,6 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from headway.errors import Code, HeadwayError
 from services.local.tether import tethered
@@ -42,14 +41,14 @@ class Process:
         return self._process.pid
 
     def check(self) -> None:
-        """UNAVAILABLE, with the end of its output, where it has died."""
+        """Raise UNAVAILABLE, with the end of its output, where it has died."""
         status = self._process.poll()
         if status is not None:
             message = f"{self.name} ended ({status}): {self.last_words()}"
             raise HeadwayError(Code.UNAVAILABLE, message)
 
     def last_words(self) -> str:
-        """The end of what it said."""
+        """Return the end of what it said."""
         lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
         return " / ".join([line.strip() for line in lines if line.strip()][-_LAST_LINES:])
 
@@ -68,12 +67,7 @@ class Process:
     def __enter__(self) -> Process:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.stop()
 
 

@@ -25,7 +25,7 @@ _CHUNK, _BLOCK, _PASS_TIME = 3072, 16, 0.1
 
 
 def cycles(scale: float) -> tuple[str, Iterator[Callable[[], object]]]:
-    """An instance, whose passes each compute what the last cycle gave it."""
+    """Make an instance, whose passes each compute what the last cycle gave it."""
     num_requests, num_units = int(100 * scale), int(64 * scale)
 
     def decisions() -> Iterator[Callable[[], object]]:
@@ -56,7 +56,7 @@ class _Cycle:
         self.run(self.arrivals())
 
     def arrivals(self) -> list[Request]:
-        """Requests as a gateway submits them."""
+        """Return requests as a gateway submits them."""
         return [self._request() for _ in range(self._num_requests)]
 
     def _request(self) -> Request:
@@ -75,7 +75,7 @@ class _Cycle:
         )
 
     def run(self, arrivals: Sequence[Request]) -> int:
-        """Bytes of the journal; they leave in one write."""
+        """Return bytes of the journal; they leave in one write."""
         from services.scheduler.records import pack_key, pack_learned, pack_request
 
         actions: list[SchedulerAction] = []
@@ -93,7 +93,7 @@ class _Cycle:
         return sum(len(name) + len(blob) for name, blob in packed) + sum(map(len, learned))
 
     def _end(self) -> EndForward:
-        """The pass ends, and with it all that was in it."""
+        """End the pass, and with it all that was in it."""
         sent = self._sent
         if sent is None:
             return EndForward(1, _PASS_TIME, (), self._loads)

@@ -170,7 +170,7 @@ class _Queued:
 
 
 def _ordering(scale: float) -> tuple[str, Iterator[Decide]]:
-    """A pass: 256 are served and move on by a token, one ends and one arrives."""
+    """Make a pass: 256 are served and move on by a token, one ends and one arrives."""
     num_queued, num_served = int(10_000 * scale), 256
     rng = random.Random(1)
     policy = UniBoostMemGuard(MemGuardParams(gamma=0.05, seconds_per_token=1e-3))

@@ -33,7 +33,7 @@ class Burst:
 
 
 def make_burst(model: str, num_requests: int, rate: float, seed: int) -> Burst:
-    """A third of the requests at ``rate``, a third within a second, and a third at ``rate``."""
+    """Plan a third of the requests at ``rate``, a third within a second, a third at ``rate``."""
     rng = random.Random(seed)
     instants = _instants(num_requests, rate, rng)
     reasons = [rng.random() < REASONING_SHARE for _ in instants]
@@ -52,7 +52,7 @@ def _instants(num_requests: int, rate: float, rng: random.Random) -> list[float]
 
 
 def _reasoning(model: str, instants: list[float], seed: int) -> Plan:
-    """The small model's problems, whose answers are known."""
+    """Return the small model's problems, whose answers are known."""
     options = Options(model, rate=1.0, num_requests=len(instants), prompts="mini", seed=seed)
     plan = make_plan(options)
     timed = [replace(one, arrival_at=at) for one, at in zip(plan.requests, instants, strict=True)]

@@ -58,7 +58,7 @@ def figures(values: Values) -> dict[str, float]:
 
 
 def print_table(console: Console, title: str, runs: Mapping[str, Mapping[str, float]]) -> None:
-    """A column a run; the last one is set against the first."""
+    """Print a column a run; the last one is set against the first."""
     table = Table(title=title, title_justify="left")
     table.add_column("")
     for name in runs:

@@ -97,7 +97,7 @@ async def serving(client: Client, process: Process) -> None:
 
 
 def report(name: str, values: list[float]) -> None:
-    """Median and 90th percentile in ms."""
+    """Print median and 90th percentile in ms."""
     cuts = statistics.quantiles(values, n=10)
     print(
         f"{name:<26} median {1e3 * statistics.median(values):6.2f} ms   P90 {1e3 * cuts[8]:6.2f} ms"

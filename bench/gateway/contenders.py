@@ -32,7 +32,7 @@ class Contender:
     process: Process | None = None
 
     def body(self, num_tokens: int, *, stream: bool) -> bytes:
-        """A chat request for exactly so many tokens."""
+        """Return a chat request for exactly so many tokens."""
         messages = [{"role": "user", "content": PROMPT}]
         asked = {"model": self.model, "messages": messages, "max_tokens": num_tokens}
         if self.name == "headway":  # the mock backend always gives all tokens
@@ -49,7 +49,7 @@ class Stage:
         self._delay = ("--delay-ms", str(delay_ms))
 
     async def backend(self) -> Contender:
-        """The mock backend, asked directly."""
+        """Return the mock backend, asked directly."""
         port = free_port()
         flags = ("--port", str(port), *self._delay)
         process = self._start("mock-backend", "bench.gateway.mock_backend", *flags)

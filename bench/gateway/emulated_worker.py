@@ -49,7 +49,7 @@ class Running:
     index: int
 
     def next_token(self) -> tuple[int, FinishReason | None]:
-        """The token at ``index``, and whether it is the last."""
+        """Return the token at ``index``, and whether it is the last."""
         prompt, sampling = self.request.prompt_token_ids, self.request.sampling
         token_id = prompt[self.index % len(prompt)]
         self.index += 1
@@ -187,18 +187,18 @@ class Emulated:
             await self._server.stop(0.1)
 
     def drop_link(self, gateway_id: str) -> None:
-        """The worker's token stream breaks; its requests are gone."""
+        """Break the worker's token stream; its requests are gone."""
         self.links.pop(gateway_id).task.cancel()
 
     def lose(self, gateway_id: str) -> None:
-        """The scheduler reports all of a gateway's running requests lost."""
+        """Report all of a gateway's running requests lost, as the scheduler does."""
         link = self.links[gateway_id]
         keys = tuple(StreamKey(gateway_id, i) for i in link.running)
         link.running.clear()
         self.gateways[gateway_id].put_nowait(Lost(keys, "the worker was killed"))
 
     def hang_up(self) -> None:
-        """The scheduler's streams break; the worker goes on."""
+        """Break the scheduler's streams; the worker goes on."""
         for queue in self.gateways.values():
             queue.put_nowait(None)
 

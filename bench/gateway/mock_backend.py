@@ -81,7 +81,7 @@ class Passes:
         self._armed = False
 
     def add(self, connection: Connection, num_tokens: int) -> None:
-        """A stream of so many tokens."""
+        """Add a stream of so many tokens."""
         self._running[connection] = num_tokens
         if not self._armed:
             self._armed = True
@@ -136,15 +136,15 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def on_url(self, url: bytes) -> None:
-        """The parser's."""
+        """Take the path; called by the parser."""
         self._url, self._body = url, b""
 
     def on_body(self, body: bytes) -> None:
-        """The parser's."""
+        """Take a part of the body; called by the parser."""
         self._body += body
 
     def on_message_complete(self) -> None:
-        """The parser's: answer."""
+        """Answer; called by the parser."""
         path = self._url.partition(b"?")[0].decode("latin-1")
         if not path.endswith("/chat/completions"):
             self.write(_PAGES.get(path, _NOT_FOUND))
@@ -160,7 +160,7 @@ class Connection(asyncio.Protocol):
         self._passes.add(self, self._num_tokens)
 
     def finish(self) -> None:
-        """The last token and what follows it, in one write."""
+        """Write the last token and what follows it at once."""
         usage = _chunk(None, _usage(self._num_tokens)) if self._wants_usage else b""
         self.write(_TOKEN + _LAST + usage + _DONE)
 

@@ -33,7 +33,7 @@ class Figures:
 
 
 def middle(rounds: Sequence[Figures]) -> Figures:
-    """The median of each figure over the rounds."""
+    """Return the median of each figure over the rounds."""
 
     def median(name: str) -> float | None:
         values = [value for each in rounds if (value := getattr(each, name)) is not None]
@@ -86,7 +86,7 @@ def _multiples(row: Row, ours: Row) -> Row:
 
 
 def _shown(figures: Figures, none: Figures) -> Row:
-    """The columns: milliseconds, rates and microseconds."""
+    """Return the columns: milliseconds, rates and microseconds."""
     cpu = (figures.cpu_per_request, figures.cpu_per_token)
     per_request, per_token = (None if value is None else value * 1e6 for value in cpu)
     return (
@@ -112,7 +112,7 @@ def write_comparison(
     rounds: Mapping[str, Sequence[Figures]],
     missing: Mapping[str, str],
 ) -> None:
-    """Seconds throughout; UNAVAILABLE where it cannot be written."""
+    """Write figures, in seconds throughout; UNAVAILABLE where that fails."""
     content = {
         "config": dict(setting),
         "medians": {name: asdict(figures) for name, figures in found.items()},

@@ -23,7 +23,7 @@ _SETTLE = 1.0  # seconds of load before the first round
 
 
 async def compare(args: Namespace) -> int:
-    """The exit status."""
+    """Return the exit status."""
     console = Console()
     peers_dir = args.peers_dir.expanduser()
     peers, missing = find_peers(
@@ -98,7 +98,7 @@ async def _measure(contender: Contender, args: Namespace) -> Figures:
 async def _requests(
     contender: Contender, num_open: int, num_tokens: int, stream: bool, seconds: float
 ) -> tuple[Loop, float | None]:
-    """A closed loop of so many requests in flight, and the gateway's CPU seconds for it."""
+    """Run a closed loop of so many requests in flight, with the gateway's CPU seconds."""
     body = contender.body(num_tokens, stream=stream)
     pid = None if contender.process is None else contender.process.pid
     before = 0.0 if pid is None else cpu_seconds(pid)

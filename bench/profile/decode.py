@@ -73,7 +73,7 @@ class Population:
                 await asyncio.sleep(_PAUSE)
 
     def check(self) -> None:
-        """HeadwayError where a request could not go on."""
+        """Raise HeadwayError where a request could not go on."""
         for task in self._tasks:
             if task.done():
                 task.result()

@@ -48,7 +48,7 @@ class Front(gateway_pb2_grpc.TokenSinkServicer, worker_pb2_grpc.WorkerServicer):
     # --- what is waited for ---------------------------------------------------------------
 
     def gap(self, stream_id: int) -> asyncio.Future[float]:
-        """Seconds from its worker's tokens before to the pass that brings the stream's first."""
+        """Return a future: seconds from the worker's last tokens to the stream's first."""
         return self._gaps.expect(stream_id)
 
     def header(self, stream_id: int) -> asyncio.Future[KvHeader]:

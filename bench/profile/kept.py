@@ -46,7 +46,7 @@ class Kept:
         return len(measured)
 
     def known(self, key: str) -> float | None:
-        """An earlier measurement."""
+        """Return an earlier measurement."""
         return self._measured.get(key)
 
     def starting_with(self, prefix: str) -> list[float]:
@@ -78,7 +78,7 @@ class Kept:
             raise HeadwayError(Code.INVALID_ARGUMENT, message) from error
 
     def forget(self) -> None:
-        """The profile is written, or all begins anew: nothing is left to go on with."""
+        """Delete what was kept: the profile is written, or all begins anew."""
         self._measured.clear()
         self.path.unlink(missing_ok=True)
         shutil.rmtree(self.passes, ignore_errors=True)

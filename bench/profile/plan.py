@@ -29,7 +29,7 @@ class Kind:
         return self.num_input + self.num_output
 
     def aged(self, place: int) -> Kind:
-        """The same request after some of its life, another share of it for each ``place``.
+        """Return the same request after some of its life, another share of it for each ``place``.
 
         Places divide a life evenly however many there are (the golden ratio), so that requests
         that begin together are as old as those that have come one by one.
@@ -47,7 +47,7 @@ class Kind:
 
 
 def buckets_within(buckets: Buckets, max_model_len: int) -> Buckets:
-    """The sizes that fit a model: a long input is cut to leave room for a long output.
+    """Return the sizes that fit a model: a long input is cut to leave room for a long output.
 
     A medium one that is then not shorter lies halfway between the others on a logarithmic scale.
     HeadwayError where nothing is left to cut.
@@ -69,12 +69,12 @@ def buckets_within(buckets: Buckets, max_model_len: int) -> Buckets:
 
 
 def kinds(buckets: Buckets) -> tuple[Kind, ...]:
-    """A request for each of the nine buckets."""
+    """Return a request for each of the nine buckets."""
     return tuple(Kind(*buckets.lengths(index)) for index in range(NUM_BUCKETS))
 
 
 def most_at_a_time(info: WorkerInfo, kind: Kind) -> int:
-    """Requests that a DP unit holds whole; HeadwayError where it is none."""
+    """Return how many requests a DP unit holds whole; HeadwayError where it is none."""
     most = info.num_blocks // blocks_for(kind.size, info.block_size)
     if most < 1:
         capacity = info.num_blocks * info.block_size
@@ -87,13 +87,13 @@ def most_at_a_time(info: WorkerInfo, kind: Kind) -> int:
 
 
 def decode_batch(info: WorkerInfo, kind: Kind, longest_prompt: int) -> int:
-    """Requests that decode beside a convertible decoder's prompt: those that leave it room."""
+    """Return how many requests decode beside a convertible decoder's prompt and leave it room."""
     room = info.num_blocks - 2 * blocks_for(longest_prompt, info.block_size)
     return max(1, room // blocks_for(kind.size, info.block_size))
 
 
 def knee(outputs: Mapping[int, float], tolerance: float) -> int:
-    """The fewest at a time whose output is the greatest, but for a share of it."""
+    """Return the fewest at a time whose output is the greatest, but for a share of it."""
     enough = (1 - tolerance) * max(outputs.values())
     return min(number for number, output in outputs.items() if output >= enough)
 

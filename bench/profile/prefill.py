@@ -28,7 +28,7 @@ async def lone_velocity(bench: Bench, num_input: int) -> float:
 async def prefilled_per_s(
     bench: Bench, lengths: Sequence[int], rate: float, seconds: float
 ) -> float:
-    """Prompt tokens/s that end while ``rate`` tokens/s are offered, for ``seconds`` at least.
+    """Measure prompt tokens/s while ``rate`` tokens/s are offered, ``seconds`` at least.
 
     Prompts of the ``lengths`` come in turn, evenly. What is queued at the end is cancelled.
     """
@@ -60,7 +60,7 @@ async def prefilled_per_s(
 
 
 def tokens_per_s(ends: Sequence[tuple[float, int]]) -> float:
-    """Tokens behind the first end, up to the last, over the time between them (s, tokens)."""
+    """Return tokens/s between the first end and the last; ends as (s, tokens)."""
     if len(ends) < 2 or ends[-1][0] <= ends[0][0]:
         return 0.0
     return sum(tokens for _, tokens in ends[1:]) / (ends[-1][0] - ends[0][0])

@@ -99,7 +99,7 @@ class Steps:
         return await generated_per_s(self.bench, people, self.seconds)
 
     async def _chunk(self, like: KvHeader) -> tuple[int, int | None]:
-        """Requests that decode meanwhile, and the longest prompt that may join them.
+        """Return how many requests decode meanwhile, and the longest prompt that may join them.
 
         As many as a decoder is saturated with, of the middle bucket; half of them while decoding
         alone is over the SLO.

@@ -66,7 +66,7 @@ class Bench:
 
 
 def _prompt(number: int, num_tokens: int) -> tuple[int, ...]:
-    """Tokens that no other request begins with; cheap to make, for it is made by the thousand."""
+    """Return tokens that no other request begins with; cheap, as they are made by the thousand."""
     first = (number % _FEW_TOKENS, number // _FEW_TOKENS % _FEW_TOKENS)
     return (*first, *_TOKENS[: num_tokens - 2])[:num_tokens]
 

@@ -67,7 +67,7 @@ class Endpoint:
         return cls(parts.hostname, port or (443 if tls else 80), prefix, tls, api_key)
 
     def request(self, method: str, path: str, body: bytes = b"") -> bytes:
-        """The bytes of a request."""
+        """Return the bytes of a request."""
         lines = [
             f"{method} {self.prefix}{path} HTTP/1.1",
             f"Host: {self.host}:{self.port}",
@@ -152,19 +152,19 @@ class Connection(asyncio.Protocol):
             self._fail(RequestFailedError("connection", detail))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """The parser's."""
+        """Take a header; called by the parser."""
         if name.lower() != b"content-type" or self._response is None:
             return
         if value.startswith(b"text/event-stream"):
             self._response.events = EventSplitter()
 
     def on_headers_complete(self) -> None:
-        """The parser's."""
+        """Take the status; called by the parser."""
         if self._response is not None:
             self._response.status = self._parser.get_status_code()
 
     def on_body(self, data: bytes) -> None:
-        """The parser's."""
+        """Take a part of the body; called by the parser."""
         if self._response is None:
             return
         try:
@@ -174,7 +174,7 @@ class Connection(asyncio.Protocol):
             self._fail(RequestFailedError(kind, str(error)))
 
     def on_message_complete(self) -> None:
-        """The parser's."""
+        """End the message; called by the parser."""
         self.num_answered += 1
         if not self._parser.should_keep_alive():
             self.closed = True
@@ -207,11 +207,11 @@ class Client:
         self._idle: list[Connection] = []
 
     async def get(self, path: str) -> Response:
-        """A whole response; RequestFailedError where none comes."""
+        """Return a whole response; RequestFailedError where none comes."""
         return await self._exchange(self._endpoint.request("GET", path), None)
 
     async def post(self, path: str, body: bytes, on_event: OnEvent) -> Response:
-        """A response, streamed into ``on_event(data, instant)`` where it is a stream."""
+        """Post a body; a streamed response goes to ``on_event(data, instant)``."""
         return await self._exchange(self._endpoint.request("POST", path, body), on_event)
 
     def close(self) -> None:

@@ -59,7 +59,7 @@ class _Caller(asyncio.Protocol):
         self._fail(f"the connection closed ({error or 'by the server'})")
 
     def on_message_complete(self) -> None:
-        """The parser's."""
+        """End the message; called by the parser."""
         now, status = time.perf_counter(), self._parser.get_status_code()
         if status != 200:
             self._fail(f"HTTP {status}")

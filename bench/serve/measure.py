@@ -25,7 +25,7 @@ _NOT_CONFIG = ("api_key", "run", "command", "bench", "json")
 
 
 async def measure(args: Namespace) -> int:
-    """The exit status: 1 where a request failed, 130 where the run was stopped."""
+    """Return the exit status: 1 where a request failed, 130 where the run was stopped."""
     console, slo = Console(), Slo.parse(args.slo)
     api_key = args.api_key or os.environ.get("HEADWAY_API_KEY", "")
     endpoint = Endpoint.parse(args.url, api_key or os.environ.get("OPENAI_API_KEY", ""))
@@ -57,7 +57,7 @@ async def _options(args: Namespace, client: Client) -> Options:
 
 
 async def _served_model(client: Client, args: Namespace) -> tuple[str, int | None]:
-    """The model's name and, where the server says it, its context length."""
+    """Return the model's name and, where the server says it, its context length."""
     try:
         response = await client.get("/v1/models")
     except RequestFailedError as error:
@@ -82,7 +82,7 @@ def _model_limits(body: bytes | bytearray) -> dict[str, int | None]:
 
 
 async def _warm_up(client: Client, plan: Plan, num_requests: int) -> None:
-    """Requests of the plan, uncounted; HeadwayError where one fails, before anything is timed."""
+    """Send requests of the plan, uncounted; HeadwayError where one fails."""
     for planned in plan.requests[:num_requests]:
         try:
             response = await client.post(plan.path, planned.body, lambda data, now: None)

@@ -120,7 +120,7 @@ def _refuse_contradictions(options: Options) -> None:
 
 
 def _trace_rows(options: Options, rng: random.Random, notes: list[str]) -> tuple[TraceRow, ...]:
-    """The trace's rows at the instants of this run; none without a trace."""
+    """Return the trace's rows at the instants of this run; none without a trace."""
     if options.trace is None:
         return ()
     trace = load_trace(options.trace, options.num_requests or MOST_REQUESTS)

@@ -36,7 +36,7 @@ Source = Callable[[TraceRow | None, random.Random], Ask]
 
 
 def mini_source() -> Source:
-    """The small model's held-out problems; with a trace those of the nearest output length."""
+    """Return the small model's held-out problems; with a trace, those nearest in output length."""
     pool = _mini_pool()
     lengths = [num_tokens for num_tokens, _ in pool]
 
@@ -66,7 +66,7 @@ def _mini_pool() -> tuple[tuple[int, Ask], ...]:
 
 
 def file_source(path: Path, chat: bool) -> Source:
-    """A prompt a line: plain text, or (.jsonl) objects with ``prompt`` or ``messages``."""
+    """Return a prompt a line: plain text, or (.jsonl) objects with ``prompt`` or ``messages``."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -103,7 +103,7 @@ def _json_ask(line: str, where: str, chat: bool) -> Ask:
 
 
 def trace_source(chat: bool) -> Source:
-    """The trace's own prompts."""
+    """Return the trace's own prompts."""
 
     def ask(row: TraceRow | None, rng: random.Random) -> Ask:
         if row is None or row.prompt is None:

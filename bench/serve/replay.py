@@ -164,7 +164,7 @@ def _complete(outcome: Outcome, stream: Stream) -> None:
 
 
 def error_text(body: bytes | bytearray) -> str:
-    """The message of OpenAI's error object, or the start of whatever came."""
+    """Return the message of OpenAI's error object, or the start of whatever came."""
     try:
         message = json.loads(body)["error"]["message"]
     except (ValueError, LookupError, TypeError):

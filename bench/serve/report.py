@@ -81,7 +81,7 @@ def _tokens_per_event(outcomes: Iterable[Outcome]) -> float:
 def write_json(
     path: Path, config: Mapping[str, Any], summary: Summary, outcomes: Iterable[Outcome]
 ) -> None:
-    """``config``, ``summary`` and a record a request; UNAVAILABLE where it cannot be written."""
+    """Write ``config``, ``summary`` and a record a request; INVALID_ARGUMENT where that fails."""
     content = {
         "config": {name: _plain(value) for name, value in config.items()},
         "summary": summary,
@@ -90,7 +90,7 @@ def write_json(
     try:
         path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
-        raise HeadwayError(Code.UNAVAILABLE, f"cannot write {path}: {error}") from None
+        raise HeadwayError(Code.INVALID_ARGUMENT, f"cannot write {path}: {error}") from None
 
 
 def _plain(value: Any) -> Any:
@@ -100,7 +100,7 @@ def _plain(value: Any) -> Any:
 
 
 def _record(outcome: Outcome) -> dict[str, Any]:
-    """Instants in seconds after the start of the run."""
+    """Return a record; instants in seconds after the start of the run."""
     planned, times = outcome.planned, outcome.times
     record: dict[str, Any] = {
         "index": planned.index,

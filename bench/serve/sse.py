@@ -22,7 +22,7 @@ class EventSplitter:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The data of the events that ``data`` completes."""
+        """Return the data of the events that ``data`` completes."""
         if self._rest:
             data = self._rest + data
         if b"\r" in data:

@@ -67,7 +67,7 @@ GOODPUT_RATES = (0.18, 0.22, 0.26)
 
 
 def _system(name: str, interval: float) -> Preset:
-    """``placement/rescheduling[/estimation]``."""
+    """Return the preset of ``placement/rescheduling[/estimation]``."""
     placement, rescheduling, *estimation = name.split("/")
     moves: dict[str, float] = {} if rescheduling == "none" else {"interval": interval}
     params: dict[str, Mapping[str, object]] = {"rescheduling": moves}

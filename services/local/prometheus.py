@@ -18,14 +18,14 @@ _MOST_PORTS = 1024  # that are looked at from the first one on
 
 
 def in_order(specs: list[ProcessSpec], port: int) -> list[ProcessSpec]:
-    """A port for each; the gateway's first, which shows them to its clients as well. 0: none."""
+    """Return a port for each; the gateway, which shows them to clients too, first. 0: none."""
     if not port:
         return specs
     return [_listening(spec, port + place) for place, spec in enumerate(specs)]
 
 
 def beside(spec: ProcessSpec, others: Iterable[ProcessSpec], port: int) -> ProcessSpec:
-    """The first port from ``port`` on that is free and that none of the others has.
+    """Return the first port from ``port`` on that is free and that none of the others has.
 
     One that is told what to be (it stood by) goes on listening where it does. UNAVAILABLE where
     no port is left.

@@ -61,7 +61,7 @@ class StandbyWorkers:
     def take(
         self, role: str, make_spec: Callable[[str, str], ProcessSpec]
     ) -> SupervisedProcess | None:
-        """The oldest that is warm, told to be what ``make_spec`` says of ``role`` and its id.
+        """Return the oldest that is warm, told to be what ``make_spec`` says of role and id.
 
         None where none is warm.
         """
@@ -107,7 +107,7 @@ class StandbyWorkers:
 
 
 def free_id(supervisor: Supervisor, prefix: str) -> str:
-    """The lowest number behind a prefix that no process has."""
+    """Return the lowest number behind a prefix that no process has."""
     taken = {process.spec.service_id for process in supervisor.processes}
     numbers = range(1, len(taken) + 2)
     return next(name for n in numbers if (name := f"{prefix}-{n}") not in taken)

