@@ -66,7 +66,7 @@ def test_a_trace_runs_with_random_tokens_at_its_lengths(url: str, tmp_path: Path
 def test_wrong_flags_are_refused_with_the_way_out(
     url: str, flags: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bench("--url", url, *flags) == 2
+    assert bench("--url", url, *flags) == (1 if said.startswith("nothing answers") else 2)
     assert said in capsys.readouterr().err
 
 
@@ -79,7 +79,7 @@ def test_a_file_that_cannot_be_written_is_refused(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ("--rate", "inf", "--num-requests", "2", "--json", "/no/such/folder/x.json")
-    assert bench("--url", url, *flags) == 2
+    assert bench("--url", url, *flags) == 1
     assert "cannot write /no/such/folder/x.json" in capsys.readouterr().err
 
 

@@ -114,7 +114,7 @@ def test_a_streamed_run_keeps_the_same_figures(
 def test_what_would_write_nothing_is_refused(
     more: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["simulate", "sbs-prefill", *more]) == 1
+    assert main(["simulate", "sbs-prefill", *more]) == 2
     assert said in capsys.readouterr().err
 
 

@@ -140,13 +140,13 @@ def test_the_command_shows_presets_side_by_side_and_explains_a_request(
     request_id = (out / "sbs-1" / "requests.jsonl").read_text().split('"')[3]
     assert main(["explain", request_id, "--run", str(out / "sbs-1")]) == 0
     assert "dispatch by" in capsys.readouterr().out
-    assert main(["explain", "nobody", "--run", str(out / "sbs-1")]) == 1
+    assert main(["explain", "nobody", "--run", str(out / "sbs-1")]) == 2
     assert main(["explain", "nobody", "--run", str(out)]) == 1
     assert "headway simulate" in capsys.readouterr().err
 
 
 def test_the_command_refuses_an_unknown_preset(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "sbs-prefill", "--preset", "sbs,fast"]) == 1
+    assert main(["simulate", "sbs-prefill", "--preset", "sbs,fast"]) == 2
     assert "vllm-like" in capsys.readouterr().err
 
 

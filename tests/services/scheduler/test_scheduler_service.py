@@ -323,7 +323,7 @@ def test_the_live_watchdog_has_a_floor_unless_told_otherwise() -> None:
         {"policy": "packing=tetris"},
         {"policy": "placement=anywhere"},
         {"set": "placement.q=1"},
-        {"dispatch_params": {"window": 0}},
+        {"set": "dispatch.window=0"},
     ],
 )
 def test_an_unknown_policy_or_parameter_is_refused_at_the_start(options: dict[str, object]) -> None:

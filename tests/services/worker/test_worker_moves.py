@@ -120,7 +120,7 @@ async def test_it_moves_out_of_and_into_host_memory(
         "watermark": 0.0,
         "host_kv_gib": 0.01,
         "prefix_caching": False,
-        "batching": "fcfs",
+        "policy": "batching=fcfs",
     }
     async with (
         served(store_url, cluster, "a", **tight) as (source, _),
