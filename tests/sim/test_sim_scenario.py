@@ -141,7 +141,7 @@ def test_the_command_shows_presets_side_by_side_and_explains_a_request(
     assert main(["explain", request_id, "--run", str(out / "sbs-1")]) == 0
     assert "dispatch by" in capsys.readouterr().out
     assert main(["explain", "nobody", "--run", str(out / "sbs-1")]) == 2
-    assert main(["explain", "nobody", "--run", str(out)]) == 1
+    assert main(["explain", "nobody", "--run", str(out)]) == 2
     assert "headway simulate" in capsys.readouterr().err
 
 
