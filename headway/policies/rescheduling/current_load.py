@@ -9,7 +9,7 @@ import numpy as np
 
 from headway.errors import require_between, require_over
 from headway.policies.answer import Answer
-from headway.policies.rescheduling.protocol import Horizon, Move, UnitReport
+from headway.policies.rescheduling.protocol import Floats, Horizon, Move, UnitReport
 from headway.policies.rescheduling.variance import Rule, best_moves
 from headway.request import StreamKey
 
@@ -34,6 +34,10 @@ class CurrentLoadParams:
         require_between("rest", self.rest, 0, 1e9)
         require_between("units_per_move", self.units_per_move, 1, 1_000_000)
 
+    def rule(self, weights: Floats, horizon: Horizon, least_remaining: float) -> Rule:
+        """Return the algorithm's parameters with these, and these weights and horizon."""
+        return Rule(weights, horizon, self.theta, least_remaining, self.floor, self.units_per_move)
+
 
 class CurrentLoad:
     """Moves the request that lowers the variance of current loads the most."""
@@ -44,14 +48,7 @@ class CurrentLoad:
         params = params or CurrentLoadParams()
         self.interval, self.rest = params.interval, params.rest
         self.horizon = Horizon(1)
-        self._rule = Rule(
-            weights=np.ones(1),
-            horizon=self.horizon,
-            theta=params.theta,
-            least_remaining=0.0,
-            floor=params.floor,
-            units_per_move=params.units_per_move,
-        )
+        self._rule = params.rule(np.ones(1), self.horizon, 0.0)
 
     def moves(
         self, units: Sequence[UnitReport], resting: Collection[StreamKey], *, now: float
