@@ -150,6 +150,7 @@ def _kv(request: Request, like: KvHeader, info: WorkerInfo) -> Iterator[Any]:
         block_size=info.block_size,
         dtype=like.dtype,
         shape=(*like.shape[:2], num_padded, *like.shape[3:]),
+        fencing_token=_FENCING_TOKEN,
     )
     yield wire.KV.pack(header)
     for start in range(0, num_bytes, len(_PIECE)):
