@@ -79,7 +79,7 @@ def test_a_file_that_cannot_be_written_is_refused(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ("--rate", "inf", "--num-requests", "2", "--json", "/no/such/folder/x.json")
-    assert bench("--url", url, *flags) == 1
+    assert bench("--url", url, *flags) == 2
     assert "cannot write /no/such/folder/x.json" in capsys.readouterr().err
 
 
