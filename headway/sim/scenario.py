@@ -103,6 +103,9 @@ def _scenario(table: Mapping[str, Any], folder: Path) -> Scenario:
     if not isinstance(params, dict) or not all(isinstance(p, dict) for p in params.values()):
         raise invalid("set", params, "a table of tables: [set.dispatch] window = 16")
     refuse_others("policy", policies, QUESTIONS)
+    for question, name in policies.items():
+        if name.endswith(".py"):  # a scenario that is passed on runs nobody's code
+            raise invalid(f"policy.{question}", name, "a name; give the path of a file to --policy")
     refuse_others("set", params, QUESTIONS)
     return Scenario(
         str(table.get("name", "scenario")),

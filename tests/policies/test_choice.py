@@ -67,6 +67,12 @@ def test_a_flag_stands_over_the_scenario_and_the_scenario_over_the_preset() -> N
     assert cluster_spec(find_preset("sbs"), other).batching.name == "las"
 
 
+def test_a_scenario_names_policies_and_runs_no_file() -> None:
+    text = Path("headway/scenarios/chat-and-reasoning.toml").read_text("utf-8")
+    with pytest.raises(HeadwayError, match=r"policy.batching is './edf.py'; it must be a name"):
+        parse_scenario(text + '\n[policy]\nbatching = "./edf.py"\n', "text")
+
+
 def test_the_simulator_runs_a_policy_by_one_flag(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
