@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from headway.core.gateway.events import SchedulerConnected, SchedulerDisconnected
-from headway.errors import Code, HeadwayError
-from headway.messages import CancelStream, GatewayHello, ToGateway
+from headway.errors import Code, HeadwayError, invalid
+from headway.messages import CancelStream, GatewayHello, Lost, ToGateway
 from headway.request import Request
 from services.runtime import wire
 from services.runtime.config import ServiceConfig
@@ -33,6 +33,7 @@ class SchedulerLink:
     ) -> None:
         self._store = store
         self._post = post
+        self._gateway_id = config.service_id
         self._task: asyncio.Task[NoReturn] | None = None
         self._was_open = False
         self._log = get_logger()
@@ -109,6 +110,10 @@ class SchedulerLink:
 
     def _take(self, packed: Any) -> None:
         for told in wire.TO_GATEWAY.unpack_all(packed):
+            for key in told.keys if isinstance(told, Lost) else (told.key,):
+                if key.gateway_id != self._gateway_id:
+                    limit = f"{self._gateway_id!r}, this gateway"
+                    raise invalid("gateway_id", key.gateway_id, limit)
             self._post(told)
 
     async def _replaced(self, leader: Leader) -> None:

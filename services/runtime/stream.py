@@ -16,6 +16,7 @@ import grpc
 from headway.errors import Code, HeadwayError
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
+from services.runtime.logs import get_logger
 
 S = TypeVar("S")
 
@@ -160,6 +161,9 @@ class Dialled(Generic[S]):
             if error.code is Code.RESOURCE_EXHAUSTED:
                 return f"it does not read: {error.message}"
             return f"it sent an invalid message: {error.message}"
+        except Exception as error:  # a link outlives whatever a handler raises
+            get_logger().exception("stream_handler_failed", address=address)
+            return f"its message could not be handled: {error!r}"
         finally:
             self._outbox = self.channel = None
         return "it closed its stream"

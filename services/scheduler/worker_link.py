@@ -8,7 +8,7 @@ from typing import Any
 
 from headway.core.scheduler.events import WorkerGone, WorkerReported
 from headway.errors import invalid
-from headway.messages import ControlHello, Order, Snapshot
+from headway.messages import ControlHello, EndForward, FromWorker, Order, Snapshot
 from services.runtime import wire
 from services.runtime.config import ServiceConfig
 from services.runtime.logs import get_logger
@@ -34,6 +34,7 @@ class WorkerLink:
         self._address = address
         self._post = post
         self._max_queued = max_queued
+        self._num_units = 0
         self._log = get_logger().bind(worker_id=worker_id)
         self._stream: Dialled[Order] = Dialled(
             config,
@@ -66,4 +67,20 @@ class WorkerLink:
         if isinstance(message, Snapshot) and message.info.worker_id != self._worker_id:
             limit = f"{self._worker_id!r}, the member at {self._address}"
             raise invalid("worker_id", message.info.worker_id, limit)
+        if isinstance(message, Snapshot):
+            self._num_units = message.info.num_units
+        for unit in _units(message):
+            if unit >= self._num_units:
+                raise invalid("unit", unit, f"below the worker's {self._num_units} DP units")
         self._post(WorkerReported(self._worker_id, message))
+
+
+def _units(message: FromWorker) -> list[int]:
+    """Return the DP units of the requests that a worker says it holds."""
+    match message:
+        case Snapshot():
+            return [held.unit for held in message.held]
+        case EndForward():
+            return [held.unit for held in message.prefilled]
+        case _:
+            return []
