@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from threading import Event
 from typing import Any
@@ -54,6 +55,7 @@ class FakeEngine:
             self._writable.clear()
 
     def run(self, forward_pass: ForwardPass) -> PassResult:
+        time.sleep(0.003)  # as a small model's: a cancel comes before the end
         for out in forward_pass.swapped_out:
             self._host[list(out.host_blocks)] = self._kv[list(out.blocks)]
         self._writable.set()
