@@ -23,7 +23,7 @@ KEYS = "ops:" + 64 * "0"
 
 
 def said_of(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
-    """What ``headway up`` says on its way out, with status 2 and in one line."""
+    """Return the one line that ``headway up`` prints before it exits with status 2."""
     try:
         status = main(["up", *flags])
     except SystemExit as left:  # argparse's way

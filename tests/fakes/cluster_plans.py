@@ -92,7 +92,7 @@ def check(cluster: Cluster, asked: dict[str, tuple[int, int]]) -> None:
 
 
 def check_at_rest(cluster: Cluster) -> None:
-    """Nothing is held, nothing is tracked, and every unit has all that it is."""
+    """Check that nothing is held or tracked, and that every unit has all its blocks."""
     assert all(worker.core.num_held == 0 for worker in cluster.workers.values())
     status = cluster.scheduler.status()
     assert status.num_tracked == status.num_awaiting_decode == 0

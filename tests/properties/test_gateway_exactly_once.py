@@ -268,7 +268,7 @@ class SamplingWorld(World):
         return sum(c.request.stream_id == copy.request.stream_id for c in self.running) == 1
 
     def is_coherent(self, name: str) -> bool:
-        """Whether every token was drawn after just those that the client has read before it."""
+        """True if every token was drawn after exactly those that the client read before it."""
         seen = self.seen[name]
         return all(
             any(token_after(seen[:index], salt) == token for salt in range(200))

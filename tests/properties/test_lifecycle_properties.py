@@ -42,10 +42,10 @@ HAS_BLOCKS = {
     Stage.RUNNING: True,
     Stage.PREFILLED: True,
 }
-"""What a stage says of blocks; a request of another stage may have them or not."""
+"""Stages that settle whether a request has blocks; in other stages it may or may not."""
 HAS_DEPARTURE = {Stage.PREFILLED: False, Stage.LEAVING: True, Stage.ARRIVING: False}
 IS_OVER = dict.fromkeys(Stage, False) | {Stage.ENDING: True}
-"""What a stage says of an end; where a transfer is waited for it may have come or not."""
+"""Stages that settle whether a request has ended; during a transfer it may or may not."""
 del IS_OVER[Stage.LEAVING], IS_OVER[Stage.ARRIVING], IS_OVER[Stage.GONE]
 
 

@@ -1,4 +1,4 @@
-"""What a worker's shell relies on, of every engine: the fake one and torch's."""
+"""The contract that a worker's shell relies on, for the fake engine and for torch's."""
 
 from __future__ import annotations
 
