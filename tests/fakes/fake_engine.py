@@ -17,7 +17,7 @@ from headway.request import StreamKey
 from services.worker.config import WorkerConfig
 from tests.fakes.paged import next_token
 
-LAYERS, HEADS, SIZE = 6, 2, 32  # as the small model has them
+LAYERS, HEADS, SIZE, WIDTH = 6, 2, 32, 128  # as the small model has them
 TOKEN_BYTES = LAYERS * 2 * HEADS * SIZE * 4
 
 
@@ -74,7 +74,9 @@ class FakeEngine:
         asked = [items[place] for place in forward_pass.hidden]
         hidden = HiddenStates(
             tuple(item.key for item in asked),
-            np.array([[item.start + len(item.token_ids) - 1] for item in asked], np.float16),
+            np.array(
+                [[item.start + len(item.token_ids) - 1] * WIDTH for item in asked], np.float16
+            ),
         )
         return PassResult(
             forward_pass.pass_id, 1e-3, tuple(sampled), hidden if asked else None, 0.0

@@ -188,3 +188,18 @@ def test_orders_go_to_workers_of_the_right_role_and_ids_never_repeat(
             seen.add(action.message.dispatch_id)
         elif isinstance(action.message, Handoff):
             assert ROLES[action.message.target_worker_id].decodes
+
+
+def test_a_report_of_a_unit_that_the_worker_lacks_ends_there() -> None:
+    """The properties found it: a move to unit 2 of two outlived its worker."""
+    arriving = HeldRequest(key(3), "r3", 2, 12, True, False, True)
+    waits = HeldRequest(key(3), "r3", 0, 12, True)
+    log = play(
+        [
+            (WorkerReported("d", Snapshot(INFOS["d"], idle_loads(INFOS["d"]))), 0.0),
+            (WorkerReported("u", Snapshot(INFOS["u"], idle_loads(INFOS["u"]), (arriving,))), 0.0),
+            (WorkerGone("u", "it died"), 0.0),
+            (WorkerReported("d", Snapshot(INFOS["d"], idle_loads(INFOS["d"]), (waits,))), 0.0),
+        ]
+    )
+    assert (100.0, SendToWorker("u", CancelStream(key(3)))) in log

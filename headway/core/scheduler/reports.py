@@ -221,9 +221,12 @@ class WorkerReports:
         self._decode.retry()
 
     def _take(self, instance: Instance, held: HeldRequest, now: float) -> None:
-        """Accept a worker's report that it holds a request, unless the request has ended."""
+        """Accept a worker's report that it holds a request.
+
+        A request that has ended, or is on a unit that the worker lacks, stops there.
+        """
         worker_id = instance.info.worker_id
-        if self._state.has_ended(held.key):
+        if self._state.has_ended(held.key) or held.unit >= instance.info.num_units:
             self._stop(instance, held)
             return
         entry = self._state.tracked.get(held.key) or self._adopt(instance, held, now)
