@@ -130,15 +130,15 @@ def run(args: argparse.Namespace, known_flags: Iterable[str] = ()) -> int:
     from services.local.refusals import refuse_wrong_options
 
     log_folder = Path(args.log_dir)
+    store = args.store or os.environ.get("HEADWAY_STORE", "")
     try:
         options = cluster_options(args, args.service_flags, known_flags)
-        refuse_wrong_options(options, log_folder)
+        refuse_wrong_options(options, log_folder, store=store, name=args.cluster)
     except HeadwayError as error:
         print(f"headway up: {error.message}", file=sys.stderr)
         return 2
 
     async def up() -> None:
-        store = args.store or os.environ.get("HEADWAY_STORE", "")
         cluster = LocalCluster(options, log_folder, _say, store=store, name=args.cluster)
         await serve(cluster, _say, partial(_say_hello, options))
 
@@ -151,7 +151,7 @@ def _say(line: str) -> None:
 
 
 def _say_hello(options: ClusterOptions) -> None:
-    url, name = f"http://{options.host}:{options.port}", options.served_name
+    url, name = options.url, options.served_name
     key = " -H 'Authorization: Bearer YOUR_KEY'" if options.api_key_file else ""
     body = (
         f'{{"model": "{name}", "stream": true, '

@@ -66,7 +66,7 @@ class LocalCluster:
     @property
     def url(self) -> str:
         """Base URL of its HTTP interface."""
-        return f"http://{self.options.host}:{self.options.port}"
+        return self.options.url
 
     async def start(self) -> None:
         """Start everything and return when all serve; FAILED_PRECONDITION if one gives up."""

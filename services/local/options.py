@@ -97,6 +97,12 @@ class ClusterOptions:
     """More flags by service; they win over those that follow from the other options."""
 
     @property
+    def url(self) -> str:
+        """Base URL of the HTTP interface."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+    @property
     def served_name(self) -> str:
         """The model's name in requests."""
         return self.model_name or Path(self.model).name

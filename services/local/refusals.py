@@ -10,17 +10,21 @@ from headway.core.settings import require_policies
 from headway.cost.schema import MAKE_ONE
 from headway.errors import Code, HeadwayError, invalid, require_between
 from headway.policies import registry
-from headway.presets import SCALED_BY_REQUESTS
+from headway.presets import SCALED_BY_REQUESTS, parse_choice
 from services.gateway.auth import KeyRing
 from services.local.options import ClusterOptions, process_specs
 from services.local.service_flags import CONFIGS
-from services.runtime.config import read_config
+from services.runtime.config import ServiceConfig, read_config
 from services.runtime.preset import PresetConfig
 from services.worker.engine.model.check import check_model
 
 
-def refuse_wrong_options(options: ClusterOptions, log_folder: Path) -> None:
-    """Raise HeadwayError for the first thing that is wrong."""
+def refuse_wrong_options(
+    options: ClusterOptions, log_folder: Path, *, store: str = "", name: str = "default"
+) -> None:
+    """Raise HeadwayError for the first thing that is wrong; ``store`` as for LocalCluster."""
+    shared = ("--store", store) if store else ()
+    read_config(ServiceConfig, (*shared, "--cluster", name))
     refuse_wrong_counts(options)
     refuse_wrong_scaling(options)
     refuse_wrong_configurations(options)
@@ -53,6 +57,11 @@ def refuse_wrong_scaling(options: ClusterOptions) -> None:
     """Raise HeadwayError for a cluster that cannot be scaled as asked."""
     bounds = options.autoscale
     if bounds is None:
+        chosen = parse_choice(options.policies.policy, options.policies.settings)
+        if "scaling" in chosen.policies:
+            named = f"--policy scaling={chosen.policies['scaling']}"
+            message = f"{named} is for --autoscale: give both, or neither"
+            raise HeadwayError(Code.INVALID_ARGUMENT, message)
         return
     require_between("--standby", bounds.standby, 0, 16)
     if options.workers.unified:
@@ -89,8 +98,12 @@ def refuse_taken_ports(options: ClusterOptions) -> None:
     """Raise UNAVAILABLE if HTTP's port or gRPC's, which is the next one, is taken."""
     if not 0 < options.port < 65535:
         raise invalid("--port", options.port, "from 1 to 65534")
+    try:
+        family = socket.getaddrinfo(options.host, options.port)[0][0]
+    except OSError as error:
+        raise invalid("--host", options.host, f"an address ({error.strerror})") from error
     for port in (options.port, options.port + 1):
-        with socket.socket() as probe:
+        with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((options.host, port))

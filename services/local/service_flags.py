@@ -23,7 +23,7 @@ CONFIGS: Mapping[str, type[ServiceConfig]] = MappingProxyType(
         "autoscaler": AutoscalerConfig,
     }
 )
-_OURS = ("service_id", "role", "standby", "store", "cluster")
+_OURS = ("service_id", "role", "standby", "store", "cluster", "listen", "metrics_listen")
 """Fields that the cluster sets for each process."""
 
 

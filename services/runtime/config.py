@@ -64,6 +64,13 @@ class ServiceConfig(BaseSettings):
         30.0, ge=0.0, allow_inf_nan=False, description="s to finish running work at a stop"
     )
 
+    @field_validator("store")
+    @classmethod
+    def _a_store(cls, value: str) -> str:
+        if not value.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("must be a URL of Redis, for example redis://127.0.0.1:6379/0")
+        return value
+
     @field_validator("listen", "metrics_listen")
     @classmethod
     def _an_address(cls, value: str, info: ValidationInfo) -> str:

@@ -23,7 +23,9 @@ class EngineConfig(PresetConfig):
         SHIPPED_MODEL, validate_default=True, description="hub id or folder of the checkpoint"
     )
     model_name: str = Field("", description="name that requests use; default: the folder's name")
-    device: str = Field("cpu", description="cpu, cuda or cuda:N")
+    device: str = Field(
+        "cpu", pattern=r"^(cpu|cuda(:[0-9]{1,3})?)$", description="cpu, cuda or cuda:N"
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: str = Field(
         "", description="quantisation of the weights, for example torchao-int8; default: none"

@@ -55,6 +55,12 @@ def said_of(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
         (("--worker.host-kv-gib", "-2"), "host_kv_gib is '-2'"),
         (("--worker.role", "decode"), "unknown argument --worker.role"),
         (("7",), "unknown argument 7"),
+        (("--cluster", "a b"), "cluster is 'a b'"),
+        (("--store", "foo"), "store is 'foo'"),
+        (("--device", "gpu"), "device is 'gpu'"),
+        (("--host", "no.such.host.invalid"), "--host is 'no.such.host.invalid'"),
+        (("--policy", "scaling=token-velocity"), "is for --autoscale"),
+        (("--worker.listen", "127.0.0.1:1"), "unknown argument --worker.listen"),
     ],
 )
 def test_a_wrong_option_is_refused_in_one_sentence_and_nothing_is_made(
