@@ -21,6 +21,7 @@ COPY headway headway
 COPY services services
 COPY models models
 COPY bench bench
+COPY proof proof
 COPY cli cli
 COPY headway_launch.py ./
 RUN pip install --no-deps . \

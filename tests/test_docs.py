@@ -41,7 +41,7 @@ ROOMS = (
     "tests",
 )
 """Where a path in a page may begin."""
-SOURCES = ("headway", "services", "bench", "cli", "protos")
+SOURCES = ("headway", "services", "bench", "proof", "cli", "protos")
 MEAN_WORDS, MOST_WORDS, MOST_COLUMNS = 16, 40, 120
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -61,7 +61,7 @@ def test_the_image_carries_what_the_services_import_and_is_not_run_by_root() -> 
     lines = (ROOT / "Dockerfile").read_text().splitlines()
     copied = {line.split()[1] for line in lines if line.startswith("COPY") and "toml" not in line}
     assert copied == {
-        *("headway", "headway_launch.py", "services", "protos", "models", "bench", "cli")
+        *("headway", "headway_launch.py", "services", "protos", "models", "bench", "proof", "cli")
     }
     kept = (ROOT / ".dockerignore").read_text().split()
     assert kept[0] == "*"

@@ -18,7 +18,7 @@ WHERE = "import headway.core.worker.core as core; print(core.__file__)"
 
 def build_wheel(source: Path, into: Path) -> Path:
     """A compiled wheel of what is checked out, unpacked."""
-    for name in ("headway", "services", "bench", "cli", "protos", "models"):
+    for name in ("headway", "services", "bench", "proof", "cli", "protos", "models"):
         shutil.copytree(ROOT / name, source / name)
     for name in ("pyproject.toml", "README.md", "headway_launch.py"):
         shutil.copy(ROOT / name, source / name)

@@ -1,0 +1,1 @@
+"""Proofs that nothing is lost: clusters in a seed, faults on live processes, and one checker."""
