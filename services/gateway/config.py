@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from headway.core.settings import PolicySettings, policy_settings
 from services.gateway.http.exchange import HttpLimits
-from services.runtime.config import ModelName
+from services.runtime.config import ModelName, ServiceConfig, host_and_port
 from services.runtime.preset import PresetConfig
 from services.runtime.rooms import SHIPPED_MODEL
 
@@ -28,6 +28,12 @@ class GatewayConfig(PresetConfig):
     http_tls_key: Path | None = Field(None, description="its private key (PEM)")
     api_key_file: Path | None = Field(
         None, description="lines of name:sha256hex, as `headway key` prints them; none: no keys"
+    )
+    sink_listen: str = Field(
+        "127.0.0.1:0", description="gRPC address for workers' tokens; clients need not reach it"
+    )
+    sink_advertise: str = Field(
+        "", description="host[:port] that workers use; default: --advertise's host, or as bound"
     )
     monitoring_needs_key: bool = Field(
         False, description="require an API key on /health and /metrics too"
@@ -50,11 +56,22 @@ class GatewayConfig(PresetConfig):
         2**20, ge=4096, description="bytes that a client may leave unread before it is cut off"
     )
 
+    @field_validator("sink_listen")
+    @classmethod
+    def _sink_is_an_address(cls, value: str) -> str:
+        host_and_port("sink_listen", value)
+        return value
+
     @model_validator(mode="after")
     def _http_tls_is_whole(self) -> GatewayConfig:
         if (self.http_tls_cert is None) != (self.http_tls_key is None):
             raise ValueError("give http_tls_cert and http_tls_key together, or neither")
         return self
+
+    def for_sink(self) -> ServiceConfig:
+        """Return the options of the server for workers, which is not the clients'."""
+        advertised = self.sink_advertise or _host(self.advertise)
+        return self.model_copy(update={"listen": self.sink_listen, "advertise": advertised})
 
     def policies(self) -> PolicySettings:
         """Return the preset's policies with these options; HeadwayError for an unknown one."""
@@ -70,3 +87,9 @@ class GatewayConfig(PresetConfig):
             body_timeout=self.body_timeout,
             idle_timeout=self.idle_timeout,
         )
+
+
+def _host(advertised: str) -> str:
+    """Return the host of ``host[:port]``; an IPv6 host is in brackets."""
+    host, colon, port = advertised.rpartition(":")
+    return host if colon and port.isdecimal() else advertised

@@ -34,7 +34,8 @@ from services.gateway.scheduler_link import SchedulerLink
 from services.gateway.token_sink import TokenSink
 from services.gateway.tokenizer import TextCodec
 from services.runtime.driver import Driver
-from services.runtime.service import Runtime
+from services.runtime.server import GrpcServer
+from services.runtime.service import STOP_GRACE, Runtime
 
 _STREAM_IDS_PER_S = 1_000_000  # ids begin at the epoch time in µs: above all of an earlier life
 
@@ -42,8 +43,7 @@ _STREAM_IDS_PER_S = 1_000_000  # ids begin at the epoch time in µs: above all o
 async def build(runtime: Runtime[GatewayConfig]) -> GatewayService:
     """Make the service and register its RPCs. HeadwayError where model or keys do not serve."""
     model = load_model(runtime.config)
-    service = GatewayService(runtime, model, runtime.server.bind())
-    runtime.server.add(service.sink)
+    service = GatewayService(runtime, model, GrpcServer(runtime.config.for_sink()))
     runtime.server.add(service.grpc_edge)
     return service
 
@@ -51,21 +51,29 @@ async def build(runtime: Runtime[GatewayConfig]) -> GatewayService:
 class GatewayService:
     """The shell around :class:`GatewayCore`; ``build`` makes one."""
 
-    def __init__(self, runtime: Runtime[GatewayConfig], model: ServedModel, address: str) -> None:
+    def __init__(
+        self, runtime: Runtime[GatewayConfig], model: ServedModel, sink_server: GrpcServer
+    ) -> None:
         self._config = config = runtime.config
         self._log, self.now = runtime.log, runtime.clock.now
         self._model = model
         self._draining = False
+        self._runtime = runtime
+        self._sink_server, self.sink_address = sink_server, sink_server.bind()
         self.http_address = ""  # known once it listens
         self.metrics = GatewayMetrics(runtime.metrics, config.policies().worker.reader_pace)
         first_stream_id = int(self.now() * _STREAM_IDS_PER_S)
         self._core = GatewayCore(
-            config.service_id, address, _settings(config, model), first_stream_id=first_stream_id
+            config.service_id,
+            self.sink_address,
+            _settings(config, model),
+            first_stream_id=first_stream_id,
         )
         self._driver = Driver(self._core, self._perform, runtime.clock)
         post = self._driver.post
-        self._link = SchedulerLink(config, address, runtime.store, post)
+        self._link = SchedulerLink(config, self.sink_address, runtime.store, post)
         self.sink = TokenSink(post)
+        sink_server.add(self.sink)
         self._feedback = Feedback(config, model.name, runtime.store, self.metrics, self.now)
         self._outputs = Outputs(
             self.metrics, self._release, self._feedback.observe, self.unexpected
@@ -91,8 +99,10 @@ class GatewayService:
     # --- life -------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Follow the scheduler; then let clients in."""
+        """Let workers in, follow the scheduler, then let clients in."""
         config = self._config
+        await self._sink_server.start()
+        await self._sink_server.set_serving(True)
         self._link.start()
         self._feedback.start()
         tls = None
@@ -108,8 +118,9 @@ class GatewayService:
         )
 
     def member(self) -> Mapping[str, Any]:
-        """Describe this gateway for the membership."""
-        return {"model": self._model.name, "detail": {"http": self.http_address}}
+        """Describe this gateway for the membership; its address there is the one for workers."""
+        clients = {"http": self.http_address, "grpc": self._runtime.address}
+        return {"address": self.sink_address, "model": self._model.name, "detail": clients}
 
     async def drain(self) -> None:
         """Refuse new requests; wait for open ones to finish."""
@@ -124,6 +135,7 @@ class GatewayService:
         self.sink.close()
         await self._feedback.stop()
         await self._link.stop()
+        await self._sink_server.stop(STOP_GRACE)
         self._driver.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 

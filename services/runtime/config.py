@@ -49,6 +49,9 @@ class ServiceConfig(BaseSettings):
     advertise: str = Field(
         "", description="host[:port] that others use; default: as bound, or the machine's name"
     )
+    grpc_reflection: bool = Field(
+        False, description="let whoever reaches a gRPC port list its services (grpcurl)"
+    )
     metrics_listen: str = Field("", description="host:port for Prometheus; empty: none")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"

@@ -1,4 +1,4 @@
-"""A gRPC server with health, reflection, keepalive and (configured) mTLS."""
+"""A gRPC server with health, keepalive and, where configured, mTLS and reflection."""
 
 from __future__ import annotations
 
@@ -56,8 +56,9 @@ class GrpcServer:
         """Listen; return the address that others use."""
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         await self.set_serving(False)
-        names = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+        if self._config.grpc_reflection:
+            names = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, self._server)
         address = self.bind()
         await self._server.start()
         return address

@@ -49,7 +49,7 @@ class Service(Protocol):
     """The service's interface to the runtime."""
 
     def member(self) -> Mapping[str, Any]:
-        """Return the member's fields besides id and address: role, model, detail."""
+        """Return the member's fields besides its id: role, model, detail, another address."""
 
     async def start(self) -> None:
         """Prepare to serve; the gRPC server already listens."""
@@ -117,8 +117,9 @@ async def _start(
     await server.set_serving(True)
     metrics.serving(True)
     said = dict(service.member())
+    address = said.pop("address", runtime.address)
     said["detail"] = {**said.get("detail", {}), "pid": str(os.getpid())}
-    member = Member(config.service_name(), config.service_id, runtime.address, **said)
+    member = Member(config.service_name(), config.service_id, address, **said)
     lease = runtime.lease = MembershipLease(store, member)
     lease.start()
     undo.push_async_callback(lease.stop)

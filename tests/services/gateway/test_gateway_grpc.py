@@ -8,6 +8,8 @@ from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from headway.core.gateway.events import Delivery
@@ -111,7 +113,7 @@ async def test_a_client_that_hangs_up_stops_the_worker(tmp_path: Path, store_url
 
 
 async def attach(
-    running: Cluster, *batches: gateway_pb2.TokenBatch
+    running: Cluster, *batches: gateway_pb2.TokenBatch, address: str = ""
 ) -> tuple[list[gateway_pb2.TokenControl], grpc.StatusCode]:
     """What a worker is told until its stream ends."""
     ended = asyncio.Event()
@@ -121,7 +123,7 @@ async def attach(
             yield batch
         await ended.wait()
 
-    async with grpc.aio.insecure_channel(running.grpc_address) as channel:
+    async with grpc.aio.insecure_channel(address or running.service.sink_address) as channel:
         call = gateway_pb2_grpc.TokenSinkStub(channel).Attach(bring())
         told: list[gateway_pb2.TokenControl] = []
         try:
@@ -148,6 +150,26 @@ async def test_a_worker_with_tokens_of_nobody_is_told_to_stop(running: Cluster) 
     told, code = await attach(running, one_token(5))
     assert [list(control.cancel_stream_ids) for control in told] == [[5]]
     assert code is grpc.StatusCode.OK
+
+
+async def test_the_clients_port_takes_no_tokens(running: Cluster) -> None:
+    told, code = await attach(running, one_token(5), address=running.grpc_address)
+    assert told == []
+    assert code is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_the_port_for_tokens_serves_no_client(running: Cluster) -> None:
+    async with grpc.aio.insecure_channel(running.service.sink_address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in gateway_pb2_grpc.GatewayStub(channel).Generate(chat("a")):
+                pass
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_the_membership_names_the_port_for_tokens(running: Cluster) -> None:
+    said = running.service.member()
+    assert said["address"] == running.service.sink_address != running.grpc_address
+    assert said["detail"]["grpc"] == running.grpc_address
 
 
 async def test_a_worker_that_does_not_say_its_name_is_refused(running: Cluster) -> None:
@@ -204,17 +226,34 @@ async def test_a_client_that_does_not_read_is_cut_off_and_told() -> None:
             pass
 
 
-async def test_health_and_reflection_answer(running: Cluster) -> None:
-    from grpc_health.v1 import health_pb2, health_pb2_grpc
-    from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+async def test_health_answers_and_reflection_does_not(running: Cluster) -> None:
+    for address, service in (
+        (running.grpc_address, "headway.v1.Gateway"),
+        (running.service.sink_address, "headway.v1.TokenSink"),
+    ):
+        async with grpc.aio.insecure_channel(address) as channel:
+            asked = health_pb2.HealthCheckRequest(service=service)
+            found = await health_pb2_grpc.HealthStub(channel).Check(asked)
+            assert found.status == health_pb2.HealthCheckResponse.SERVING
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await services_of(channel)
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
-    async with grpc.aio.insecure_channel(running.grpc_address) as channel:
-        asked = health_pb2.HealthCheckRequest(service="headway.v1.Gateway")
-        found = await health_pb2_grpc.HealthStub(channel).Check(asked)
-        assert found.status == health_pb2.HealthCheckResponse.SERVING
-        listing = reflection_pb2.ServerReflectionRequest(list_services="")
-        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-        async for answer in stub.ServerReflectionInfo(iter([listing])):
-            names = {service.name for service in answer.list_services_response.service}
-            assert {"headway.v1.Gateway", "headway.v1.TokenSink"} <= names
-            break
+
+async def test_reflection_lists_what_a_port_serves_where_it_is_asked_for(
+    tmp_path: Path, store_url: str
+) -> None:
+    async with cluster(tmp_path, store_url, grpc_reflection=True) as running:
+        async with grpc.aio.insecure_channel(running.grpc_address) as channel:
+            assert {"headway.v1.Gateway", "grpc.health.v1.Health"} <= await services_of(channel)
+        async with grpc.aio.insecure_channel(running.service.sink_address) as channel:
+            assert "headway.v1.TokenSink" in await services_of(channel)
+
+
+async def services_of(channel: grpc.aio.Channel) -> set[str]:
+    """What reflection lists."""
+    listing = reflection_pb2.ServerReflectionRequest(list_services="")
+    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    async for answer in stub.ServerReflectionInfo(iter([listing])):
+        return {service.name for service in answer.list_services_response.service}
+    return set()

@@ -44,8 +44,8 @@ async def test_health_follows_serving() -> None:
     await server.stop(0)
 
 
-async def test_reflection_lists_services() -> None:
-    server = GrpcServer(config())
+async def test_reflection_lists_services_where_it_is_turned_on() -> None:
+    server = GrpcServer(config(grpc_reflection=True))
     address = await server.start()
     async with open_channel(address, config()) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
