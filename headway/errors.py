@@ -30,11 +30,17 @@ class HeadwayError(Exception):
     def __init__(
         self, code: Code, message: str, *, param: str | None = None, retry_after: float = 0.0
     ) -> None:
+        message = encodable(message)
         super().__init__(message)
         self.code = code
         self.message = message
-        self.param = param
+        self.param = None if param is None else encodable(param)
         self.retry_after = retry_after
+
+
+def encodable(text: str) -> str:
+    """Return the text with halves of surrogate pairs as escapes, so that UTF-8 can carry it."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def invalid(param: str, value: object, limit: str) -> HeadwayError:

@@ -12,6 +12,8 @@ from services.runtime.config import ModelName, ServiceConfig, host_and_port
 from services.runtime.preset import PresetConfig
 from services.runtime.rooms import SHIPPED_MODEL
 
+_ANSWER_GRACE = 30.0  # seconds over the request's timeout, which ends every answer before
+
 
 class GatewayConfig(PresetConfig):
     """Options of a gateway, which serves one model over HTTP and gRPC."""
@@ -86,6 +88,7 @@ class GatewayConfig(PresetConfig):
             head_timeout=self.head_timeout,
             body_timeout=self.body_timeout,
             idle_timeout=self.idle_timeout,
+            answer_timeout=self.request_timeout + _ANSWER_GRACE,
         )
 
 

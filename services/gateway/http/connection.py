@@ -17,6 +17,7 @@ from headway.errors import Code, HeadwayError
 from services.gateway.http.exchange import Exchange, Handler, HttpLimits, HttpRefusal
 
 _LINGER = 2.0  # seconds for a refused client to read why
+_MOST_PIPELINED = 16  # requests that are read while an answer is owed
 
 
 class ServerSide(Protocol):
@@ -37,12 +38,11 @@ class HttpConnection(asyncio.Protocol):
         self._server = server
         self._limits = server.limits
         self._transport: asyncio.Transport | None = None
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._waiting: deque[Exchange] = deque()  # pipelined behind the current one
         self._current: Exchange | None = None
         self._lingering = False
         self._reading = False  # in the middle of a request
-        self._head_bytes = 0
         self.expires_at: float | None = server.time() + self._limits.head_timeout
         self._begin_message()
 
@@ -60,41 +60,52 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse; serve a whole request immediately, or after those before it."""
-        if self._lingering:
+        if self._lingering or self._parser is None:
             return
         if self._reading is False and self._current is None:
             self._expire_in(self._limits.head_timeout)  # the first byte of a request
         self._reading = True
         if self._in_head:
-            self._head_bytes += len(data)
+            self._unparsed_bytes += len(data)
+        self._refuse(self._parse(data))
+        if self._in_head and self._unparsed_bytes > self._limits.max_head_bytes:
+            self._refuse(self._head_too_long())
+
+    def _parse(self, data: bytes) -> HttpRefusal | None:
+        """Parse; return a refusal.
+
+        No variable holds it, here or in the caller: the frames are in its traceback, and the
+        circle would keep the connection's memory until the garbage collector comes by.
+        """
+        assert self._parser is not None, "the connection is open"
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
-            cause = error.__context__
-            if not isinstance(cause, HttpRefusal):
+            if not isinstance(error.__context__, HttpRefusal):
                 raise
-            self._refuse(cause)
+            return error.__context__
         except httptools.HttpParserError as error:
-            self._refuse(_bad(400, f"it is not valid HTTP/1.1: {error}"))
-        else:
-            if self._in_head and self._head_bytes > self._limits.max_head_bytes:
-                limit = self._limits.max_head_bytes
-                self._refuse(_bad(431, f"its head is over {limit} bytes, the most allowed"))
+            return _bad(400, f"it is not valid HTTP/1.1: {error}")
+        return None
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Clean up after a client that has left or was cut off."""
         self._server.connections.discard(self)
         self._lingering = True
         self._transport = None
+        self._parser = None  # it refers to this connection: its memory must not wait for the gc
         self._waiting.clear()
-        if self._current is not None:
-            self._current.gone()
+        self._begin_message()
+        current, self._current = self._current, None
+        if current is not None:
+            current.gone()
 
     # --- llhttp's callbacks -----------------------------------------------------------
 
     def on_url(self, url: bytes) -> None:
         """Take some of the request target."""
         self._url += url
+        self._head_bytes += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take one header; ignore those after the body (trailers)."""
@@ -102,13 +113,19 @@ class HttpConnection(asyncio.Protocol):
             name = name.lower()
             known = self._headers.get(name)
             self._headers[name] = value if known is None else known + b", " + value
+            self._head_bytes += len(name) + len(value) + 4  # a colon, a space, a line's end
+            if known is not None and name == b"host":
+                raise _bad(400, "it has several host headers; HTTP/1.1 allows one")
 
     def on_headers_complete(self) -> None:
         """Check a complete head; refuse a body that is known to be too long."""
         self._in_head = False
-        self._expire_in(self._limits.body_timeout)
-        if self._lingering:
+        if self._current is None:
+            self._expire_in(self._limits.body_timeout)
+        if self._lingering or self._parser is None:
             return
+        if self._head_bytes > self._limits.max_head_bytes:
+            raise self._head_too_long()
         headers, version = self._headers, self._parser.get_http_version()
         if version not in ("1.0", "1.1"):
             raise _bad(400, f"it speaks HTTP/{version}; this server speaks HTTP/1.1")
@@ -129,7 +146,7 @@ class HttpConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Serve a complete request, or queue it behind the current one."""
-        if self._lingering or self._transport is None:
+        if self._lingering or self._transport is None or self._parser is None:
             return
         http_1_1 = self._parser.get_http_version() == "1.1"
         exchange = self._exchange(http_1_1=http_1_1, keep_alive=self._parser.should_keep_alive())
@@ -137,7 +154,8 @@ class HttpConnection(asyncio.Protocol):
         self._begin_message()
         if self._current is not None or self._waiting:
             self._waiting.append(exchange)
-            self._transport.pause_reading()
+            if len(self._waiting) >= _MOST_PIPELINED:  # unread, its leaving is not noticed either
+                self._transport.pause_reading()
         else:
             self._serve(exchange)
 
@@ -145,12 +163,11 @@ class HttpConnection(asyncio.Protocol):
 
     def send(self, data: bytes, *, last: bool) -> None:
         """Send bytes of the current response."""
-        if self._transport is None or self._transport.is_closing():
+        if self._transport is None or self._transport.is_closing() or self._current is None:
             return
         self._transport.write(data)
         if not last:
             return
-        assert self._current is not None, "a response belongs to the current request"
         keep_alive, self._current = self._current.keep_alive, None
         if self._lingering:
             return
@@ -160,7 +177,8 @@ class HttpConnection(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._serve_next)
         else:
             self._transport.resume_reading()
-            self._expire_in(self._limits.idle_timeout)
+            limits = self._limits
+            self._expire_in(limits.head_timeout if self._reading else limits.idle_timeout)
 
     def cut_off_if_unread(self, limit: int) -> None:
         """Drop a client that has left over ``limit`` bytes unread."""
@@ -181,11 +199,11 @@ class HttpConnection(asyncio.Protocol):
         return self._current is not None
 
     def expire(self) -> None:
-        """Refuse a request that is too slow; close a silent connection without a response."""
+        """Refuse a request that is too slow; drop a connection that is silent or not answered."""
         self.expires_at = None
         if self._transport is None:
             return
-        if self._lingering or not self._reading:
+        if self._lingering or not self._reading or self.busy:
             self._transport.abort()
             return
         limit = self._limits.head_timeout if self._in_head else self._limits.body_timeout
@@ -199,16 +217,16 @@ class HttpConnection(asyncio.Protocol):
 
     def _serve(self, exchange: Exchange) -> None:
         self._current = exchange
-        self.expires_at = None
+        self._expire_in(self._limits.answer_timeout)
         self._server.handler.serve(exchange)
 
     def _serve_next(self) -> None:
         if self._waiting and self._current is None:
             self._serve(self._waiting.popleft())
 
-    def _refuse(self, refusal: HttpRefusal) -> None:
-        """Send the refusal, then close once the client has had time to read it."""
-        if self._transport is None or self._lingering:
+    def _refuse(self, refusal: HttpRefusal | None) -> None:
+        """Send a refusal, then close once the client has had time to read it."""
+        if refusal is None or self._transport is None or self._lingering:
             return
         self._lingering = True
         self._expire_in(_LINGER)
@@ -224,7 +242,8 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def _method(self) -> str:
-        return (self._parser.get_method() or b"").decode("latin-1")
+        method = None if self._parser is None else self._parser.get_method()
+        return (method or b"").decode("latin-1")
 
     @property
     def _path(self) -> str:
@@ -245,7 +264,8 @@ class HttpConnection(asyncio.Protocol):
 
     def _begin_message(self) -> None:
         self._in_head = True
-        self._head_bytes = 0
+        self._head_bytes = 0  # of the target and the complete headers
+        self._unparsed_bytes = 0  # as read, while the head is not complete
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
         self._body = bytearray()  # not a list: a body may come byte by byte
@@ -254,6 +274,10 @@ class HttpConnection(asyncio.Protocol):
         limit = self._limits.max_body_bytes
         if num_bytes > limit:
             raise _bad(413, f"its body has {num_bytes} bytes or more; at most {limit} are allowed")
+
+    def _head_too_long(self) -> HttpRefusal:
+        limit = self._limits.max_head_bytes
+        return _bad(431, f"its head is over {limit} bytes, the most allowed")
 
     def _expire_in(self, seconds: float) -> None:
         self.expires_at = self._server.time() + seconds

@@ -93,10 +93,8 @@ class HttpEdge:
                 self._generate(exchange, _POST[exchange.path])
             else:
                 self._get(exchange)
-        except HeadwayError as error:
-            self._respond_error(exchange, error)
         except Exception as error:
-            self._unexpected(exchange, error)
+            self._fail(exchange, error)
 
     def refuse(self, exchange: Exchange, refusal: HttpRefusal) -> None:
         """Answer a request that could not be read, or was screened out."""
@@ -115,26 +113,27 @@ class HttpEdge:
         if len(body) <= _MOST_INLINE_BYTES:
             self._open(exchange, arrival_at, *self._read(body, parse, arrival_at))
             return
-        self._in_task(self._generate_long(exchange, body, parse, arrival_at))
+        self._in_task(exchange, self._generate_long(exchange, body, parse, arrival_at))
 
-    def _in_task(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    def _in_task(self, exchange: Exchange, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(self._answer(exchange, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, exchange: Exchange, work: Coroutine[None, None, None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            self._fail(exchange, error)
 
     async def _generate_long(
         self, exchange: Exchange, body: bytes, parse: Parse, arrival_at: float
     ) -> None:
         loop = asyncio.get_running_loop()
-        try:
-            read = partial(self._read, body, parse, arrival_at)
-            found = await loop.run_in_executor(self._calls.executor, read)
-            if not exchange.ended:
-                self._open(exchange, arrival_at, *found)
-        except HeadwayError as error:
-            self._respond_error(exchange, error)
-        except Exception as error:
-            self._unexpected(exchange, error)
+        read = partial(self._read, body, parse, arrival_at)
+        found = await loop.run_in_executor(self._calls.executor, read)
+        if not exchange.ended:
+            self._open(exchange, arrival_at, *found)
 
     def _read(self, body: bytes, parse: Parse, arrival_at: float) -> Read:
         call, style = parse(parse_json_object(body))
@@ -178,7 +177,8 @@ class HttpEdge:
             found = {"object": "list", "data": [self._model()]}
             exchange.respond(200, JSON, dumps(found).encode())
         elif path.startswith(_EXPLAIN):
-            self._in_task(self._get_explanation(exchange, unquote(path[len(_EXPLAIN) :])))
+            work = self._get_explanation(exchange, unquote(path[len(_EXPLAIN) :]))
+            self._in_task(exchange, work)
         else:
             self._get_model(exchange, unquote(path[len(_MODEL) :]))
 
@@ -190,15 +190,10 @@ class HttpEdge:
         exchange.respond(200, JSON, dumps(self._model()).encode())
 
     async def _get_explanation(self, exchange: Exchange, request_id: str) -> None:
-        try:
-            decisions = ",".join(await self._shell.explain(request_id))
-            body = f'{{"request_id":{dumps(request_id)},"decisions":[{decisions}]}}'
-            if not exchange.ended:
-                exchange.respond(200, JSON, body.encode())
-        except HeadwayError as error:
-            self._respond_error(exchange, error)
-        except Exception as error:
-            self._unexpected(exchange, error)
+        decisions = ",".join(await self._shell.explain(request_id))
+        body = f'{{"request_id":{dumps(request_id)},"decisions":[{decisions}]}}'
+        if not exchange.ended:
+            exchange.respond(200, JSON, body.encode())
 
     def _model(self) -> dict[str, Any]:
         model = self._calls.model
@@ -209,6 +204,16 @@ class HttpEdge:
             "owned_by": "headway",
             "max_model_len": model.max_model_len,
         }
+
+    def _fail(self, exchange: Exchange, error: Exception) -> None:
+        """Answer with an error; drop the client if that fails, too."""
+        try:
+            if isinstance(error, HeadwayError):
+                self._respond_error(exchange, error)
+            else:
+                self._unexpected(exchange, error)
+        finally:
+            exchange.abort()  # does nothing after an answer
 
     def _respond_error(self, exchange: Exchange, error: HeadwayError) -> None:
         self._metrics.count("errors", error.code.value)

@@ -18,7 +18,7 @@ class HttpLimits:
 
     ``max_unsent_bytes`` may wait for a client that reads slowly; beyond that it is cut off.
     ``head_timeout`` and ``body_timeout`` bound a request's whole head and body,
-    ``idle_timeout`` the silence between requests.
+    ``idle_timeout`` the silence between requests, ``answer_timeout`` one answer.
     """
 
     max_body_bytes: int = 4 * 2**20
@@ -28,6 +28,7 @@ class HttpLimits:
     head_timeout: float = 10.0
     body_timeout: float = 30.0
     idle_timeout: float = 75.0
+    answer_timeout: float = 630.0
 
 
 class HttpRefusal(Exception):  # noqa: N818 (it is an answer, as HeadwayError is)
@@ -48,6 +49,9 @@ class Responder(Protocol):
 
     def cut_off_if_unread(self, limit: int) -> None:
         """Drop a client that has left over ``limit`` bytes unread."""
+
+    def abort(self) -> None:
+        """Drop the client at once."""
 
 
 @dataclass(slots=True, eq=False)
@@ -111,6 +115,12 @@ class Exchange:
         self.responder.send(data, last=last)
         if not last:
             self.responder.cut_off_if_unread(self.limits.max_unsent_bytes)
+
+    def abort(self) -> None:
+        """Drop a client that cannot be answered: better than one that waits for ever."""
+        if not self.ended:
+            self.responder.abort()
+            self.gone()
 
     def gone(self) -> None:
         """End the exchange because the client left; the connection calls it."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from headway.errors import HeadwayError
 from services.gateway.api_call import ReplyStyle
-from services.gateway.http.exchange import Exchange
 from services.gateway.openai.json import (
     CallIdentity,
     ChunkWriter,
@@ -30,11 +30,33 @@ EVENTS = "text/event-stream; charset=utf-8"
 LetGo = Callable[[Sequence[Output]], None]
 
 
+class ResponseWriter(Protocol):
+    """The part of an HTTP exchange that a reply needs."""
+
+    on_gone: Callable[[], None] | None
+    started: bool
+
+    def add_header(self, name: str, value: str) -> None:
+        """Send this header with the response."""
+
+    def respond(self, status: int, content_type: str, body: bytes) -> None:
+        """Send the whole response."""
+
+    def start(self, status: int, content_type: str) -> None:
+        """Begin a response of unknown length."""
+
+    def write(self, data: bytes, *, last: bool = False) -> None:
+        """Send some of a started response."""
+
+    def abort(self) -> None:
+        """Drop a client that cannot be answered; do nothing after an answer."""
+
+
 @dataclass(eq=False)
 class _HttpReply:
     """The base of both kinds of reply. ``outputs`` is filled before the first token."""
 
-    exchange: Exchange
+    exchange: ResponseWriter
     identity: CallIdentity
     style: ReplyStyle
     codec: TextCodec
@@ -77,11 +99,14 @@ class _HttpReply:
             return
         self.ended = True
         error.param = self.style.param(error.param)
-        if self.exchange.started:
-            self.exchange.write(f"data: {error_body(error)}\n\n".encode(), last=True)
-        else:
-            respond_error(self.exchange, error)
-        self.let_go(self.outputs)
+        try:
+            if self.exchange.started:
+                self.exchange.write(f"data: {error_body(error)}\n\n".encode(), last=True)
+            else:
+                respond_error(self.exchange, error)
+        finally:
+            self.exchange.abort()  # does nothing after an answer
+            self.let_go(self.outputs)
 
     def _gone(self) -> None:
         self.ended = True
@@ -168,7 +193,7 @@ HttpReply = StreamReply | WholeReply
 
 
 def respond_error(
-    exchange: Exchange, error: HeadwayError, status: int = 0, code: str | None = None
+    exchange: ResponseWriter, error: HeadwayError, status: int = 0, code: str | None = None
 ) -> None:
     """Respond with an error; ``status`` and ``code`` are more exact than the error's own."""
     if error.retry_after > 0:

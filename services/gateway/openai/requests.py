@@ -322,7 +322,7 @@ def _refusal(error: ValidationError) -> HeadwayError:
 def _path(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
     """Return the way to a value; an entry of ``stop`` and the like is named by the whole list."""
     path = tuple(step for step in loc if not str(step).startswith("~"))
-    return path[:1] if path[0] in ("stop", "stop_token_ids") else path
+    return path[:1] if path[:1] in (("stop",), ("stop_token_ids",)) else path
 
 
 def parse_json_object(body: bytes) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from headway.messages import StreamFailure, TokenBatch
 from headway.request import MAX_LOGPROBS, FinishReason, TokenLogprobs
 from protos import common_pb2 as common
 from protos import gateway_pb2 as pb
-from services.runtime.wire.checks import MAX_ID_CHARS, known, text
+from services.runtime.wire.checks import MAX_ID_CHARS, finite, known, text
 
 _TO_PB: Mapping[FinishReason | None, common.FinishReason.ValueType] = MappingProxyType(
     {reason: common.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason}
@@ -98,6 +98,8 @@ def _unpack_logprobs(packed: pb.TokenBatch, num_tokens: int) -> dict[int, TokenL
             raise invalid("top_logprobs", len(entry.top_logprobs), "as many as top_token_ids")
         if len(entry.top_logprobs) > MAX_LOGPROBS:
             raise invalid("top_logprobs", len(entry.top_logprobs), f"at most {MAX_LOGPROBS}")
+        for logprob in (entry.logprob, *entry.top_logprobs):
+            finite(logprob, "logprobs")
         found[entry.position] = TokenLogprobs(
             entry.logprob, tuple(entry.top_token_ids), tuple(entry.top_logprobs)
         )

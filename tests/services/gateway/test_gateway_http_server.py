@@ -3,116 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from headway.errors import Code, HeadwayError
-from services.gateway.http.exchange import Exchange, HttpLimits, HttpRefusal
 from services.gateway.http.server import HttpServer, tls_context
-from services.gateway.openai.replies import respond_error
-
-LIMITS = HttpLimits(
-    max_body_bytes=1000,
-    max_head_bytes=2000,
-    max_unsent_bytes=100_000,
-    max_connections=20,
-    head_timeout=0.3,
-    body_timeout=0.3,
-    idle_timeout=0.5,
-)
-
-
-@dataclass
-class EchoHandler:
-    """``/echo`` answers at once, ``/hold`` when told to; ``/no`` is screened out."""
-
-    held: list[Exchange] = field(default_factory=list)
-    num_gone: int = 0
-    num_cut_off: int = 0
-
-    def screen(self, method: str, path: str, authorization: str) -> None:
-        if path == "/no":
-            raise HttpRefusal(401, HeadwayError(Code.UNAUTHENTICATED, "who are you"))
-
-    def serve(self, exchange: Exchange) -> None:
-        if exchange.path == "/hold":
-            exchange.on_gone = self.gone
-            self.held.append(exchange)
-        else:
-            exchange.respond(200, "text/plain", exchange.method.encode() + b":" + exchange.body)
-
-    def refuse(self, exchange: Exchange, refusal: HttpRefusal) -> None:
-        respond_error(exchange, refusal.error, refusal.status, refusal.code)
-
-    def cut_off(self) -> None:
-        self.num_cut_off += 1
-
-    def gone(self) -> None:
-        self.num_gone += 1
-
-
-@dataclass
-class Client:
-    """One raw connection."""
-
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-
-    async def ask(self, data: bytes) -> bytes:
-        self.writer.write(data)
-        return await self.response()
-
-    async def response(self) -> bytes:
-        """Head and body of a response with a length."""
-        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 10)
-        lines = head.lower().split(b"\r\n")
-        length = next(int(x[15:]) for x in lines if x.startswith(b"content-length:"))
-        return head + await asyncio.wait_for(self.reader.readexactly(length), 10)
-
-    async def rest(self) -> bytes:
-        return await asyncio.wait_for(self.reader.read(), 10)
-
-
-@dataclass
-class Listening:
-    """A running server."""
-
-    server: HttpServer
-    handler: EchoHandler
-    port: int
-
-    async def client(self) -> Client:
-        return Client(*await asyncio.open_connection("127.0.0.1", self.port))
-
-    async def works(self) -> bool:
-        client = await self.client()
-        return (await client.ask(post(b"x"))).endswith(b"POST:x")
-
-
-@asynccontextmanager
-async def listening(limits: HttpLimits = LIMITS) -> AsyncIterator[Listening]:
-    handler = EchoHandler()
-    server = HttpServer(handler, limits)
-    _, port = await server.start("127.0.0.1", 0)
-    try:
-        yield Listening(server, handler, port)
-    finally:
-        server.stop()
-
-
-def post(body: bytes, path: bytes = b"/echo") -> bytes:
-    return b"POST %b HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n%b" % (path, len(body), body)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not holds():
-            await asyncio.sleep(0.01)
+from tests.fakes.http_rig import LIMITS, Client, EchoHandler, listening, post, until
 
 
 async def test_requests_follow_each_other_on_one_connection() -> None:
@@ -184,6 +84,8 @@ async def test_a_client_that_waits_for_100_continue_gets_it() -> None:
         b"GET /echo\r\n\r\n",
         b"GET /echo HTTP/1.1\r\nhost h\r\n\r\n",
         b"GET /echo HTTP/1.1\r\n\r\n",
+        b"GET /echo HTTP/1.1\r\nhost: h\r\nx: y\r\nHost: i\r\n\r\n",
+        b"GET /echo HTTP/1.1\r\nhost: h\r\nhost: h\r\n\r\n",
         b"POST /echo HTTP/1.1\r\nhost: h\r\ncontent-length: x\r\n\r\n",
         b"POST /echo HTTP/1.1\r\nhost: h\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
         b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n",
@@ -227,6 +129,25 @@ async def test_a_head_over_the_limit_gets_431() -> None:
         assert found.startswith(b"HTTP/1.1 431 ")
 
 
+async def test_a_head_over_the_limit_gets_431_also_if_it_comes_in_one_read() -> None:
+    async with listening() as it:
+        long = b"POST /echo HTTP/1.1\r\nhost: h\r\nx: " + b"y" * 2000 + b"\r\n\r\n"
+        assert (await (await it.client()).ask(long)).startswith(b"HTTP/1.1 431 ")
+        behind = await it.client()
+        behind.writer.write(post(b"first") + long)
+        assert (await behind.response()).endswith(b"POST:first")
+        assert (await behind.response()).startswith(b"HTTP/1.1 431 ")
+        assert await it.works()
+
+
+async def test_many_short_heads_in_one_read_are_none_too_long() -> None:
+    async with listening() as it:
+        client = await it.client()
+        client.writer.write(b"".join(post(b"%d" % i) for i in range(100)))
+        for i in range(100):
+            assert (await client.response()).endswith(b"POST:%d" % i)
+
+
 async def test_who_is_screened_out_is_told_before_the_body_is_read() -> None:
     async with listening() as it:
         client = await it.client()
@@ -261,6 +182,57 @@ async def test_a_connection_that_says_nothing_is_closed() -> None:
         client = await it.client()
         await client.ask(post(b"x"))
         assert await client.rest() == b""
+
+
+async def test_a_pipelined_request_does_not_cut_the_answer_before_it() -> None:
+    async with listening() as it:
+        client = await it.client()
+        client.writer.write(post(b"", b"/hold") + post(b"next"))
+        await until(lambda: bool(it.handler.held))
+        await asyncio.sleep(2 * LIMITS.body_timeout)
+        it.handler.held[0].respond(200, "text/plain", b"held")
+        assert (await client.response()).endswith(b"held")
+        assert (await client.response()).endswith(b"next")
+
+
+async def test_an_answer_that_never_comes_ends_with_the_connection() -> None:
+    async with listening(replace(LIMITS, answer_timeout=0.3)) as it:
+        client = await it.client()
+        client.writer.write(post(b"", b"/hold"))
+        assert await client.rest() == b""
+        await until(lambda: not it.server.connections)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        post(b"x" * 900)[:-1],
+        b"GET /echo HTTP/1.1\r\nhost: h\r\nx: " + b"y" * 500,
+        post(b"", b"/hold") + post(b"x" * 900),
+        post(b"", b"/no"),
+        b"garbage\r\n\r\n",
+    ],
+)
+async def test_a_client_that_has_left_leaves_nothing_for_the_garbage_collector(
+    data: bytes,
+) -> None:
+    async with listening() as it:
+        gc.collect()
+        gc.disable()
+        try:
+            client = await it.client()
+            await until(lambda: bool(it.server.connections))
+            left = [weakref.ref(connection) for connection in it.server.connections]
+            client.writer.write(data)
+            await asyncio.sleep(0.05)
+            client.writer.transport.abort()
+            del client
+            await until(lambda: not it.server.connections)
+            it.handler.held.clear()
+            await asyncio.sleep(0.01)
+            assert [ref() for ref in left] == [None]
+        finally:
+            gc.enable()
 
 
 async def test_one_connection_too_many_gets_503_and_is_welcome_later() -> None:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headway.errors import Code, HeadwayError
+from headway.errors import Code, HeadwayError, invalid
 from services.gateway.api_call import ApiCall, ChatInput, complete_sampling, with_choice
+from services.gateway.openai.json import error_body
 from services.gateway.openai.requests import (
     HARMLESS,
     parse_chat,
@@ -261,3 +262,11 @@ def test_the_seed_is_drawn_where_none_is_given_and_differs_by_choice() -> None:
     assert completed({}).seed == 3
     given_seed = completed({"seed": 2**64 - 1})
     assert [with_choice(given_seed, i).seed for i in (0, 1)] == [2**64 - 1, 0]
+
+
+def test_a_refusal_can_be_sent_whatever_it_quotes() -> None:
+    error = invalid("x\ud800", 1, "left out")
+    assert error.message == str(error) == "x\\ud800 is 1; it must be left out"
+    assert error.param == "x\\ud800"
+    assert b"x\\\\ud800" in error_body(error).encode()
+    assert refusal_of_chat(**{"x\ud800": 1}).message.isascii()

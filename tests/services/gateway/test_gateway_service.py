@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
@@ -164,6 +165,31 @@ async def test_bad_bodies_and_routes_get_openais_error_and_the_service_goes_on(
         assert response.status_code == status
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
         assert (await client.get("/health")).json()["status"] == "ok"
+
+
+@pytest.mark.parametrize("padding", [0, 9000])
+async def test_half_a_surrogate_pair_in_a_fields_name_is_refused(
+    running: Cluster, padding: int
+) -> None:
+    body = b'{"model":"tiny","prompt":"a","x\\ud800":1,"user":"%b"}' % (b"u" * padding)
+    async with running.http() as client:
+        response = await client.post("/v1/completions", content=body)
+        assert response.status_code == 400
+        assert "hex escape" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("padding", [0, 9000])
+async def test_an_answer_that_fails_ends_its_connection_and_holds_up_no_drain(
+    running: Cluster, padding: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise UnicodeEncodeError("utf-8", "x", 0, 1, "cannot be said")
+
+    monkeypatch.setattr(running.service.metrics, "count", fail)
+    async with running.http() as client:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await client.post("/v1/completions", content=b" " * padding)
+    await asyncio.wait_for(running.service.drain(), 10)
 
 
 async def test_a_wrong_method_is_405(running: Cluster) -> None:

@@ -69,6 +69,11 @@ def test_a_bad_request_is_refused_by_name(change: dict[str, Any], named: str) ->
             {"logprobs": [{"position": 0, "top_token_ids": [1] * 21, "top_logprobs": [0.0] * 21}]},
             "at most 20",
         ),
+        ({"logprobs": [{"position": 0, "logprob": math.nan}]}, "logprobs is nan"),
+        (
+            {"logprobs": [{"position": 0, "top_token_ids": [1], "top_logprobs": [-math.inf]}]},
+            "logprobs is -inf",
+        ),
         ({"failures": [{"stream_id": 1, "finish_reason": 0}]}, "finish_reason is 0"),
         ({"cached": [{"position": 1, "num_tokens": 4}]}, "position is 1"),
     ],
