@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -147,7 +148,8 @@ def run(args: argparse.Namespace, known_flags: Iterable[str] = ()) -> int:
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)
+    with suppress(OSError):  # the terminal has gone, or its file is full: the cluster stays
+        print(line, flush=True)
 
 
 def _say_hello(options: ClusterOptions) -> None:

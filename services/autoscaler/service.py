@@ -26,6 +26,7 @@ from services.autoscaler.start_metrics import StartMetrics
 from services.autoscaler.steering import Steering
 from services.runtime import wire
 from services.runtime.driver import Driver
+from services.runtime.essential import essential
 from services.runtime.service import Runtime
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -73,7 +74,7 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
         self._driver = Driver(self._core, self._perform, self._runtime.clock)
         if ordered != OrderedReport():
             self._driver.post(ordered)
-        self._tasks.append(asyncio.create_task(self._publish()))
+        self._tasks.append(essential(self._publish(), "publishing"))
         self._steering.start()
 
     async def _read_back(self) -> OrderedReport:

@@ -11,6 +11,7 @@ from headway.core.autoscaler.events import ROLES, OrderedReport, PublishTargets
 from headway.core.autoscaler.starts import StartsReport
 from headway.errors import HeadwayError
 from services.autoscaler.actuators import Actuator
+from services.runtime.essential import essential
 
 
 class Steering:
@@ -51,7 +52,7 @@ class Steering:
 
     def start(self) -> None:
         """Start steering."""
-        self._task = asyncio.create_task(self._run())
+        self._task = essential(self._run(), "steering")
 
     async def stop(self) -> None:
         """Stop steering; instances stay as they are."""

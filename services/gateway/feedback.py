@@ -20,6 +20,7 @@ from services.gateway.metrics import GatewayMetrics
 from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
+from services.runtime.essential import essential
 from services.runtime.store import Member, Store
 
 _INTERVAL = 1.0
@@ -64,7 +65,7 @@ class Feedback:
 
     def start(self) -> None:
         """Start reporting."""
-        self._task = asyncio.create_task(self._run())
+        self._task = essential(self._run(), "feedback")
 
     async def stop(self) -> None:
         """Stop reporting."""

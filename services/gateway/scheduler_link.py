@@ -12,6 +12,7 @@ from headway.messages import CancelStream, GatewayHello, Lost, ToGateway
 from headway.request import Request
 from services.runtime import wire
 from services.runtime.config import ServiceConfig
+from services.runtime.essential import essential
 from services.runtime.logs import get_logger
 from services.runtime.store import Leader, Store
 from services.runtime.stream import Dialled, Outbox, redial
@@ -53,9 +54,8 @@ class SchedulerLink:
 
     def start(self) -> None:
         """Start following the leader."""
-        self._task = asyncio.create_task(
-            redial(self._attempt, shortest=_SHORTEST_PAUSE, longest=_LONGEST_PAUSE)
-        )
+        following = redial(self._attempt, shortest=_SHORTEST_PAUSE, longest=_LONGEST_PAUSE)
+        self._task = essential(following, "scheduler link")
 
     async def stop(self) -> None:
         """Close the stream."""

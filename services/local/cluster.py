@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from headway.errors import Code, HeadwayError
 from services.local import prometheus
 from services.local.metrics_targets import FILE_NAME, keep_targets
 from services.local.options import ClusterOptions, process_specs, worker_spec
@@ -20,6 +21,7 @@ from services.local.supervised import ProcessSpec
 from services.local.supervisor import Supervisor
 from services.local.worker_scaler import WorkerScaler
 from services.runtime.config import ServiceConfig
+from services.runtime.essential import Ending, essential
 
 Say = Callable[[str], None]
 
@@ -72,7 +74,7 @@ class LocalCluster:
         """Start everything and return when all serve; FAILED_PRECONDITION if one gives up."""
         if self.options.metrics_port:
             keeping = keep_targets(self.log_folder / FILE_NAME, self.supervisor)
-            self._listing = asyncio.create_task(keeping)
+            self._listing = essential(keeping, "metrics targets")
         await self.supervisor.start()
         if self.scaler is not None:
             await self.scaler.start()
@@ -125,32 +127,38 @@ class LocalCluster:
 async def serve(cluster: LocalCluster, say: Say, say_hello: Callable[[], None]) -> None:
     """Run until SIGINT, SIGTERM or SIGHUP, then drain; a second signal ends everything at once.
 
-    ``say_hello`` is called once all serve. HeadwayError if a service does not start.
+    ``say_hello`` is called once all serve. HeadwayError if a service does not start, or if a task
+    that supervises them has ended.
     """
-    stopping = asyncio.Event()
+    ending = Ending()
 
     def stop() -> None:
-        if stopping.is_set():
+        if ending.begins.is_set():
             cluster.supervisor.kill()
-        stopping.set()
+        ending.begins.set()
 
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(ending.take)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
+        loop.add_signal_handler(number, stop)
     num_processes = len(cluster.supervisor.processes)
     say(f"starting {num_processes} processes; their logs are in {cluster.log_folder}/")
     starting = asyncio.create_task(cluster.start())
-    stopped = asyncio.create_task(stopping.wait())
+    ends = asyncio.create_task(ending.begins.wait())
     try:
-        await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((starting, ends), return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
             say_hello()
-        await stopped
+        await ends
         say("draining (Ctrl-C again to end at once)")
     finally:
         starting.cancel()
         await cluster.stop()
         say("stopped")
+    if ending.failure:
+        message = f"the supervision of {ending.failure!r} has ended: see the error above"
+        raise HeadwayError(Code.INTERNAL, message)
 
 
 def store_spec(port: int, folder: str) -> ProcessSpec:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from services.local.supervised import ProcessSpec
@@ -44,6 +45,7 @@ async def keep_targets(path: Path, supervisor: Supervisor) -> None:
     while True:
         specs = [process.spec for process in supervisor.processes]
         if specs != known:
-            write_targets(path, specs)
-            known = specs
+            with suppress(OSError):  # the disk is full: try again
+                write_targets(path, specs)
+                known = specs
         await asyncio.sleep(_INTERVAL)

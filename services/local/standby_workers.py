@@ -13,6 +13,7 @@ from services.local.supervisor import ProcessSpec, Supervisor
 from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
+from services.runtime.essential import essential
 from services.runtime.logs import get_logger
 
 MEMBERSHIP = "standby"
@@ -49,7 +50,7 @@ class StandbyWorkers:
 
     def start(self) -> None:
         """Keep them from now on."""
-        self._keeping = asyncio.create_task(self._keep())
+        self._keeping = essential(self._keep(), "standby workers")
 
     async def stop(self) -> None:
         """Start no more; those that are there stay."""

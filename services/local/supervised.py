@@ -11,6 +11,7 @@ from pathlib import Path
 
 from headway.errors import Code, HeadwayError
 from services.local.tether import tethered
+from services.runtime.essential import essential
 from services.runtime.rooms import module_command
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
@@ -20,6 +21,7 @@ _LOG_LINES_SHOWN = 15
 _LOG_BYTES_READ = 16_384
 _TRIALS = 3  # a service that has never served and died so often will not
 _WRONG_CONFIGURATION = 2  # exit status
+_NOT_STARTED = 126  # as a shell says it
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class SupervisedProcess:
     def start(self, environment: Mapping[str, str]) -> None:
         """Run it from now on."""
         self.log_path.unlink(missing_ok=True)
-        self._task = asyncio.create_task(self._keep_running(environment))
+        self._task = essential(self._keep_running(environment), self.spec.service_id)
 
     def become(self, spec: ProcessSpec) -> None:
         """Let the running process serve as ``spec`` says; a restarted one begins so.
@@ -100,7 +102,7 @@ class SupervisedProcess:
         self._settled.clear()
         if self.pid is not None and self._noticing is not None:
             self._noticing.cancel()
-            self._noticing = asyncio.create_task(self._notice_serving(self.pid))
+            self._noticing = self._watch_start(self.pid)
 
     async def serving(self) -> None:
         """Return once it serves; FAILED_PRECONDITION where it has been given up."""
@@ -113,7 +115,11 @@ class SupervisedProcess:
         loop, pause, num_deaths = asyncio.get_running_loop(), _SHORTEST_PAUSE, 0
         while not self._stopping:
             started_at = loop.time()
-            status = await self._run_once(environment)
+            try:
+                status = await self._run_once(environment)
+            except OSError as error:  # its log cannot be opened, or the machine is full
+                self.show(f"cannot be started: {error}")
+                status = _NOT_STARTED
             num_deaths += 1
             if self._stopping:
                 return
@@ -139,13 +145,16 @@ class SupervisedProcess:
                 start_new_session=True,  # Ctrl-C is for the supervisor: it drains in order
             )
         self.show("starting")
-        self._noticing = asyncio.create_task(self._notice_serving(self._process.pid))
+        self._noticing = self._watch_start(self._process.pid)
         try:
             return await self._process.wait()
         finally:
             self._noticing.cancel()
             self.address = ""
             self._settled.clear()
+
+    def _watch_start(self, pid: int) -> asyncio.Task[None]:
+        return essential(self._notice_serving(pid), f"start of {pid}", may_return=True)
 
     async def _notice_serving(self, pid: int) -> None:
         while not self.address:

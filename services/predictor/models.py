@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from headway.errors import Code, HeadwayError
 from services.predictor.config import PredictorConfig
+from services.runtime.essential import essential
 from services.runtime.logs import get_logger
 from services.runtime.wire import Question
 
@@ -67,7 +68,7 @@ class Models:
             self._log.info("predictor_loaded", model=model, version=scorer.loaded.version)
             if config.learn:
                 self._learners[model] = Learner(scorer, LearnSettings(every=config.learn_every))
-        self._reloading = asyncio.create_task(self._reload())
+        self._reloading = essential(self._reload(), "reloading")
 
     async def stop(self) -> None:
         """Stop everything; do not wait for learning in progress."""
@@ -98,7 +99,12 @@ class Models:
         while True:
             await asyncio.sleep(self._config.reload_interval)
             for model, scorer in self._scorers.items():
-                if await scorer.reload():
+                try:
+                    is_newer = await scorer.reload()
+                except Exception as error:  # an unreadable version; the loaded one keeps serving
+                    self._log.error("reload_failed", model=model, exc_info=error)
+                    continue
+                if is_newer:
                     self._versions.labels(model).inc()
 
     # --- learning ---------------------------------------------------------------------

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from headway.errors import Code, HeadwayError, invalid
 from services.predictor.network import LengthNetwork
 from services.predictor.versions import LoadedPredictor, load_version, newest_version
+from services.runtime.essential import essential
 from services.runtime.logs import get_logger
 
 MOST_ROWS = 1024
@@ -80,7 +81,7 @@ class Scorer:
         call = _Call(hidden, counts, asyncio.get_running_loop().create_future())
         self._waiting.append(call)
         if self._task is None:
-            self._task = asyncio.create_task(self._run())
+            self._task = essential(self._run(), "scoring", may_return=True)
         return await call.answer
 
     async def _run(self) -> None:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from headway.errors import HeadwayError
+from services.runtime.essential import essential
 from services.runtime.logs import get_logger
 from services.runtime.store import MEMBER_TTL, Member, Store
 
@@ -30,7 +31,7 @@ class MembershipLease:
 
     def start(self) -> None:
         """Join, and renew the lease three times in its lifetime."""
-        self._task = asyncio.create_task(self._run())
+        self._task = essential(self._run(), "membership lease")
 
     async def change(self, role: str) -> None:
         """Publish a new role."""
@@ -76,7 +77,7 @@ class MembershipWatch:
 
     def start(self) -> None:
         """Poll now, then every quarter of a second."""
-        self._task = asyncio.create_task(self._run())
+        self._task = essential(self._run(), f"watch of {self._service} members")
 
     async def stop(self) -> None:
         """Stop polling."""

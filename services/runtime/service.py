@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
@@ -18,7 +18,8 @@ from headway.errors import HeadwayError
 from services.runtime import event_record
 from services.runtime.clock import Clock
 from services.runtime.config import ServiceConfig
-from services.runtime.logs import configure_logs, get_logger
+from services.runtime.essential import Ending, essential
+from services.runtime.logs import LogLines, configure_logs, get_logger
 from services.runtime.membership import MembershipLease
 from services.runtime.server import GrpcServer
 from services.runtime.store import Member, Store
@@ -26,6 +27,8 @@ from services.runtime.telemetry import ServiceMetrics, serve_metrics
 
 C = TypeVar("C", bound=ServiceConfig)
 STOP_GRACE = 1.0
+_LAST_PATIENCE = 5.0
+"""Seconds that a service has to let go after one of its essential tasks has ended."""
 
 
 @dataclass
@@ -67,12 +70,14 @@ def run_service(
 ) -> None:
     """Run until SIGTERM or SIGINT: drain, stop, exit 0. A second signal exits at once.
 
-    Exits with 1 if the service cannot start or crashes, 128 + signal number at a second signal.
+    Exits with 1 if the service cannot start, crashes, or loses a task that it lives by; with
+    128 + signal number at a second signal.
     """
-    configure_logs(config.log_level, config.log_format, config.service_name(), config.service_id)
+    names = (config.service_name(), config.service_id)
+    lines = configure_logs(config.log_level, config.log_format, *names)
     event_record.configure(config.record_events, config.service_id)
     try:
-        uvloop.run(_live(config, build))
+        uvloop.run(_live(config, build, lines))
     except HeadwayError as error:
         get_logger().error("cannot_start", error=error.message)
         _leave(1)
@@ -82,25 +87,34 @@ def run_service(
     _leave(0)
 
 
-async def _live(config: C, build: Callable[[Runtime[C]], Awaitable[Service]]) -> None:
-    asyncio.get_running_loop().set_exception_handler(_log_stray_error)
-    stopping = _on_signals()
+async def _live(
+    config: C, build: Callable[[Runtime[C]], Awaitable[Service]], lines: LogLines
+) -> None:
+    ending = Ending()
+    asyncio.get_running_loop().set_exception_handler(ending.take)
+    _end_on_signals(ending)
     log = get_logger()
     async with AsyncExitStack() as undo:
-        starting = asyncio.create_task(_start(config, build, undo))
-        if not await _done_before(starting, stopping):
-            log.info("stopped", reason="stopped while starting")
-            _leave(0)  # at once: a thread that is still loading cannot be stopped
-        await _drain(*starting.result(), stopping)
+        starting = asyncio.create_task(_start(config, build, undo, lines))
+        if not await _done_before(starting, ending.begins):
+            log.info("stopped", reason=ending.failure or "stopped while starting")
+            _leave(1 if ending.failure else 0)  # a thread that still loads cannot be stopped
+        await _drain(*starting.result(), ending)
     log.info("stopped")
+    if ending.failure:
+        _leave(1)
 
 
 async def _start(
-    config: C, build: Callable[[Runtime[C]], Awaitable[Service]], undo: AsyncExitStack
+    config: C,
+    build: Callable[[Runtime[C]], Awaitable[Service]],
+    undo: AsyncExitStack,
+    lines: LogLines,
 ) -> tuple[Runtime[C], Service, ServiceMetrics]:
     """Start everything; ``undo`` stops it in reverse order."""
     registry = CollectorRegistry()
     metrics = ServiceMetrics(registry, config.service_name(), config.service_id)
+    metrics.watch_logs(lines)
     if config.metrics_listen:
         undo.enter_context(serve_metrics(config.metrics_listen, registry))
     store = await Store.connect(config.store, config.cluster)
@@ -112,7 +126,7 @@ async def _start(
     undo.push_async_callback(server.stop, STOP_GRACE)
     await service.start()
     undo.push_async_callback(service.stop)
-    watching = asyncio.create_task(metrics.watch_loop())
+    watching = essential(metrics.watch_loop(), "event loop watch")
     undo.callback(watching.cancel)
     await server.set_serving(True)
     metrics.serving(True)
@@ -128,12 +142,16 @@ async def _start(
 
 
 async def _drain(
-    runtime: Runtime[C], service: Service, metrics: ServiceMetrics, stopping: asyncio.Event
+    runtime: Runtime[C], service: Service, metrics: ServiceMetrics, ending: Ending
 ) -> None:
-    await stopping.wait()
+    """Wait for the end; then let running work finish, unless the service has failed."""
+    await ending.begins.wait()
     runtime.log.info("draining")
     await runtime.server.set_serving(False)
     metrics.serving(False)
+    if ending.failure:
+        asyncio.get_running_loop().call_later(_LAST_PATIENCE, _leave, 1)
+        return
     try:
         async with asyncio.timeout(runtime.config.drain_timeout):
             await service.drain()
@@ -149,27 +167,19 @@ async def _done_before(task: asyncio.Task[Any], stopping: asyncio.Event) -> bool
     return task.done()
 
 
-def _on_signals() -> asyncio.Event:
-    stopping = asyncio.Event()
-
+def _end_on_signals(ending: Ending) -> None:
     def stop(number: int) -> None:
-        if stopping.is_set():
+        if ending.begins.is_set():
             os._exit(128 + number)
-        stopping.set()
+        ending.begins.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop, number)
-    return stopping
 
 
 def _leave(status: int) -> NoReturn:
     """Exit the process without Python's teardown, which takes 1 s with torch."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # full, closed, or never open
+            stream.flush()
     os._exit(status)
-
-
-def _log_stray_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log an exception of a task or callback that nobody awaits."""
-    error = context.get("exception")
-    get_logger().error("unexpected_error", where=context.get("message"), exc_info=error)

@@ -149,7 +149,11 @@ class Dialled(Generic[S]):
         """Open one stream and return why it ended: it broke, or ``until`` returned."""
         others = () if until is None else (until,)
         try:
-            async with open_channel(address, self._config) as channel:
+            opened = open_channel(address, self._config)
+        except HeadwayError as error:  # our own certificate cannot be read, for example
+            return f"it cannot be dialled from here: {error.message}"
+        try:
+            async with opened as channel:
                 await _first_of(self._talk(channel, outbox), outbox.overflow(), *others)
         except TimeoutError:
             return "it cannot be reached"
@@ -212,12 +216,16 @@ class Served(Generic[S]):
     ) -> None:
         self._outbox: Outbox[S] = Outbox(max_queued, most)
         self._on_end: Callable[[], None] | None = on_end
+        self._writer: asyncio.Task[Any] | None = None
+        """The call's task while it writes a message."""
 
     def send(self, message: S) -> bool:
         """Queue a message; False if the peer is cut off because it does not read."""
         is_read = self._outbox.put(message)
         if not is_read:
             self.end()
+            if self._writer is not None:  # its write may never end
+                self._writer.cancel()
         return is_read
 
     def end(self, error: HeadwayError | None = None) -> None:
@@ -242,7 +250,9 @@ class Served(Generic[S]):
         reader = asyncio.create_task(self._read(messages, on_message, farewell))
         try:
             while gathered := await self._outbox.gathered():
+                self._writer = asyncio.current_task()
                 yield gathered
+                self._writer = None
         finally:
             reader.cancel()
             self.end()
@@ -261,6 +271,9 @@ class Served(Generic[S]):
                 on_message(message)
         except HeadwayError as error:
             end = error
+        except Exception:  # the peer opens a new stream
+            get_logger().exception("stream_handler_failed")
+            end = HeadwayError(Code.INTERNAL, "a message could not be handled: see this side's log")
         finally:
             self.end(end)
 

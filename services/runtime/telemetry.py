@@ -23,6 +23,7 @@ from prometheus_client import (
 
 from headway.errors import Code, HeadwayError
 from services.runtime.config import host_and_port
+from services.runtime.logs import LogLines
 
 _LAG_INTERVAL = 0.5
 _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -52,6 +53,16 @@ class ServiceMetrics:
             buckets=_LAG_BUCKETS,
             registry=registry,
         )
+
+        self._dropped = Gauge(
+            "headway_log_lines_dropped",
+            "Log lines that could not be written, since the start.",
+            registry=registry,
+        )
+
+    def watch_logs(self, lines: LogLines) -> None:
+        """Report the lines that could not be written."""
+        self._dropped.set_function(lambda: lines.num_dropped)
 
     def serving(self, serving: bool) -> None:
         """Set the reported health."""

@@ -13,6 +13,7 @@ from headway.policies.scaling.protocol import Fleet
 from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
+from services.runtime.essential import essential
 from services.runtime.store import Store
 
 _INTERVAL = 1.0
@@ -39,7 +40,7 @@ class FleetLink:
 
     def start(self) -> None:
         """Start reporting."""
-        self._task = asyncio.create_task(self._run())
+        self._task = essential(self._run(), "fleet reports")
 
     async def close(self) -> None:
         """Stop reporting."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from headway.core.scheduler.events import Learned, Persist, SavedRequest
 from headway.errors import HeadwayError
 from headway.request import StreamKey
+from services.runtime.essential import essential
 from services.runtime.logs import get_logger
 from services.runtime.store import Store
 from services.scheduler.records import pack_key, pack_learned, pack_request
@@ -49,7 +50,7 @@ class Journal:
         for learned in persist.learned:
             self._learned[learned.model] = learned
         if self._task is None:
-            self._task = asyncio.create_task(self._write_all())
+            self._task = essential(self._write_all(), "journal", may_return=True)
 
     async def close(self) -> None:
         """Stop writing; a write in progress may still arrive."""

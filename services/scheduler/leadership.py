@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from uuid import uuid4
 
 from headway.errors import HeadwayError
 from services.runtime.clock import Clock
+from services.runtime.essential import essential
 from services.runtime.logs import get_logger
 from services.runtime.store import Store
 
@@ -22,7 +24,12 @@ class Leadership:
     longer be proven. The lease is renewed three times in its lifetime. If the store does not
     answer, the candidate retries for as long as the lease surely lasts, so an outage of less than
     half a lease ends no term. No other candidate can win before then, and a later leader has a
-    newer token. Each term has a name of its own, and thus its own fencing token and dispatch ids.
+    newer token.
+
+    Each term has its own fencing token and dispatch ids. A candidate whose term has ended without
+    the store's word takes another name, because a renewal under the old one would keep the token.
+    It first releases the lease of the old name. A store that has lost its data gives the leader a
+    new token under its name, and thus a new term at once.
     """
 
     def __init__(
@@ -39,6 +46,7 @@ class Leadership:
         self._store = store
         self._service_id = service_id
         self._candidate_id = _candidate(service_id)
+        self._former_id = ""
         self._address = address
         self._ttl = ttl
         self._clock = clock
@@ -47,6 +55,8 @@ class Leadership:
         self._token: int | None = None
         self._held_until = 0.0
         self._task: asyncio.Task[None] | None = None
+        self._resigned = asyncio.Event()
+        self._resigns_because = ""
         self.leader_address = ""
         self._log = get_logger()
 
@@ -57,17 +67,23 @@ class Leadership:
 
     def start(self) -> None:
         """Become a candidate."""
-        self._task = asyncio.create_task(self._run())
+        self._task = essential(self._run(), "leadership")
+
+    def resign(self, reason: str) -> None:
+        """End the term soon, and give other candidates a chance; do nothing without a term."""
+        if self._token is not None:
+            self._resigns_because = reason
+            self._resigned.set()
 
     async def stop(self) -> None:
         """Release the lease at once, so that nobody waits until it expires."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        # Even without the lead: an answer of the store may have been in flight.
         candidate_id = self._candidate_id
         await self._step_down("stopping")
         try:
-            # Even without the lead: an answer of the store may have been in flight.
             await self._store.release_leader(candidate_id)
         except HeadwayError as error:
             self._log.warning("lease_not_released", error=error.message)
@@ -77,6 +93,7 @@ class Leadership:
             asked_at = self._clock.now()
             try:
                 async with asyncio.timeout(self._patience(asked_at)):
+                    await self._release_former()
                     token = await self._store.acquire_leader(
                         self._candidate_id, self._address, self._ttl
                     )
@@ -88,7 +105,26 @@ class Leadership:
                     await self._step_down("the lease could not be renewed")
                 await asyncio.sleep(self._ttl / 20)
                 continue
-            await asyncio.sleep(self._ttl / 3 if self._token is not None else self._ttl / 10)
+            await self._rest(self._ttl / 3 if self._token is not None else self._ttl / 10)
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait until the next call; end the term and sit out one lease if it has resigned."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._resigned.wait()
+        except TimeoutError:
+            return
+        self._resigned.clear()
+        await self._step_down(self._resigns_because)
+        with suppress(HeadwayError):
+            await self._release_former()
+        await asyncio.sleep(self._ttl)
+
+    async def _release_former(self) -> None:
+        """Release the lease of a name whose term has ended; nobody else can lead until then."""
+        if self._former_id:
+            await self._store.release_leader(self._former_id)
+            self._former_id = ""
 
     @property
     def _surely_until(self) -> float:
@@ -110,7 +146,7 @@ class Leadership:
         self._held_until = asked_at + self._ttl
         if token == self._token:
             return
-        await self._step_down("the lease had expired")
+        await self._step_down("the lease had expired", keeps_name=True)
         self._token = token
         self._log.info("elected", fencing_token=token)
         try:
@@ -123,12 +159,14 @@ class Leadership:
         leader = await self._store.leader()
         self.leader_address = leader.address if leader is not None else ""
 
-    async def _step_down(self, reason: str) -> None:
+    async def _step_down(self, reason: str, *, keeps_name: bool = False) -> None:
         if self._token is None:
             return
         self._log.info("deposed", reason=reason, fencing_token=self._token)
         self._token = None
-        self._candidate_id = _candidate(self._service_id)
+        self._resigned.clear()
+        if not keeps_name:
+            self._former_id, self._candidate_id = self._candidate_id, _candidate(self._service_id)
         await self._deposed()
 
 

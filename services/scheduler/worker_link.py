@@ -11,6 +11,7 @@ from headway.errors import invalid
 from headway.messages import ControlHello, EndForward, FromWorker, Order, Snapshot
 from services.runtime import wire
 from services.runtime.config import ServiceConfig
+from services.runtime.essential import essential
 from services.runtime.logs import get_logger
 from services.runtime.stream import Dialled, Outbox, redial
 
@@ -43,9 +44,8 @@ class WorkerLink:
             self._take,
             hello=wire.TO_WORKER.pack(hello),
         )
-        self._task = asyncio.create_task(
-            redial(self._attempt, shortest=_SHORTEST_PAUSE, longest=_LONGEST_PAUSE)
-        )
+        dialling = redial(self._attempt, shortest=_SHORTEST_PAUSE, longest=_LONGEST_PAUSE)
+        self._task = essential(dialling, f"link to {worker_id}")
 
     def send(self, order: Order) -> None:
         """Queue one order; cut off a worker that does not read."""

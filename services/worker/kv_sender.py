@@ -58,7 +58,11 @@ class KvSender:
             transfer.parts.put_nowait(None)
 
     async def _run(self, transfer: _Transfer) -> None:
-        error = await self._try(transfer)
+        try:
+            error = await self._try(transfer)
+        except Exception as failed:  # the core waits for the end of every transfer
+            self._log.exception("kv_transfer_failed")
+            error = f"the transfer failed: {failed!r}"
         del self._transfers[transfer.last.request.key]
         handoff = transfer.last.handoff
         if not error:

@@ -18,6 +18,7 @@ from headway.messages import FinishedRequest
 from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
+from services.runtime.essential import essential
 from services.runtime.logs import get_logger
 from services.runtime.membership import MembershipWatch
 from services.runtime.store import Member, Store
@@ -92,7 +93,7 @@ class PredictorLink:
         self._know(False)
         if self._members:
             chosen = self._members[min(self._members)]
-            self._asking = asyncio.create_task(self._run(chosen.address))
+            self._asking = essential(self._run(chosen.address), "predictor link")
 
     async def _hang_up(self) -> None:
         if self._asking is not None:

@@ -9,13 +9,14 @@ from typing import Any, Literal
 
 from headway.errors import Code, HeadwayError
 from services.runtime.config import ServiceConfig, load_config
+from services.runtime.essential import essential
 from services.runtime.service import Runtime, run_service
 
 
 class TinyConfig(ServiceConfig):
     """The trouble it makes."""
 
-    trouble: Literal["", "refuse", "crash", "slow-start", "slow-drain", "stray"] = ""
+    trouble: Literal["", "refuse", "crash", "slow-start", "slow-drain", "stray", "task"] = ""
 
 
 class TinyService:
@@ -36,6 +37,13 @@ class TinyService:
             await asyncio.to_thread(time.sleep, 3600)
         if self._trouble == "stray":
             asyncio.get_running_loop().call_soon(lambda: [][0])
+        if self._trouble == "task":
+            essential(self._fail(), "the task it lives by")
+
+    async def _fail(self) -> None:
+        while self._runtime.lease is None:
+            await asyncio.sleep(0.01)
+        raise ZeroDivisionError("a bug")
 
     async def drain(self) -> None:
         if self._trouble == "slow-drain":

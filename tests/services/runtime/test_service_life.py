@@ -7,10 +7,10 @@ import json
 import signal
 import sys
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -55,13 +55,13 @@ Start = Callable[..., Any]
 @pytest.fixture
 def tiny(store_url: str, cluster: str) -> Start:
     @asynccontextmanager
-    async def start(*flags: str) -> AsyncIterator[Running]:
+    async def start(*flags: str, stdout: Any = asyncio.subprocess.PIPE) -> AsyncIterator[Running]:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.fakes.tiny_service"),
             *("--store", store_url, "--cluster", cluster, "--service-id", "tiny-1"),
             *("--log-format", "json", *flags),
             cwd=ROOT,
-            stdout=asyncio.subprocess.PIPE,
+            stdout=stdout,
         )
         try:
             async with asyncio.timeout(PATIENCE):
@@ -72,6 +72,12 @@ def tiny(store_url: str, cluster: str) -> Start:
             await process.wait()
 
     return start
+
+
+@pytest.fixture
+def full_disk() -> Iterator[IO[bytes]]:
+    with open("/dev/full", "wb") as file:
+        yield file
 
 
 async def members(store_url: str, cluster: str) -> list[Member]:
@@ -150,6 +156,32 @@ async def test_an_error_that_nobody_waits_for_is_logged_and_the_service_goes_on(
         assert "IndexError" in (await running.until("unexpected_error"))["exception"]
         running.process.send_signal(signal.SIGTERM)
         assert await running.ended() == 0
+
+
+async def test_the_end_of_a_task_that_it_lives_by_ends_the_process(
+    tiny: Start, store_url: str, cluster: str
+) -> None:
+    async with tiny("--trouble", "task") as running:
+        ended = await running.until("essential_task_ended")
+        assert ended["task"] == "the task it lives by"
+        assert "ZeroDivisionError" in ended["exception"]
+        assert await running.ended() == 1
+        assert "let_go" in running.events
+        assert await members(store_url, cluster) == []  # it has left at once
+
+
+async def test_a_service_that_cannot_log_serves_and_counts_the_lines(
+    tiny: Start, store_url: str, cluster: str, full_disk: IO[bytes]
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    async with tiny("--metrics-listen", address, stdout=full_disk) as running:
+        while not await members(store_url, cluster):
+            await asyncio.sleep(0.02)
+        text = await asyncio.to_thread(_get, f"http://{address}/metrics")
+        assert "\nheadway_log_lines_dropped" in text
+        assert "\nheadway_log_lines_dropped 0.0\n" not in text
+        running.process.send_signal(signal.SIGTERM)
+        assert await running.process.wait() == 0
 
 
 async def test_metrics_say_whether_it_serves_with_help_and_units(tiny: Start) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from typing import IO
 
 import pytest
 import redis.asyncio as redis
@@ -24,6 +26,12 @@ def own_store() -> Iterator[str]:
         yield store.url
 
 
+@pytest.fixture
+def full_disk() -> Iterator[IO[bytes]]:
+    with open("/dev/full", "wb") as file:
+        yield file
+
+
 class Terms:
     """What a scheduler was told: its fencing tokens, and how often it was deposed."""
 
@@ -39,10 +47,12 @@ class Terms:
 
 
 @asynccontextmanager
-async def standing(url: str, cluster: str, name: str) -> AsyncIterator[tuple[Leadership, Terms]]:
+async def standing(
+    url: str, cluster: str, name: str, ttl: float = TTL
+) -> AsyncIterator[tuple[Leadership, Terms]]:
     store, terms = await Store.connect(url, cluster), Terms()
     leadership = Leadership(
-        store, name, "s:1", TTL, Clock(), elected=terms.elected, deposed=terms.deposed
+        store, name, "s:1", ttl, Clock(), elected=terms.elected, deposed=terms.deposed
     )
     leadership.start()
     try:
@@ -86,6 +96,60 @@ async def test_an_outage_ends_the_term_before_another_can_begin(
         await until(lambda: leadership.leads)
         assert len(terms.tokens) == 2
         assert terms.tokens[1] > terms.tokens[0]
+
+
+async def test_a_scheduler_whose_disk_is_full_takes_over(
+    own_store: str, cluster: str, full_disk: IO[bytes]
+) -> None:
+    command = (sys.executable, "-m", "services.scheduler", "--store", own_store)
+    flags = ("--cluster", cluster, "--listen", "127.0.0.1:0", "--leader-ttl", "0.5")
+    process = await asyncio.create_subprocess_exec(*command, *flags, stdout=full_disk)
+    store = await Store.connect(own_store, cluster)
+    try:
+        async with asyncio.timeout(40):
+            while (first := await store.leader()) is None:
+                await asyncio.sleep(0.02)
+            await store.release_leader(first.candidate_id)  # its term ends, which it logs
+            while (second := await store.leader()) is None or second == first:
+                await asyncio.sleep(0.02)
+            last = second.fencing_token
+            await asyncio.sleep(1.0)  # two leases: it renews
+            found = await store.leader()
+        assert found is not None
+        assert found.fencing_token == last
+    finally:
+        process.terminate()
+        assert await process.wait() == 0
+        await store.close()
+
+
+async def test_a_leader_whose_store_loses_its_data_leads_on(own_store: str, cluster: str) -> None:
+    async with (
+        redis.from_url(own_store) as client,
+        standing(own_store, cluster, "one", 1.0) as (leadership, terms),
+    ):
+        for _ in range(3):
+            await until(lambda: leadership.leads)
+            held_until = leadership._held_until
+            await until(lambda since=held_until: leadership._held_until > since)  # type: ignore[misc]
+            assert leadership.leads
+            assert terms.num_deposed == len(terms.tokens) - 1
+            await client.flushall()
+        assert terms.tokens == sorted(set(terms.tokens))
+
+
+async def test_a_leader_that_resigns_lets_another_lead(own_store: str, cluster: str) -> None:
+    async with (
+        standing(own_store, cluster, "one") as (one, _),
+        standing(own_store, cluster, "two") as (two, _),
+    ):
+        await until(lambda: one.leads or two.leads)
+        first, second = (one, two) if one.leads else (two, one)
+        began_at = asyncio.get_running_loop().time()
+        first.resign("all workers refuse it")
+        await until(lambda: second.leads)
+        assert not first.leads
+        assert asyncio.get_running_loop().time() - began_at < TTL  # the lease was released
 
 
 async def test_one_of_two_leads_and_the_other_follows_it(own_store: str, cluster: str) -> None:
