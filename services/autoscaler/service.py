@@ -27,6 +27,7 @@ from services.autoscaler.steering import Steering
 from services.runtime import wire
 from services.runtime.driver import Driver
 from services.runtime.essential import essential
+from services.runtime.failpoints import failpoint
 from services.runtime.service import Runtime
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -119,6 +120,7 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
             if decided is None:
                 continue
             said = {"policy": decided.policy, "decided_at": decided.decided_at}
+            failpoint("autoscaler.targets.decided")
             try:
                 await self._runtime.store.publish_targets({**asdict(decided.targets), **said})
                 reached = True

@@ -34,6 +34,7 @@ from services.gateway.scheduler_link import SchedulerLink
 from services.gateway.token_sink import TokenSink
 from services.gateway.tokenizer import TextCodec
 from services.runtime.driver import Driver
+from services.runtime.failpoints import failpoint
 from services.runtime.server import GrpcServer
 from services.runtime.service import STOP_GRACE, Runtime
 
@@ -158,6 +159,7 @@ class GatewayService:
         self._performers[type(action)](action)
 
     def _deliver(self, action: Deliver) -> None:
+        failpoint("gateway.tokens.taken")
         self._feedback.produced(len(action.deliveries))
         self._outputs.deliver(action.deliveries, self.now())
 
@@ -180,6 +182,7 @@ class GatewayService:
                 num_output_tokens=len(request.output_token_ids),
             )
         self._link.send(request)
+        failpoint("gateway.request.handed")
 
     def _watch(self) -> None:
         core, pacers = self._core, self._core.pacers

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from headway.errors import Code, HeadwayError
 from services.local.tether import tethered
+from services.runtime import failpoints
 from services.runtime.essential import essential
 from services.runtime.rooms import module_command
 
@@ -121,6 +122,8 @@ class SupervisedProcess:
                 self.show(f"cannot be started: {error}")
                 status = _NOT_STARTED
             num_deaths += 1
+            # a failpoint strikes in one life alone: else nothing would ever go on
+            environment = {k: v for k, v in environment.items() if k != failpoints.VARIABLE}
             if self._stopping:
                 return
             if not self._has_served and (num_deaths == _TRIALS or status == _WRONG_CONFIGURATION):

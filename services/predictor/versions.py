@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from headway.errors import Code, HeadwayError
 from services.predictor.network import LengthNetwork, NetworkShape
+from services.runtime.failpoints import failpoint
 
 _VERSION = re.compile(r"v(\d{4,})")
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -61,6 +62,7 @@ def save_version(folder: Path, network: LengthNetwork, about: Mapping[str, Any])
     (path / WEIGHTS).chmod(0o644)  # a service of another user may be the reader
     shape = network.shape
     config = {"width": shape.width, "layers": list(shape.layers), "counts": shape.counts, **about}
+    failpoint("predictor.version.saved")
     partial = path / f"{CONFIG}.partial"
     partial.write_text(json.dumps(config, indent=2) + "\n")
     partial.replace(path / CONFIG)

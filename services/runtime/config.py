@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from headway.errors import Code, HeadwayError, invalid
+from services.runtime.failpoints import arm_from_environment
 from services.runtime.rooms import model_folder
 
 _NAME = r"^[A-Za-z0-9._-]{1,128}$"
@@ -107,6 +108,7 @@ C = TypeVar("C", bound=ServiceConfig)
 def load_config(config_class: type[C], argv: Sequence[str] | None = None) -> C:
     """Return the configuration from flags and environment; exit with 2 where it is wrong."""
     try:
+        arm_from_environment()
         return read_config(config_class, sys.argv[1:] if argv is None else argv)
     except HeadwayError as error:
         print(error.message, file=sys.stderr)  # noqa: T201 (there are no logs yet)

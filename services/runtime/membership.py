@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from headway.errors import HeadwayError
 from services.runtime.essential import essential
+from services.runtime.failpoints import failpoint
 from services.runtime.logs import get_logger
 from services.runtime.store import MEMBER_TTL, Member, Store
 
@@ -49,6 +50,7 @@ class MembershipLease:
         while True:
             with suppress(HeadwayError):
                 await self._store.join(self._member)
+                failpoint("member.joined")
             await asyncio.sleep(RENEW_INTERVAL)
 
 

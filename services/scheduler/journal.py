@@ -12,6 +12,7 @@ from headway.core.scheduler.events import Learned, Persist, SavedRequest
 from headway.errors import HeadwayError
 from headway.request import StreamKey
 from services.runtime.essential import essential
+from services.runtime.failpoints import failpoint
 from services.runtime.logs import get_logger
 from services.runtime.store import Store
 from services.scheduler.records import pack_key, pack_learned, pack_request
@@ -74,6 +75,7 @@ class Journal:
                 self._log.warning("journal_refused", fencing_token=self._fencing_token)
                 self._closed = self.is_refused = True
                 return
+            failpoint("scheduler.journal.saved")
             if self._wrote is not None:
                 self._wrote(len(requests) + len(learned))
         self._task = None

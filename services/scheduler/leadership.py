@@ -10,6 +10,7 @@ from uuid import uuid4
 from headway.errors import HeadwayError
 from services.runtime.clock import Clock
 from services.runtime.essential import essential
+from services.runtime.failpoints import failpoint
 from services.runtime.logs import get_logger
 from services.runtime.store import Store
 
@@ -149,6 +150,7 @@ class Leadership:
         await self._step_down("the lease had expired", keeps_name=True)
         self._token = token
         self._log.info("elected", fencing_token=token)
+        failpoint("scheduler.lease.taken")
         try:
             await self._elected(token)
         except HeadwayError:

@@ -20,6 +20,7 @@ from headway.core.scheduler.events import (
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.messages import ControlHello, Dispatch, Handoff, Lost, Rejected, ToGateway
 from services.runtime.driver import Driver
+from services.runtime.failpoints import failpoint
 from services.runtime.logs import get_logger
 from services.runtime.membership import MembershipWatch
 from services.runtime.service import Runtime
@@ -144,6 +145,7 @@ class Term:
                 link = self._links.get(worker_id)
                 if link is not None:
                     link.send(message)
+                    failpoint("scheduler.order.sent")
                 self._log_order(worker_id, message)
             case SendToGateway(gateway_id, message):
                 self._gateways.send(gateway_id, message)

@@ -9,6 +9,7 @@ from headway.core.worker.events import LeaderConnected
 from headway.errors import Code, HeadwayError, invalid
 from headway.messages import ControlHello, FromWorker, Order
 from services.runtime import wire
+from services.runtime.failpoints import failpoint
 from services.runtime.logs import get_logger
 from services.runtime.stream import Served
 
@@ -59,4 +60,5 @@ class ControlSession:
         order = wire.TO_WORKER.unpack(packed)
         if isinstance(order, ControlHello):
             raise invalid("a later message", "ControlHello", "an order")
+        failpoint("worker.dispatch.taken")
         self._post(order)

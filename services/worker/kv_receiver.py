@@ -20,6 +20,7 @@ from headway.errors import Code, HeadwayError, invalid
 from headway.messages import KvHeader, KvPart
 from headway.request import StreamKey
 from services.runtime import wire
+from services.runtime.failpoints import failpoint
 
 KvAnswer = AcceptKv | AcknowledgeKv | RefuseKv
 KvQuestion = KvOffered | KvContinued
@@ -64,6 +65,7 @@ class KvReceiver:
         try:
             await self._fill(answer, header, chunks)
             arrived = True
+            failpoint("worker.kv.arrived")
         except ValueError as error:
             raise HeadwayError(Code.INVALID_ARGUMENT, str(error)) from error
         finally:

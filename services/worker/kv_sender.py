@@ -17,6 +17,7 @@ from headway.messages import KvHeader, KvPart
 from headway.request import StreamKey
 from services.runtime import wire
 from services.runtime.channel import open_channel
+from services.runtime.failpoints import failpoint
 from services.runtime.logs import get_logger
 from services.worker.config import WorkerConfig
 from services.worker.metrics import WorkerMetrics
@@ -66,6 +67,7 @@ class KvSender:
         del self._transfers[transfer.last.request.key]
         handoff = transfer.last.handoff
         if not error:
+            failpoint("worker.kv.acked")
             transfer.measure()
         self._post(
             TransferEnded(

@@ -10,6 +10,7 @@ from headway.core.worker.events import GatewayGone, SendTokens
 from headway.messages import CancelStream, TokenBatch
 from headway.request import StreamKey
 from services.runtime import wire
+from services.runtime.failpoints import failpoint
 from services.runtime.logs import get_logger
 from services.runtime.stream import Dialled, Outbox
 from services.worker.config import WorkerConfig
@@ -35,6 +36,7 @@ class TokenLinks:
             link = _TokenLink(action, self._config, self._post, self._forget)
             self._links[action.gateway_id] = link
         link.send(action.batch)
+        failpoint("worker.tokens.queued")
 
     def _forget(self, gateway_id: str) -> None:
         self._links.pop(gateway_id, None)
