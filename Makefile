@@ -8,7 +8,7 @@ TESTS := $(VENV)/.tests
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadfile
 
-.PHONY: up test test-slow quick lint unit install install-dev compiled protos model-eval model-train fmt clean
+.PHONY: up test test-slow soak night quick lint unit install install-dev compiled protos model-eval model-train fmt clean
 
 up: install
 	@exec $(BIN)/headway up $(ARGS)
@@ -27,6 +27,13 @@ unit: install-dev
 # Studies, compiled cores, the wheel, Triton's interpreter: what takes minutes.
 test-slow: install-dev
 	$(PYTEST) -m slow $(ARGS)
+
+# Memory of every process over an hour of load, and an hour of faults: figures for docs/reliability.md.
+soak: install
+	$(BIN)/headway chaos --faults none --for 1h --json run/soak.json $(ARGS)
+
+night: install
+	$(BIN)/headway chaos --for 1h --rate 0.7 --seed $$(date +%Y%m%d) --json run/chaos.json $(ARGS)
 
 # What decides, without services: about a minute.
 quick: install-dev

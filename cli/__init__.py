@@ -23,6 +23,7 @@ _SUBCOMMANDS = (
     "explain",
     "demo",
     "reproduce",
+    "chaos",
     "predictor",
 )
 _WRONG_CALLS = (Code.INVALID_ARGUMENT, Code.NOT_FOUND)

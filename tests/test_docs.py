@@ -18,6 +18,7 @@ import pytest
 from pydantic_settings import BaseSettings
 
 from cli import main
+from services.runtime import failpoints
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -193,7 +194,7 @@ def options() -> frozenset[str]:
         for kind in vars(module).values():
             if isinstance(kind, type) and issubclass(kind, BaseSettings):
                 found |= {f"HEADWAY_{name.upper()}" for name in kind.model_fields}
-    return frozenset(found)
+    return frozenset(found | {failpoints.VARIABLE})
 
 
 @every_page

@@ -1,0 +1,253 @@
+"""A local cluster with handles for faults: its processes, the links between them, its store."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import resource
+import signal
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import redis.asyncio as redis
+
+from headway.errors import HeadwayError
+from proof.chaos.proxy import Link, Proxy, Rules, find_dialler
+from services.local import prometheus
+from services.local.cluster import LocalCluster
+from services.local.options import ClusterOptions
+from services.local.store import free_port
+from services.local.supervised import SupervisedProcess
+from services.runtime import failpoints
+
+_NAME = "chaos"
+_KIB = 1024
+_SETTLED = 1.0  # seconds: shorter connections are health checks
+
+
+class NoTargetError(Exception):
+    """A fault that finds nothing to hit now."""
+
+
+class Rig:
+    """A cluster whose services are announced at proxies. A context manager.
+
+    Only processes that this cluster has started are touched.
+    """
+
+    def __init__(self, options: ClusterOptions, log_folder: Path, *, proxied: bool) -> None:
+        self.lines: list[str] = []
+        self.cluster = LocalCluster(options, log_folder, self.lines.append, name=_NAME)
+        self.rules = Rules()
+        self._proxies: list[Proxy] = []
+        self._busy: set[str] = set()
+        self._store: redis.Redis | None = None
+        if proxied:
+            self._place_proxies()
+
+    def _place_proxies(self) -> None:
+        services = [each for each in self.processes if not each.spec.command]
+        first = free_port(2 * len(services))
+        for place, process in enumerate(services):
+            spec, port, target = process.spec, first + 2 * place, first + 2 * place + 1
+            # a gateway's other port is its clients'
+            sink = "sink-" if spec.service == "gateway" else ""
+            addresses = (
+                *(f"--{sink}listen", f"127.0.0.1:{target}"),
+                *(f"--{sink}advertise", f"127.0.0.1:{port}"),
+            )
+            process.spec = replace(spec, flags=(*spec.flags, *addresses))
+            proxy = Proxy(spec.service_id, port, target, self.rules, self._dialler)
+            self._proxies.append(proxy)
+
+    def _dialler(self, port: int) -> str:
+        return find_dialler(port, self.pids())
+
+    async def __aenter__(self) -> Rig:
+        for proxy in self._proxies:
+            await proxy.start()
+        try:
+            await self.cluster.start()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        self._store = redis.from_url(self.cluster.config.store, socket_timeout=2.0)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._store is not None:
+            await self._store.aclose()
+        await self.cluster.stop()
+        for proxy in self._proxies:
+            await proxy.stop()
+
+    # --- processes --------------------------------------------------------------------
+
+    @property
+    def processes(self) -> list[SupervisedProcess]:
+        """The store's and the services' processes."""
+        return self.cluster.supervisor.processes
+
+    def pids(self) -> Mapping[str, int]:
+        """Return the process ids of those that run now."""
+        found = {each.spec.service_id: each.pid for each in self.processes}
+        return {name: pid for name, pid in found.items() if pid is not None}
+
+    @contextmanager
+    def target(self, rng: random.Random, services: Collection[str]) -> Iterator[SupervisedProcess]:
+        """Choose a process of these services that runs and has no other fault meanwhile."""
+        found = [
+            each
+            for each in self.processes
+            if each.spec.service in services
+            and each.pid is not None
+            and each.spec.service_id not in self._busy
+        ]
+        if not found:
+            raise NoTargetError
+        chosen = rng.choice(found)
+        with self.busy(chosen.spec.service_id):
+            yield chosen
+
+    @contextmanager
+    def busy(self, *names: str) -> Iterator[None]:
+        """Keep other faults away from these."""
+        if self._busy & set(names):
+            raise NoTargetError
+        self._busy |= set(names)
+        try:
+            yield
+        finally:
+            self._busy -= set(names)
+
+    @contextmanager
+    def stopped(self, process: SupervisedProcess) -> Iterator[None]:
+        """Let a process stand still meanwhile."""
+        pid = process.pid
+        if pid is None:
+            raise NoTargetError
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            if process.pid == pid:
+                os.kill(pid, signal.SIGCONT)
+
+    @contextmanager
+    def no_disk(self, process: SupervisedProcess) -> Iterator[None]:
+        """Let every write of a process to a file fail meanwhile, as on a full disk."""
+        pid = process.pid
+        if pid is None:
+            raise NoTargetError
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        try:
+            yield
+        finally:
+            with suppress(ProcessLookupError):
+                if process.pid == pid:
+                    resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
+
+    async def restart_with(self, process: SupervisedProcess, points: str) -> None:
+        """Drain a process, and start it again with these failpoints armed in its first life."""
+        supervisor = self.cluster.supervisor
+        await supervisor.remove(process)
+        os.environ[failpoints.VARIABLE] = points
+        try:
+            supervisor.add(process.spec)
+        finally:
+            del os.environ[failpoints.VARIABLE]
+
+    def memory(self) -> dict[str, float]:
+        """Return the resident memory of every process, MiB."""
+        return {name: _resident_mib(pid) for name, pid in self.pids().items()}
+
+    async def serving(self, patience: float) -> list[str]:
+        """Wait until every process serves; return those that do not within ``patience`` (s)."""
+        waits = {
+            asyncio.create_task(each.serving()): each.spec.service_id for each in self.processes
+        }
+        done, late = await asyncio.wait(waits, timeout=patience)
+        for task in late:
+            task.cancel()
+        given_up = [waits[task] for task in done if task.exception() is not None]
+        return [*given_up, *(waits[task] for task in late)]
+
+    # --- links and the store ----------------------------------------------------------
+
+    async def link(self, rng: random.Random) -> Link:
+        """Choose a link between two services of this cluster that has been open for a while."""
+        now = asyncio.get_running_loop().time()
+        found = [
+            connection
+            for proxy in self._proxies
+            for connection in proxy.connections
+            if now - connection.began_at > _SETTLED
+        ]
+        found.sort(key=lambda connection: connection.began_at)
+        for connection in rng.sample(found, len(found)):
+            link = await connection.find_link()
+            if link[0]:
+                return link
+        raise NoTargetError
+
+    def reset(self, link: Link) -> int:
+        """Break a link's connections; return how many."""
+        found = [each for proxy in self._proxies for each in proxy.connections if each.link == link]
+        for connection in found:
+            connection.reset()
+        return len(found)
+
+    @property
+    def store(self) -> redis.Redis:
+        """The store, as an operator reaches it."""
+        assert self._store is not None, "the cluster runs"
+        return self._store
+
+    def key(self, name: str) -> str:
+        """Return a key of this cluster in the store."""
+        return f"headway:{_NAME}:{name}"
+
+    async def leader(self) -> str:
+        """Return the id of the leading scheduler, "" without one."""
+        with suppress(redis.RedisError, OSError, HeadwayError):
+            text = await self.store.get(self.key("leader"))
+            parts = text.decode(errors="replace").split("|") if isinstance(text, bytes) else []
+            if len(parts) == 3:
+                return parts[1].rpartition("-")[0]
+        return ""
+
+    # --- what is left -----------------------------------------------------------------
+
+    async def metric(self, service_id: str, name: str) -> float | None:
+        """Return the sum of a process's metric over its labels; None where it shows none."""
+        process = next(each for each in self.processes if each.spec.service_id == service_id)
+        address = prometheus.address_of(process.spec)
+        if not address:
+            return None
+        try:
+            async with httpx.AsyncClient() as client:
+                text = (await client.get(f"http://{address}/metrics", timeout=5)).text
+        except httpx.HTTPError:
+            return None
+        lines = [line for line in text.splitlines() if line.startswith(name)]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines) if lines else None
+
+    def tracebacks(self) -> dict[str, int]:
+        """Return how many tracebacks each log has, where it has any."""
+        found = {}
+        for process in self.processes:
+            with suppress(OSError):
+                text = process.log_path.read_text(encoding="utf-8", errors="replace")
+                found[process.spec.service_id] = text.count("Traceback (most recent call last)")
+        return {name: number for name, number in found.items() if number}
+
+
+def _resident_mib(pid: int) -> float:
+    with suppress(OSError), open(f"/proc/{pid}/statm", encoding="ascii") as statm:
+        return int(statm.read().split()[1]) * resource.getpagesize() / _KIB**2
+    return 0.0
