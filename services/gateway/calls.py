@@ -5,17 +5,23 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from headway.core.gateway.events import Submit
+from headway.core.gateway.shares import Place, Places
 from headway.errors import Code, HeadwayError, invalid
 from headway.request import Request
 from services.gateway.api_call import ApiCall, ChatInput, Input, complete_sampling, with_choice
 from services.gateway.model_files import ModelFiles
 from services.gateway.output_text import OutputText
 from services.gateway.outputs import Output, Outputs, Reply
+from services.gateway.reading import ReadingThreads
 from services.gateway.tokenizer import TextCodec
+
+_BYTES_PER_CHAR = 24  # six in JSON for each of four in UTF-8
+_BYTES_PER_TOKEN = 128
+_OTHER_FIELDS = 2**16
+_UNKNOWN = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +31,18 @@ class ServedModel:
     files: ModelFiles
     codec: TextCodec
     max_model_len: int
+
+    def most_body_bytes(self, num_prompts: int) -> int:
+        """Return the longest JSON body whose prompts could fit the model.
+
+        A character takes at most six bytes of JSON per byte of its own (``\\u0041``). A token of
+        a chat may come with a whole message around it, and a body with fields besides.
+        """
+        num_chars = self.codec.most_chars(self.max_model_len)
+        if num_chars is None:
+            return _UNKNOWN
+        per_prompt = max(_BYTES_PER_CHAR * num_chars, _BYTES_PER_TOKEN * self.max_model_len)
+        return _OTHER_FIELDS + num_prompts * per_prompt
 
     @property
     def name(self) -> str:
@@ -41,7 +59,8 @@ class Calls:
     """The opener of API calls.
 
     ``predict`` gives the expected output tokens for a prompt's length. Long prompts are prepared in
-    the ``executor``: the loop stays free for tokens.
+    ``threads``: the loop stays free for tokens. ``retry_after`` is the advice, in seconds, to a
+    client with too many requests.
     """
 
     def __init__(
@@ -50,14 +69,23 @@ class Calls:
         outputs: Outputs,
         submit: Callable[[Submit], None],
         predict: Callable[[int], float],
-        executor: Executor,
+        threads: ReadingThreads,
+        places: Places,
+        retry_after: Callable[[], float],
     ) -> None:
         self.model = model
-        self.executor = executor
+        self.threads = threads
         self.let_go = outputs.let_go
         self._outputs = outputs
         self._submit = submit
         self._predict = predict
+        self._places = places
+        self._retry_after = retry_after
+
+    def check_room(self, client: str) -> None:
+        """Refuse a long request that its client may not open anyway, before it is read."""
+        if not self._places.has_room(client):
+            self._places.take(client, 1, retry_after=self._retry_after())
 
     def prepare(self, call: ApiCall, call_id: str, arrival_at: float) -> list[Request]:
         """Check and tokenise; return a request for every output. It may run in any thread.
@@ -95,22 +123,26 @@ class Calls:
                 requests.append(request)
         return requests
 
-    def open(self, call: ApiCall, requests: Sequence[Request], reply: Reply) -> None:
+    def open(self, call: ApiCall, requests: Sequence[Request], reply: Reply, client: str) -> None:
         """Submit every output of the call; pass a refusal to the reply.
 
+        RESOURCE_EXHAUSTED where the client has too many requests: none is submitted.
         Tokens are not paced if the client does not stream, because it reads nothing before the end.
         Nor are they if there are stop strings, which have to be found as soon as they occur.
         """
+        self._places.take(client, len(requests), retry_after=self._retry_after())
         for index, request in enumerate(requests):
             repeats = index % call.num_choices > 0
             if not repeats:
                 reply.num_prompt_tokens += len(request.prompt_token_ids)
             text = self._output_text(call, request)
-            reply.outputs.append(Output(request, index, text, reply, repeats_prompt=repeats))
+            place = Place(self._places, client)
+            reply.outputs.append(Output(request, index, text, reply, place, repeats_prompt=repeats))
         paced = call.paced and reply.streams and not call.stops
         for output, request in zip(list(reply.outputs), requests, strict=True):
             if reply.ended:  # an earlier one was refused
-                return
+                output.place.end()
+                continue
             self._outputs.add(output)
             self._submit(Submit(request, paced))
 
@@ -125,11 +157,24 @@ class Calls:
             codec.check_ids(one, "prompt")
             return one
         if isinstance(one, str):
+            self._check_length(one)
             token_ids = codec.encode(one, add_special_tokens=True)
             if not token_ids:
                 raise invalid("prompt", one, "at least one token long")
             return token_ids
-        return codec.encode(self._render(one), add_special_tokens=False)
+        text = self._render(one)
+        self._check_length(text)
+        return codec.encode(text, add_special_tokens=False)
+
+    def _check_length(self, text: str) -> None:
+        """Refuse a text that cannot fit the model before it is tokenised."""
+        most, limit = self.model.codec.most_chars(1), self.model.max_model_len
+        if most is not None and len(text) > most * limit:
+            message = (
+                f"the prompt has {len(text)} characters, that is at least {len(text) // most} "
+                f"tokens; prompt and output may have {limit} tokens here: shorten the prompt"
+            )
+            raise HeadwayError(Code.INVALID_ARGUMENT, message, param="prompt")
 
     def _render(self, chat: ChatInput) -> str:
         template = self.model.files.template

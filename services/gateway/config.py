@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field, field_validator, model_validator
 
 from headway.core.settings import PolicySettings, policy_settings
+from services.gateway.bounds import ClientBounds
 from services.gateway.http.exchange import HttpLimits
 from services.runtime.config import ModelName, ServiceConfig, host_and_port
 from services.runtime.preset import PresetConfig
@@ -45,6 +46,18 @@ class GatewayConfig(PresetConfig):
     request_timeout: float = Field(600.0, gt=0.0, description="longest a request may take, s")
     max_body_bytes: int = Field(4 * 2**20, ge=1024, description="longest request body, then 413")
     max_connections: int = Field(4096, ge=1, description="HTTP connections, then 503")
+    max_open_requests: int = Field(
+        16_384, ge=1, description="outputs that wait or are generated (n=8 is 8), then 429"
+    )
+    max_buffered_bytes: int = Field(
+        2**29, ge=2**16, description="bodies and unread answers in memory together, then 429"
+    )
+    client_share: float = Field(
+        0.8,
+        gt=0.0,
+        le=1.0,
+        description="part of each of these bounds that one key or address may hold; 1: all",
+    )
     head_timeout: float = Field(
         10.0, gt=0.0, description="longest time for a request's head to arrive, s"
     )
@@ -84,11 +97,20 @@ class GatewayConfig(PresetConfig):
         return HttpLimits(
             max_body_bytes=self.max_body_bytes,
             max_unsent_bytes=self.max_unsent_bytes,
-            max_connections=self.max_connections,
             head_timeout=self.head_timeout,
             body_timeout=self.body_timeout,
             idle_timeout=self.idle_timeout,
             answer_timeout=self.request_timeout + _ANSWER_GRACE,
+        )
+
+    def client_bounds(self) -> ClientBounds:
+        """Return the bounds that clients share, with nothing taken."""
+        return ClientBounds.of(
+            self.client_share,
+            max_connections=self.max_connections,
+            max_buffered_bytes=self.max_buffered_bytes,
+            max_waiting=self.max_waiting,
+            max_open_requests=self.max_open_requests,
         )
 
 

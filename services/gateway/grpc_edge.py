@@ -14,17 +14,18 @@ from headway.errors import Code, HeadwayError, invalid
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services.gateway.api_call import ApiCall, ChatInput, Input
 from services.gateway.auth import KeyRing
+from services.gateway.bounds import grpc_client
 from services.gateway.calls import Calls
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.requests import Conversation, Stops, read
 from services.gateway.output_text import Piece
 from services.gateway.outputs import Output
+from services.gateway.reading import INLINE_BYTES
 from services.runtime import wire
 
 Context = grpc.aio.ServicerContext[gateway_pb2.GenerateRequest, gateway_pb2.GenerateReply]
 
 _MOST_UNREAD = 1024  # replies; a client that reads slower is cut off
-_MOST_INLINE_BYTES = 8192
 _ENDS = {
     "stop": common_pb2.FINISH_REASON_STOP,
     "length": common_pb2.FINISH_REASON_LENGTH,
@@ -54,18 +55,19 @@ class GatewayEdge(gateway_pb2_grpc.GatewayServicer):
         reply = GrpcReply(f"gen-{secrets.token_hex(12)}", self._calls.let_go, self._metrics)
         try:
             arrival_at = self._now()
-            self._keys.check(_authorization(context))
+            name = self._keys.check(_authorization(context))
+            client = f"key {name}" if name else grpc_client(context.peer())
             if self.draining:
                 message = "this gateway is shutting down; call another one"
                 raise HeadwayError(Code.UNAVAILABLE, message, retry_after=1.0)
             call = read_call(request)
             prepare = partial(self._calls.prepare, call, reply.call_id, arrival_at)
-            if request.ByteSize() <= _MOST_INLINE_BYTES:
+            if (num_bytes := request.ByteSize()) <= INLINE_BYTES:
                 requests = prepare()
             else:
-                loop = asyncio.get_running_loop()
-                requests = await loop.run_in_executor(self._calls.executor, prepare)
-            self._calls.open(call, requests, reply)
+                self._calls.check_room(client)
+                requests = await self._calls.threads.run(client, num_bytes, prepare)
+            self._calls.open(call, requests, reply, client)
             async for said in reply.messages():
                 yield said
         except HeadwayError as error:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from headway.core.gateway.events import Delivery
+from headway.core.gateway.shares import Place
 from headway.errors import Code, HeadwayError
 from headway.request import FinishReason, Request, TokenLogprobs
 from services.gateway.metrics import GatewayMetrics
@@ -55,6 +56,7 @@ class Output:
         "new_token_ids",
         "num_cached_tokens",
         "num_prompt_tokens",
+        "place",
         "repeats_prompt",
         "request_id",
         "text",
@@ -66,12 +68,14 @@ class Output:
         index: int,
         text: OutputText,
         reply: Reply,
+        place: Place,
         *,
         repeats_prompt: bool = False,
     ) -> None:
         self.request_id = request.request_id
         self.index = index
         self.text = text
+        self.place = place
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.arrival_at = request.arrival_at
         self.first_at = 0.0
@@ -93,6 +97,7 @@ class Output:
         if token_id is not None:
             if text.num_tokens == 0:
                 self.first_at = now
+                self.place.begin()
                 self.num_cached_tokens = 0 if self.repeats_prompt else delivery.num_cached
             if self._keeps_tokens:
                 self.new_token_ids.append(token_id)
@@ -165,14 +170,14 @@ class Outputs:
                 continue
             if end is not None:
                 # The reply may have released it in the meantime.
-                if self._open.pop(output.request_id, None) is not None:
+                if self._close(output.request_id) is not None:
                     self._finished(output, end, now)
                 if delivery.finish_reason is None:
                     self._release(output.request_id)
 
     def fail(self, request_id: str, error: HeadwayError) -> None:
         """End an output that the core gave up."""
-        output = self._open.pop(request_id, None)
+        output = self._close(request_id)
         if output is not None:
             self._metrics.finished("error", 0, 0, ())
             self._metrics.count("errors", error.code.value)
@@ -181,9 +186,15 @@ class Outputs:
     def let_go(self, outputs: Iterable[Output]) -> None:
         """Stop outputs whose client is gone or whose call has failed, and free their KV blocks."""
         for output in outputs:
-            if self._open.pop(output.request_id, None) is not None:
+            if self._close(output.request_id) is not None:
                 self._metrics.finished("cancelled", 0, 0, ())
                 self._release(output.request_id)
+
+    def _close(self, request_id: str) -> Output | None:
+        output = self._open.pop(request_id, None)
+        if output is not None:
+            output.place.end()
+        return output
 
     def _broken(self, output: Output, error: Exception) -> None:
         self._unexpected(error, output.request_id)

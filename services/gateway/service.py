@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from headway.core.gateway.core import GatewayCore, GatewaySettings
@@ -30,6 +29,7 @@ from services.gateway.http.server import HttpServer, tls_context
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.model_files import read_model
 from services.gateway.outputs import Outputs
+from services.gateway.reading import ReadingThreads
 from services.gateway.scheduler_link import SchedulerLink
 from services.gateway.token_sink import TokenSink
 from services.gateway.tokenizer import TextCodec
@@ -79,15 +79,23 @@ class GatewayService:
         self._outputs = Outputs(
             self.metrics, self._release, self._feedback.observe, self.unexpected
         )
-        self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenise")
-        predict = self._feedback.predict
-        calls = Calls(model, self._outputs, self._submit, predict, self._executor)
+        self._bounds = config.client_bounds()
+        self._threads = ReadingThreads(self._bounds.buffered)
+        calls = Calls(
+            model,
+            self._outputs,
+            self._submit,
+            self._feedback.predict,
+            self._threads,
+            self._bounds.places,
+            lambda: self._core.retry_after,
+        )
         keys = KeyRing.load(config.api_key_file)
         self.grpc_edge = GatewayEdge(calls, keys, self.metrics, self.now)
         http_edge = HttpEdge(
             calls, keys, self.metrics, self, monitoring_needs_key=config.monitoring_needs_key
         )
-        self._http = HttpServer(http_edge, config.http_limits())
+        self._http = HttpServer(http_edge, config.http_limits(), self._bounds)
         self._performers: Mapping[type, Callable[[Any], None]] = {
             Deliver: self._deliver,
             CancelTokens: self._cancel_tokens,
@@ -138,7 +146,7 @@ class GatewayService:
         await self._link.stop()
         await self._sink_server.stop(STOP_GRACE)
         self._driver.close()
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     @property
     def num_open(self) -> int:
@@ -202,6 +210,16 @@ class GatewayService:
             ("paced_tokens", "Answering tokens held for their reader.", lambda: pacers.num_paced),
             ("tokens_in_hand", "Answering tokens held now.", lambda: pacers.num_in_hand),
             ("attached_workers", "Workers' token streams.", lambda: self.sink.num_attached),
+            (
+                "http_connections",
+                "HTTP connections that are open.",
+                lambda: self._bounds.connections.num_taken,
+            ),
+            (
+                "buffered_bytes",
+                "Bytes of bodies and unread answers that wait in memory.",
+                lambda: self._bounds.buffered.num_taken,
+            ),
             (
                 "scheduler_connected",
                 "1 while a scheduler leader listens.",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -13,6 +15,7 @@ from services.gateway.detokenise import (
     Detokeniser,
     TokenBytes,
     WindowDetokeniser,
+    byte_alphabet,
     is_byte_level,
 )
 from services.runtime.reasoning import marker_ids
@@ -30,6 +33,7 @@ class TextCodec:
         self.special_ids = frozenset(i for i, token in self._added.items() if token.special)
         self.vocab_size = max(vocab_size, tokenizer.get_vocab_size(with_added_tokens=True))
         self.markers = self._find_markers()
+        self._most_chars = most_chars_per_token(tokenizer)
 
     @classmethod
     def load(cls, folder: Path, vocab_size: int = 0) -> TextCodec:
@@ -47,6 +51,10 @@ class TextCodec:
         """Return the token ids of a text; a chat template brings its own special tokens."""
         encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return tuple(encodings[0].ids)
+
+    def most_chars(self, num_tokens: int) -> int | None:
+        """Return the length of the longest text that these tokens can hold, None if unbounded."""
+        return None if self._most_chars is None else self._most_chars * num_tokens
 
     def check_ids(self, token_ids: tuple[int, ...], param: str) -> None:
         """Refuse ids that the model has no embedding for."""
@@ -71,3 +79,33 @@ class TextCodec:
     def _find_markers(self) -> Markers | None:
         found = marker_ids({token.content: token_id for token_id, token in self._added.items()})
         return None if found is None else Markers(start=(found[0],), end=(found[1],))
+
+
+def most_chars_per_token(tokenizer: Tokenizer) -> int | None:
+    """Return the most characters of text that one token can stand for, None if there is no bound.
+
+    There is one for byte-level tokenizers that drop nothing. NFC joins up to four characters.
+    """
+    normaliser = "" if tokenizer.normalizer is None else _kind(tokenizer.normalizer)["type"]
+    if normaliser not in ("", "NFC") or not is_byte_level(tokenizer) or _drops(tokenizer):
+        return None
+    vocab = tokenizer.get_vocab(with_added_tokens=True)
+    if not vocab.keys() >= byte_alphabet().keys():
+        return None
+    longest = max(map(len, vocab))
+    return 4 * longest if normaliser else longest
+
+
+def _drops(tokenizer: Tokenizer) -> bool:
+    """Return whether some text becomes no token: what a split removes, or a token strips."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    kind = {} if tokenizer.pre_tokenizer is None else _kind(tokenizer.pre_tokenizer)
+    steps = kind.get("pretokenizers", [kind])
+    known = all(step.get("type") in ("ByteLevel", "Split", "Digits") for step in steps)
+    removed = any(step.get("behavior") == "Removed" for step in steps)
+    return not known or removed or any(token.lstrip or token.rstrip for token in added)
+
+
+def _kind(component: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(component.__getstate__())
+    return found

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from headway.errors import Code, HeadwayError
-from services.gateway.http.exchange import Exchange, HttpLimits, HttpRefusal
+from services.gateway.bounds import ClientBounds
+from services.gateway.http.exchange import Caller, Exchange, HttpLimits, HttpRefusal
 from services.gateway.http.server import HttpServer
 from services.gateway.openai.replies import respond_error
 
@@ -16,11 +17,23 @@ LIMITS = HttpLimits(
     max_body_bytes=1000,
     max_head_bytes=2000,
     max_unsent_bytes=100_000,
-    max_connections=20,
     head_timeout=0.3,
     body_timeout=0.3,
     idle_timeout=0.5,
 )
+
+
+MAX_CONNECTIONS = 20
+
+
+def bounds(share: float = 1.0, *, buffered: int = 10**6) -> ClientBounds:
+    return ClientBounds.of(
+        share,
+        max_connections=MAX_CONNECTIONS,
+        max_buffered_bytes=buffered,
+        max_waiting=100,
+        max_open_requests=100,
+    )
 
 
 @dataclass
@@ -31,9 +44,12 @@ class EchoHandler:
     num_gone: int = 0
     num_cut_off: int = 0
 
-    def screen(self, method: str, path: str, authorization: str) -> None:
+    def screen(
+        self, method: str, path: str, headers: Mapping[bytes, bytes], address: str
+    ) -> Caller:
         if path == "/no":
             raise HttpRefusal(401, HeadwayError(Code.UNAUTHENTICATED, "who are you"))
+        return Caller(address)
 
     def serve(self, exchange: Exchange) -> None:
         if exchange.path == "/hold":
@@ -82,8 +98,10 @@ class Listening:
     handler: EchoHandler
     port: int
 
-    async def client(self) -> Client:
-        return Client(*await asyncio.open_connection("127.0.0.1", self.port))
+    async def client(self, address: str = "127.0.0.1") -> Client:
+        """Connect from an address of this machine."""
+        connect = asyncio.open_connection("127.0.0.1", self.port, local_addr=(address, 0))
+        return Client(*await connect)
 
     async def works(self) -> bool:
         client = await self.client()
@@ -91,9 +109,11 @@ class Listening:
 
 
 @asynccontextmanager
-async def listening(limits: HttpLimits = LIMITS) -> AsyncIterator[Listening]:
+async def listening(
+    limits: HttpLimits = LIMITS, shared: ClientBounds | None = None
+) -> AsyncIterator[Listening]:
     handler = EchoHandler()
-    server = HttpServer(handler, limits)
+    server = HttpServer(handler, limits, shared or bounds())
     _, port = await server.start("127.0.0.1", 0)
     try:
         yield Listening(server, handler, port)

@@ -110,6 +110,11 @@ class GatewayCore:
         """Number of requests that have not ended."""
         return len(self._requests)
 
+    @property
+    def retry_after(self) -> float:
+        """Seconds until those who wait now should have their first token."""
+        return self._pace.time_for(self.num_waiting)
+
     def handle(self, event: GatewayEvent, *, now: float) -> Sequence[GatewayAction]:
         """React to one event."""
         actions: list[GatewayAction] = []

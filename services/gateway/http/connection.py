@@ -13,10 +13,14 @@ from typing import Protocol, cast
 
 import httptools
 
+from headway.core.gateway.shares import Bound, Charge
 from headway.errors import Code, HeadwayError
+from services.gateway.bounds import ClientBounds, client_at
 from services.gateway.http.exchange import Exchange, Handler, HttpLimits, HttpRefusal
 
 _LINGER = 2.0  # seconds for a refused client to read why
+_FEW_BYTES = 2**16  # unread bytes that are not counted
+_MOST_TURNED_AWAY = 64  # connections too many that are told why, at once
 _MOST_PIPELINED = 16  # requests that are read while an answer is owed
 
 
@@ -27,6 +31,8 @@ class ServerSide(Protocol):
     limits: HttpLimits
     date: bytes
     draining: bool
+    bounds: ClientBounds
+    num_turned_away: int
     time: Callable[[], float]
     connections: set[HttpConnection]
 
@@ -42,6 +48,12 @@ class HttpConnection(asyncio.Protocol):
         self._waiting: deque[Exchange] = deque()  # pipelined behind the current one
         self._current: Exchange | None = None
         self._lingering = False
+        self._address = ""
+        self._client = ""
+        self._is_counted = False  # among the connections; else it is turned away
+        self._charge = Charge(server.bounds.buffered)  # for the bytes that wait here
+        self._few_bytes = min(_FEW_BYTES, self._limits.max_unsent_bytes)
+        self.num_unsent = 0  # bytes of answers that are counted
         self._reading = False  # in the middle of a request
         self.expires_at: float | None = server.time() + self._limits.head_timeout
         self._begin_message()
@@ -51,12 +63,25 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take in a client that has connected."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
-        if len(self._server.connections) >= self._limits.max_connections:
-            message = f"{self._limits.max_connections} connections are open, the most allowed"
-            error = HeadwayError(Code.UNAVAILABLE, message, retry_after=1.0)
-            self._refuse(HttpRefusal(503, error))
-            return
-        self._server.connections.add(self)
+        peer = transport.get_extra_info("peername")
+        self._address = self._client = client_at(peer[0]) if isinstance(peer, tuple) else "local"
+        connections = self._server.bounds.connections
+        self._is_counted = connections.take(self._address)
+        if self._is_counted:
+            self._server.connections.add(self)
+        else:
+            self._turn_away(connections)
+
+    def _turn_away(self, connections: Bound) -> None:
+        """Refuse a connection too many; in a flood without a word."""
+        self._server.num_turned_away += 1
+        if self._server.num_turned_away > _MOST_TURNED_AWAY:
+            self.abort()
+        elif connections.num_taken < connections.capacity:
+            self._refuse(HttpRefusal(429, connections.refusal(self._address)))
+        else:
+            message = f"{connections.capacity} connections are open, the most allowed"
+            self._refuse(HttpRefusal(503, HeadwayError(Code.UNAVAILABLE, message, retry_after=1.0)))
 
     def data_received(self, data: bytes) -> None:
         """Parse; serve a whole request immediately, or after those before it."""
@@ -68,6 +93,8 @@ class HttpConnection(asyncio.Protocol):
         if self._in_head:
             self._unparsed_bytes += len(data)
         self._refuse(self._parse(data))
+        if self._reading or self._waiting or self._charge.amount:
+            self._count_bytes()
         if self._in_head and self._unparsed_bytes > self._limits.max_head_bytes:
             self._refuse(self._head_too_long())
 
@@ -96,6 +123,11 @@ class HttpConnection(asyncio.Protocol):
         self._parser = None  # it refers to this connection: its memory must not wait for the gc
         self._waiting.clear()
         self._begin_message()
+        self._charge.change("", 0)
+        if self._is_counted:
+            self._server.bounds.connections.give_back(self._address)
+        else:
+            self._server.num_turned_away -= 1
         current, self._current = self._current, None
         if current is not None:
             current.gone()
@@ -133,8 +165,10 @@ class HttpConnection(asyncio.Protocol):
             raise _bad(400, "it has no host header, which HTTP/1.1 requires")
         if self._parser.should_upgrade():  # llhttp would take the body for the new protocol's
             raise _bad(400, "it asks to upgrade the protocol; have the client use plain HTTP/1.1")
-        authorization = headers.get(b"authorization", b"").decode("latin-1")
-        self._server.handler.screen(self._method, self._path, authorization)
+        handler = self._server.handler
+        caller = handler.screen(self._method, self._path, headers, self._address)
+        self._client = caller.client
+        self._max_body_bytes = min(self._limits.max_body_bytes, caller.max_body_bytes)
         self._check_size(int(headers.get(b"content-length") or 0))
         if headers.get(b"expect", b"").lower() == b"100-continue" and self._transport:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -168,6 +202,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write(data)
         if not last:
             return
+        self.count_unsent()
         keep_alive, self._current = self._current.keep_alive, None
         if self._lingering:
             return
@@ -181,8 +216,9 @@ class HttpConnection(asyncio.Protocol):
             self._expire_in(limits.head_timeout if self._reading else limits.idle_timeout)
 
     def cut_off_if_unread(self, limit: int) -> None:
-        """Drop a client that has left over ``limit`` bytes unread."""
-        if self._transport is not None and self._transport.get_write_buffer_size() > limit:
+        """Drop a client that has left over ``limit`` bytes unread, or more than its share."""
+        self.count_unsent()
+        if self.num_unsent > limit and self._transport is not None:
             self._server.handler.cut_off()
             self._transport.abort()
 
@@ -192,6 +228,14 @@ class HttpConnection(asyncio.Protocol):
         """Drop the client."""
         if self._transport is not None:
             self._transport.abort()
+
+    def count_unsent(self) -> None:
+        """Count the bytes that the client leaves unread, beyond a few; drop it where too many."""
+        unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        if unsent <= self._few_bytes and not self.num_unsent:
+            return  # nearly always
+        self.num_unsent = unsent if unsent > self._few_bytes else 0
+        self._count_bytes()
 
     @property
     def busy(self) -> bool:
@@ -215,6 +259,22 @@ class HttpConnection(asyncio.Protocol):
         if not self.busy and self._transport is not None:
             self._transport.close()
 
+    def _count_bytes(self) -> None:
+        """Charge the client with all that waits here; refuse the request where it is too much."""
+        if self._transport is None:
+            return
+        head = self._unparsed_bytes if self._in_head else self._head_bytes
+        waiting = sum(len(exchange.body) for exchange in self._waiting)
+        num_bytes = head + len(self._body) + waiting + self.num_unsent
+        if self._charge.change(self._client, num_bytes):
+            return
+        if self.num_unsent or self._lingering:
+            self._server.handler.cut_off()
+            self.abort()
+        else:
+            error = self._server.bounds.buffered.refusal(self._client, num_bytes)
+            self._refuse(HttpRefusal(429, error))
+
     def _serve(self, exchange: Exchange) -> None:
         self._current = exchange
         self._expire_in(self._limits.answer_timeout)
@@ -233,6 +293,8 @@ class HttpConnection(asyncio.Protocol):
         if self._current is not None:  # a response has begun: an error cannot follow it
             self._transport.abort()
             return
+        self._waiting.clear()
+        self._body.clear()
         self._current = exchange = self._exchange(http_1_1=True, keep_alive=False)
         self._server.handler.refuse(exchange, refusal)
         # Closing with unread input would reset the connection before the client has read this.
@@ -256,6 +318,7 @@ class HttpConnection(asyncio.Protocol):
             path=self._path,
             headers=self._headers,
             body=bytes(self._body),
+            client=self._client,
             http_1_1=http_1_1,
             keep_alive=keep_alive and not self._server.draining,
             date=self._server.date,
@@ -268,12 +331,14 @@ class HttpConnection(asyncio.Protocol):
         self._unparsed_bytes = 0  # as read, while the head is not complete
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
+        self._max_body_bytes = self._limits.max_body_bytes
         self._body = bytearray()  # not a list: a body may come byte by byte
 
     def _check_size(self, num_bytes: int) -> None:
-        limit = self._limits.max_body_bytes
+        limit = self._max_body_bytes
         if num_bytes > limit:
-            raise _bad(413, f"its body has {num_bytes} bytes or more; at most {limit} are allowed")
+            whose = "are allowed" if limit == self._limits.max_body_bytes else "can fit the model"
+            raise _bad(413, f"its body has {num_bytes} bytes or more; at most {limit} {whose}")
 
     def _head_too_long(self) -> HttpRefusal:
         limit = self._limits.max_head_bytes

@@ -15,15 +15,19 @@ from headway.request import Request
 from services.gateway.api_call import ApiCall, ReplyStyle
 from services.gateway.auth import KeyRing
 from services.gateway.calls import Calls
-from services.gateway.http.exchange import Exchange, HttpRefusal
+from services.gateway.http.exchange import Caller, Exchange, HttpRefusal
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.json import CallIdentity, dumps
 from services.gateway.openai.replies import JSON, HttpReply, StreamReply, WholeReply, respond_error
-from services.gateway.openai.requests import parse_chat, parse_completion, parse_json_object
+from services.gateway.openai.requests import (
+    MAX_CHOICES,
+    parse_chat,
+    parse_completion,
+    parse_json_object,
+)
+from services.gateway.reading import INLINE_BYTES
 
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-# A longer body is parsed and tokenised in a thread: the loop stays free for tokens.
-_MOST_INLINE_BYTES = 8192
 _POST = {"/v1/chat/completions": parse_chat, "/v1/completions": parse_completion}
 _GET = frozenset({"/v1/models", "/health", "/metrics"})
 _MODEL, _EXPLAIN = "/v1/models/", "/explain/"
@@ -68,14 +72,22 @@ class HttpEdge:
         self._open_paths = frozenset() if monitoring_needs_key else {"/health", "/metrics"}
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = int(shell.now())
+        self._most_bytes = {
+            path: calls.model.most_body_bytes(1 if parse is parse_chat else MAX_CHOICES)
+            for path, parse in _POST.items()
+        }
 
-    def screen(self, method: str, path: str, authorization: str) -> None:
+    def screen(
+        self, method: str, path: str, headers: Mapping[bytes, bytes], address: str
+    ) -> Caller:
         """Check a request's head before its body is read: the key, the path and the method."""
+        client = address
         if path not in self._open_paths:
             try:
-                self._keys.check(authorization)
+                name = self._keys.check(headers.get(b"authorization", b"").decode("latin-1"))
             except HeadwayError as error:
                 raise HttpRefusal(401, error, "invalid_api_key") from error
+            client = f"key {name}" if name else address
         is_get = path in _GET or path.startswith((_MODEL, _EXPLAIN))
         if not is_get and path not in _POST:
             routes = ", ".join([*(f"POST {p}" for p in _POST), *(f"GET {p}" for p in sorted(_GET))])
@@ -85,6 +97,7 @@ class HttpEdge:
             message = f"{path} takes {'GET' if is_get else 'POST'}, not {method}"
             refused = HeadwayError(Code.INVALID_ARGUMENT, message)
             raise HttpRefusal(405, refused, "method_not_allowed")
+        return Caller(client, self._most_bytes.get(path, INLINE_BYTES))
 
     def serve(self, exchange: Exchange) -> None:
         """Answer a whole request that passed ``screen``."""
@@ -110,13 +123,14 @@ class HttpEdge:
     def _generate(self, exchange: Exchange, parse: Parse) -> None:
         arrival_at = self._shell.now()
         body, exchange.body = exchange.body, b""  # not kept while the answer is generated
-        if len(body) <= _MOST_INLINE_BYTES:
+        if len(body) <= INLINE_BYTES:
             self._open(exchange, arrival_at, *self._read(body, parse, arrival_at))
             return
         self._in_task(exchange, self._generate_long(exchange, body, parse, arrival_at))
 
     def _in_task(self, exchange: Exchange, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(self._answer(exchange, work))
+        exchange.on_gone = partial(_cancel, task)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -129,9 +143,9 @@ class HttpEdge:
     async def _generate_long(
         self, exchange: Exchange, body: bytes, parse: Parse, arrival_at: float
     ) -> None:
-        loop = asyncio.get_running_loop()
+        self._calls.check_room(exchange.client)
         read = partial(self._read, body, parse, arrival_at)
-        found = await loop.run_in_executor(self._calls.executor, read)
+        found = await self._calls.threads.run(exchange.client, len(body), read)
         if not exchange.ended:
             self._open(exchange, arrival_at, *found)
 
@@ -161,7 +175,7 @@ class HttpEdge:
         )
         kind: type[HttpReply] = StreamReply if style.stream else WholeReply
         reply = kind(exchange, identity, style, self._calls.model.codec, self._calls.let_go)
-        self._calls.open(call, requests, reply)
+        self._calls.open(call, requests, reply, exchange.client)
 
     # --- other routes ---------------------------------------------------------------------
 
@@ -224,3 +238,7 @@ class HttpEdge:
         self._shell.unexpected(error, exchange.path)
         message = "the gateway failed on this request; it has been logged"
         self._respond_error(exchange, HeadwayError(Code.INTERNAL, message))
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()

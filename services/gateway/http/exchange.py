@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Protocol
@@ -24,7 +24,6 @@ class HttpLimits:
     max_body_bytes: int = 4 * 2**20
     max_head_bytes: int = 64 * 2**10
     max_unsent_bytes: int = 2**20
-    max_connections: int = 4096
     head_timeout: float = 10.0
     body_timeout: float = 30.0
     idle_timeout: float = 75.0
@@ -39,6 +38,15 @@ class HttpRefusal(Exception):  # noqa: N818 (it is an answer, as HeadwayError is
         self.status = status
         self.error = error
         self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The client of a request, and the longest body that may be of use to it."""
+
+    client: str
+    """The name that bounds count it by: a key's, or an address."""
+    max_body_bytes: int = 2**63
 
 
 class Responder(Protocol):
@@ -67,6 +75,7 @@ class Exchange:
     path: str
     headers: dict[bytes, bytes]
     body: bytes
+    client: str
     http_1_1: bool
     keep_alive: bool
     date: bytes
@@ -146,7 +155,9 @@ class Exchange:
 class Handler(Protocol):
     """The object that answers an HTTP server's requests."""
 
-    def screen(self, method: str, path: str, authorization: str) -> None:
+    def screen(
+        self, method: str, path: str, headers: Mapping[bytes, bytes], address: str
+    ) -> Caller:
         """Check a request's head; HttpRefusal where its body need not be read."""
 
     def serve(self, exchange: Exchange) -> None:

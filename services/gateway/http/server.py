@@ -8,6 +8,7 @@ import ssl
 from email.utils import formatdate
 from pathlib import Path
 
+from services.gateway.bounds import ClientBounds
 from services.gateway.http.connection import HttpConnection
 from services.gateway.http.exchange import Handler, HttpLimits
 
@@ -18,9 +19,11 @@ _UNSENT_SOCKET_BYTES = 2**18  # the kernel's share of what a slow reader may lea
 class HttpServer:
     """A listener that passes whole requests to its handler."""
 
-    def __init__(self, handler: Handler, limits: HttpLimits) -> None:
+    def __init__(self, handler: Handler, limits: HttpLimits, bounds: ClientBounds) -> None:
         self.handler = handler
         self.limits = limits
+        self.bounds = bounds
+        self.num_turned_away = 0
         self.connections: set[HttpConnection] = set()
         self.draining = False
         self.date = b""
@@ -72,12 +75,14 @@ class HttpServer:
             connection.abort()
 
     def _sweep(self) -> None:
-        """Expire slow connections; one timer serves them all."""
+        """Expire slow connections and count what is unread; one timer serves them all."""
         now = self.time()
         self.date = b"date: %b\r\n" % formatdate(usegmt=True).encode()
         for connection in list(self.connections):
             if connection.expires_at is not None and connection.expires_at <= now:
                 connection.expire()
+            if connection.num_unsent:
+                connection.count_unsent()
         self._timer = self._loop.call_later(_SWEEP_INTERVAL, self._sweep)
 
 

@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from headway.core.gateway.events import Delivery
+from headway.core.gateway.shares import Place
 from headway.errors import HeadwayError
 from headway.request import Request, SamplingParams
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
@@ -23,6 +24,7 @@ from services.gateway.output_text import OutputText
 from services.gateway.outputs import Output
 from services.gateway.tokenizer import TextCodec
 from tests.fakes.gateway_harness import GATEWAY_ID, Cluster, cluster, until
+from tests.fakes.http_rig import bounds
 from tests.fakes.tiny_model import byte_tokenizer
 
 
@@ -211,11 +213,14 @@ async def test_a_client_that_does_not_read_is_cut_off_and_told() -> None:
     let_go: list[Output] = []
     metrics = GatewayMetrics(CollectorRegistry(), 0.1)
     reply = GrpcReply("gen-1", let_go.extend, metrics)
+    places = bounds().places
+    places.take("address 1.2.3.4", 1, retry_after=1.0)
     output = Output(
         Request("gen-1", "m", (1,), SamplingParams(), 0.0),
         0,
         OutputText(TextCodec(byte_tokenizer()).detokeniser()),
         reply,
+        Place(places, "address 1.2.3.4"),
     )
     reply.outputs.append(output)
     for _ in range(5000):

@@ -12,7 +12,16 @@ from pathlib import Path
 import pytest
 
 from services.gateway.http.server import HttpServer, tls_context
-from tests.fakes.http_rig import LIMITS, Client, EchoHandler, listening, post, until
+from tests.fakes.http_rig import (
+    LIMITS,
+    MAX_CONNECTIONS,
+    Client,
+    EchoHandler,
+    bounds,
+    listening,
+    post,
+    until,
+)
 
 
 async def test_requests_follow_each_other_on_one_connection() -> None:
@@ -237,7 +246,7 @@ async def test_a_client_that_has_left_leaves_nothing_for_the_garbage_collector(
 
 async def test_one_connection_too_many_gets_503_and_is_welcome_later() -> None:
     async with listening() as it:
-        clients = [await it.client() for _ in range(LIMITS.max_connections)]
+        clients = [await it.client() for _ in range(MAX_CONNECTIONS)]
         for client in clients:
             await client.ask(post(b"x"))
         found = await (await it.client()).response()
@@ -295,11 +304,11 @@ async def test_draining_lets_the_answer_finish_and_takes_nothing_new() -> None:
 async def test_a_taken_port_is_not_shared_silently() -> None:
     async with listening() as it:
         with pytest.raises(OSError, match="in use"):
-            await HttpServer(EchoHandler(), LIMITS).start("127.0.0.1", it.port)
+            await HttpServer(EchoHandler(), LIMITS, bounds()).start("127.0.0.1", it.port)
 
 
 async def test_it_speaks_tls_with_the_files_it_is_given(certificate: tuple[Path, Path]) -> None:
-    server = HttpServer(EchoHandler(), LIMITS)
+    server = HttpServer(EchoHandler(), LIMITS, bounds())
     _, port = await server.start("127.0.0.1", 0, tls_context(*certificate))
     trust = ssl.create_default_context(cafile=str(certificate[0]))
     client = Client(*await asyncio.open_connection("127.0.0.1", port, ssl=trust))

@@ -1,0 +1,55 @@
+"""The bounds that the gateway's clients share, and the names that they are counted by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_network
+from urllib.parse import unquote
+
+from headway.core.gateway.shares import Bound, Places
+
+
+@dataclass(frozen=True, slots=True)
+class ClientBounds:
+    """What clients take from: connections by address, the others by key where there are keys."""
+
+    connections: Bound
+    buffered: Bound
+    """Bytes that wait: bodies until they are read, answers until their client takes them."""
+    places: Places
+
+    @classmethod
+    def of(
+        cls,
+        share: float,
+        *,
+        max_connections: int,
+        max_buffered_bytes: int,
+        max_waiting: int,
+        max_open_requests: int,
+    ) -> ClientBounds:
+        """Make the bounds from the gateway's options; one client may hold ``share`` of each."""
+        waiting = Bound("requests without a token", max_waiting, share, "--max-waiting")
+        opened = Bound("open requests", max_open_requests, share, "--max-open-requests")
+        return cls(
+            Bound("connections", max_connections, share, "--max-connections"),
+            Bound("bytes waiting", max_buffered_bytes, share, "--max-buffered-bytes"),
+            Places(waiting, opened),
+        )
+
+
+def client_at(host: str) -> str:
+    """Return the name of a client by its address: an IPv6 client has a network of 2^64 of them."""
+    if ":" not in host:
+        return f"address {host}"
+    address = IPv6Address(host)
+    if address.ipv4_mapped is not None:
+        return f"address {address.ipv4_mapped}"
+    return f"address {ip_network((int(address), 64), strict=False)}"
+
+
+def grpc_client(peer: str) -> str:
+    """Return the name of a gRPC peer, which is written as ``ipv4:1.2.3.4:567``."""
+    kind, _, rest = unquote(peer).partition(":")
+    host = rest.rpartition(":")[0].strip("[]").partition("%")[0]
+    return client_at(host) if kind in ("ipv4", "ipv6") else f"address {kind}"

@@ -1,0 +1,223 @@
+"""One client's flood of connections, requests or bytes is refused to that client alone."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from headway.core.gateway.shares import Bound
+from headway.errors import HeadwayError
+from services.gateway.auth import key_line
+from services.gateway.bounds import client_at, grpc_client
+from services.gateway.reading import ReadingThreads
+from tests.fakes.gateway_harness import Cluster, cluster
+from tests.fakes.http_rig import Client, bounds, listening, post, until
+
+OTHER = "127.0.0.2"
+
+
+async def test_a_flood_of_silent_connections_is_refused_and_others_are_served() -> None:
+    async with listening(shared=bounds(0.8)) as it:
+        flood = [await it.client() for _ in range(20)]
+        found = await flood[-1].response()
+        assert found.startswith(b"HTTP/1.1 429 ")
+        assert b"retry-after: 1" in found
+        assert b"address 127.0.0.1 has 16 connections" in found
+        other = await it.client(OTHER)
+        assert (await other.ask(post(b"x"))).endswith(b"POST:x")
+        assert (await flood[0].ask(post(b"y"))).endswith(b"POST:y")
+        for client in flood:
+            client.writer.close()
+        await until(lambda: len(it.server.connections) == 1)
+        assert await it.works()
+
+
+async def test_a_flood_beyond_what_can_be_told_is_closed_without_a_word() -> None:
+    async with listening(shared=bounds(0.8)) as it:
+        flood = [await it.client() for _ in range(200)]
+        told = await asyncio.gather(*(refused_or_closed(client) for client in flood[-130:]))
+        assert True in told
+        assert False in told
+        assert (await (await it.client(OTHER)).ask(post(b"x"))).endswith(b"POST:x")
+
+
+async def refused_or_closed(client: Client) -> bool:
+    """Whether the client was told why it is refused; else its connection was closed."""
+    try:
+        return b"HTTP/1.1 429 " in await client.rest()
+    except ConnectionResetError:
+        return False
+
+
+async def test_bodies_that_never_end_are_refused_to_their_client_alone() -> None:
+    shared = bounds(0.8, buffered=5000)
+    async with listening(shared=shared) as it:
+        slow = [await it.client() for _ in range(6)]
+        for client in slow:
+            client.writer.write(post(b"x" * 990)[:-1])
+        whole = await asyncio.gather(*(client.rest() for client in slow))
+        assert sum(found.startswith(b"HTTP/1.1 429 ") for found in whole) >= 1
+        assert b"bytes waiting" in max(whole, key=lambda found: b" 429 " in found)
+        other = await it.client(OTHER)
+        assert (await other.ask(post(b"x" * 990))).endswith(b"x" * 990)
+        await until(lambda: shared.buffered.num_taken == 0)
+
+
+async def test_uploads_that_are_given_up_leave_no_bytes_behind() -> None:
+    shared = bounds(0.8, buffered=5000)
+    async with listening(shared=shared) as it:
+        for _ in range(50):
+            client = await it.client()
+            client.writer.write(post(b"x" * 990)[:-1])
+            await client.writer.drain()
+            client.writer.close()
+        await until(lambda: not it.server.connections)
+        assert shared.buffered.num_taken == 0
+        assert await it.works()
+
+
+async def test_answers_that_nobody_reads_count_as_buffered() -> None:
+    shared = bounds(0.8, buffered=2_000_000)
+    async with listening(shared=shared) as it:
+        client = await it.client()
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # asyncio types it too widely
+        client.writer.write(post(b"", b"/hold"))
+        await until(lambda: bool(it.handler.held))
+        it.handler.held[0].respond(200, "text/plain", b"x" * 10_000_000)
+        await until(lambda: it.handler.num_cut_off == 1)
+        await until(lambda: not it.server.connections)
+        assert shared.buffered.num_taken == 0
+
+
+def write_keys(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    file = folder / "keys"
+    file.write_text("\n".join(key_line(name, f"hw-{name}") for name in "ab"))
+    file.chmod(0o600)
+    return file
+
+
+async def test_outputs_of_one_key_leave_room_for_another(tmp_path: Path, store_url: str) -> None:
+    keys = write_keys(tmp_path)
+    async with cluster(tmp_path, store_url, api_key_file=keys, max_waiting=100) as running:
+        running.emulated.paused = True
+        flood = [asyncio.create_task(ask(running, "a", n=16)) for _ in range(8)]
+        await until(lambda: sum(task.done() for task in flood) == 3)
+        assert running.service.num_open == 80
+        other = asyncio.create_task(ask(running, "b", n=1))
+        await until(lambda: running.service.num_open == 81)
+        refused = [await task for task in flood if task.done()]
+        assert {status for status, _ in refused} == {429}
+        assert "key a has 80 requests without a token and asks for 16 more" in refused[0][1]
+        running.emulated.paused = False
+        for task in flood:
+            task.cancel()
+        await until(lambda: running.service.num_open <= 1)
+        other.cancel()
+        await until(lambda: running.service.num_open == 0)
+        assert (await ask(running, "a", n=16))[0] == 200
+
+
+async def ask(running: Cluster, key: str, *, n: int) -> tuple[int, str]:
+    body = {"model": "tiny", "prompt": "ab", "n": n}
+    async with running.http() as client:
+        headers = {"authorization": f"Bearer hw-{key}"}
+        response = await client.post("/v1/completions", json=body, headers=headers)
+        return response.status_code, response.text
+
+
+async def test_a_body_that_cannot_fit_the_model_is_refused_unread(running: Cluster) -> None:
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
+    head += b"content-type: application/json\r\ncontent-length: 3000000\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    writer.write(head)
+    found = await asyncio.wait_for(reader.readuntil(b"}"), 10)
+    assert found.startswith(b"HTTP/1.1 413 ")
+    assert b"can fit the model" in found
+    writer.close()
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_a_prompt_that_cannot_fit_the_model_is_not_tokenised(
+    running: Cluster, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(running.service._model.codec), "encode", None)
+    text = "a" * 100_000
+    body: dict[str, object] = {"model": "tiny", "prompt": text}
+    if "chat" in path:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": text}]}
+    async with running.http() as client:
+        response = await client.post(path, json=body)
+    assert response.status_code == 400
+    assert "at least 7" in response.json()["error"]["message"]
+    assert response.json()["error"]["param"] == ("messages" if "chat" in path else "prompt")
+
+
+async def test_the_longest_prompt_that_fits_is_taken_however_it_is_written(
+    running: Cluster,
+) -> None:
+    text = "ü" * 1020
+    content = json.dumps({"model": "tiny", "prompt": text, "max_tokens": 1}, indent=200).encode()
+    async with running.http() as client:
+        headers = {"content-type": "application/json"}
+        response = await client.post("/v1/completions", content=content, headers=headers)
+    assert response.status_code == 200
+    assert response.json()["usage"]["prompt_tokens"] == 2040
+
+
+async def test_long_jobs_of_one_client_do_not_hold_up_anothers_short_one() -> None:
+    threads = ReadingThreads(Bound("bytes waiting", 10**8, 0.8, "--max-buffered-bytes"))
+    go_on = threading.Event()
+    long = [asyncio.create_task(threads.run("a", 4 * 10**6, go_on.wait)) for _ in range(6)]
+    await asyncio.sleep(0)
+    short = threads.run("b", 9000, lambda: hashlib.sha256(b"b").hexdigest())
+    assert len(await asyncio.wait_for(short, 10)) == 64
+    assert not any(task.done() for task in long)
+    with pytest.raises(HeadwayError, match="a has 24000000 bytes waiting"):
+        await threads.run("a", 10**8, go_on.wait)
+    long[0].cancel()
+    long[5].cancel()
+    go_on.set()
+    assert await asyncio.gather(*long[1:5]) == [True] * 4
+    await asyncio.wait(long)
+    assert threads.buffered.num_taken == 0
+    threads.close()
+
+
+async def test_an_error_of_a_job_reaches_its_client() -> None:
+    threads = ReadingThreads(Bound("bytes waiting", 100, 0.8, "--max-buffered-bytes"))
+    with pytest.raises(ZeroDivisionError):
+        await threads.run("a", 1, lambda: 1 // 0)
+    assert await threads.run("a", 1, lambda: 7) == 7
+    threads.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "client"),
+    [
+        ("1.2.3.4", "address 1.2.3.4"),
+        ("::ffff:1.2.3.4", "address 1.2.3.4"),
+        ("2001:db8:1:2:3::4", "address 2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "address fe80::/64"),
+    ],
+)
+def test_a_client_without_a_key_is_its_address_or_its_network(host: str, client: str) -> None:
+    assert client_at(host) == client
+
+
+@pytest.mark.parametrize(
+    ("peer", "client"),
+    [
+        ("ipv4:1.2.3.4:567", "address 1.2.3.4"),
+        ("ipv6:%5B2001:db8:1:2:3::4%5D:567", "address 2001:db8:1:2::/64"),
+        ("ipv6:[::1]:567", "address ::/64"),
+        ("unix:/run/x", "address unix"),
+    ],
+)
+def test_a_grpc_peer_is_named_alike(peer: str, client: str) -> None:
+    assert grpc_client(peer) == client
