@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from headway.bounds import Bounded, between, over
 from headway.cost.buckets import BUCKET_NAMES, NUM_BUCKETS, Buckets
 from headway.cost.pass_time import PassTime
 from headway.cost.velocity import Memory, convertible_velocity, reserved_tokens
@@ -18,7 +19,7 @@ _MOST = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(Bounded):
     """Costs of an instance of a deployment; memory and chunk per DP unit, velocities per instance.
 
     ``num_gpus``: accelerators an instance takes. ``num_units``: its DP units, in lock-step.
@@ -36,21 +37,21 @@ class Profile:
     parallelism: str
     origin: str
     pass_time: PassTime
-    kv_bytes_per_token: int
-    kv_capacity_tokens: int
-    chunk_tokens: int
-    num_gpus: int = 1
-    num_units: int = 1
-    block_size: int = 16
-    max_batch: int = 256
-    swap_per_token: float = 0.0
-    host_capacity_tokens: int = 0
-    link_bytes_per_s: float = 12.5e9
-    start_up: float = 5.0
-    convertible_chunk_tokens: int | None = None
-    prefill_tokens_per_s: float | None = None
-    network_tokens_per_s: float | None = None
-    convertible_tokens_per_s: float | None = None
+    kv_bytes_per_token: int = between(1, _MOST)
+    kv_capacity_tokens: int = between(1, _MOST)
+    chunk_tokens: int = between(1, _MOST)
+    num_gpus: int = between(1, _MOST, default=1)
+    num_units: int = between(1, _MOST, default=1)
+    block_size: int = between(1, _MOST, default=16)
+    max_batch: int = between(1, _MOST, default=256)
+    swap_per_token: float = between(0, 1, default=0.0)
+    host_capacity_tokens: int = between(0, _MOST, default=0)
+    link_bytes_per_s: float = over(0, default=12.5e9)
+    start_up: float = between(0, 1e6, default=5.0)
+    convertible_chunk_tokens: int | None = between(1, _MOST, default=None)
+    prefill_tokens_per_s: float | None = over(0, default=None)
+    network_tokens_per_s: float | None = over(0, default=None)
+    convertible_tokens_per_s: float | None = over(0, default=None)
     decode_tokens_per_s: Sequence[float] = ()
     buckets: Buckets = field(default_factory=Buckets)
 
@@ -58,21 +59,8 @@ class Profile:
         for name in ("name", "model", "device", "dtype", "parallelism", "origin"):
             if not getattr(self, name).strip():
                 raise invalid(name, getattr(self, name), "a text that says something")
-        for name in _COUNTS:
-            require_between(name, getattr(self, name), 1, _MOST)
+        Bounded.__post_init__(self)
         require_between("kv_capacity_tokens", self.kv_capacity_tokens, self.block_size, _MOST)
-        require_between("swap_per_token", self.swap_per_token, 0, 1)
-        require_between("host_capacity_tokens", self.host_capacity_tokens, 0, _MOST)
-        require_between("start_up", self.start_up, 0, 1e6)
-        require_over("link_bytes_per_s", self.link_bytes_per_s, 0)
-        for name in _VELOCITIES:
-            if getattr(self, name) is not None:
-                require_over(name, getattr(self, name), 0)
-        if self.convertible_chunk_tokens is not None:
-            require_between("convertible_chunk_tokens", self.convertible_chunk_tokens, 1, _MOST)
-        self._check_decode()
-
-    def _check_decode(self) -> None:
         if len(self.decode_tokens_per_s) not in (0, NUM_BUCKETS):
             limit = f"{NUM_BUCKETS} velocities, one a bucket, or left out"
             raise invalid("decode_tokens_per_s", tuple(self.decode_tokens_per_s), limit)
@@ -144,7 +132,3 @@ def require_profile(policy: str, profile: Profile | None) -> Profile:
         )
         raise HeadwayError(Code.FAILED_PRECONDITION, message, param="profile")
     return profile
-
-
-_VELOCITIES = ("prefill_tokens_per_s", "network_tokens_per_s", "convertible_tokens_per_s")
-_COUNTS = ("kv_bytes_per_token", "chunk_tokens", "num_gpus", "num_units", "block_size", "max_batch")

@@ -8,7 +8,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headway.errors import invalid, require_between, require_over
+from headway.bounds import Bounded, between, over
+from headway.errors import invalid
 
 PROCESSES = ("poisson", "gamma", "constant")
 
@@ -39,26 +40,19 @@ def gaps(
 
 
 @dataclass(frozen=True, slots=True)
-class Bursts:
+class Bursts(Bounded):
     """On-off bursts: arrivals come ``factor`` times as fast in a burst as outside of one.
 
-    Bursts last ``length`` seconds on average and fill ``share`` of the time, over 0 and below 1.
-    The rate goes up and down with a sine of ``wave_period`` seconds by ``wave`` of itself, 0 to 1.
+    Bursts last ``length`` seconds on average and fill ``share`` of the time. The rate goes up and
+    down with a sine of ``wave_period`` seconds by ``wave`` of itself.
     Defaults: Azure's conversation trace as TokenScale describes it, without a wave.
     """
 
-    factor: float = 3.0
-    length: float = 2.3
-    share: float = 0.47
-    wave: float = 0.0
-    wave_period: float = 600.0
-
-    def __post_init__(self) -> None:
-        require_between("burst_factor", self.factor, 1, 1e6)
-        require_over("burst_length", self.length, 0)
-        require_between("burst_share", self.share, 0.001, 0.999)
-        require_between("burst_wave", self.wave, 0, 1)
-        require_over("burst_wave_period", self.wave_period, 0)
+    factor: float = between(1, 1e6, default=3.0, name="burst_factor")
+    length: float = over(0, default=2.3, name="burst_length")
+    share: float = between(0.001, 0.999, default=0.47, name="burst_share")
+    wave: float = between(0, 1, default=0.0, name="burst_wave")
+    wave_period: float = over(0, default=600.0, name="burst_wave_period")
 
     def gaps(self, rate: float, rng: random.Random) -> Iterator[float]:
         """Endless gaps with a mean of 1/``rate`` over everything; Poisson inside and outside."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from headway.bounds import Bounded, between, over
 from headway.core.predictor.samples import Ended, SampleBuffer, Samples, SeenStates
-from headway.errors import require_between, require_over
 from services.predictor.network import LengthNetwork
 from services.predictor.scorer import Scorer
 from services.predictor.versions import save_version
@@ -24,25 +24,18 @@ _JUDGING_SHARE = 5  # every fifth request
 
 
 @dataclass(frozen=True, slots=True)
-class LearnSettings:
+class LearnSettings(Bounded):
     """The schedule and parameters by which a version is trained."""
 
-    every: int = 256
+    every: int = between(8, 1_000_000, default=256)
     """Finished requests between attempts."""
-    gain: float = 0.02
+    gain: float = between(0, 1, default=0.02)
     """Share by which the error must fall."""
-    rate: float = 1e-3
+    rate: float = over(0, default=1e-3)
     """Learning rate."""
-    num_steps: int = 400
+    num_steps: int = between(1, 1_000_000, default=400)
     """Batches per attempt."""
-    batch_size: int = 64
-
-    def __post_init__(self) -> None:
-        require_between("every", self.every, 8, 1_000_000)
-        require_between("gain", self.gain, 0, 1)
-        require_over("rate", self.rate, 0)
-        require_between("num_steps", self.num_steps, 1, 1_000_000)
-        require_between("batch_size", self.batch_size, 1, 65_536)
+    batch_size: int = between(1, 65_536, default=64)
 
 
 class Learner:

@@ -10,7 +10,7 @@ import pytest
 
 from headway.errors import HeadwayError
 from headway.policies.batching.pascal import Pascal, PascalParams
-from headway.policies.batching.rr import RoundRobin
+from headway.policies.batching.rr import RoundRobinBatching
 from headway.request import Phase, StreamKey
 
 
@@ -101,7 +101,7 @@ def test_memory_goes_to_reasoning_first_and_then_by_quanta() -> None:
 
 
 def test_the_baseline_is_blind_to_phases() -> None:
-    policy = RoundRobin()
+    policy = RoundRobinBatching()
     assert policy.rank(reasoning(10), now=0.0) == policy.rank(answering(10), now=0.0)
     assert policy.rank(reasoning(500), now=0.0).rank > policy.rank(answering(0), now=0.0).rank
 

@@ -11,7 +11,7 @@ from headway.policies.batching import Batching
 from headway.policies.batching.fcfs import Fcfs
 from headway.policies.batching.las import Las
 from headway.policies.batching.ltr import Ltr, LtrParams
-from headway.policies.batching.rr import RoundRobin
+from headway.policies.batching.rr import RoundRobinBatching
 from headway.policies.batching.sarathi import Sarathi
 from headway.policies.batching.shortest_prefix import ShortestPrefix
 from headway.policies.batching.sjf import Sjf
@@ -184,7 +184,7 @@ def test_skip_join_mlfq_preempts_across_levels_only() -> None:
 
 
 def test_rr_puts_who_has_used_a_quantum_behind_those_with_fewer() -> None:
-    policy = RoundRobin()
+    policy = RoundRobinBatching()
     candidates = [decoding(1, 500, 0.0), decoding(2, 499, 9.0), decoding(3, 1000, 0.0)]
     assert served(policy, candidates) == [2, 1, 3]
     assert not policy.may_preempt(decoding(1, 500), decoding(3, 999), now=0.0)

@@ -12,10 +12,10 @@ from headway.errors import HeadwayError
 from headway.policies.dispatch import InstanceLoad
 from headway.policies.dispatch.immediate import Immediate, ImmediateParams
 from headway.policies.packing import Room
-from headway.policies.packing.round_robin import RoundRobin as RoundRobinPacking
+from headway.policies.packing.round_robin import RoundRobinPacking
 from headway.policies.placement import DecodeUnit
 from headway.policies.placement.least_kv import LeastKv
-from headway.policies.placement.round_robin import RoundRobin as RoundRobinPlacement
+from headway.policies.placement.round_robin import RoundRobinPlacement
 from headway.request import StreamKey
 
 

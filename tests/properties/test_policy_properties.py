@@ -23,7 +23,7 @@ from headway.policies.placement.iqr_lex import IqrLex
 from headway.policies.placement.least_kv import LeastKv
 from headway.policies.placement.lex import Lex
 from headway.policies.placement.min_cost import MinCost
-from headway.policies.placement.round_robin import RoundRobin
+from headway.policies.placement.round_robin import RoundRobinPlacement
 from headway.request import StreamKey
 
 
@@ -175,7 +175,7 @@ def test_placement_is_the_printed_algorithm(
 @given(
     batch=ITEMS,
     units=UNITS,
-    policy=st.sampled_from([IqrLex, Lex, MinCost, LeastKv, RoundRobin]),
+    policy=st.sampled_from([IqrLex, Lex, MinCost, LeastKv, RoundRobinPlacement]),
 )
 def test_no_placement_promises_a_block_twice_or_leaves_out_who_fits(
     batch: list[Item], units: list[DecodeUnit], policy: type[IqrLex]

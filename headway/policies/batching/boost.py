@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import exp, expm1, inf, isfinite, log, log1p
 
+from headway.bounds import Bounded, between
 from headway.errors import invalid
 from headway.policies.batching.protocol import Batching, Candidate
 
@@ -44,20 +45,19 @@ def effective_work(candidate: Candidate) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class BoostParams:
+class BoostParams(Bounded):
     """``gamma``: γ, 1/s, from 0 (least attained service) to inf (first come, first served).
 
-    ``seconds_per_token``: service time that turns tokens of work into seconds, up to 1; 0 measures
-    it, as a running mean of pass time over the tokens processed.
+    ``seconds_per_token``: service time that turns tokens of work into seconds; 0 measures it, as a
+    running mean of pass time over the tokens processed.
     """
 
     gamma: float = 0.05
-    seconds_per_token: float = 0.0
+    seconds_per_token: float = between(0, 1, default=0.0)
 
     def __post_init__(self) -> None:
+        Bounded.__post_init__(self)
         require_gamma(self.gamma)
-        if not 0.0 <= self.seconds_per_token <= 1.0:
-            raise invalid("seconds_per_token", self.seconds_per_token, "from 0 (measured) to 1")
 
 
 def require_gamma(gamma: float) -> None:

@@ -13,35 +13,32 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.errors import invalid, require_between, require_over
+from headway.bounds import Bounded, between, over
+from headway.errors import invalid, require_between
 
 _LOW, _HIGH = 0.95, 0.99
 
 
 @dataclass(frozen=True, slots=True)
-class GammaAdaParams:
+class GammaAdaParams(Bounded):
     """``window``: completions kept; ``fewest`` of them and ``num_points`` in the band make a fit.
 
-    ``refit_every``: completions between fits. ``smoothing``: a new fit's weight, (0, 1], on γ's
+    ``refit_every``: completions between fits. ``smoothing``: a new fit's weight on γ's
     logarithm. ``least`` and ``most``: the range of γ, 1/s.
     """
 
-    window: int = 1000
+    window: int = between(100, 1_000_000, default=1000)
     fewest: int = 100
     num_points: int = 4
-    refit_every: int = 25
-    smoothing: float = 0.3
-    least: float = 1e-4
+    refit_every: int = between(1, 1_000_000, default=25)
+    smoothing: float = over(0, 1, default=0.3)
+    least: float = between(1e-9, 1e9, default=1e-4)
     most: float = 10.0
 
     def __post_init__(self) -> None:
-        require_between("window", self.window, 100, 1_000_000)
+        Bounded.__post_init__(self)
         require_between("fewest", self.fewest, 100, self.window)
         require_between("num_points", self.num_points, 2, self.window)
-        require_between("refit_every", self.refit_every, 1, 1_000_000)
-        require_over("smoothing", self.smoothing, 0)
-        require_between("smoothing", self.smoothing, 0, 1)
-        require_between("least", self.least, 1e-9, 1e9)
         if not self.least <= self.most <= 1e9:
             raise invalid("most", self.most, f"from least ({self.least:g}) to 1e9 per second")
 

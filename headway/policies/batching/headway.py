@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from headway.errors import require_between
+from headway.bounds import between
 from headway.policies.answer import Answer
 from headway.policies.batching.memguard import level_of, next_level_at
 from headway.policies.batching.protocol import Candidate, Ranked
@@ -25,18 +25,13 @@ _SOON = 1e-3  # no rank is looked at again at once
 
 @dataclass(frozen=True, slots=True)
 class HeadwayParams(UniBoostParams):
-    """``critical_slack``: seconds in hand below which a request goes before all, 0 to 60.
+    """``critical_slack``: seconds in hand below which a request goes before all.
 
-    ``slack_step``: seconds by which slack has to fall before it counts, 0.01 to 60.
+    ``slack_step``: seconds by which slack has to fall before it counts.
     """
 
-    critical_slack: float = 0.7
-    slack_step: float = 0.5
-
-    def __post_init__(self) -> None:
-        super(HeadwayParams, self).__post_init__()
-        require_between("critical_slack", self.critical_slack, 0, 60)
-        require_between("slack_step", self.slack_step, 0.01, 60)
+    critical_slack: float = between(0, 60, default=0.7)
+    slack_step: float = between(0.01, 60, default=0.5)
 
 
 @dataclass(slots=True)

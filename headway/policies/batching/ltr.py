@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from headway.errors import require_between, require_over
+from headway.bounds import Bounded, between, over
 from headway.policies.answer import Answer
 from headway.policies.batching.lengths import predicted_remaining
 from headway.policies.batching.protocol import Batching, Candidate, Ranked
@@ -17,15 +17,11 @@ from headway.request import StreamKey
 
 
 @dataclass(frozen=True, slots=True)
-class LtrParams:
+class LtrParams(Bounded):
     """``patience``: seconds of waiting until promotion. ``quantum``: tokens that it lasts."""
 
-    patience: float = 30.0
-    quantum: int = 100
-
-    def __post_init__(self) -> None:
-        require_over("patience", self.patience, 0)
-        require_between("quantum", self.quantum, 1, 1_000_000)
+    patience: float = over(0, default=30.0)
+    quantum: int = between(1, 1_000_000, default=100)
 
 
 @dataclass(slots=True)

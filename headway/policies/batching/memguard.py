@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+from headway.bounds import between
 from headway.errors import invalid
 from headway.policies.answer import Answer
 from headway.policies.batching.boost import Boosted, BoostParams, prompt_work
@@ -38,19 +39,17 @@ def next_level_at(num_tokens: int, k: int) -> int:
 class MemGuardParams(BoostParams):
     """``k``: tokens of the first level, 1 to 2^20, a multiple of the KV block size.
 
-    ``swap_per_token``: seconds in which a token's KV goes to host memory and comes back, up to 1;
-    0 where it is computed again, at the service time per token.
+    ``swap_per_token``: seconds in which a token's KV goes to host memory and comes back; 0 where
+    it is computed again, at the service time per token.
     """
 
     k: int = 64
-    swap_per_token: float = 0.0
+    swap_per_token: float = between(0, 1, default=0.0)
 
     def __post_init__(self) -> None:
         super(MemGuardParams, self).__post_init__()
         if self.k != int(self.k) or not 1 <= self.k <= 1 << 20:
             raise invalid("k", self.k, "a whole number of tokens from 1 to 2^20")
-        if not 0.0 <= self.swap_per_token <= 1.0:
-            raise invalid("swap_per_token", self.swap_per_token, "from 0 (recompute) to 1")
 
 
 class UniBoostMemGuard(Boosted):

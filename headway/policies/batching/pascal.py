@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from headway.errors import require_between
+from headway.bounds import Bounded, between
 from headway.policies.answer import Answer
 from headway.policies.batching.protocol import Batching, Candidate, Ranked
 from headway.request import Phase
@@ -18,18 +18,14 @@ HIGH, LOW = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
-class PascalParams:
+class PascalParams(Bounded):
     """``quantum``: generated tokens of one turn. ``demote_tokens``: KV of the longest reasoning.
 
-    Reasoning requests with more KV tokens are demoted to the low queue. Both 1 to 10,000,000.
+    Reasoning requests with more KV tokens are demoted to the low queue.
     """
 
-    quantum: int = 500
-    demote_tokens: int = 5000
-
-    def __post_init__(self) -> None:
-        require_between("quantum", self.quantum, 1, 10_000_000)
-        require_between("demote_tokens", self.demote_tokens, 1, 10_000_000)
+    quantum: int = between(1, 10_000_000, default=500)
+    demote_tokens: int = between(1, 10_000_000, default=5000)
 
 
 class Pascal(Batching):

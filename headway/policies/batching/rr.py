@@ -7,22 +7,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headway.errors import require_between
+from headway.bounds import Bounded, between
 from headway.policies.answer import Answer
 from headway.policies.batching.protocol import Batching, Candidate, Ranked
 
 
 @dataclass(frozen=True, slots=True)
-class RoundRobinParams:
-    """``quantum``: generated tokens of one turn, 1 to 1,000,000."""
+class RoundRobinParams(Bounded):
+    """``quantum``: generated tokens of one turn."""
 
-    quantum: int = 500
-
-    def __post_init__(self) -> None:
-        require_between("quantum", self.quantum, 1, 1_000_000)
+    quantum: int = between(1, 1_000_000, default=500)
 
 
-class RoundRobin(Batching):
+class RoundRobinBatching(Batching):
     """Fewest quanta of 500 tokens used first, then by arrival."""
 
     preempts = True
@@ -42,4 +39,4 @@ class RoundRobin(Batching):
         return for_.num_output_tokens // quantum < victim.num_output_tokens // quantum
 
 
-ANSWER = Answer("rr", RoundRobin, "PASCAL's baseline", RoundRobinParams)
+ANSWER = Answer("rr", RoundRobinBatching, "PASCAL's baseline", RoundRobinParams)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from headway.errors import require_between, require_over
+from headway.bounds import Bounded, between, over
 from headway.policies.answer import Answer
 from headway.policies.batching.boost import prompt_work
 from headway.policies.batching.protocol import Batching, Candidate, Ranked
@@ -18,17 +18,12 @@ from headway.request import StreamKey
 
 
 @dataclass(frozen=True, slots=True)
-class SkipJoinMlfqParams:
+class SkipJoinMlfqParams(Bounded):
     """``quantum`` of the first level, tokens; ``num_levels``; ``patience``, seconds of waiting."""
 
-    quantum: int = 64
-    num_levels: int = 12
-    patience: float = 30.0
-
-    def __post_init__(self) -> None:
-        require_between("quantum", self.quantum, 1, 1_000_000)
-        require_between("num_levels", self.num_levels, 1, 40)
-        require_over("patience", self.patience, 0)
+    quantum: int = between(1, 1_000_000, default=64)
+    num_levels: int = between(1, 40, default=12)
+    patience: float = over(0, default=30.0)
 
 
 @dataclass(slots=True)

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headway.errors import require_between
+from headway.bounds import Bounded, between
 from headway.policies.answer import Answer
 from headway.policies.batching.lengths import predicted_remaining, prompt_remaining
 from headway.policies.batching.protocol import Batching, Candidate, Ranked
 
 
 @dataclass(frozen=True, slots=True)
-class TrailParams:
-    """``c``: the share of the predicted output before which preemption is allowed, 0 to 1."""
+class TrailParams(Bounded):
+    """``c``: the share of the predicted output before which preemption is allowed."""
 
-    c: float = 0.8
-
-    def __post_init__(self) -> None:
-        require_between("c", self.c, 0, 1)
+    c: float = between(0, 1, default=0.8)
 
 
 class Trail(Batching):

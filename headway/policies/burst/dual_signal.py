@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from headway.errors import invalid, require_between
+from headway.bounds import Bounded, between
+from headway.errors import invalid
 from headway.policies.answer import Answer
 from headway.policies.burst.protocol import Label
 
@@ -19,22 +20,21 @@ _ROUNDING = 1 + 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class DualSignalParams:
-    """``short_window``: seconds that count as now (0.01 to 3600). ``mean_window``: of the running
-    mean, longer (up to 86,400 s). ``factor`` by which the mean may be exceeded (1 to 100; 1 marks
-    all that is above the mean, as in the paper's figure).
+class DualSignalParams(Bounded):
+    """``short_window``: seconds that count as now. ``mean_window``: of the running mean, longer.
+
+    ``factor``: by which the mean may be exceeded; 1 marks all that is above the mean, as in the
+    paper's figure.
     """
 
-    short_window: float = 1.0
-    mean_window: float = 60.0
-    factor: float = 1.5
+    short_window: float = between(0.01, 3600, default=1.0)
+    mean_window: float = between(0.01, 86_400, default=60.0)
+    factor: float = between(1, 100, default=1.5)
 
     def __post_init__(self) -> None:
-        require_between("short_window", self.short_window, 0.01, 3600)
-        require_between("mean_window", self.mean_window, 0.01, 86_400)
+        Bounded.__post_init__(self)
         if self.mean_window <= self.short_window:
             raise invalid("mean_window", self.mean_window, f"over {self.short_window:g} s")
-        require_between("factor", self.factor, 1, 100)
 
 
 class SlidingSum:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from types import MappingProxyType
 
-from headway.errors import invalid, require_between, require_over
+from headway.bounds import Bounded, between, one_of, over
 from headway.policies.answer import Answer
 from headway.policies.dispatch.protocol import Dispatching, InstanceLoad, Turn, Waiting
 
@@ -27,7 +27,7 @@ _SCORES: Mapping[str, Callable[[InstanceLoad], tuple[int, ...]]] = MappingProxyT
 
 
 @dataclass(frozen=True, slots=True)
-class ImmediateParams:
+class ImmediateParams(Bounded):
     """``rule``: ``round-robin``, ``random``, ``least-outstanding`` (requests sent and not ended),
     ``join-shortest-queue`` (requests that do not run yet), ``least-tokens`` (prompt tokens not
     yet computed), ``least-kv`` (KV tokens in device and host memory) or ``pascal`` (the same among
@@ -36,16 +36,10 @@ class ImmediateParams:
     the random rule.
     """
 
-    rule: str = ROUND_ROBIN
-    default_pass_time: float = 0.05
-    window: int = 32
+    rule: str = one_of(*sorted([*_SCORES, RANDOM]), default=ROUND_ROBIN)
+    default_pass_time: float = over(0, default=0.05)
+    window: int = between(1, 100_000, default=32)
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.rule != RANDOM and self.rule not in _SCORES:
-            raise invalid("rule", self.rule, f"one of {', '.join(sorted([*_SCORES, RANDOM]))}")
-        require_over("default_pass_time", self.default_pass_time, 0)
-        require_between("window", self.window, 1, 100_000)
 
 
 class Immediate(Dispatching):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
 
-from headway.errors import require_between, require_over
+from headway.bounds import Bounded, between, over
 from headway.policies.answer import Answer
 from headway.policies.dispatch.protocol import Dispatching, Expiry, InstanceLoad, Turn, Waiting
 
@@ -31,22 +31,16 @@ class _Instance:
 
 
 @dataclass(frozen=True, slots=True)
-class SbsParams:
+class SbsParams(Bounded):
     """``default_pass_time``: the profiled T̄ before the first report, s. ``window``: W, passes.
 
     ``watchdog_floor``: the least watchdog, seconds, for passes shorter than a machine's hiccups.
     """
 
-    default_pass_time: float = 0.05
-    window: int = 32
-    watchdog_factor: float = 5.0
-    watchdog_floor: float = 0.0
-
-    def __post_init__(self) -> None:
-        require_over("default_pass_time", self.default_pass_time, 0)
-        require_between("window", self.window, 1, 100_000)
-        require_between("watchdog_factor", self.watchdog_factor, 1, 1e6)
-        require_between("watchdog_floor", self.watchdog_floor, 0, 1e6)
+    default_pass_time: float = over(0, default=0.05)
+    window: int = between(1, 100_000, default=32)
+    watchdog_factor: float = between(1, 1e6, default=5.0)
+    watchdog_floor: float = between(0, 1e6, default=0.0)
 
 
 class StaggeredBatch(Dispatching):

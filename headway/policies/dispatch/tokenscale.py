@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from headway.bounds import Bounded, between, one_of, over
 from headway.cluster import Role
 from headway.cost.schema import MEDIUM_TTFT_SLO, Profile, require_profile
-from headway.errors import invalid, require_between, require_over
 from headway.policies.answer import Answer
 from headway.policies.dispatch.protocol import Dispatching, InstanceLoad, Turn, Waiting
 from headway.request import StreamKey
@@ -21,35 +21,27 @@ FIRST, LEAST = "first", "least"
 
 
 @dataclass(frozen=True, slots=True)
-class TokenScaleRoutingParams:
+class TokenScaleRoutingParams(Bounded):
     """``profile`` of the prefillers, and ``convertible_profile`` (None: the same).
 
-    TTFT SLOs by prompt length, seconds over 0: ``ttft_short`` up to the profile's short input,
+    TTFT SLOs by prompt length, seconds: ``ttft_short`` up to the profile's short input,
     ``ttft_medium`` up to its medium one, ``ttft_long`` beyond. ``tpot_slo``: what a convertible
-    decoder's passes may take, seconds over 0. ``margin``: share of the SLO that is kept for what
-    a velocity leaves out (dispatch, the rest of the pass that runs; 0 to 0.9, the paper's is 0).
+    decoder's passes may take, seconds. ``margin``: share of the SLO that is kept for what a
+    velocity leaves out (dispatch, the rest of the pass that runs; the paper's is 0).
     ``fit``: among feasible instances the ``first`` by id, or the one with the ``least`` work
     ahead. ``default_pass_time``: shown before the first pass, seconds. ``window``: passes.
     """
 
     profile: Profile | None = None
     convertible_profile: Profile | None = None
-    ttft_short: float = 0.25
-    ttft_medium: float = MEDIUM_TTFT_SLO
-    ttft_long: float = 2.0
-    tpot_slo: float = 0.1
-    margin: float = 0.1
-    fit: str = FIRST
-    default_pass_time: float = 0.05
-    window: int = 32
-
-    def __post_init__(self) -> None:
-        for name in ("ttft_short", "ttft_medium", "ttft_long", "tpot_slo", "default_pass_time"):
-            require_over(name, getattr(self, name), 0)
-        require_between("margin", self.margin, 0, 0.9)
-        if self.fit not in (FIRST, LEAST):
-            raise invalid("fit", self.fit, f"{FIRST} or {LEAST}")
-        require_between("window", self.window, 1, 100_000)
+    ttft_short: float = over(0, default=0.25)
+    ttft_medium: float = over(0, default=MEDIUM_TTFT_SLO)
+    ttft_long: float = over(0, default=2.0)
+    tpot_slo: float = over(0, default=0.1)
+    margin: float = between(0, 0.9, default=0.1)
+    fit: str = one_of(FIRST, LEAST, default=FIRST)
+    default_pass_time: float = over(0, default=0.05)
+    window: int = between(1, 100_000, default=32)
 
 
 @dataclass(slots=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from math import inf
 from types import MappingProxyType
 
-from headway.errors import invalid, require_between
+from headway.bounds import Bounded, between
+from headway.errors import invalid
 from headway.policies.answer import Answer
 from headway.policies.estimation.protocol import Estimable
 
@@ -24,16 +25,16 @@ EDGES: Mapping[int, tuple[int, ...]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class BinsParams:
-    """``num_bins``: 2, 4 or 6. ``interval``: k, decode steps between predictions, 1 to 10^6."""
+class BinsParams(Bounded):
+    """``num_bins``: 2, 4 or 6. ``interval``: k, decode steps between predictions."""
 
     num_bins: int = 4
-    interval: int = 20
+    interval: int = between(1, 1_000_000, default=20)
 
     def __post_init__(self) -> None:
+        Bounded.__post_init__(self)
         if self.num_bins not in EDGES:
             raise invalid("num_bins", self.num_bins, "2, 4 or 6")
-        require_between("interval", self.interval, 1, 1_000_000)
 
 
 class Bins:

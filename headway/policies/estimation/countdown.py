@@ -5,19 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from headway.errors import require_between
+from headway.bounds import Bounded, between
 from headway.policies.answer import Answer
 from headway.policies.estimation.protocol import Estimable
 
 
 @dataclass(frozen=True, slots=True)
-class CountdownParams:
-    """``interval``: k, decode steps between predictions, 1 to 1,000,000."""
+class CountdownParams(Bounded):
+    """``interval``: k, decode steps between predictions."""
 
-    interval: int = 20
-
-    def __post_init__(self) -> None:
-        require_between("interval", self.interval, 1, 1_000_000)
+    interval: int = between(1, 1_000_000, default=20)
 
 
 class Countdown:

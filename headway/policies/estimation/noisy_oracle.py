@@ -6,25 +6,21 @@ from dataclasses import dataclass
 from math import erf, exp, sqrt
 from random import Random
 
-from headway.errors import require_between
+from headway.bounds import Bounded, between
 from headway.policies.answer import Answer
 from headway.policies.estimation.protocol import Estimable
 
 
 @dataclass(frozen=True, slots=True)
-class NoisyOracleParams:
-    """``error``: the mean absolute error as a share of the true remaining length, 0 to 2 (default:
-    STAR's predictor, an MAE of 3,873 tokens where outputs have 7,542 in the mean).
-    ``interval``: k, decode steps between predictions, 1 to 1,000,000. ``seed``: of the errors.
+class NoisyOracleParams(Bounded):
+    """``error``: the mean absolute error as a share of the true remaining length (default: STAR's
+    predictor, an MAE of 3,873 tokens where outputs have 7,542 in the mean).
+    ``interval``: k, decode steps between predictions. ``seed``: of the errors.
     """
 
-    error: float = 0.5
-    interval: int = 20
+    error: float = between(0, 2, default=0.5)
+    interval: int = between(1, 1_000_000, default=20)
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        require_between("error", self.error, 0, 2)
-        require_between("interval", self.interval, 1, 1_000_000)
 
 
 class NoisyOracle:

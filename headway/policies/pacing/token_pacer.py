@@ -10,18 +10,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headway.errors import require_between
+from headway.bounds import Bounded, between
 from headway.policies.answer import Answer
 
 
 @dataclass(frozen=True, slots=True)
-class TokenPacerParams:
-    """``tpot``: seconds a reader takes for a token, 0.001 to 10."""
+class TokenPacerParams(Bounded):
+    """``tpot``: seconds a reader takes for a token."""
 
-    tpot: float = 0.1
-
-    def __post_init__(self) -> None:
-        require_between("tpot", self.tpot, 0.001, 10)
+    tpot: float = between(0.001, 10, default=0.1)
 
 
 class TokenPacer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from headway.bounds import Bounded, at_least
 from headway.errors import invalid
 
 
@@ -17,21 +18,18 @@ class FlowLevel(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class FlowControl:
+class FlowControl(Bounded):
     """Throttles when a request has waited more than ``num_cycles``; rejects at twice as many.
 
     ``throttle``: requests that enter the throttled window for each one that leaves it, [0, 1).
     """
 
-    num_cycles: int = 500
-    reject_factor: float = 2.0
+    num_cycles: int = at_least(1, default=500, name="flow_control_cycles")
+    reject_factor: float = at_least(1, default=2.0)
     throttle: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.num_cycles < 1:
-            raise invalid("flow_control_cycles", self.num_cycles, "at least 1")
-        if not self.reject_factor >= 1:
-            raise invalid("reject_factor", self.reject_factor, "at least 1")
+        Bounded.__post_init__(self)
         if not 0 <= self.throttle < 1:
             raise invalid("throttle", self.throttle, "from 0 to below 1")
 

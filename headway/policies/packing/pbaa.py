@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
+from headway.bounds import Bounded, between, one_of, over
 from headway.cluster import UnitId
-from headway.errors import invalid, require_between, require_over
 from headway.policies.answer import Answer
 from headway.policies.batching.boost import boosted
 from headway.policies.packing.protocol import Assigned, Hits, P, Room
@@ -20,23 +20,16 @@ LONGEST, BOOST = "longest", "boost"
 
 
 @dataclass(frozen=True, slots=True)
-class PbaaParams:
+class PbaaParams(Bounded):
     """``order``: who is packed first. ``longest`` as printed, requests left over from earlier
     cycles before new ones; ``boost`` by Φ of the prompt, least first, in which leftovers age by
-    themselves. ``gamma``: γ of that, 1e-9 to 1e9 per second. ``seconds_per_token``: of prefill, a
-    prompt token's part of the pool's time, over 0 to 1.
+    themselves. ``gamma``: γ of that, 1/s. ``seconds_per_token``: of prefill, a prompt token's part
+    of the pool's time.
     """
 
-    order: str = LONGEST
-    gamma: float = 0.5
-    seconds_per_token: float = 1e-4
-
-    def __post_init__(self) -> None:
-        if self.order not in (LONGEST, BOOST):
-            raise invalid("order", self.order, f"{LONGEST} or {BOOST}")
-        require_between("gamma", self.gamma, 1e-9, 1e9)
-        require_over("seconds_per_token", self.seconds_per_token, 0)
-        require_between("seconds_per_token", self.seconds_per_token, 0, 1)
+    order: str = one_of(LONGEST, BOOST, default=LONGEST)
+    gamma: float = between(1e-9, 1e9, default=0.5)
+    seconds_per_token: float = over(0, 1, default=1e-4)
 
 
 class Pbaa:

@@ -9,7 +9,7 @@ from headway.policies.answer import Answer
 from headway.policies.packing.protocol import Assigned, Hits, P, Room
 
 
-class RoundRobin:
+class RoundRobinPacking:
     """Each request to the next unit of its instance that may take one."""
 
     def __init__(self) -> None:
@@ -46,4 +46,4 @@ class RoundRobin:
         return last is not None and room.unit <= last, room.unit
 
 
-ANSWER = Answer("round-robin", RoundRobin, "SBS's baseline")
+ANSWER = Answer("round-robin", RoundRobinPacking, "SBS's baseline")

@@ -8,23 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headway.bounds import Bounded, between
 from headway.cost.velocity import takes_decode
-from headway.errors import require_between
 from headway.policies.answer import Answer
 from headway.policies.placement.greedy import Rooms, by_arrival
 from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
 
 
 @dataclass(frozen=True, slots=True)
-class BucketBalanceParams:
-    """``reserved_tokens``: of KV that a convertible decoder keeps for prompts, 0 or more (M over
-    the bytes of a token, equation 6: ``headway.cost.velocity.reserved_tokens``).
+class BucketBalanceParams(Bounded):
+    """``reserved_tokens``: of KV that a convertible decoder keeps for prompts (M over the bytes
+    of a token, equation 6: ``headway.cost.velocity.reserved_tokens``).
     """
 
-    reserved_tokens: float = 0.0
-
-    def __post_init__(self) -> None:
-        require_between("reserved_tokens", self.reserved_tokens, 0, 1e12)
+    reserved_tokens: float = between(0, 1e12, default=0.0)
 
 
 class BucketBalance(Placement):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headway.errors import require_between
+from headway.bounds import Bounded, between
 from headway.policies.answer import Answer
 from headway.policies.placement.greedy import place_greedily
 from headway.policies.placement.lex import batch_then_kv
@@ -13,13 +13,10 @@ from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
 
 
 @dataclass(frozen=True, slots=True)
-class IqrLexParams:
+class IqrLexParams(Bounded):
     """``k``: how far above the third quartile a load stands out, in interquartile ranges."""
 
-    k: float = 1.5
-
-    def __post_init__(self) -> None:
-        require_between("k", self.k, 0, 1e6)
+    k: float = between(0, 1e6, default=1.5)
 
 
 class IqrLex(Placement):

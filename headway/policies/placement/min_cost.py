@@ -5,31 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headway.errors import require_between
+from headway.bounds import Bounded, between
 from headway.policies.answer import Answer
 from headway.policies.placement.greedy import place_greedily
 from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
 
 
 @dataclass(frozen=True, slots=True)
-class MinCostParams:
+class MinCostParams(Bounded):
     """``c`` and ``d``: seconds a request and a KV token add to a pass, from the profile (defaults:
     lock-step decode of DeepSeek-V3, 0.1 ms and 0.1 µs). A unit is masked above ``k``
-    interquartile ranges *and* ``alarm`` of its capacity, [0, 1]. An answer moves only away from
-    a unit that is ``full``, and only to one that it leaves below ``alarm``, [0, 1] both.
+    interquartile ranges *and* ``alarm`` of its capacity. An answer moves only away from a unit
+    that is ``full``, and only to one that it leaves below ``alarm``.
     """
 
-    c: float = 1e-4
-    d: float = 1e-7
-    k: float = 1.5
-    alarm: float = 0.9
-    full: float = 0.97
-
-    def __post_init__(self) -> None:
-        for name in ("c", "d", "k"):
-            require_between(name, getattr(self, name), 0, 1e6)
-        require_between("alarm", self.alarm, 0, 1)
-        require_between("full", self.full, 0, 1)
+    c: float = between(0, 1e6, default=1e-4)
+    d: float = between(0, 1e6, default=1e-7)
+    k: float = between(0, 1e6, default=1.5)
+    alarm: float = between(0, 1, default=0.9)
+    full: float = between(0, 1, default=0.97)
 
 
 class MinCost(Placement):

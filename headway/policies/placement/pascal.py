@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headway.errors import require_between
+from headway.bounds import Bounded, between
 from headway.policies.answer import Answer
 from headway.policies.placement.greedy import by_arrival, place_greedily
 from headway.policies.placement.protocol import (
@@ -18,18 +18,15 @@ from headway.policies.placement.protocol import (
 
 
 @dataclass(frozen=True, slots=True)
-class PascalPlacementParams:
+class PascalPlacementParams(Bounded):
     """``migrates``: whether answers may be given elsewhere than where the reasoning was.
     ``adaptive``: whether a request stays where there is room, if the chosen unit has none.
-    ``headroom``: the share of a unit's blocks that must stay free for it to have room, 0 to 1.
+    ``headroom``: the share of a unit's blocks that must stay free for it to have room.
     """
 
     migrates: bool = True
     adaptive: bool = True
-    headroom: float = 0.1
-
-    def __post_init__(self) -> None:
-        require_between("headroom", self.headroom, 0, 1)
+    headroom: float = between(0, 1, default=0.1)
 
 
 def _first_choice(unit: DecodeUnit) -> tuple[float, ...]:

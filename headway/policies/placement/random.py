@@ -6,20 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from headway.errors import require_between
+from headway.bounds import Bounded, between
 from headway.policies.answer import Answer
 from headway.policies.placement.greedy import Rooms, by_arrival
 from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
 
 
 @dataclass(frozen=True, slots=True)
-class RandomParams:
-    """``seed`` of the dice, 0 to 2^63."""
+class RandomParams(Bounded):
+    """``seed`` of the dice."""
 
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        require_between("seed", self.seed, 0, 1 << 63)
+    seed: int = between(0, 1 << 63, default=0)
 
 
 class RandomPlacement(Placement):

@@ -10,7 +10,7 @@ from headway.policies.placement.greedy import Rooms, by_arrival
 from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
 
 
-class RoundRobin(Placement):
+class RoundRobinPlacement(Placement):
     """The next unit by id that has room, in order of arrival."""
 
     def __init__(self) -> None:
@@ -33,4 +33,4 @@ class RoundRobin(Placement):
         return self._last is not None and unit.unit <= self._last, unit.unit
 
 
-ANSWER = Answer("round-robin", RoundRobin, "STAR's baseline")
+ANSWER = Answer("round-robin", RoundRobinPlacement, "STAR's baseline")

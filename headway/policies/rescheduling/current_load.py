@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from headway.errors import require_between, require_over
+from headway.bounds import Bounded, between, over
 from headway.policies.answer import Answer
 from headway.policies.rescheduling.protocol import Floats, Horizon, Move, UnitReport
 from headway.policies.rescheduling.variance import Rule, best_moves
@@ -15,24 +15,17 @@ from headway.request import StreamKey
 
 
 @dataclass(frozen=True, slots=True)
-class CurrentLoadParams:
+class CurrentLoadParams(Bounded):
     """``interval`` and ``rest``, seconds: between decisions, and before a moved request may move
-    again. ``theta``: slack around the mean load, 0 to 10. ``floor``: the least drop of σ², as a
-    share of one unit's part of it, 0 to 1. ``units_per_move``: one move for so many units.
+    again. ``theta``: slack around the mean load. ``floor``: the least drop of σ², as a share of
+    one unit's part of it. ``units_per_move``: one move for so many units.
     """
 
-    interval: float = 5.0
-    theta: float = 0.05
-    floor: float = 0.05
-    rest: float = 10.0
-    units_per_move: int = 8
-
-    def __post_init__(self) -> None:
-        require_over("interval", self.interval, 0)
-        require_between("theta", self.theta, 0, 10)
-        require_between("floor", self.floor, 0, 1)
-        require_between("rest", self.rest, 0, 1e9)
-        require_between("units_per_move", self.units_per_move, 1, 1_000_000)
+    interval: float = over(0, default=5.0)
+    theta: float = between(0, 10, default=0.05)
+    floor: float = between(0, 1, default=0.05)
+    rest: float = between(0, 1e9, default=10.0)
+    units_per_move: int = between(1, 1_000_000, default=8)
 
     def rule(self, weights: Floats, horizon: Horizon, least_remaining: float) -> Rule:
         """Return the algorithm's parameters with these, and these weights and horizon."""

@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.bounds import Bounded, between
 from headway.cluster import UnitId
-from headway.errors import require_between
 from headway.request import StreamKey
 
 Ints = NDArray[np.int64]
@@ -18,15 +18,11 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Horizon:
+class Horizon(Bounded):
     """The horizon of simulated loads: ``num_steps`` (H) of ``step_tokens`` tokens each."""
 
-    num_steps: int = 16
-    step_tokens: int = 128
-
-    def __post_init__(self) -> None:
-        require_between("num_steps", self.num_steps, 1, 4096)
-        require_between("step_tokens", self.step_tokens, 1, 1_000_000)
+    num_steps: int = between(1, 4096, default=16)
+    step_tokens: int = between(1, 1_000_000, default=128)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

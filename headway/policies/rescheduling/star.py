@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headway.errors import require_between, require_over
+from headway.bounds import between, over
 from headway.policies.answer import Answer
 from headway.policies.rescheduling.current_load import CurrentLoadParams
 from headway.policies.rescheduling.protocol import Floats, Horizon, Move, UnitReport
@@ -18,20 +18,17 @@ from headway.request import StreamKey
 @dataclass(frozen=True, slots=True)
 class StarParams(CurrentLoadParams):
     """``num_steps`` of ``step_tokens`` tokens: the horizon. ``rho``: what a step weighs against
-    the one before it, over 0 to 1. ``migration_passes``: C_mig / T_exec, passes that a move costs.
+    the one before it. ``migration_passes``: C_mig / T_exec, passes that a move costs.
     """
 
     num_steps: int = 16
     step_tokens: int = 128
-    rho: float = 0.98
-    migration_passes: float = 20.0
+    rho: float = over(0, 1, default=0.98)
+    migration_passes: float = between(0, 1e9, default=20.0)
 
     def __post_init__(self) -> None:
         CurrentLoadParams.__post_init__(self)
         Horizon(self.num_steps, self.step_tokens)
-        require_over("rho", self.rho, 0)
-        require_between("rho", self.rho, 0, 1)
-        require_between("migration_passes", self.migration_passes, 0, 1e9)
 
 
 def step_weights(num_steps: int, rho: float) -> Floats:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headway.errors import require_between, require_over
+from headway.bounds import between, over
 from headway.policies.answer import Answer
 from headway.policies.scaling.pools import Need, PoolsParams, WindowScaling, awake
 from headway.policies.scaling.protocol import Fleet, Rates
@@ -13,20 +13,14 @@ from headway.policies.scaling.protocol import Fleet, Rates
 
 @dataclass(frozen=True, slots=True)
 class AibrixParams(PoolsParams):
-    """``prefill_concurrency``: requests that one prefiller may have (over 0; the trace's peak
-    prefill throughput over its mean prompt). ``decode_memory``: share of KV memory in use that
-    is aimed at (0.05 to 1). ``window``: seconds of figures (0.1 to 3600).
+    """``prefill_concurrency``: requests that one prefiller may have (the trace's peak prefill
+    throughput over its mean prompt). ``decode_memory``: share of KV memory in use that is aimed
+    at. ``window``: seconds of figures.
     """
 
-    prefill_concurrency: float = 7.0
-    decode_memory: float = 0.7
-    window: float = 10.0
-
-    def __post_init__(self) -> None:
-        PoolsParams.__post_init__(self)
-        require_over("prefill_concurrency", self.prefill_concurrency, 0)
-        require_between("decode_memory", self.decode_memory, 0.05, 1)
-        require_between("window", self.window, 0.1, 3600)
+    prefill_concurrency: float = over(0, default=7.0)
+    decode_memory: float = between(0.05, 1, default=0.7)
+    window: float = between(0.1, 3600, default=10.0)
 
 
 class Aibrix(WindowScaling):

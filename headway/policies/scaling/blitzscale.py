@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headway.errors import require_between, require_over
+from headway.bounds import between, over
 from headway.policies.answer import Answer
 from headway.policies.scaling.pools import Need, PoolsParams, WindowScaling
 from headway.policies.scaling.protocol import Fleet, Rates
@@ -13,21 +13,15 @@ from headway.policies.scaling.protocol import Fleet, Rates
 
 @dataclass(frozen=True, slots=True)
 class BlitzScaleParams(PoolsParams):
-    """``prefill_requests`` and ``decode_requests``: what one instance may have (over 0).
+    """``prefill_requests`` and ``decode_requests``: what one instance may have.
 
     The paper's 7 and 45 are of the Azure conversation trace; 7 and 38 of the code trace, 11 and
-    41 of the mix. ``window``: seconds of figures (0.1 to 3600).
+    41 of the mix. ``window``: seconds of figures.
     """
 
-    prefill_requests: float = 7.0
-    decode_requests: float = 45.0
-    window: float = 2.0
-
-    def __post_init__(self) -> None:
-        PoolsParams.__post_init__(self)
-        require_over("prefill_requests", self.prefill_requests, 0)
-        require_over("decode_requests", self.decode_requests, 0)
-        require_between("window", self.window, 0.1, 3600)
+    prefill_requests: float = over(0, default=7.0)
+    decode_requests: float = over(0, default=45.0)
+    window: float = between(0.1, 3600, default=2.0)
 
 
 class BlitzScale(WindowScaling):

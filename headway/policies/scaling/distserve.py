@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headway.errors import require_between, require_over
+from headway.bounds import between, over
 from headway.policies.answer import Answer
 from headway.policies.scaling.pools import Need, PoolsParams, WindowScaling
 from headway.policies.scaling.protocol import Fleet, Rates
@@ -13,21 +13,15 @@ from headway.policies.scaling.protocol import Fleet, Rates
 
 @dataclass(frozen=True, slots=True)
 class DistServeParams(PoolsParams):
-    """``prefill_per_s`` and ``decode_per_s``: requests/s that one instance carries (over 0).
+    """``prefill_per_s`` and ``decode_per_s``: requests/s that one instance carries.
 
     The paper's 14 and 28 are of the Azure conversation trace; 8 and 20 of the code trace, 12 and
-    23 of the mix. ``window``: seconds of rates (0.1 to 3600).
+    23 of the mix. ``window``: seconds of rates.
     """
 
-    prefill_per_s: float = 14.0
-    decode_per_s: float = 28.0
-    window: float = 2.0
-
-    def __post_init__(self) -> None:
-        PoolsParams.__post_init__(self)
-        require_over("prefill_per_s", self.prefill_per_s, 0)
-        require_over("decode_per_s", self.decode_per_s, 0)
-        require_between("window", self.window, 0.1, 3600)
+    prefill_per_s: float = over(0, default=14.0)
+    decode_per_s: float = over(0, default=28.0)
+    window: float = between(0.1, 3600, default=2.0)
 
 
 class DistServe(WindowScaling):

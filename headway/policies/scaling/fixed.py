@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from headway.errors import require_between
+from headway.bounds import Bounded, between
 from headway.policies.answer import Answer
 from headway.policies.scaling.protocol import Fleet, Rates, Scaling, Targets
 
@@ -13,17 +13,13 @@ MAX_INSTANCES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class FixedParams:
-    """Instances by role, each 0 to ``MAX_INSTANCES``."""
+class FixedParams(Bounded):
+    """Instances by role."""
 
-    num_prefill: int = 1
-    num_decode: int = 1
-    num_convertible: int = 0
-    num_unified: int = 0
-
-    def __post_init__(self) -> None:
-        for field in ("num_prefill", "num_decode", "num_convertible", "num_unified"):
-            require_between(field, getattr(self, field), 0, MAX_INSTANCES)
+    num_prefill: int = between(0, MAX_INSTANCES, default=1)
+    num_decode: int = between(0, MAX_INSTANCES, default=1)
+    num_convertible: int = between(0, MAX_INSTANCES, default=0)
+    num_unified: int = between(0, MAX_INSTANCES, default=0)
 
 
 class Fixed(Scaling):

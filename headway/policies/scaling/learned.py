@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite
 
+from headway.bounds import Bounded, between
 from headway.cost.pass_time import PassTime
-from headway.errors import require_between
 from headway.policies.scaling.protocol import WorkSample
 
 _MOST_WORKERS = 4096
@@ -14,21 +14,16 @@ _MOST_FACTOR = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class LearnedParams:
-    """``weight`` of one pass in the mean (0 to 1; 0: the profile as it is).
+class LearnedParams(Bounded):
+    """``weight`` of one pass in the mean (0: the profile as it is).
 
     ``num_warm_up``: first passes of a fresh worker that do not count. ``alarm``: the drift that
-    is told, a share of the profile's velocity (over 0).
+    is told, a share of the profile's velocity.
     """
 
-    weight: float = 0.005
-    num_warm_up: int = 32
-    alarm: float = 0.2
-
-    def __post_init__(self) -> None:
-        require_between("weight", self.weight, 0, 1)
-        require_between("num_warm_up", self.num_warm_up, 0, 1_000_000)
-        require_between("alarm", self.alarm, 0.01, 10)
+    weight: float = between(0, 1, default=0.005)
+    num_warm_up: int = between(0, 1_000_000, default=32)
+    alarm: float = between(0.01, 10, default=0.2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headway.errors import invalid, require_between
+from headway.bounds import Bounded, between
+from headway.errors import invalid
 from headway.policies.scaling.fixed import MAX_INSTANCES
 from headway.policies.scaling.pool import Bounds, Pool
 from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Scaling, Targets
@@ -14,32 +15,28 @@ from headway.policies.scaling.window import WindowMean
 
 
 @dataclass(frozen=True, slots=True)
-class PoolsParams:
-    """Instances, least and most of each pool, 0 to 10,000.
+class PoolsParams(Bounded):
+    """Instances, least and most of each pool.
 
-    ``target_utilisation``: share of an instance's velocity or threshold that is planned with
-    (0.05 to 1). ``hold_down``: seconds of quiet before a pool shrinks (0 to 86,400);
-    ``margin``: what the smaller pool must have to spare, a share of it (0 to 0.9).
+    ``target_utilisation``: share of an instance's velocity or threshold that is planned with.
+    ``hold_down``: seconds of quiet before a pool shrinks. ``margin``: what the smaller pool must
+    have to spare, a share of it.
     """
 
-    min_prefill: int = 1
-    max_prefill: int = 10
-    min_decode: int = 1
-    max_decode: int = 10
-    target_utilisation: float = 1.0
-    hold_down: float = 10.0
-    margin: float = 0.05
+    min_prefill: int = between(0, MAX_INSTANCES, default=1)
+    max_prefill: int = between(0, MAX_INSTANCES, default=10)
+    min_decode: int = between(0, MAX_INSTANCES, default=1)
+    max_decode: int = between(0, MAX_INSTANCES, default=10)
+    target_utilisation: float = between(0.05, 1, default=1.0)
+    hold_down: float = between(0, 86_400, default=10.0)
+    margin: float = between(0, 0.9, default=0.05)
 
     def __post_init__(self) -> None:
+        Bounded.__post_init__(self)
         for role in ("prefill", "decode"):
             least, most = getattr(self, f"min_{role}"), getattr(self, f"max_{role}")
-            require_between(f"min_{role}", least, 0, MAX_INSTANCES)
-            require_between(f"max_{role}", most, 0, MAX_INSTANCES)
             if least > most:
                 raise invalid(f"min_{role}", least, f"at most max_{role}, {most}")
-        require_between("target_utilisation", self.target_utilisation, 0.05, 1)
-        require_between("hold_down", self.hold_down, 0, 86_400)
-        require_between("margin", self.margin, 0, 0.9)
 
     def bounds(self, role: str, *, hold_down: float = 0.0, num_elsewhere: int = 0) -> Bounds:
         """Return the bounds of one pool; ``num_elsewhere`` of its instances are not its own.

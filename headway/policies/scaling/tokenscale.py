@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from math import ceil, fsum
 from typing import ClassVar
 
+from headway.bounds import between, over
 from headway.cost.buckets import NUM_BUCKETS
 from headway.cost.schema import Profile, require_profile
-from headway.errors import require_between, require_over
 from headway.policies.answer import Answer
 from headway.policies.scaling.learned import LearnedParams, LearnedVelocity, velocity_sample
 from headway.policies.scaling.pools import Need, Pools, PoolsParams
@@ -26,34 +26,25 @@ _LONGEST = 1e12  # tokens: what a mean may come to where requests are next to no
 class TokenScaleParams(PoolsParams):
     """``profile`` of the prefillers; ``decode_profile``: None for the same.
 
-    ``convertibles``: whether ⌈``max_decode`` × ``burst_ratio``⌉ decoders are convertible (ratio 0
-    to 1; they count against ``max_decode``). ``target_utilisation``: planned share of every
-    velocity. ``rate_window``: seconds of rates that count as now (0.1 to 3600). ``start_up``:
-    seconds an instance needs to start while none was measured (None: the profile's); no pool
-    shrinks sooner after it grew. ``drain_target``: seconds in which a backlog is to be gone (None:
-    the start-up, but no sooner than rates show it). ``memory_ceiling``: share of KV memory that
-    the smaller pool may have in use (0.1 to 1). ``velocity_weight``: of one live pass (0 to 1).
+    ``convertibles``: whether ⌈``max_decode`` × ``burst_ratio``⌉ decoders are convertible (they
+    count against ``max_decode``). ``target_utilisation``: planned share of every velocity.
+    ``rate_window``: seconds of rates that count as now. ``start_up``: seconds an instance needs to
+    start while none was measured (None: the profile's); no pool shrinks sooner after it grew.
+    ``drain_target``: seconds in which a backlog is to be gone (None: the start-up, but no sooner
+    than rates show it). ``memory_ceiling``: share of KV memory that the smaller pool may have in
+    use. ``velocity_weight``: of one live pass.
     """
 
     profile: Profile | None = None
     decode_profile: Profile | None = None
-    target_utilisation: float = 0.7
+    target_utilisation: float = between(0.05, 1, default=0.7)
     convertibles: bool = True
-    burst_ratio: float = 0.1
-    rate_window: float = 2.0
-    start_up: float | None = None
-    drain_target: float | None = None
-    memory_ceiling: float = 0.9
-    velocity_weight: float = 0.005
-
-    def __post_init__(self) -> None:
-        PoolsParams.__post_init__(self)
-        require_between("burst_ratio", self.burst_ratio, 0, 1)
-        require_between("rate_window", self.rate_window, 0.1, 3600)
-        require_between("start_up", self.start_up or 0.0, 0, 86_400)
-        require_over("drain_target", 1.0 if self.drain_target is None else self.drain_target, 0)
-        require_between("memory_ceiling", self.memory_ceiling, 0.1, 1)
-        require_between("velocity_weight", self.velocity_weight, 0, 1)
+    burst_ratio: float = between(0, 1, default=0.1)
+    rate_window: float = between(0.1, 3600, default=2.0)
+    start_up: float | None = between(0, 86_400, default=None)
+    drain_target: float | None = over(0, default=None)
+    memory_ceiling: float = between(0.1, 1, default=0.9)
+    velocity_weight: float = between(0, 1, default=0.005)
 
     @property
     def num_convertible(self) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headway.errors import invalid, require_between
+from headway.bounds import between
+from headway.errors import invalid
 from headway.policies.answer import Answer
 from headway.policies.scaling.pools import Need, PoolsParams, WindowScaling, awake
 from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates
@@ -15,20 +16,19 @@ from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates
 class UtilisationParams(PoolsParams):
     """``target_utilisation``: share of busy time (prefill) and of KV memory (decode) aimed at.
 
-    ``stable_window`` and ``panic_window``: seconds of figures (0.1 to 3600). A panic need of
-    ``panic_factor`` (1 to 100) times what is ready counts at once; nothing is fuller than full,
-    so that a factor over 1 / target never does (Knative's 2 is of concurrency, which has no end).
+    ``stable_window`` and ``panic_window``: seconds of figures. If the panic window asks for
+    ``panic_factor`` times the ready instances, that counts at once. An instance is at most full,
+    so a factor over 1 / target never applies. (Knative's factor 2 is for concurrency, which has no
+    such limit.)
     """
 
-    target_utilisation: float = 0.7
-    stable_window: float = 60.0
+    target_utilisation: float = between(0.05, 1, default=0.7)
+    stable_window: float = between(0.1, 3600, default=60.0)
     panic_window: float = 6.0
-    panic_factor: float = 1.3
+    panic_factor: float = between(1, 100, default=1.3)
 
     def __post_init__(self) -> None:
         PoolsParams.__post_init__(self)
-        require_between("stable_window", self.stable_window, 0.1, 3600)
-        require_between("panic_factor", self.panic_factor, 1, 100)
         if not 0.1 <= self.panic_window <= self.stable_window:
             limit = f"from 0.1 to the stable window, {self.stable_window:g} s"
             raise invalid("panic_window", self.panic_window, limit)
