@@ -134,6 +134,9 @@ class Request:
     """True if reasoning, up to the model's marker, comes before its answer."""
     is_predicted: bool = False
     """True if ``predicted_output_tokens`` is the predictor's own figure for this request."""
+    is_read: bool = True
+    """True if its client reads the answer as it comes. Others have no reader's clock: they do not
+    stream, have stop strings, or opted out of pacing."""
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:

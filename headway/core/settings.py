@@ -114,9 +114,10 @@ def policy_settings(
     costs = costs or Costs()
     worker = worker or WorkerSettings()
     policy = partial(_policy, preset)
-    batching = policy("batching", swap_per_token=costs.swap_per_token)
     dispatch = policy("dispatch", default_pass_time=costs.first_pass, profile=costs.profile)
     packing, rescheduling, pacing = policy("packing"), policy("rescheduling"), policy("pacing")
+    reader_pace = {**pacing.answer.parameters(), **pacing.params}.get("tpot", worker.reader_pace)
+    batching = policy("batching", swap_per_token=costs.swap_per_token, reader_pace=reader_pace)
     placement = policy(
         "placement",
         c=costs.per_request,
@@ -124,7 +125,6 @@ def policy_settings(
         reserved_tokens=costs.reserved_tokens,
     )
     lingers = cast("type[Dispatching]", dispatch.answer.make).lingers
-    paced = {**pacing.answer.parameters(), **pacing.params}
     return PolicySettings(
         scheduler=replace(
             scheduler or SchedulerSettings(),
@@ -141,7 +141,7 @@ def policy_settings(
         worker=replace(
             worker,
             linger=worker.linger if lingers else 0.0,
-            reader_pace=paced.get("tpot", worker.reader_pace),
+            reader_pace=reader_pace,
         ),
         batching=batching,
         estimation=policy("estimation"),

@@ -127,8 +127,8 @@ class Calls:
         """Submit every output of the call; pass a refusal to the reply.
 
         RESOURCE_EXHAUSTED where the client has too many requests: none is submitted.
-        Tokens are not paced if the client does not stream, because it reads nothing before the end.
-        Nor are they if there are stop strings, which have to be found as soon as they occur.
+        A client that does not stream reads nothing before the end. Stop strings have to be found
+        as soon as they occur. Neither has a reader's clock, nor has a client that opted out.
         """
         self._places.take(client, len(requests), retry_after=self._retry_after())
         for index, request in enumerate(requests):
@@ -138,13 +138,13 @@ class Calls:
             text = self._output_text(call, request)
             place = Place(self._places, client)
             reply.outputs.append(Output(request, index, text, reply, place, repeats_prompt=repeats))
-        paced = call.paced and reply.streams and not call.stops
+        is_read = call.paced and reply.streams and not call.stops
         for output, request in zip(list(reply.outputs), requests, strict=True):
             if reply.ended:  # an earlier one was refused
                 output.place.end()
                 continue
             self._outputs.add(output)
-            self._submit(Submit(request, paced))
+            self._submit(Submit(request, is_read))
 
     def _reasons(self, call: ApiCall, prompt: Sequence[int]) -> bool:
         """Return whether hidden reasoning comes before the answer."""

@@ -60,12 +60,12 @@ class GatewayScenario:
         return []
 
     def do_ask(
-        self, name: str, prompt: str = "4", max: str = "10", reasons: str = "", paced: str = "yes"
+        self, name: str, prompt: str = "4", max: str = "10", reasons: str = "", read: str = "yes"
     ) -> list[str]:
         sampling = SamplingParams(max_tokens=int(max))
         tokens = tuple(range(int(prompt)))
         request = Request(name, "m", tokens, sampling, self.now, reasons=bool(reasons))
-        return self.tell(Submit(request, paced == "yes"))
+        return self.tell(Submit(request, read == "yes"))
 
     def do_leave(self, name: str) -> list[str]:
         return self.tell(Release(name))

@@ -30,6 +30,7 @@ class Queued:
     predicted_remaining: float | None = None
     true_remaining: int | None = None
     opens_answer: bool = False
+    is_read: bool = True
     in_hand_until: float = -inf
     num_preemptions: int = 0
 

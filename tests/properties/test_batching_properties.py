@@ -19,10 +19,11 @@ from headway.policies.batching.queue import RankedQueue
 from tests.fakes.plans import Planned, make_planned
 
 K = 4
-BOUNDED = ("headway", "uniboost", "uniboost-memguard")
+BOUNDED = ("clocks", "headway", "uniboost", "uniboost-memguard")
 """Policies with one voluntary preemption a request and level."""
 
 SMALL: dict[str, dict[str, Any]] = {
+    "clocks": {"k": K, "quantum": 2, "critical_slack": 0.1, "resume_slack": 0.3},
     "headway": {"k": K, "slack_step": 0.05, "critical_slack": 0.1},
     "ltr": {"patience": 0.5, "quantum": 5},
     "pascal": {"quantum": 5, "demote_tokens": 20},
@@ -256,7 +257,9 @@ def test_on_a_tight_pool_every_request_ends_and_no_block_is_lost(
 def test_voluntary_preemptions_are_bounded_by_the_levels_of_a_request(
     name: str, load: list[tuple[int, int, int, int]], gamma: float, chunk: int, pace: float
 ) -> None:
-    policy = make(name, gamma=gamma, seconds_per_token=1e-6, swap_per_token=1e-9)
+    asked = {"gamma": gamma, "seconds_per_token": 1e-6, "swap_per_token": 1e-9}
+    known = registry.find("batching", name).parameters()
+    policy = make(name, **{param: value for param, value in asked.items() if param in known})
     planned = make_planned(policy, blocks=14, chunk=chunk, pace=pace)
     run_to_the_end(planned, load)
     for sequence in planned.ended:

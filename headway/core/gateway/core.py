@@ -171,11 +171,12 @@ class GatewayCore:
             gateway_id=self._gateway_id,
             gateway_address=self._address,
             deadline_at=asked.arrival_at + self.settings.request_timeout,
+            is_read=event.is_read,
             is_burst=self._burst.arrived(len(asked.prompt_token_ids), now=now).is_burst,
         )
         state = OpenRequest(request)
         self._requests.add(state)
-        if event.paced and self.settings.pacing != "off":
+        if event.is_read and self.settings.pacing != "off":
             self.pacers.open(
                 request.request_id, reasons=request.reasons, prompt=request.prompt_token_ids
             )

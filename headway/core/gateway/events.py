@@ -19,8 +19,8 @@ class Submit:
 
     request: Request
     """The request, with a new ``request_id``."""
-    paced: bool = True
-    """True if its reader wants answering tokens at a reader's pace."""
+    is_read: bool = True
+    """True if its client reads the answer as it comes, so that it may be paced."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,8 @@ class Readers:
         reader, num_drawn = sequence.reader, 1 + len(sampled.before)
         if reader.answer_start is None:
             return self._looks_like_answer(sequence, num_drawn)
+        if not sequence.is_read:
+            return False
         pace = self._pace
         reading = num_drawn * pace
         first_at = now - (num_drawn - 1) * step

@@ -124,7 +124,9 @@ def _with_phases(unit: WorkerUnit, now: float) -> UnitLoad:
 
 
 def _is_on_schedule(sequence: Sequence, now: float) -> bool:
-    """Return whether its reader has unread tokens or is about to get the first."""
+    """Return whether its reader, if it has one, has unread tokens or is about to get the first."""
+    if not sequence.is_read:
+        return True
     if sequence.opens_answer:
         return sequence.running
     return sequence.reader.in_hand_until >= now

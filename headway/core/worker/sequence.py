@@ -150,7 +150,12 @@ class Sequence(Life):
     @property
     def opens_answer(self) -> bool:
         """True if its next token is the first that its reader sees."""
-        return self.reader.answer_start == len(self.output)
+        return self.request.is_read and self.reader.answer_start == len(self.output)
+
+    @property
+    def is_read(self) -> bool:
+        """True if its client reads the answer as it comes."""
+        return self.request.is_read
 
     @property
     def in_hand_until(self) -> float:

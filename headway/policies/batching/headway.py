@@ -55,7 +55,7 @@ class Headway(UniBoost):
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
         """Critical or not, Φ′, arrival."""
         phi, until_tokens, _ = super().rank(candidate, now=now)
-        if candidate.phase is not Phase.ANSWERING:
+        if candidate.phase is not Phase.ANSWERING or not candidate.is_read:
             return Ranked((0.0 if candidate.opens_answer else 1.0, *phi), until_tokens)
         slack = self._count_slack(candidate, now)
         until_tokens = candidate.attained_tokens + self._tokens_left(candidate)

@@ -8,14 +8,15 @@ preemption to give at each level. So one that generates S tokens is voluntarily 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from math import inf
 
 from headway.bounds import between
 from headway.errors import invalid
 from headway.policies.answer import Answer
-from headway.policies.batching.boost import Boosted, BoostParams, prompt_work
-from headway.policies.batching.protocol import Candidate, Ranked
+from headway.policies.batching.boost import Boosted, BoostParams, ServiceTime, prompt_work
+from headway.policies.batching.protocol import Batching, Candidate, Ranked
 from headway.request import StreamKey
 
 
@@ -35,8 +36,8 @@ def next_level_at(num_tokens: int, k: int) -> int:
     return k << level_of(num_tokens, k)
 
 
-@dataclass(frozen=True, slots=True)
-class MemGuardParams(BoostParams):
+@dataclass(frozen=True)  # without slots: it is a second base of others
+class CreditParams:
     """``k``: tokens of the first level, 1 to 2^20, a multiple of the KV block size.
 
     ``swap_per_token``: seconds in which a token's KV goes to host memory and comes back; 0 where
@@ -47,22 +48,64 @@ class MemGuardParams(BoostParams):
     swap_per_token: float = between(0, 1, default=0.0)
 
     def __post_init__(self) -> None:
-        super(MemGuardParams, self).__post_init__()
         if self.k != int(self.k) or not 1 <= self.k <= 1 << 20:
             raise invalid("k", self.k, "a whole number of tokens from 1 to 2^20")
 
 
-class UniBoostMemGuard(Boosted):
-    """Boosted arrival over service quantised at doubling levels, one preemption a level."""
+class MemGuard(Batching):
+    """One voluntary preemption a request and level, for a gain over what the swap costs."""
 
     preempts = True
 
-    def __init__(self, params: MemGuardParams | None = None) -> None:
-        params = params or MemGuardParams()
-        super().__init__(params)
+    def __init__(self, params: CreditParams, service: ServiceTime) -> None:
         self.k = int(params.k)
         self._swap_per_token = params.swap_per_token
+        self._service = service
         self._preempted_at: dict[StreamKey, int] = {}
+
+    @abstractmethod
+    def gain(self, victim: Candidate, for_: Candidate) -> float:
+        """Return the seconds that are won if the victim yields its blocks."""
+
+    def may_preempt(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
+        """Allow one preemption a request and level, if it gains more than the swap costs."""
+        return self.has_credit(victim) and self.gain(victim, for_) > self.swap_cost(victim)
+
+    def has_credit(self, victim: Candidate) -> bool:
+        """Return whether it was not voluntarily preempted at this level before."""
+        return self._preempted_at.get(victim.key, -1) < level_of(victim.num_output_tokens, self.k)
+
+    def swap_cost(self, victim: Candidate) -> float:
+        """Seconds until its KV is back, out and in."""
+        per_token = self._swap_per_token or self._service.seconds_per_token
+        return victim.num_kv_tokens * per_token
+
+    def preempted(self, victim: Candidate, *, voluntary: bool) -> None:
+        """Spend the level's credit on a voluntary preemption; one by need costs none."""
+        if voluntary:
+            self._preempted_at[victim.key] = level_of(victim.num_output_tokens, self.k)
+
+    def forget(self, key: StreamKey) -> None:
+        """Forget its credits."""
+        self._preempted_at.pop(key, None)
+
+
+@dataclass(frozen=True, slots=True)
+class MemGuardParams(CreditParams, BoostParams):
+    """Parameters of the boost and of the credits."""
+
+    def __post_init__(self) -> None:
+        BoostParams.__post_init__(self)
+        CreditParams.__post_init__(self)
+
+
+class UniBoostMemGuard(MemGuard, Boosted):
+    """Boosted arrival over service quantised at doubling levels, one preemption a level."""
+
+    def __init__(self, params: MemGuardParams | None = None) -> None:
+        params = params or MemGuardParams()
+        Boosted.__init__(self, params)
+        MemGuard.__init__(self, params, self._service)
 
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
         """Rank by Φ of the prompt's work and the quantised rest."""
@@ -75,31 +118,9 @@ class UniBoostMemGuard(Boosted):
         work = prompt_work(candidate) + quantised(candidate.num_output_tokens, self.k)
         return self.priority(candidate, max(1, work))
 
-    def may_preempt(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
-        """Allow one preemption a request and level, if it gains more than the swap costs."""
-        return self.has_credit(victim) and self.gain(victim, for_) > self.swap_cost(victim)
-
     def gain(self, victim: Candidate, for_: Candidate) -> float:
         """Seconds by which the better one ranks before its victim; any are many at γ = 0."""
         return inf if self.gamma == 0.0 else self.phi(victim)[0] - self.phi(for_)[0]
-
-    def has_credit(self, victim: Candidate) -> bool:
-        """Return whether it was not voluntarily preempted at this level before."""
-        return self._preempted_at.get(victim.key, -1) < level_of(victim.num_output_tokens, self.k)
-
-    def swap_cost(self, victim: Candidate) -> float:
-        """Seconds until its KV is back, out and in."""
-        per_token = self._swap_per_token or self.seconds(1)
-        return victim.num_kv_tokens * per_token
-
-    def preempted(self, victim: Candidate, *, voluntary: bool) -> None:
-        """Spend the level's credit on a voluntary preemption; one by need costs none."""
-        if voluntary:
-            self._preempted_at[victim.key] = level_of(victim.num_output_tokens, self.k)
-
-    def forget(self, key: StreamKey) -> None:
-        """Forget its credits."""
-        self._preempted_at.pop(key, None)
 
 
 ANSWER = Answer("uniboost-memguard", UniBoostMemGuard, "UniBoost, phase 3", MemGuardParams)

@@ -65,12 +65,16 @@ class Candidate(Protocol):
         """Output tokens still to come in truth; None outside the simulator."""
 
     @property
+    def is_read(self) -> bool:
+        """True if its client reads the answer as it comes; else it has no reader's clock."""
+
+    @property
     def opens_answer(self) -> bool:
         """True if its next token is the first that its reader sees."""
 
     @property
     def in_hand_until(self) -> float:
-        """When its reader runs out of tokens in hand, -inf if it has none.
+        """When its reader runs out of tokens in hand, -inf if it has none in hand or no reader.
 
         The slack of an answering request at ``now`` is ``in_hand_until - now``.
         """

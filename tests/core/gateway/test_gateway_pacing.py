@@ -29,11 +29,11 @@ SETTINGS = GatewaySettings(
 )
 
 
-def opened(core: GatewayCore, *, reasons: bool = False, paced: bool = True) -> Request:
+def opened(core: GatewayCore, *, reasons: bool = False, is_read: bool = True) -> Request:
     core.handle(Connected(), now=0.0)
     sampling = SamplingParams(max_tokens=100)
     actions = core.handle(
-        Submit(Request("r", "m", (1, 2), sampling, 0.0, reasons=reasons), paced), now=0.0
+        Submit(Request("r", "m", (1, 2), sampling, 0.0, reasons=reasons), is_read), now=0.0
     )
     return next(a for a in actions if isinstance(a, Request))
 
@@ -111,7 +111,7 @@ def test_a_late_token_goes_at_once_and_due_times_never_shift() -> None:
 
 def test_who_wants_no_pacing_gets_every_token_at_once() -> None:
     core = GatewayCore("g", "g:1", SETTINGS)
-    request = opened(core, paced=False)
+    request = opened(core, is_read=False)
     assert seen(core.handle(batch(request, 0, [1, 2, 3]), now=1.0)) == [1, 2, 3]
 
 

@@ -61,6 +61,7 @@ requests = st.builds(
     is_burst=st.booleans(),
     reasons=st.booleans(),
     is_predicted=st.booleans(),
+    is_read=st.booleans(),
 )
 positive = st.integers(1, 4096)
 infos = st.builds(
