@@ -165,6 +165,7 @@ class _Queued:
     predicted_remaining: float | None = None
     true_remaining: int | None = None
     opens_answer: bool = False
+    is_read: bool = True
     in_hand_until: float = 0.0
     num_preemptions: int = 0
 

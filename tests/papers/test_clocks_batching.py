@@ -55,7 +55,7 @@ def test_a_critical_reader_stays_so_until_it_is_well_supplied(
 def test_before_the_answer_age_weighs_against_the_seconds_that_service_takes_alone() -> None:
     served_long, young = reasoning(1, 320), reasoning(2, 0, arrival=6.0)
     policy = make()
-    assert policy.rank(served_long, now=10.0).rank == (BY_AGE, pytest.approx(320 * PASS))
+    assert policy.rank(served_long, now=10.0).rank == pytest.approx((BY_AGE, 320 * PASS))
     assert served(policy, [served_long, young], now=10.0) == [2, 1]
     assert served(make(order_slowdown=0.5), [served_long, young], now=10.0) == [1, 2]
 
@@ -65,13 +65,13 @@ def test_a_supplied_reader_waits_behind_all_but_not_for_its_blocks() -> None:
     supplied, thinks = answering(1, 20.0), reasoning(2, 6400, arrival=9.0)
     assert served(policy, [supplied, thinks], now=10.0) == [2, 1]
     waiting = replace(supplied, running=False)
-    assert policy.rank(waiting, now=10.0).rank == (BY_AGE, pytest.approx(96 * PASS))
+    assert policy.rank(waiting, now=10.0).rank == pytest.approx((BY_AGE, 96 * PASS))
 
 
 def test_a_client_that_does_not_read_has_no_reader_s_clock() -> None:
     policy = make()
     unread = replace(answering(1, -inf), is_read=False)
-    assert policy.rank(unread, now=10.0).rank == (BY_AGE, pytest.approx(96 * PASS))
+    assert policy.rank(unread, now=10.0).rank == pytest.approx((BY_AGE, 96 * PASS))
     assert policy.gain(unread, reasoning(2, 96)) == pytest.approx(0.0)
 
 
