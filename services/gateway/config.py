@@ -9,7 +9,8 @@ from pydantic import Field, field_validator, model_validator
 from headway.core.settings import PolicySettings, policy_settings
 from services.gateway.bounds import ClientBounds
 from services.gateway.http.exchange import HttpLimits
-from services.runtime.config import ModelName, ServiceConfig, host_and_port
+from services.gateway.http.origins import Origins
+from services.runtime.config import ModelName, ServiceConfig, host_and_port, is_loopback
 from services.runtime.preset import PresetConfig
 from services.runtime.rooms import SHIPPED_MODEL
 
@@ -37,6 +38,12 @@ class GatewayConfig(PresetConfig):
     )
     sink_advertise: str = Field(
         "", description="host[:port] that workers use; default: --advertise's host, or as bound"
+    )
+    allowed_host: str = Field(
+        "", description="names that HTTP requests may call it by, besides loopback's: a.example,b"
+    )
+    cors_origin: str = Field(
+        "", description="origins of web pages that may call it: https://a.example,http://b:3000"
     )
     monitoring_needs_key: bool = Field(
         False, description="require an API key on /health and /metrics too"
@@ -103,6 +110,11 @@ class GatewayConfig(PresetConfig):
             answer_timeout=self.request_timeout + _ANSWER_GRACE,
         )
 
+    def origins(self) -> Origins:
+        """Return the checks of hosts and origins."""
+        hosts, origins = (_listed(text) for text in (self.allowed_host, self.cors_origin))
+        return Origins(hosts, origins, loopback=is_loopback(f"{self.http_host}:0"))
+
     def client_bounds(self) -> ClientBounds:
         """Return the bounds that clients share, with nothing taken."""
         return ClientBounds.of(
@@ -112,6 +124,10 @@ class GatewayConfig(PresetConfig):
             max_waiting=self.max_waiting,
             max_open_requests=self.max_open_requests,
         )
+
+
+def _listed(text: str) -> list[str]:
+    return [entry.strip() for entry in text.split(",") if entry.strip()]
 
 
 def _host(advertised: str) -> str:

@@ -24,6 +24,7 @@ from services.gateway.calls import Calls, ServedModel
 from services.gateway.config import GatewayConfig
 from services.gateway.feedback import Feedback
 from services.gateway.grpc_edge import GatewayEdge
+from services.gateway.http.descriptors import reserve
 from services.gateway.http.edge import HttpEdge
 from services.gateway.http.server import HttpServer, tls_context
 from services.gateway.metrics import GatewayMetrics
@@ -80,6 +81,7 @@ class GatewayService:
             self.metrics, self._release, self._feedback.observe, self.unexpected
         )
         self._bounds = config.client_bounds()
+        reserve(config.max_connections)
         self._threads = ReadingThreads(self._bounds.buffered)
         calls = Calls(
             model,
@@ -93,7 +95,12 @@ class GatewayService:
         keys = KeyRing.load(config.api_key_file)
         self.grpc_edge = GatewayEdge(calls, keys, self.metrics, self.now)
         http_edge = HttpEdge(
-            calls, keys, self.metrics, self, monitoring_needs_key=config.monitoring_needs_key
+            calls,
+            keys,
+            self.metrics,
+            self,
+            config.origins(),
+            monitoring_needs_key=config.monitoring_needs_key,
         )
         self._http = HttpServer(http_edge, config.http_limits(), self._bounds)
         self._performers: Mapping[type, Callable[[Any], None]] = {

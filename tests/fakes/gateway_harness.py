@@ -51,7 +51,8 @@ class Cluster:
         return self._clients[key]
 
     def http(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self.url, timeout=20)
+        headers = {"content-type": "application/json"}
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=20)
 
     async def metrics(self) -> dict[str, float]:
         """Samples by name with labels."""

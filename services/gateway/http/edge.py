@@ -16,6 +16,7 @@ from services.gateway.api_call import ApiCall, ReplyStyle
 from services.gateway.auth import KeyRing
 from services.gateway.calls import Calls
 from services.gateway.http.exchange import Caller, Exchange, HttpRefusal
+from services.gateway.http.origins import Origins, require_json
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.json import CallIdentity, dumps
 from services.gateway.openai.replies import JSON, HttpReply, StreamReply, WholeReply, respond_error
@@ -61,6 +62,7 @@ class HttpEdge:
         keys: KeyRing,
         metrics: GatewayMetrics,
         shell: Shell,
+        origins: Origins,
         *,
         monitoring_needs_key: bool,
     ) -> None:
@@ -68,6 +70,7 @@ class HttpEdge:
         self._keys = keys
         self._metrics = metrics
         self._shell = shell
+        self._origins = origins
         self._fingerprint = calls.model.fingerprint()
         self._open_paths = frozenset() if monitoring_needs_key else {"/health", "/metrics"}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -80,7 +83,10 @@ class HttpEdge:
     def screen(
         self, method: str, path: str, headers: Mapping[bytes, bytes], address: str
     ) -> Caller:
-        """Check a request's head before its body is read: the key, the path and the method."""
+        """Check a request's head before its body is read: who asks, by what name, for what."""
+        self._origins.check(headers)
+        if method == "OPTIONS" and self._origins.cors(headers):
+            return Caller(address, 0)  # a browser asks before it sends the page's request
         client = address
         if path not in self._open_paths:
             try:
@@ -97,12 +103,17 @@ class HttpEdge:
             message = f"{path} takes {'GET' if is_get else 'POST'}, not {method}"
             refused = HeadwayError(Code.INVALID_ARGUMENT, message)
             raise HttpRefusal(405, refused, "method_not_allowed")
+        if not is_get:
+            require_json(headers)
         return Caller(client, self._most_bytes.get(path, INLINE_BYTES))
 
     def serve(self, exchange: Exchange) -> None:
         """Answer a whole request that passed ``screen``."""
         try:
-            if exchange.path in _POST:
+            self._allow_page(exchange)
+            if exchange.method == "OPTIONS":
+                self._allow_request(exchange)
+            elif exchange.path in _POST:
                 self._generate(exchange, _POST[exchange.path])
             else:
                 self._get(exchange)
@@ -112,11 +123,28 @@ class HttpEdge:
     def refuse(self, exchange: Exchange, refusal: HttpRefusal) -> None:
         """Answer a request that could not be read, or was screened out."""
         self._metrics.count("errors", refusal.error.code.value)
+        self._allow_page(exchange)
         respond_error(exchange, refusal.error, refusal.status, refusal.code)
 
     def cut_off(self) -> None:
         """Count a client that was cut off because it does not read."""
         self._metrics.count("slow_clients")
+
+    # --- web pages (CORS) -------------------------------------------------------------
+
+    def _allow_page(self, exchange: Exchange) -> None:
+        """Let a browser show the answer to a page whose origin is allowed."""
+        if b"origin" in exchange.headers and (origin := self._origins.cors(exchange.headers)):
+            exchange.add_header("access-control-allow-origin", origin)
+            exchange.add_header("access-control-expose-headers", "x-request-id, retry-after")
+            exchange.add_header("vary", "origin")
+
+    def _allow_request(self, exchange: Exchange) -> None:
+        exchange.add_header("access-control-allow-methods", "GET, POST")
+        wanted = exchange.header("access-control-request-headers")
+        exchange.add_header("access-control-allow-headers", wanted or "authorization")
+        exchange.add_header("access-control-max-age", "600")
+        exchange.respond(204, JSON, b"")
 
     # --- generation -------------------------------------------------------------------
 

@@ -94,7 +94,10 @@ async def test_a_client_that_does_not_read_is_cancelled_not_buffered_for(
             "logprobs": 20,
         }
         packed = json.dumps(body).encode()
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n"
+        head = (
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+            b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        )
         _, writer = await asyncio.open_connection("127.0.0.1", running.port, limit=1024)
         writer.write(head % len(packed) + packed)
         writer.transport.pause_reading()  # type: ignore[attr-defined]  # asyncio types it too widely
