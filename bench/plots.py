@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench.extras import require_extra
+from bench.output import require_extra
 from headway.sim.device import PassTaken
 from headway.sim.sampling import Sample
 

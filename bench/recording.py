@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from bench.extras import require_extra
+from bench.output import require_extra
 from headway.sim.experiment import Run
 from headway.sim.records import Record
 from services.scheduler.explanations import write_decisions

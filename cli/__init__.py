@@ -1,4 +1,4 @@
-"""The ``headway`` command: one file per subcommand, heavy imports inside it."""
+"""The ``headway`` command: one file per subcommand, imported when that one is called."""
 
 from __future__ import annotations
 
@@ -6,56 +6,86 @@ import argparse
 import importlib
 import importlib.metadata
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 from headway.errors import Code, HeadwayError
 
-_SUBCOMMANDS = (
-    "up",
-    "service",
-    "key",
-    "policies",
-    "profile",
-    "bench",
-    "simulate",
-    "calibrate",
-    "explain",
-    "demo",
-    "reproduce",
-    "chaos",
-    "predictor",
-)
+COMMANDS = {
+    "up": "start the whole cluster on this machine",
+    "service": "run one service alone",
+    "key": "make an API key and the line that lets it in",
+    "policies": "list the policies that flags can name",
+    "profile": "what a deployment costs: list, show, run, fit",
+    "bench": "measure servers, the gateway, the engine, the simulator, decisions",
+    "simulate": "run a scenario on virtual time",
+    "calibrate": "a live run and its simulation, side by side",
+    "explain": "why a request went where it went",
+    "demo": "a burst of chats and reasoning under two presets, side by side",
+    "reproduce": "check the papers' claims in the simulator",
+    "chaos": "faults on live processes under load; every token is compared",
+    "predictor": "collect hidden states, train a predictor of remaining lengths",
+}
 _WRONG_CALLS = (Code.INVALID_ARGUMENT, Code.NOT_FOUND)
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser that refuses in one sentence; its subparsers do, too."""
+class Command(argparse.ArgumentParser):
+    """A parser that refuses in one sentence; ``module`` adds its options once it is called."""
+
+    def __init__(self, *args: Any, module: str = "", **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._module = module
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and where the options are listed; exit with 2."""
         self.exit(2, f"{self.prog}: {message}; {self.prog} --help lists what there is\n")
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Add the module's options, then parse as any parser does."""
+        if self._module:
+            module, self._module = importlib.import_module(self._module), ""
+            module.add_options(self)
+        return super().parse_known_args(args, namespace)
+
+
+def add_commands(
+    parser: argparse.ArgumentParser, room: str, commands: Mapping[str, str], dest: str, metavar: str
+) -> None:
+    """Register subcommands by name and help text; each has a module of its name in ``room``."""
+    subparsers = parser.add_subparsers(dest=dest, required=True, metavar=metavar)
+    for name, says in commands.items():
+        subparsers.add_parser(name, help=says, module=f"{room}.{name}")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; return its exit status: 2 for a wrong call, 1 for any other failure."""
-    parser = _Parser(
+    parser = Command(
         prog="headway",
         description="Serves large language models so that the slowest request is still fast.",
     )
     version = importlib.metadata.version("headway")
     parser.add_argument("--version", action="version", version=f"headway {version}")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name in _SUBCOMMANDS:
-        importlib.import_module(f"cli.{name}").add_parser(subparsers)
+    add_commands(parser, "cli", COMMANDS, "command", "COMMAND")
     args, unknown = parser.parse_known_args(argv)
     if unknown and not hasattr(args, "service_flags"):
-        subparsers.choices[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+        parser.prog += f" {args.command}"
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     args.service_flags = unknown
     try:
+        _refuse_outputs(args)
         return int(args.run(args))
     except HeadwayError as error:
         print(f"headway: {error.message}", file=sys.stderr)
         return 2 if error.code in _WRONG_CALLS else 1
     except KeyboardInterrupt:
         return 130
+
+
+def _refuse_outputs(args: argparse.Namespace) -> None:
+    """Refuse, before any work, a file that cannot be written or plots without matplotlib."""
+    from bench.output import refuse_unwritable, require_extra
+
+    if getattr(args, "json", None) is not None:
+        refuse_unwritable(args.json)
+    if getattr(args, "plots", None) is not None:
+        require_extra("matplotlib", "--plots")

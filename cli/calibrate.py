@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from cli.options import add_model, write_json
+from rich.console import Console
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from bench.calibrate.figures import Compared, Seen, compare
+from bench.calibrate.live import ask
+from bench.calibrate.load import one_by_one, poisson
+from bench.calibrate.model import (
+    WorkerRecord,
+    find_latency,
+    fit_profile,
+    read_records,
+    simulation,
+)
+from bench.output import make_table, write_json
+from cli.options import add_json, add_model, require_ranges
+from headway.cost.fit import judge
+from headway.cost.profile import Profile, load_profile, save_profile
+from headway.errors import require_over
+from headway.workload.traces import TraceRow
+from services.local.cluster import LocalCluster
+from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
+from services.local.store import free_port
 
-    from bench.calibrate.figures import Row, Seen
-    from bench.calibrate.load import Row as Arrival
-    from bench.calibrate.model import Recorded
-    from headway.cost.profile import Profile
 
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the subcommand."""
-    parser = subparsers.add_parser(
-        "calibrate",
-        help="a live run and its simulation, side by side",
-        description="Starts a local cluster, fits a profile to the passes of one load, then "
-        "predicts another load with it and measures that one. Nothing of the second is fitted.",
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Register the options."""
+    parser.description = (
+        "Starts a local cluster, fits a profile to the passes of one load, then "
+        "predicts another load with it and measures that one. Nothing of the second is fitted."
     )
     add = parser.add_argument
     add_model(parser)
@@ -36,22 +49,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--seed", type=int, default=0, help="of arrivals and lengths (0)")
     add("--profile", default="", metavar="FILE", help="predict with it and fit none")
     add("--out", type=Path, metavar="FILE", help="write the fitted profile (TOML)")
-    add("--json", type=Path, metavar="FILE", help="write the figures")
+    add_json(parser, "write the figures")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, fit, simulate, compare; HeadwayError for what cannot be run."""
-    from dataclasses import asdict
-
-    from bench.calibrate.figures import compare
-    from bench.calibrate.load import one_by_one, poisson
-    from bench.calibrate.model import find_latency, simulation
-    from headway.cost.profile import save_profile
-    from headway.errors import require_between, require_over
-
     require_over("--rate", args.rate, 0)
-    require_between("--num-requests", args.num_requests, 20, 100_000)
+    require_ranges(args, num_requests=(20, 100_000))
     lone = one_by_one(0.5, 20, args.seed)
     learning = poisson(args.rate, args.num_requests, args.seed)
     (alone, _), records = _live(args, lone, learning)
@@ -69,12 +74,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _profile(given: str, records: Sequence[Recorded]) -> tuple[Profile, str]:
+def _profile(given: str, records: Sequence[WorkerRecord]) -> tuple[Profile, str]:
     """Return the given profile, or one fitted to the records; and how it meets their passes."""
-    from bench.calibrate.model import fit_profile
-    from headway.cost.fit import judge
-    from headway.cost.profile import load_profile
-
     if given:
         profile = load_profile(given)
         found = judge(profile.pass_time, [each for record in records for each in record.passes])
@@ -87,18 +88,9 @@ def _profile(given: str, records: Sequence[Recorded]) -> tuple[Profile, str]:
 
 
 def _live(
-    args: argparse.Namespace, *loads: Sequence[Arrival]
-) -> tuple[list[list[Seen]], list[Recorded]]:
+    args: argparse.Namespace, *loads: Sequence[TraceRow]
+) -> tuple[list[list[Seen]], list[WorkerRecord]]:
     """Return what the clients of each load saw, and what the workers wrote down of all of them."""
-    import asyncio
-    import tempfile
-    from pathlib import Path
-
-    from bench.calibrate.live import ask
-    from bench.calibrate.model import read_records
-    from services.local.cluster import LocalCluster
-    from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
-    from services.local.store import free_port
 
     async def run_all(folder: Path) -> list[list[Seen]]:
         options = ClusterOptions(
@@ -120,16 +112,13 @@ def _live(
         return seen, read_records(Path(folder) / "passes")
 
 
-def _print(figures: Sequence[Row]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
-    table.add_column("ms")
-    for title in ("live", "simulated", "error", "published"):
-        table.add_column(title, justify="right")
-    for row in figures:
-        times = (f"{1e3 * row.live:.2f}", f"{1e3 * row.simulated:.2f}")
-        table.add_row(row.name, *times, f"{row.error:.1%}", f"{row.published:.1%}")
-    Console().print(table)
+def _print(figures: Sequence[Compared]) -> None:
+    rows = [
+        (
+            each.name,
+            *(f"{1e3 * each.live:.2f}", f"{1e3 * each.simulated:.2f}"),
+            *(f"{each.error:.1%}", f"{each.published:.1%}"),
+        )
+        for each in figures
+    ]
+    Console().print(make_table(("ms", "live", "simulated", "error", "published"), rows))

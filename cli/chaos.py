@@ -14,13 +14,9 @@ _EPILOG = (
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the subcommand."""
-    parser = subparsers.add_parser(
-        "chaos",
-        help="faults on live processes under load; every token is compared",
-        epilog=_EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Register the options."""
+    parser.epilog = _EPILOG
     add = parser.add_argument
     add("--for", dest="seconds", type=_seconds, default=60.0, help="60s, 5m or 1h (60s)")
     add("--seed", type=int, default=1, metavar="N", help="of the faults and the requests (1)")

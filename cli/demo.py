@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 from pathlib import Path
 
-from cli.options import add_model
-from cli.policy_options import add_policy_options, chosen
+from bench.demo.live import compare
+from cli.options import add_json, add_model, add_policy_options, chosen, require_ranges
+from headway.errors import invalid, require_over
+from headway.presets import find_preset
+from services.local.options import PolicyOptions
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the subcommand."""
-    parser = subparsers.add_parser(
-        "demo",
-        help="a burst of chats and reasoning under two presets, side by side",
-        description="Starts a cluster on this machine under each preset, one after the other, and "
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Register the options."""
+    parser.description = (
+        "Starts a cluster on this machine under each preset, one after the other, and "
         "sends each the same requests at the same instants. What warms it up is of the same kind: "
-        "policies that learn (γ-Ada needs a hundred answers) have learned by then.",
+        "policies that learn (γ-Ada needs a hundred answers) have learned by then."
     )
     add = parser.add_argument
     add("--presets", default="vllm-like,headway", help="two or more by comma (vllm-like,headway)")
@@ -31,31 +33,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--seed", type=int, default=0, help="of arrivals and prompts (0)")
     add("--log-dir", default="run/demo", help="folder of the services' logs (default run/demo)")
     add("--plots", type=Path, metavar="DIR", help="draw the latencies' distributions")
-    add("--json", type=Path, metavar="FILE", help="write the table")
+    add_json(parser, "write the table")
     add_policy_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run and print; 1 where a request failed."""
-    import asyncio
-
-    from bench.demo.live import compare
-    from bench.extras import require_extra
-    from headway.errors import invalid, require_between, require_over
-    from headway.presets import find_preset
-    from services.local.options import PolicyOptions
-
     presets = [name for name in args.presets.split(",") if name]
     for name in presets:
         find_preset(name)
     if len(set(presets)) < 2:
         raise invalid("--presets", args.presets, "two different ones or more, by comma")
-    require_between("--num-requests", args.num_requests, 6, 100_000)
-    require_between("--warm-up", args.warm_up, 0, 100_000)
-    require_between("--max-running", args.max_running, 0, 1_000_000)
+    require_ranges(args, num_requests=(6, 100_000), warm_up=(0, 100_000))
+    require_ranges(args, max_running=(0, 1_000_000))
     require_over("--rate", args.rate, 0)
-    if args.plots is not None:
-        require_extra("matplotlib", "--plots")
     policies = [PolicyOptions(name, *chosen(args)) for name in presets]
     return asyncio.run(compare(args, policies))

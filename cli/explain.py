@@ -6,12 +6,21 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import quote
+from urllib.request import Request, urlopen
 
+from bench.serve.client import Endpoint
+from bench.serve.replay import error_text
 from cli import explain_scaling
+from headway.errors import Code, HeadwayError
 
 MOST_LINE_CHARS = 1 << 24
 MOST_OTHERS = 8
@@ -19,9 +28,8 @@ _LOADS = {"dispatch": ("C_avail", "chunk")}
 """Names of a unit's load in a decision, by question; the other questions give (B, K)."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the subcommand."""
-    parser = subparsers.add_parser("explain", help="why a request went where it went")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Register the options."""
     add = parser.add_argument
     add(
         "request",
@@ -42,8 +50,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print every decision; HeadwayError where there is none."""
-    from headway.errors import Code, HeadwayError
-
     is_live = args.folder is None
     if is_live and args.request == "scaling":
         return explain_scaling.run(args)
@@ -64,8 +70,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _recorded_lines(folder: Path) -> Iterable[str]:
-    from headway.errors import Code, HeadwayError
-
     path = folder / "decisions.jsonl"
     if not path.is_file():
         message = f"{path} is not there: record a run with `headway simulate … --out DIR`"
@@ -76,16 +80,6 @@ def _recorded_lines(folder: Path) -> Iterable[str]:
 
 def live_lines(url: str, request_id: str, api_key: str = "") -> list[str]:
     """Return the live scheduler's decisions about a request, as a run would record them."""
-    import json
-    import os
-    from http.client import HTTPException
-    from urllib.error import HTTPError
-    from urllib.parse import quote
-    from urllib.request import Request, urlopen
-
-    from bench.serve.client import Endpoint
-    from headway.errors import Code, HeadwayError
-
     Endpoint.parse(url)  # refuses what is no http address
     base = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
     request = Request(f"{base}/explain/{quote(request_id, safe='')}")
@@ -96,8 +90,6 @@ def live_lines(url: str, request_id: str, api_key: str = "") -> list[str]:
         with urlopen(request, timeout=10) as response:
             decisions = json.load(response)["decisions"]
     except HTTPError as error:
-        from bench.serve.replay import error_text
-
         raise HeadwayError(Code.UNAVAILABLE, f"{base}: {error_text(error.read())}") from error
     except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
         message = f"{base} does not answer as a gateway does ({error}): give its --url"
@@ -140,10 +132,6 @@ class ExplainedDecision:
 
 def decisions_about(request_id: str, lines: Iterable[str]) -> Iterator[ExplainedDecision]:
     """Read recorded decisions about the request, in order; HeadwayError for a malformed line."""
-    import json
-
-    from headway.errors import Code, HeadwayError
-
     for number, line in enumerate(lines, start=1):
         if request_id not in line:
             continue

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from datetime import datetime
 
-if TYPE_CHECKING:
-    from headway.core.autoscaler.events import PublishTargets
-    from headway.policies.scaling.protocol import PoolLoad, StartUp
-    from services.runtime.config import ServiceConfig
+from cli.options import require_ranges
+from headway.core.autoscaler.events import ROLES, PublishTargets
+from headway.errors import Code, HeadwayError
+from headway.policies.scaling.protocol import PoolLoad, StartUp
+from services.runtime import wire
+from services.runtime.channel import open_channel
+from services.runtime.config import ServiceConfig
+from services.runtime.store import Store
 
 _TIMEOUT = 10.0
 _INDENT = " " * 4
@@ -28,12 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print them, oldest first; HeadwayError where no autoscaler answers."""
-    import asyncio
-    from datetime import datetime
-
-    from headway.errors import Code, HeadwayError, require_between
-
-    require_between("--last", args.last, 0, 100_000)
+    require_ranges(args, last=(0, 100_000))
     decisions = asyncio.run(_ask(args))
     if not decisions:
         raise HeadwayError(Code.UNAVAILABLE, "nothing has been decided yet: ask again soon")
@@ -44,11 +44,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _ask(args: argparse.Namespace) -> Sequence[PublishTargets]:
-    from headway.errors import Code, HeadwayError
-    from services.runtime import wire
-    from services.runtime.channel import open_channel
-    from services.runtime.config import ServiceConfig
-
     store = {"store": args.store} if args.store else {}
     config = ServiceConfig(service_id="explain", cluster=args.cluster, **store)
     address = args.autoscaler or await _find(config)
@@ -62,9 +57,6 @@ async def _ask(args: argparse.Namespace) -> Sequence[PublishTargets]:
 
 async def _find(config: ServiceConfig) -> str:
     """Return the autoscaler's address, by its membership."""
-    from headway.errors import Code, HeadwayError
-    from services.runtime.store import Store
-
     store = await Store.connect(config.store, config.cluster, patience=_TIMEOUT)
     try:
         members = await store.members("autoscaler")
@@ -94,9 +86,6 @@ def explained(decisions: Sequence[PublishTargets], *, every: bool) -> Iterator[t
 
 def decision_text(decided: PublishTargets, before: PublishTargets | None = None) -> str:
     """Return a paragraph; ``before`` is the previous decision."""
-    from headway.core.autoscaler.events import ROLES
-    from headway.policies.scaling.protocol import PoolLoad
-
     numbers = zip(ROLES, _numbers(before or decided), _numbers(decided), strict=True)
     shown = [
         f"{role} {now}" if now == then else f"{role} {then} → {now}"
@@ -137,6 +126,4 @@ def _start_up(start_up: StartUp) -> str:
 
 
 def _numbers(decided: PublishTargets) -> tuple[int, ...]:
-    from headway.core.autoscaler.events import ROLES
-
     return tuple(getattr(decided.targets, f"num_{role}") for role in ROLES)

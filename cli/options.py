@@ -1,12 +1,16 @@
-"""Options that several subcommands have, and what they do."""
+"""Options that several subcommands have, and their limits."""
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
 from pathlib import Path
+from typing import NamedTuple
 
+from headway.errors import require_between
 from services.runtime.rooms import SHIPPED_MODEL, model_folder
+
+POLICY_VARIABLE, SET_VARIABLE = "HEADWAY_POLICY", "HEADWAY_SET"
 
 
 def add_model(
@@ -20,7 +24,48 @@ def add_model(
     )
 
 
-def write_json(file: Path | None, rows: object) -> None:
-    """Write rows to the file of ``--json``, where it was given."""
-    if file is not None:
-        file.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+def add_json(parser: argparse.ArgumentParser, says: str) -> None:
+    """Register ``--json``, a file for the results."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help=says)
+
+
+def require_ranges(args: argparse.Namespace, **limits: tuple[float, float]) -> None:
+    """Refuse options outside of their least and most values, both included."""
+    for name, (least, most) in limits.items():
+        require_between(f"--{name.replace('_', '-')}", getattr(args, name), least, most)
+
+
+# --- policies -------------------------------------------------------------------------
+
+
+class Chosen(NamedTuple):
+    """Texts for ``headway.presets.parse_choice``: the environment's, then those of the flags."""
+
+    policy: str = ""
+    set: str = ""
+
+
+def add_policy_options(parser: argparse.ArgumentParser) -> None:
+    """Register ``--policy`` and ``--set``."""
+    add = parser.add_argument
+    add(
+        "--policy",
+        action="append",
+        default=[],
+        metavar="QUESTION=NAME",
+        help="another policy than the preset's, repeatable (`headway policies` lists them)",
+    )
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="QUESTION.PARAMETER=VALUE",
+        help="a parameter of a policy, repeatable (`headway policies --parameters` lists them)",
+    )
+
+
+def chosen(args: argparse.Namespace) -> Chosen:
+    """Return what flags and environment say; a flag stands over the environment."""
+    policy = [os.environ.get(POLICY_VARIABLE, ""), *args.policy]
+    settings = [os.environ.get(SET_VARIABLE, ""), *args.set]
+    return Chosen(",".join(filter(None, policy)), ",".join(filter(None, settings)))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 
+from headway.policies.registry import REGISTRY
+from headway.presets import PRESETS
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the subcommand."""
-    parser = subparsers.add_parser("policies", help="list the policies that flags can name")
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Register the options."""
     parser.add_argument("--parameters", action="store_true", help="with what each can be told")
     parser.add_argument("--presets", action="store_true", help="the presets and their policies")
     parser.set_defaults(run=run)
@@ -15,10 +17,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print one line a policy: its question, its name, what it does, where it is from."""
-    from headway.policies.registry import REGISTRY
-
     if args.presets:
-        _print_presets(sorted(REGISTRY))
+        _print_presets()
         return 0
     for question, answers in sorted(REGISTRY.items()):
         for name, answer in sorted(answers.items()):
@@ -29,12 +29,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print_presets(questions: list[str]) -> None:
-    from headway.presets import PRESETS
-
+def _print_presets() -> None:
     for name, preset in PRESETS.items():
         print(f"{name:<11} {preset.description} [{preset.reference}]")
-        for question in questions:
+        for question in sorted(REGISTRY):
             params = ", ".join(f"{k}={v!r}" for k, v in preset.params_of(question).items())
             shown = f" ({params})" if params else ""
             print(f"{'':<11} {question:<13} {getattr(preset, question)}{shown}")

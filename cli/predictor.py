@@ -9,11 +9,8 @@ from typing import Any
 from cli.options import add_model
 
 
-def add_parser(subparsers: Any) -> None:
-    """Register the subcommand and its own."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "predictor", help="collect hidden states, train a predictor of remaining lengths"
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Register the options."""
     parser.set_defaults(run=run)
     kinds = parser.add_subparsers(dest="predictor", required=True, metavar="ACTION")
     _add_collect(kinds)
@@ -83,7 +80,7 @@ def _add_train(kinds: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Collect, train or show."""
-    from models.lengths import commands
+    from models.lengths import commands  # needs torch
 
     if args.predictor == "collect":
         return commands.collect(args)

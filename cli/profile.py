@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
-from cli import profile_run
+from headway.cost.fit import fit_pass_time
+from headway.cost.passes import parse_passes
+from headway.cost.profile import load_profile, profile_names, profile_text, save_profile
+from headway.cost.velocity import decode_velocities, prefill_velocity
+from headway.errors import Code, HeadwayError
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the subcommand and its own."""
-    parser = subparsers.add_parser("profile", help="what a deployment costs: list, show, run, fit")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Register the options."""
     actions = parser.add_subparsers(dest="profile", required=True, metavar="ACTION")
     actions.add_parser("list", help="the ready-made ones, and where they are from").set_defaults(
         run=show_all
@@ -18,7 +22,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     show = actions.add_parser("show", help="one as TOML")
     show.add_argument("name", help="of a ready-made one, or a file")
     show.set_defaults(run=show_one)
-    profile_run.add_parser(actions)
+    actions.add_parser("run", help="measure one on this machine", module="cli.profile_run")
     fit = actions.add_parser("fit", help="make one from measured passes (docs/simulator.md)")
     add = fit.add_argument
     add("passes", type=Path, help="CSV or JSON lines")
@@ -32,8 +36,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def show_all(args: argparse.Namespace) -> int:
     """Print a line for each."""
-    from headway.cost.profile import load_profile, profile_names
-
     for name in profile_names():
         print(f"{name:<32} {load_profile(name).origin}")
     return 0
@@ -41,22 +43,12 @@ def show_all(args: argparse.Namespace) -> int:
 
 def show_one(args: argparse.Namespace) -> int:
     """Print it as TOML; HeadwayError where there is none."""
-    from headway.cost.profile import load_profile, profile_text
-
     print(profile_text(load_profile(args.name)), end="")
     return 0
 
 
 def fit_one(args: argparse.Namespace) -> int:
     """Fit, say how well it meets the passes, write; HeadwayError for what cannot be fitted."""
-    from dataclasses import replace
-
-    from headway.cost.fit import fit_pass_time
-    from headway.cost.passes import parse_passes
-    from headway.cost.profile import load_profile, save_profile
-    from headway.cost.velocity import decode_velocities, prefill_velocity
-    from headway.errors import Code, HeadwayError
-
     like = load_profile(args.like)
     try:
         with args.passes.open(encoding="utf-8") as file:

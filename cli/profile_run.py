@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from cli.options import add_model
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-if TYPE_CHECKING:
-    from bench.profile.kept import Kept
-    from bench.profile.result import Deployment
-    from headway.cost.buckets import Buckets
-    from headway.cost.profile import Profile
+from bench.calibrate.model import read_records
+from bench.output import num_cores
+from bench.profile.kept import Kept
+from bench.profile.plan import STAGES, buckets_within
+from bench.profile.result import Deployment, doubt, fit_passes, make_profile, table
+from bench.profile.steps import ProfileSteps
+from bench.profile.workers import bench
+from cli.options import add_model, require_ranges
+from headway.cost.buckets import Buckets
+from headway.cost.profile import Profile, save_profile
+from headway.errors import invalid, require_over
 
 DESCRIPTION = """\
 Measure what one instance of a deployment releases, and write its profile.
@@ -36,15 +45,10 @@ An interrupted run (Ctrl-C) goes on where it ended when it is called again. Exam
 """
 
 
-def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register it."""
-    parser = actions.add_parser(
-        "run",
-        help="measure one on this machine",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Register the options."""
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--out", type=Path, metavar="FILE", help="default: the model's name.toml")
     _add_deployment(parser.add_argument_group("deployment", "as the workers are to be started"))
     _add_measurement(parser.add_argument_group("measurement"))
@@ -85,15 +89,8 @@ def _add_measurement(group: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, fit, write; HeadwayError for what cannot be measured."""
-    import asyncio
-    import sys
-
-    from bench.profile.kept import Kept
-    from headway.cost.buckets import Buckets
-    from headway.errors import require_between, require_over
-
     require_over("--tpot-slo", args.tpot_slo, 0)
-    require_between("--seconds", args.seconds, 0.05, 600)
+    require_ranges(args, seconds=(0.05, 600))
     sizes = [_sizes(args, name) for name in ("input_tokens", "output_tokens")]
     out = args.out or Path(f"{Path(args.model).name}.toml")
     flags = _flags(args)
@@ -115,8 +112,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sizes(args: argparse.Namespace, name: str) -> tuple[int, ...]:
-    from headway.errors import invalid
-
     given = getattr(args, name)
     try:
         return tuple(int(part) for part in given.split(","))
@@ -131,31 +126,17 @@ def _flags(args: argparse.Namespace) -> tuple[str, ...]:
     names += ["kv_cache_gib", "max_model_len"]
     pairs = [(f"--{name.replace('_', '-')}", str(getattr(args, name))) for name in names]
     given = [part for pair in pairs if pair[1] for part in pair]
-    return (*given, "--num-threads", str(args.num_threads or num_threads(args.device)))
+    return (*given, "--num-threads", str(args.num_threads or _num_threads()))
 
 
-def num_threads(device: str) -> int:
-    """Half of the cores: what ``headway up`` gives each of one prefiller and one decoder."""
-    import os
-
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    return max(1, num_cores // 2)
+def _num_threads() -> int:
+    """Return half of the cores: what ``headway up`` gives each of one prefiller and one decoder."""
+    return max(1, num_cores() // 2)
 
 
 async def _measure(
     args: argparse.Namespace, kept: Kept, buckets: Buckets, flags: Sequence[str], out: Path
 ) -> Profile:
-    import asyncio
-    import sys
-    from dataclasses import replace
-
-    from bench.calibrate.model import read_records
-    from bench.profile.plan import STAGES, buckets_within
-    from bench.profile.result import doubt, fit_passes, make_profile
-    from bench.profile.steps import Steps
-    from bench.profile.workers import bench
-    from headway.cost.profile import save_profile
-
     with _progress(len(STAGES)) as (say, done):
         number = len(kept.starting_with("start-up prefill")) + 1
         async with bench(flags, kept.passes, number, lambda line: None) as found:
@@ -166,7 +147,7 @@ async def _measure(
             info = replace(found.prefiller.info, num_blocks=found.decoder.info.num_blocks)
             sizes = buckets_within(buckets, info.max_model_len)
             like = await found.kv_header(sizes.input_tokens[0])
-            steps = Steps(found, kept, sizes, args.seconds, args.tpot_slo, say, done)
+            steps = ProfileSteps(found, kept, sizes, args.seconds, args.tpot_slo, say, done)
             start_ups = kept.starting_with("start-up ")
             measured = await steps.run(sum(start_ups) / len(start_ups), like)
         records = await asyncio.to_thread(read_records, kept.passes)
@@ -183,9 +164,6 @@ async def _measure(
 @contextmanager
 def _progress(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[], None]]]:
     """Show a bar with what was found last; print lines where no terminal is."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     console = Console()
     columns = (
         BarColumn(),
@@ -205,9 +183,7 @@ def _progress(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[], 
 
 
 def _deployment(args: argparse.Namespace, out: Path, dtype: str) -> Deployment:
-    from bench.profile.result import Deployment
-
-    threads = args.num_threads or num_threads(args.device)
+    threads = args.num_threads or _num_threads()
     is_cpu = args.device == "cpu"
     device = f"CPU, threads a worker: {threads}" if is_cpu else args.device
     kind = f"{dtype}, {args.quantization}" if args.quantization else dtype
@@ -215,8 +191,6 @@ def _deployment(args: argparse.Namespace, out: Path, dtype: str) -> Deployment:
 
 
 def _print(profile: Profile, out: Path) -> None:
-    from bench.profile.result import table
-
     for name, figure in table(profile):
         print(f"{name:<10} {figure}")
     print(f"\n{profile.origin}\nwritten to {out}; try:\n")

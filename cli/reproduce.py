@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from cli.options import write_json
-from cli.policy_options import (
+from rich.console import Console
+from rich.table import Table
+
+from bench import plots
+from bench.output import num_cores, write_json
+from bench.studies import tokenscale
+from bench.studies.claims import Claim
+from cli.options import (
     POLICY_VARIABLE,
     SET_VARIABLE,
+    add_json,
     add_policy_options,
     chosen,
+    require_ranges,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from bench.studies.claims import Claim
+from headway.presets import parse_choice
 
 PAPERS = ("sbs", "uniboost", "star", "pascal", "tokenscale")
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the subcommand."""
-    parser = subparsers.add_parser("reproduce", help="check the papers' claims in the simulator")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Register the options."""
     add = parser.add_argument
     add("paper", choices=(*PAPERS, "composition", "all"), help="whose claims")
     add("--seeds", type=int, default=5, metavar="N", help="runs of everything (5)")
     add("--processes", type=int, default=0, metavar="N", help="in parallel; 0: one a core")
-    add("--json", type=Path, metavar="FILE", help="write the rows")
+    add_json(parser, "write the rows")
     add("--plots", type=Path, metavar="DIR", help="draw each paper's claims")
     add_policy_options(parser)
     parser.set_defaults(run=run)
@@ -37,21 +42,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print the table; HeadwayError for numbers out of range."""
-    import importlib
-    import os
-
-    from bench.extras import require_extra
-    from headway.errors import require_between
-    from headway.presets import parse_choice
-
-    require_between("--seeds", args.seeds, 1, 1000)
-    require_between("--processes", args.processes, 0, 1024)
-    if args.plots is not None:
-        require_extra("matplotlib", "--plots")
+    require_ranges(args, seeds=(1, 1000), processes=(0, 1024))
     choice = chosen(args)
     parse_choice(*choice)
     os.environ.update(zip((POLICY_VARIABLE, SET_VARIABLE), choice, strict=True))  # every run's
-    num_processes = args.processes or len(os.sched_getaffinity(0))
+    num_processes = args.processes or num_cores()
     claims: list[Claim] = []
     for paper in PAPERS if args.paper == "all" else (args.paper,):
         study = importlib.import_module(f"bench.studies.{paper}")
@@ -64,9 +59,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plot(folder: Path, claims: Sequence[Claim], num_processes: int) -> None:
-    from bench import plots
-    from bench.studies import tokenscale
-
     papers = list(dict.fromkeys(claim.paper for claim in claims))
     for paper in papers:
         plots.claims(folder, paper, [claim for claim in claims if claim.paper == paper])
@@ -76,9 +68,6 @@ def _plot(folder: Path, claims: Sequence[Claim], num_processes: int) -> None:
 
 
 def _print(claims: Sequence[Claim]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     table = Table()
     for name in ("claim", "paper", "baseline", "ours", "±", "holds", "note"):
         table.add_column(name, overflow="fold")

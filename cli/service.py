@@ -9,9 +9,8 @@ import sys
 SERVICES = ("gateway", "scheduler", "worker", "predictor", "autoscaler")
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the subcommand."""
-    parser = subparsers.add_parser("service", help="run one service alone")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Register the options."""
     parser.add_argument("name", choices=SERVICES, help="its flags follow: NAME --help lists them")
     parser.add_argument("flags", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from cli.options import write_json
-from cli.policy_options import add_policy_options, chosen
+from rich.console import Console
+from rich.progress import track
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from headway.sim.experiment import Run
-    from headway.sim.sampling import Sampler
+from bench import plots
+from bench.output import make_table, num_cores, require_extra, write_json
+from bench.recording import write_parquet, write_run
+from cli.options import add_json, add_policy_options, chosen, require_ranges
+from headway.errors import invalid
+from headway.presets import find_preset, parse_choice
+from headway.sim.experiment import Run, cluster_spec, simulate
+from headway.sim.sampling import Sampler
+from headway.sim.scenario import load_scenario
+from headway.sim.statistics import StreamingSummary
+from headway.sim.summary import METRICS, summarise
 
 _SHOWN = (
     ("ttft_p50", 1e3, "TTFT\nP50 ms"),
@@ -27,7 +38,7 @@ _SHOWN = (
 )
 
 
-class Job(NamedTuple):
+class SimulationJob(NamedTuple):
     """A run, for a process of its own; ``out`` and ``plots`` are folders or empty."""
 
     scenario: str
@@ -56,9 +67,8 @@ class Found(NamedTuple):
     values: Mapping[str, Sequence[float]]
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the subcommand."""
-    parser = subparsers.add_parser("simulate", help="run a scenario on virtual time")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Register the options."""
     add = parser.add_argument
     add("scenario", help="a TOML file, or the name of a ready-made one (docs/simulator.md)")
     add("--preset", default="vllm-like,sbs", help="by comma, side by side (vllm-like,sbs)")
@@ -71,28 +81,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--parquet", action="store_true", help="with --out: the requests as Parquet, too")
     add("--plots", type=Path, metavar="DIR", help="draw latencies, loads and a timeline")
     add("--stream", action="store_true", help="keep no request: for runs of any length")
-    add("--json", type=Path, metavar="FILE", help="write the table")
+    add_json(parser, "write the table")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Simulate and print; HeadwayError for what cannot be simulated."""
-    import os
-
-    from headway.errors import require_between
-    from headway.presets import find_preset, parse_choice
-    from headway.sim.experiment import cluster_spec
-    from headway.sim.scenario import load_scenario
-
-    require_between("--seeds", args.seeds, 1, 10_000)
-    require_between("--processes", args.processes, 0, 1024)
+    require_ranges(args, seeds=(1, 10_000), processes=(0, 1024))
     _check_output(args)
     scenario = load_scenario(args.scenario, args.profile)
     choice, presets = chosen(args), args.preset.split(",")
     for name in presets:  # what is wrong is refused before any process starts
         cluster_spec(find_preset(name), scenario.conditions.but(*parse_choice(*choice)))
     jobs = [
-        Job(
+        SimulationJob(
             args.scenario,
             preset,
             rate,
@@ -109,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         for preset in presets
         for seed in range(1, args.seeds + 1)
     ]
-    found = _run_all(jobs, args.processes or len(os.sched_getaffinity(0)))
+    found = _run_all(jobs, args.processes or num_cores())
     table = _means(jobs, [each.row for each in found])
     _print(table)
     if args.plots is not None:
@@ -120,38 +122,23 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_output(args: argparse.Namespace) -> None:
     """Refuse what cannot be written before anything runs."""
-    from bench.extras import require_extra
-    from headway.errors import invalid
-
     if args.stream and (args.out is not None or args.plots is not None):
         raise invalid("--stream", True, "without --out and --plots: it keeps no request for them")
     if args.parquet and args.out is None:
         raise invalid("--parquet", True, "with --out DIR, where it writes")
     if args.parquet:
         require_extra("pyarrow", "--parquet")
-    if args.plots is not None:
-        require_extra("matplotlib", "--plots")
 
 
 def _rates(text: str) -> list[float | None]:
-    from headway.errors import invalid
-
     try:
         return [float(part) for part in text.split(",")] if text else [None]
     except ValueError:
         raise invalid("--rates", text, "numbers by comma, such as 10,20,40") from None
 
 
-def simulate_job(job: Job) -> Found:
+def simulate_job(job: SimulationJob) -> Found:
     """Return one run's figures; its requests, decisions and plots go to files where asked for."""
-    from dataclasses import replace
-
-    from headway.presets import find_preset, parse_choice
-    from headway.sim.experiment import cluster_spec, simulate
-    from headway.sim.scenario import load_scenario
-    from headway.sim.statistics import StreamingSummary
-    from headway.sim.summary import summarise
-
     scenario = load_scenario(job.scenario, job.profile)
     workload = scenario.workload if job.rate is None else replace(scenario.workload, rate=job.rate)
     choice = parse_choice(job.policy, job.set)
@@ -161,7 +148,7 @@ def simulate_job(job: Job) -> Found:
         summary = StreamingSummary(scenario.slo, workload.slo_of)
         run = simulate(spec, requests, ended=summary.ended, failures=scenario.failures)
         return Found(summary.row(run.ended_at, run.gpu_seconds), {})
-    sampler = _sampler() if job.plots and job.seed == 1 else None
+    sampler = Sampler() if job.plots and job.seed == 1 else None
     run = simulate(
         spec,
         requests,
@@ -172,20 +159,13 @@ def simulate_job(job: Job) -> Found:
     if job.out:
         _write(job, run)
     if sampler is not None:
-        _plot_inside(job, sampler)
+        plots.kv_loads(Path(job.plots), job.name, sampler.samples)
+        plots.timeline(Path(job.plots), job.name, sampler.passes)
     values = _times(run) if job.plots else {}
     return Found(summarise(run, scenario.slo, workload.slo_of).row(), values)
 
 
-def _sampler() -> Sampler:
-    from headway.sim.sampling import Sampler
-
-    return Sampler()
-
-
-def _write(job: Job, run: Run) -> None:
-    from bench.recording import write_parquet, write_run
-
+def _write(job: SimulationJob, run: Run) -> None:
     folder = Path(job.out) / job.name
     write_run(folder, run)
     if job.parquet:
@@ -193,27 +173,19 @@ def _write(job: Job, run: Run) -> None:
 
 
 def _times(run: Run) -> dict[str, list[float]]:
-    from headway.sim.summary import METRICS
-
     return {
         metric: [v for record in run.records if (v := getattr(record, metric)) is not None]
         for metric in METRICS
     }
 
 
-def _plot_inside(job: Job, sampler: Sampler) -> None:
-    from bench import plots
-
-    plots.kv_loads(Path(job.plots), job.name, sampler.samples)
-    plots.timeline(Path(job.plots), job.name, sampler.passes)
-
-
 def _plot(
-    folder: Path, jobs: Sequence[Job], found: Sequence[Found], table: Sequence[Mapping[str, object]]
+    folder: Path,
+    jobs: Sequence[SimulationJob],
+    found: Sequence[Found],
+    table: Sequence[Mapping[str, object]],
 ) -> None:
     """Draw all runs beside each other."""
-    from bench import plots
-
     runs = {j.name: f.values for j, f in zip(jobs, found, strict=True) if j.seed == 1 and f.values}
     if runs:
         plots.latency_cdfs(folder, runs)
@@ -222,14 +194,8 @@ def _plot(
             plots.load_latency(folder, table, figure)
 
 
-def _run_all(jobs: Sequence[Job], num_processes: int) -> list[Found]:
+def _run_all(jobs: Sequence[SimulationJob], num_processes: int) -> list[Found]:
     """Run all jobs in order, with a progress bar."""
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
-    from rich.console import Console
-    from rich.progress import track
-
     console = Console(stderr=True)
     if num_processes <= 1 or len(jobs) == 1:
         left = track(jobs, "simulating", console=console, transient=True)
@@ -239,10 +205,10 @@ def _run_all(jobs: Sequence[Job], num_processes: int) -> list[Found]:
         return list(track(results, "simulating", len(jobs), console=console, transient=True))
 
 
-def _means(jobs: Sequence[Job], rows: Sequence[Mapping[str, float]]) -> list[dict[str, object]]:
+def _means(
+    jobs: Sequence[SimulationJob], rows: Sequence[Mapping[str, float]]
+) -> list[dict[str, object]]:
     """Return a row for each rate and preset: means over the seeds."""
-    import statistics
-
     grouped: dict[tuple[float | None, str], list[Mapping[str, float]]] = {}
     for job, row in zip(jobs, rows, strict=True):
         grouped.setdefault((job.rate, job.preset), []).append(row)
@@ -265,18 +231,18 @@ def _number(value: float) -> str:
 
 
 def _print(table: Sequence[Mapping[str, object]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+    titles = ("preset", "rate\n1/s", *(title for _, _, title in _SHOWN))
+    shown = make_table(titles, _cells(table), collapse_padding=True)
+    for column in shown.columns:
+        column.no_wrap = True
+    Console().print(shown)
 
-    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True)
-    for title in ("preset", "rate\n1/s", *(title for _, _, title in _SHOWN)):
-        shown.add_column(title, justify="left" if title == "preset" else "right", no_wrap=True)
+
+def _cells(table: Sequence[Mapping[str, object]]) -> Iterator[Sequence[str]]:
     for row in table:
         cells = [
             _number(float(str(row[name])) * scale) if name in row else "-"
             for name, scale, _ in _SHOWN
         ]
         rate = "-" if row["rate"] is None else f"{row['rate']:g}"
-        shown.add_row(str(row["preset"]), rate, *cells)
-    Console().print(shown)
+        yield (str(row["preset"]), rate, *cells)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from cli.options import add_model
-from cli.policy_options import add_policy_options, chosen
+from cli.options import add_model, add_policy_options, chosen
+from headway.errors import Code, HeadwayError
 from headway.presets import PRESETS
-
-if TYPE_CHECKING:
-    from services.local.options import ClusterOptions
+from services.local.cluster import LocalCluster, serve
+from services.local.options import Autoscale, ClusterOptions, PolicyOptions, WorkerCounts
+from services.local.refusals import refuse_wrong_options
+from services.local.service_flags import parse_service_flags
 
 _SERVICE_FLAGS = (
     "Every flag of a service can be given with its name: --worker.host-kv-gib 2, "
@@ -23,18 +25,9 @@ _SERVICE_FLAGS = (
 )
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the subcommand."""
-    parser = subparsers.add_parser(
-        "up", help="start the whole cluster on this machine", epilog=_SERVICE_FLAGS
-    )
-    add_options(parser)
-    known = [flag for flag in parser._option_string_actions if flag.startswith("--")]
-    parser.set_defaults(run=partial(run, known_flags=known), service_flags=[])
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Register the options of a local cluster."""
+    parser.epilog = _SERVICE_FLAGS
     add = parser.add_argument
     add_model(parser)
     add("--model-name", default="", help="name that requests use; default: the folder's name")
@@ -59,6 +52,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--log-level", default="info", help="debug, info, warning or error")
     add("--drain-timeout", type=float, default=30.0, help="s to finish running work at a stop")
     _add_scaling(parser)
+    known = [flag for flag in parser._option_string_actions if flag.startswith("--")]
+    parser.set_defaults(run=partial(run, known_flags=known), service_flags=[])
 
 
 def _add_scaling(parser: argparse.ArgumentParser) -> None:
@@ -89,10 +84,6 @@ def cluster_options(
     args: argparse.Namespace, service_flags: Sequence[str] = (), known_flags: Iterable[str] = ()
 ) -> ClusterOptions:
     """Return the options of a cluster; HeadwayError for flags that do not exist or fit."""
-    from headway.errors import Code, HeadwayError
-    from services.local.options import Autoscale, ClusterOptions, PolicyOptions, WorkerCounts
-    from services.local.service_flags import parse_service_flags
-
     if args.standby and not args.autoscale:
         message = f"--standby is {args.standby}; it is for --autoscale: give both, or neither"
         raise HeadwayError(Code.INVALID_ARGUMENT, message)
@@ -123,13 +114,6 @@ def cluster_options(
 
 def run(args: argparse.Namespace, known_flags: Iterable[str] = ()) -> int:
     """Run until Ctrl-C or SIGTERM, then drain; return 2 for what is refused before the start."""
-    import asyncio
-    import os
-
-    from headway.errors import HeadwayError
-    from services.local.cluster import LocalCluster, serve
-    from services.local.refusals import refuse_wrong_options
-
     log_folder = Path(args.log_dir)
     store = args.store or os.environ.get("HEADWAY_STORE", "")
     try:

@@ -8,17 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.calibrate.figures import Seen
-from bench.calibrate.load import Row, write_trace
+from bench.calibrate.load import write_trace
 from bench.serve.client import Client, Endpoint
 from bench.serve.plan import Options, make_plan
 from bench.serve.replay import Replay
 from headway.errors import Code, HeadwayError
+from headway.workload.traces import TraceRow
 
 MOST_OPEN = 1000
 TIMEOUT = 300.0
 
 
-async def ask(url: str, model: str, rows: Sequence[Row], seed: int) -> list[Seen]:
+async def ask(url: str, model: str, rows: Sequence[TraceRow], seed: int) -> list[Seen]:
     """Replay the requests; HeadwayError where one fails: nothing would be comparable."""
     client = Client(Endpoint.parse(url, ""), TIMEOUT)
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.calibrate.figures import Seen
-from bench.calibrate.load import Row, simulated
+from bench.calibrate.load import simulated
 from headway.cluster import Role
 from headway.cost.fit import Fit, MeasuredPass, fit_pass_time
 from headway.cost.pass_time import PassTime
@@ -22,6 +22,7 @@ from headway.sim.experiment import Conditions, cluster_spec, simulate
 from headway.sim.network import NetworkParams
 from headway.sim.pace import Pace
 from headway.sim.worker import InstanceSpec
+from headway.workload.traces import TraceRow
 
 _NUM_STEPS = 8  # of the search for the latency
 NUM_REPLAYS = 8
@@ -29,14 +30,14 @@ NUM_REPLAYS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class WorkerRecord:
     """A worker's own description, and its passes."""
 
     worker: dict[str, Any]
     passes: list[MeasuredPass]
 
 
-def read_records(folder: Path) -> list[Recorded]:
+def read_records(folder: Path) -> list[WorkerRecord]:
     """Read every worker's records; HeadwayError where there is none."""
     found = []
     for path in sorted(folder.glob("*.jsonl")):
@@ -46,13 +47,13 @@ def read_records(folder: Path) -> list[Recorded]:
         lines = whole.splitlines()
         worker = json.loads(lines[0])["worker"]
         passes = [p for p in parse_passes(lines, path.name) if p.seconds > 0] if lines[1:] else []
-        found.append(Recorded(worker, passes))
+        found.append(WorkerRecord(worker, passes))
     if not any(each.passes for each in found):
         raise HeadwayError(Code.FAILED_PRECONDITION, f"no worker recorded a pass in {folder}")
     return found
 
 
-def fit_profile(records: Sequence[Recorded], name: str) -> tuple[Profile, Fit]:
+def fit_profile(records: Sequence[WorkerRecord], name: str) -> tuple[Profile, Fit]:
     """Pass times by least squares over all workers' passes; capacities from the workers.
 
     Least squares of shares are met best a little below the mean, where times have a long tail, and
@@ -110,7 +111,7 @@ def _times(pass_time: PassTime, terms: Sequence[str], factor: float) -> PassTime
     return replace(pass_time, **{name: factor * getattr(pass_time, name) for name in terms})
 
 
-def measured_pace(records: Sequence[Recorded], profile: Profile) -> Pace:
+def measured_pace(records: Sequence[WorkerRecord], profile: Profile) -> Pace:
     """Return the workers' passes, one worker's behind another's."""
     passes = [each for record in records for each in record.passes]
     work = [profile.pass_time.lock_step(each.shares) for each in passes]
@@ -124,7 +125,11 @@ def _without_outliers(passes: Sequence[MeasuredPass]) -> list[MeasuredPass]:
 
 
 def simulation(
-    records: Sequence[Recorded], profile: Profile, preset: str, rows: Sequence[Row], latency: float
+    records: Sequence[WorkerRecord],
+    profile: Profile,
+    preset: str,
+    rows: Sequence[TraceRow],
+    latency: float,
 ) -> list[Seen]:
     """Simulate the same requests on as many workers; ``latency`` of a message, s.
 
@@ -154,7 +159,11 @@ def _seen(records: Iterable[Any]) -> Iterable[Seen]:
 
 
 def find_latency(
-    records: Sequence[Recorded], profile: Profile, preset: str, rows: Sequence[Row], ttft: float
+    records: Sequence[WorkerRecord],
+    profile: Profile,
+    preset: str,
+    rows: Sequence[TraceRow],
+    ttft: float,
 ) -> float:
     """Find the message latency with which lone requests have this median TTFT (s); 0 at least."""
     low, high = 0.0, max(ttft, 1e-4)

@@ -35,7 +35,7 @@ NUM_HOLDERS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimedDecision:
     """A decision at one size; ``target_ms`` is for the size that the target names."""
 
     decision: str
@@ -50,7 +50,7 @@ class Timed:
         return None if self.target_ms is None else self.median_ms <= self.target_ms
 
 
-class Case(NamedTuple):
+class DecisionCase(NamedTuple):
     """``prepare(scale)`` gives the size and endless decisions, each on fresh state."""
 
     decision: str
@@ -58,7 +58,7 @@ class Case(NamedTuple):
     prepare: Callable[[float], tuple[str, Iterator[Decide]]]
 
 
-def measure_all(repeats: int) -> list[Timed]:
+def measure_all(repeats: int) -> list[TimedDecision]:
     """Yield every case at every scale; its target holds at scale 1."""
     rows = []
     for case in CASES:
@@ -67,7 +67,9 @@ def measure_all(repeats: int) -> list[Timed]:
             times = [_time(next(decisions)) for _ in range(repeats + 2)][2:]
             target = case.target_ms if scale == 1.0 else None
             rows.append(
-                Timed(case.decision, size, 1e3 * statistics.median(times), 1e3 * min(times), target)
+                TimedDecision(
+                    case.decision, size, 1e3 * statistics.median(times), 1e3 * min(times), target
+                )
             )
     return rows
 
@@ -250,13 +252,13 @@ def _moves(scale: float, simulated: bool) -> tuple[str, Iterator[Decide]]:
 
 
 CASES = (
-    Case("PBAA", 1.0, lambda scale: _packing(scale, cached=False)),
-    Case("PBAA, cache-aware", 5.0, lambda scale: _packing(scale, cached=True)),
-    Case("IQR-lex", 5.0, _placement),
-    Case("UniBoost, one pass", 0.1, _ordering),
-    Case("a worker's pass", 0.3, planning),
-    Case("γ-Ada, refit", 2.0, _fit),
-    Case("scheduler cycle", 5.0, cycles),
-    Case("STAR, raw loads", 10.0, lambda scale: _moves(scale, simulated=False)),
-    Case("STAR, pre-simulated", 3.0, lambda scale: _moves(scale, simulated=True)),
+    DecisionCase("PBAA", 1.0, lambda scale: _packing(scale, cached=False)),
+    DecisionCase("PBAA, cache-aware", 5.0, lambda scale: _packing(scale, cached=True)),
+    DecisionCase("IQR-lex", 5.0, _placement),
+    DecisionCase("UniBoost, one pass", 0.1, _ordering),
+    DecisionCase("a worker's pass", 0.3, planning),
+    DecisionCase("γ-Ada, refit", 2.0, _fit),
+    DecisionCase("scheduler cycle", 5.0, cycles),
+    DecisionCase("STAR, raw loads", 10.0, lambda scale: _moves(scale, simulated=False)),
+    DecisionCase("STAR, pre-simulated", 3.0, lambda scale: _moves(scale, simulated=True)),
 )

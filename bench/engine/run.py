@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 from bench.cluster.processes import run_quietly
+from bench.output import num_cores
 from headway.errors import Code, HeadwayError, invalid, require_between
 from services.local.tether import tethered
 from services.runtime.huge_pages import with_huge_pages
@@ -33,7 +34,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EnginePlan:
     """A measurement; tokens are per request."""
 
     model: str
@@ -48,7 +49,7 @@ class Plan:
     installs: bool
 
     @staticmethod
-    def of(args: argparse.Namespace) -> Plan:
+    def of(args: argparse.Namespace) -> EnginePlan:
         """Read the command line; HeadwayError for values out of range."""
         from services.worker.engine.model.loader import checkpoint_dtype
 
@@ -62,14 +63,14 @@ class Plan:
         require_between("--threads", args.threads, 0, 1024)
         is_random = args.model == HALF_BILLION
         dtype = args.dtype or ("bfloat16" if is_random else checkpoint_dtype(args.model))
-        return Plan(
+        return EnginePlan(
             model=args.model,
             dtype=dtype,
             concurrency=_sizes(args.concurrency),
             num_prompt=args.prompt,
             num_output=args.output,
             num_rounds=args.rounds,
-            num_threads=args.threads or len(os.sched_getaffinity(0)),
+            num_threads=args.threads or num_cores(),
             engines=engines,
             peers_dir=args.peers_dir,
             installs=args.install_peers,
@@ -87,7 +88,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class EngineFigure:
     """Medians over the rounds; a ratio is our speed over theirs in the same round."""
 
     engine: str
@@ -107,7 +108,7 @@ class _Round:
     peak_bytes: int
 
 
-def measure(plan: Plan, say: Say) -> tuple[list[Figure], dict[str, str]]:
+def measure(plan: EnginePlan, say: Say) -> tuple[list[EngineFigure], dict[str, str]]:
     """Return all figures, and why an engine is left out."""
     left_out: dict[str, str] = {}
     with ExitStack() as stack:
@@ -128,7 +129,9 @@ def measure(plan: Plan, say: Say) -> tuple[list[Figure], dict[str, str]]:
     return figures, left_out
 
 
-def _measure(engines: Sequence[_Engine], size: int, plan: Plan, say: Say) -> Iterator[Figure]:
+def _measure(
+    engines: Sequence[_Engine], size: int, plan: EnginePlan, say: Say
+) -> Iterator[EngineFigure]:
     rng = random.Random(size)
     rounds: dict[str, list[_Round]] = {engine.name: [] for engine in engines}
     for number in range(plan.num_rounds + 1):
@@ -144,7 +147,7 @@ def _measure(engines: Sequence[_Engine], size: int, plan: Plan, say: Say) -> Ite
     ours = rounds[OURS]
     for engine in engines:
         own = rounds[engine.name]
-        yield Figure(
+        yield EngineFigure(
             engine=engine.name,
             version=engine.version,
             concurrency=size,
@@ -203,7 +206,7 @@ class _Engine:
 
 
 @contextmanager
-def _started(name: str, program: Path, model: str, plan: Plan) -> Iterator[_Engine]:
+def _started(name: str, program: Path, model: str, plan: EnginePlan) -> Iterator[_Engine]:
     script = module_command("bench.engine.contender")
     if name == "vllm":  # an environment of its own, which knows nothing of our packages
         script = [str(program), str(Path(__file__).with_name("contender.py"))]
@@ -230,14 +233,19 @@ def _started(name: str, program: Path, model: str, plan: Plan) -> Iterator[_Engi
             process.communicate()
 
 
-def _environment(name: str, plan: Plan) -> dict[str, str]:
-    """Return an engine's environment: ours with huge pages, as the worker has them."""
-    known = os.environ if name == "vllm" else child_environment()
+def _environment(name: str, plan: EnginePlan) -> dict[str, str]:
+    """Return an engine's environment: ours with huge pages, as the worker has them.
+
+    vLLM has packages of its own: ours would come first where Python's path is inherited.
+    """
+    known = {**os.environ} if name == "vllm" else child_environment()
     environ = {**known, "OMP_NUM_THREADS": str(plan.num_threads)}
+    if name == "vllm":
+        environ.pop("PYTHONPATH", None)
     return (with_huge_pages(environ) or environ) if name == OURS else environ
 
 
-def _program(name: str, plan: Plan, say: Say) -> tuple[Path, str]:
+def _program(name: str, plan: EnginePlan, say: Say) -> tuple[Path, str]:
     """Return the Python that runs an engine, or why there is none."""
     if name != "vllm":
         return Path(sys.executable), ""
@@ -265,7 +273,7 @@ def _program(name: str, plan: Plan, say: Say) -> tuple[Path, str]:
 
 
 @contextmanager
-def model_of(plan: Plan, say: Say) -> Iterator[str]:
+def model_of(plan: EnginePlan, say: Say) -> Iterator[str]:
     """Yield the checkpoint's folder; the half-billion shape's weights are random and made here."""
     if plan.model != HALF_BILLION:
         yield str(Path(plan.model).absolute()) if Path(plan.model).exists() else plan.model

@@ -52,7 +52,7 @@ COMPILED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class PassSplit:
     """Milliseconds of the fastest pass by kind; ``python``: the time outside of operators.
 
     ``decoder``: the worker's (headway), or transformers' own modules over the same paged KV.
@@ -67,10 +67,10 @@ class Where:
     total: float
 
 
-def where(model: str, dtype: str, num_threads: int, batches: Sequence[int]) -> list[Where]:
+def where(model: str, dtype: str, num_threads: int, batches: Sequence[int]) -> list[PassSplit]:
     """Measure decode passes over contexts of 128 tokens with both decoders."""
     torch.set_num_threads(num_threads)
-    found: list[Where] = []
+    found: list[PassSplit] = []
     for name, make in (("modules", _plain), ("headway", _packed)):
         backend = make(model, dtype, max(batches))
         found += [_measure(name, backend, batch) for batch in batches]
@@ -96,7 +96,7 @@ def _backend(loaded: Any, batch: int) -> TorchBackend:
     return TorchBackend(loaded, pool)
 
 
-def _measure(name: str, backend: TorchBackend, batch: int) -> Where:
+def _measure(name: str, backend: TorchBackend, batch: int) -> PassSplit:
     step = _decode(backend, batch)
     for _ in range(5):
         step()
@@ -131,7 +131,7 @@ def _recorded(method: Callable[..., Any]) -> Callable[..., Any]:
     return recorded
 
 
-def _split(name: str, batch: int, events: Sequence[Any], total: float) -> Where:
+def _split(name: str, batch: int, events: Sequence[Any], total: float) -> PassSplit:
     kinds = dict.fromkeys(KINDS, 0.0)
     small, num_operators = 0.0, 0
     for event in events:
@@ -143,7 +143,7 @@ def _split(name: str, batch: int, events: Sequence[Any], total: float) -> Where:
         else:
             kinds[kind] += spent
     python = max(0.0, total - small - sum(kinds.values()))
-    return Where(name, batch, kinds, small, num_operators, python, total)
+    return PassSplit(name, batch, kinds, small, num_operators, python, total)
 
 
 def _decode(backend: TorchBackend, batch: int) -> Callable[[], object]:

@@ -30,7 +30,7 @@ TOLERANCE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class ProfileSteps:
     """``seconds`` that a figure is measured for; ``say`` hears what was found, ``done`` a stage."""
 
     bench: Bench

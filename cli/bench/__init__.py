@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+
+from cli import add_commands
+
+BENCHES = {
+    "serve": "replay arrivals against an OpenAI endpoint, open loop",
+    "gateway": "the gateway's own cost, beside its peers",
+    "engine": "decode and prefill speed beside generate(), continuous batching and vLLM",
+    "sim": "the simulator's own speed",
+    "policies": "how long decisions take",
+    "takeover": "kill the scheduler leader under load",
+    "predictor": "latency of the predictor by batch size",
+    "burst": "a burst over `headway up --autoscale`, one scaling policy after the other",
+}
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the subcommand and its own."""
-    parser = subparsers.add_parser(
-        "bench", help="measure servers, the gateway, the engine, the simulator, decisions"
-    )
-    kinds = parser.add_subparsers(dest="bench", required=True, metavar="KIND")
-    for name in ("serve", "gateway", "engine", "sim", "policies", "takeover", "predictor", "burst"):
-        importlib.import_module(f"cli.bench.{name}").add_parser(kinds)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Register the benches."""
+    add_commands(parser, "cli.bench", BENCHES, "bench", "KIND")

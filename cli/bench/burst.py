@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 from pathlib import Path
 
 from bench.cluster.burst_plan import CONTENDERS
-from cli.options import add_model
+from bench.cluster.burst_run import compare
+from cli.options import add_json, add_model, require_ranges
+from headway.cost.profile import load_profile
+from headway.errors import invalid, require_over
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the subcommand."""
-    parser = subparsers.add_parser(
-        "burst",
-        help="a burst over `headway up --autoscale`, one scaling policy after the other",
-        description="Starts a cluster on this machine under each policy, offers the same requests "
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Register the options."""
+    parser.description = (
+        "Starts a cluster on this machine under each policy, offers the same requests "
         "at the same instants (few, then many, then few again), and records TTFT and workers over "
         "time. Routing is TokenScale's for all; thresholds come from the one profile "
-        "(`headway profile run`), so that every policy knows the same of the machine.",
+        "(`headway profile run`), so that every policy knows the same of the machine."
     )
     _add_cluster(parser)
     _add_load(parser)
@@ -59,33 +61,19 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
 def _add_report(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--ttft-slo", type=float, default=0.25, metavar="S", help="that attainment is of (0.25)")
-    add("--json", type=Path, metavar="FILE", help="write configuration, figures and every request")
+    add_json(parser, "write configuration, figures and every request")
     add("--plots", type=Path, metavar="DIR", help="draw TTFT and workers over time (PNG, SVG)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; 1 where a request failed."""
-    import asyncio
-
-    from bench.cluster.burst_run import compare
-    from bench.extras import require_extra
-    from headway.cost.profile import load_profile
-    from headway.errors import invalid, require_between, require_over
-
     names = [name for name in args.policies.split(",") if name]
     unknown = [name for name in names if name not in CONTENDERS]
     if unknown or not names:
         raise invalid("--policies", args.policies, f"some of {', '.join(CONTENDERS)}, by comma")
     for name in ("rate", "burst_rate", "burst", "ttft_slo"):
         require_over(f"--{name.replace('_', '-')}", getattr(args, name), 0)
-    for name in ("before", "after"):
-        require_between(f"--{name}", getattr(args, name), 0, 3600)
-    require_between("--prompt-tokens", args.prompt_tokens, 0, 1_000_000)
-    require_between("--output-tokens", args.output_tokens, 0, 1_000_000)
-    require_between("--kv-tokens", args.kv_tokens, 2048, 1 << 40)
-    require_between("--utilisation", args.utilisation, 0.05, 1)
-    require_between("--max-prefill", args.max_prefill, 1, 64)
-    require_between("--max-decode", args.max_decode, 1, 64)
-    if args.plots is not None:
-        require_extra("matplotlib", "--plots")
+    require_ranges(args, before=(0, 3600), after=(0, 3600), kv_tokens=(2048, 1 << 40))
+    require_ranges(args, prompt_tokens=(0, 1_000_000), output_tokens=(0, 1_000_000))
+    require_ranges(args, utilisation=(0.05, 1), max_prefill=(1, 64), max_decode=(1, 64))
     return asyncio.run(compare(args, names, load_profile(args.profile)))

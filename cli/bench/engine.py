@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.options import add_model, write_json
+from rich.console import Console
+
+from bench.engine.run import EngineFigure, EnginePlan, measure, model_of
+from bench.output import make_table, write_json
+from cli.options import add_json, add_model
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from bench.engine.run import Figure
-    from bench.engine.where import Where
+    from bench.engine.where import PassSplit
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the subcommand."""
-    parser = subparsers.add_parser(
-        "engine",
-        help="decode and prefill speed beside generate(), continuous batching and vLLM",
-        description="Every engine is loaded in a process of its own; in each round all of them "
-        "run the same prompts, one after the other. Ratios are medians over the rounds.",
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Register the options."""
+    parser.description = (
+        "Every engine is loaded in a process of its own; in each round all of them "
+        "run the same prompts, one after the other. Ratios are medians over the rounds."
     )
     add = parser.add_argument
     add_model(parser, "a folder, or 0.5b")
@@ -35,19 +36,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--peers-dir", type=Path, default=Path("run/peers"), metavar="DIR", help="of vLLM's venv")
     add("--install-peers", action="store_true", help="install what is missing there")
     add("--where", action="store_true", help="instead: where a decode pass's time goes")
-    add("--json", type=Path, metavar="FILE", help="write the figures")
+    add_json(parser, "write the figures")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; HeadwayError for a number out of range."""
-    from dataclasses import asdict
-
-    from bench.engine.run import Plan, measure, model_of
-
-    plan = Plan.of(args)
+    plan = EnginePlan.of(args)
     if args.where:
-        from bench.engine.where import where
+        from bench.engine.where import where  # needs torch
 
         with model_of(plan, say=print) as model:
             rows = where(model, plan.dtype, plan.num_threads, plan.concurrency)
@@ -72,43 +69,35 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print(concurrency: Sequence[int], figures: Sequence[Figure]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
-    table.add_column("engine")
-    for title in ("requests", "decode tok/s", "ours ×", "prefill tok/s", "ours ×", "peak GiB"):
-        table.add_column(title, justify="right")
+def _print(concurrency: Sequence[int], figures: Sequence[EngineFigure]) -> None:
+    titles = ("engine", "requests", "decode tok/s", "ours ×", "prefill tok/s", "ours ×", "peak GiB")
+    table = make_table(titles, ())
     for size in concurrency:
-        for figure in (each for each in figures if each.concurrency == size):
-            table.add_row(
-                figure.engine,
-                str(size),
-                f"{figure.decode_tokens_per_s:,.0f}",
-                f"{figure.decode_ratio:.2f}",
-                f"{figure.prefill_tokens_per_s:,.0f}",
-                f"{figure.prefill_ratio:.2f}",
-                f"{figure.peak_bytes / 2**30:.2f}",
-            )
+        for row in _rows(each for each in figures if each.concurrency == size):
+            table.add_row(*row)
         table.add_section()
     Console().print(table)
     Console().print("ours ×: how many times as fast Headway was, the median of the rounds")
 
 
-def _print_where(rows: Sequence[Where]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+def _rows(figures: Iterable[EngineFigure]) -> Iterator[tuple[str, ...]]:
+    for figure in figures:
+        yield (
+            figure.engine,
+            str(figure.concurrency),
+            f"{figure.decode_tokens_per_s:,.0f}",
+            f"{figure.decode_ratio:.2f}",
+            f"{figure.prefill_tokens_per_s:,.0f}",
+            f"{figure.prefill_ratio:.2f}",
+            f"{figure.peak_bytes / 2**30:.2f}",
+        )
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), title="ms of one decode pass")
-    table.add_column("decoder")
-    titles = ("requests", *rows[0].kinds, "small ops", "Python", "pass", "ops")
-    for title in titles:
-        table.add_column(title, justify="right")
-    for row in rows:
-        times = (*row.kinds.values(), row.small, row.python, row.total)
-        cells = [f"{each:.2f}" for each in times]
-        table.add_row(row.decoder, str(row.batch), *cells, str(row.num_operators))
-    Console().print(table)
+
+def _print_where(splits: Sequence[PassSplit]) -> None:
+    rows = []
+    for each in splits:
+        times = (*each.kinds.values(), each.small, each.python, each.total)
+        cells = [f"{spent:.2f}" for spent in times]
+        rows.append((each.decoder, str(each.batch), *cells, str(each.num_operators)))
+    titles = ("decoder", "requests", *splits[0].kinds, "small ops", "Python", "pass", "ops")
+    Console().print(make_table(titles, rows, title="ms of one decode pass"))

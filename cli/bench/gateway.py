@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from cli.options import add_model
+import uvloop
+
+from bench.gateway.run import compare
+from cli.options import add_json, add_model
+from headway.errors import invalid
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the subcommand."""
-    parser = subparsers.add_parser(
-        "gateway",
-        help="the gateway's own cost, beside its peers",
-        description="Ours stands before an emulated worker, its peers before a mock backend.",
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Register the options."""
+    parser.description = "Ours stands before an emulated worker, its peers before a mock backend."
     add = parser.add_argument
     add_model(parser, "folder or hub id of the tokenizer")
     add("--peers", default="smg,vllm-router,litellm", help="which, by comma; empty: none")
@@ -26,17 +26,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--streams", type=int, default=64, metavar="N", help="requests in flight at most (64)")
     add("--tokens", type=int, default=128, metavar="N", help="of a streamed answer (128)")
     add("--delay-ms", type=float, default=5.0, help="between passes of the workers (5)")
-    add("--json", type=Path, metavar="FILE", help="write every round's figures")
+    add_json(parser, "write every round's figures")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; HeadwayError where ours cannot be measured."""
-    import uvloop
-
-    from bench.gateway.run import compare
-    from headway.errors import invalid
-
     most = {"rounds": 100, "seconds": 600.0, "streams": 1024, "tokens": 1024}
     for name, limit in most.items():
         if not 0 < getattr(args, name) <= limit:

@@ -3,56 +3,44 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
-from cli.options import write_json
+from rich.console import Console
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from bench.decisions.decisions import TimedDecision, measure_all
+from bench.output import make_table, write_json
+from cli.options import add_json, require_ranges
 
-    from bench.decisions.decisions import Timed
 
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the subcommand."""
-    parser = subparsers.add_parser(
-        "policies",
-        help="how long decisions take",
-        description="Medians of repeated decisions on one core, building of arrays included.",
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Register the options."""
+    parser.description = "Medians of repeated decisions on one core, building of arrays included."
     add = parser.add_argument
     add("--repeats", type=int, default=25, metavar="N", help="of every decision (25)")
-    add("--json", type=Path, metavar="FILE", help="write the rows")
+    add_json(parser, "write the rows")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; HeadwayError for a number out of range."""
-    from dataclasses import asdict
-
-    from bench.decisions.decisions import measure_all
-    from headway.errors import require_between
-
-    require_between("--repeats", args.repeats, 1, 100_000)
-    rows = measure_all(args.repeats)
-    _print(rows)
-    write_json(args.json, [{**asdict(row), "met": row.met} for row in rows])
+    require_ranges(args, repeats=(1, 100_000))
+    found = measure_all(args.repeats)
+    titles = ("decision", "size", "median ms", "best ms", "target ms", "met")
+    Console().print(make_table(titles, _rows(found), left=("decision", "size", "met")))
+    write_json(args.json, [{**asdict(each), "met": each.met} for each in found])
     return 0
 
 
-def _print(rows: Sequence[Timed]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
-    for title in ("decision", "size", "median ms", "best ms", "target ms", "met"):
-        justify = "right" if title.endswith("ms") else "left"
-        table.add_column(title, justify=justify)  # type: ignore[arg-type]  # a literal
-    for row in rows:
-        target = "" if row.target_ms is None else f"{row.target_ms:g}"
-        met = "" if row.met is None else ("yes" if row.met else "no")
-        cells = (f"{row.median_ms:.3f}", f"{row.best_ms:.3f}", target, met)
-        table.add_row(row.decision, row.size, *cells)
-    Console().print(table)
+def _rows(found: Sequence[TimedDecision]) -> Iterator[tuple[str, ...]]:
+    for each in found:
+        target = "" if each.target_ms is None else f"{each.target_ms:g}"
+        met = "" if each.met is None else ("yes" if each.met else "no")
+        yield (
+            each.decision,
+            each.size,
+            f"{each.median_ms:.3f}",
+            f"{each.best_ms:.3f}",
+            target,
+            met,
+        )

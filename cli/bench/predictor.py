@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 
+from cli.options import require_ranges
+from models.lengths.latency import BATCHES, PAPER_MS, PAPER_WIDTH, measure_latency
+from services.predictor.network import NetworkShape, default_layers
 
-def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the benchmark."""
-    parser = kinds.add_parser("predictor", help="latency of the predictor by batch size")
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Register the options."""
     add = parser.add_argument
     add("--width", type=int, action="append", metavar="D", help="default: 3584 and 128")
     add("--batch", type=int, action="append", metavar="N", help="default: 1, 10, 64, 256")
@@ -18,11 +21,7 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print a Markdown table."""
-    from headway.errors import require_between
-    from models.lengths.latency import BATCHES, PAPER_MS, PAPER_WIDTH, measure_latency
-    from services.predictor.network import NetworkShape, default_layers
-
-    require_between("--repeats", args.repeats, 1, 1_000_000)
+    require_ranges(args, repeats=(1, 1_000_000))
     print("| d | parameters | batch | median ms | best ms | p99 ms | paper ms |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for width in args.width or (PAPER_WIDTH, 128):

@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import uvloop
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the subcommand."""
-    parser = subparsers.add_parser(
-        "serve",
-        help="replay arrivals against an OpenAI endpoint, open loop",
-        description="Times are taken from the moment that a request leaves, connecting included.",
+from bench.serve.measure import measure
+from cli.options import add_json, require_ranges
+from headway.errors import invalid
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Register the options."""
+    parser.description = (
+        "Times are taken from the moment that a request leaves, connecting included."
     )
     _add_target(parser)
     _add_arrivals(parser)
@@ -67,28 +71,19 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     slo = "ttft=0.25,tpot=0.1"
     add("--slo", default=slo, help=f"limits in s on ttft, ttfat, tpot, tbt, ttlt ({slo})")
-    add("--json", type=Path, metavar="FILE", help="write configuration, summary and every request")
+    add_json(parser, "write configuration, summary and every request")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; 1 where a request failed, 130 where it was stopped."""
-    import uvloop
-
-    from bench.serve.measure import measure
-
     _refuse_wrong_numbers(args)
     return uvloop.run(measure(args))
 
 
 def _refuse_wrong_numbers(args: argparse.Namespace) -> None:
-    from headway.errors import invalid
-
     for name, least in (("timeout", 0.0), ("prompt_tokens", 0), ("burstiness", 0.0)):
         if not getattr(args, name) > least:
             raise invalid(f"--{name.replace('_', '-')}", getattr(args, name), f"over {least:g}")
     if args.max_tokens is not None and args.max_tokens < 1:
         raise invalid("--max-tokens", args.max_tokens, "at least 1")
-    if not 0 <= args.warmup <= 100:
-        raise invalid("--warmup", args.warmup, "from 0 to 100")
-    if not 0.0 <= args.temperature <= 2.0:
-        raise invalid("--temperature", args.temperature, "from 0 to 2")
+    require_ranges(args, warmup=(0, 100), temperature=(0, 2))

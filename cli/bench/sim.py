@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import TYPE_CHECKING
+import math
+import random
+import resource
+import time
+from collections.abc import Iterator
 
-from cli.options import write_json
+from bench.output import write_json
+from cli.options import add_json
+from headway.cluster import Role
+from headway.core.worker import core
+from headway.cost.profile import load_profile
+from headway.presets import find_preset
+from headway.sim.cluster import SimRequest
+from headway.sim.experiment import Conditions, cluster_spec, simulate
+from headway.sim.network import NetworkParams
+from headway.sim.records import Record
+from headway.sim.worker import InstanceSpec
+from headway.workload.arrivals import gaps
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
-    from headway.sim.cluster import SimRequest
-    from headway.sim.records import Record
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the subcommand."""
-    parser = subparsers.add_parser(
-        "sim",
-        help="the simulator's own speed",
-        description="Poisson arrivals, log-normal lengths, on one core.",
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Register the options."""
+    parser.description = "Poisson arrivals, log-normal lengths, on one core."
     add = parser.add_argument
     add("--profile", default="llama-8b-a100", help="of all instances (llama-8b-a100)")
     add("--prefill", type=int, default=2, metavar="N", help="prefill instances (2)")
@@ -32,22 +36,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--prompt", type=float, default=512.0, metavar="N", help="median prompt tokens (512)")
     add("--output", type=float, default=200.0, metavar="N", help="median output tokens (200)")
     add("--seed", type=int, default=0)
-    add("--json", type=Path, metavar="FILE", help="write the figures")
+    add_json(parser, "write the figures")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Simulate once and print; HeadwayError for what cannot be simulated."""
-    import resource
-    import time
-
-    from headway.cluster import Role
-    from headway.cost.profile import load_profile
-    from headway.presets import find_preset
-    from headway.sim.experiment import Conditions, cluster_spec, simulate
-    from headway.sim.network import NetworkParams
-    from headway.sim.worker import InstanceSpec
-
     profile = load_profile(args.profile)
     instances = (
         (InstanceSpec(Role.PREFILL, profile), args.prefill),
@@ -73,27 +67,16 @@ def run(args: argparse.Namespace) -> int:
         "microseconds_per_request": 1e6 * took / num_ended,
         "most_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
-    print(f"{'cores':<26} {_kind_of_cores()}")
+    # a compiled wheel has the cores as extension modules (docs/simulator.md, Compiled)
+    cores = "plain" if core.__file__.endswith(".py") else "compiled"
+    print(f"{'cores':<26} {cores}")
     for name, value in rows.items():
         print(f"{name:<26} {value:,.1f}")
-    write_json(args.json, {"cores": _kind_of_cores(), **rows})
+    write_json(args.json, {"cores": cores, **rows})
     return 0
 
 
-def _kind_of_cores() -> str:
-    """Return which wheel's cores run (docs/simulator.md, Compiled)."""
-    from headway.core.worker import core
-
-    return "plain" if core.__file__.endswith(".py") else "compiled"
-
-
 def _requests(args: argparse.Namespace) -> Iterator[SimRequest]:
-    import math
-    import random
-
-    from headway.sim.cluster import SimRequest
-    from headway.workload.arrivals import gaps
-
     rng = random.Random(args.seed)
 
     def length(median: float, sigma: float, most: int) -> int:

@@ -3,40 +3,33 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import asyncio
+from dataclasses import asdict
+from statistics import median
 
-from cli.options import add_model, write_json
+from bench.cluster.takeover_run import measure
+from bench.output import write_json
+from cli.options import add_json, add_model, require_ranges
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the subcommand."""
-    parser = subparsers.add_parser(
-        "takeover",
-        help="kill the scheduler leader under load",
-        description="Starts a cluster with a standby, keeps streams running, and kills the leader "
-        "(SIGKILL) so many times.",
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Register the options."""
+    parser.description = (
+        "Starts a cluster with a standby, keeps streams running, and kills the leader (SIGKILL) "
+        "so many times."
     )
     add = parser.add_argument
     add_model(parser)
     add("--kills", type=int, default=5, metavar="N", help="of the leader (5)")
     add("--streams", type=int, default=8, metavar="N", help="requests in flight all the time (8)")
     add("--tokens", type=int, default=300, metavar="N", help="of each answer (300)")
-    add("--json", type=Path, metavar="FILE", help="write every kill's figures")
+    add_json(parser, "write every kill's figures")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; 1 where an answer was lost, cut or changed."""
-    import asyncio
-    from dataclasses import asdict
-    from statistics import median
-
-    from bench.cluster.takeover_run import measure
-    from headway.errors import require_between
-
-    require_between("--kills", args.kills, 1, 1000)
-    require_between("--streams", args.streams, 1, 1024)
-    require_between("--tokens", args.tokens, 8, 1024)
+    require_ranges(args, kills=(1, 1000), streams=(1, 1024), tokens=(8, 1024))
     found = asyncio.run(measure(args.model, args.kills, args.streams, args.tokens))
     for name, text in (
         ("elected", "a standby leads"),

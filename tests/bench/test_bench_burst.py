@@ -165,7 +165,7 @@ def test_ttft_and_workers_are_drawn_over_time(tmp_path: Path) -> None:
 )
 def test_what_makes_no_sense_is_refused(flags: tuple[str, ...], said: str) -> None:
     parser = argparse.ArgumentParser()
-    burst.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["burst", "--profile", "llama-8b-a100", *flags])
+    burst.add_options(parser)
+    args = parser.parse_args(["--profile", "llama-8b-a100", *flags])
     with pytest.raises(HeadwayError, match=said):
         args.run(args)

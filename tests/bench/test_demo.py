@@ -78,7 +78,7 @@ def test_the_last_run_is_set_against_the_first() -> None:
 @pytest.mark.parametrize("presets", ["sbs", "sbs,sbs", "sbs,fast"])
 def test_fewer_than_two_known_presets_are_refused(presets: str) -> None:
     parser = argparse.ArgumentParser()
-    demo.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["demo", "--presets", presets])
+    demo.add_options(parser)
+    args = parser.parse_args(["--presets", presets])
     with pytest.raises(HeadwayError, match="preset"):
         demo.run(args)

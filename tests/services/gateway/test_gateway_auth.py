@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.key import add_parser
+from cli.key import add_options
 from headway.errors import Code, HeadwayError
 from services.gateway.auth import KeyRing, key_line, new_key
 
@@ -58,8 +58,8 @@ def test_the_command_prints_a_key_and_the_line_that_lets_it_in(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
-    args = parser.parse_args(["key", "ann"])
+    add_options(parser)
+    args = parser.parse_args(["ann"])
     assert args.run(args) == 0
     key, line = (row.rpartition(": ")[2] for row in capsys.readouterr().out.splitlines())
     assert ring(tmp_path, line).check(f"Bearer {key}") == "ann"
@@ -67,6 +67,6 @@ def test_the_command_prints_a_key_and_the_line_that_lets_it_in(
 
 def test_the_command_refuses_a_name_that_would_break_the_file() -> None:
     parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
-    args = parser.parse_args(["key", "a:b"])
+    add_options(parser)
+    args = parser.parse_args(["a:b"])
     assert args.run(args) == 2

@@ -33,8 +33,8 @@ DECISION = Decision(
 
 async def told(running: Cluster, request_id: str, *flags: str) -> str:
     parser = argparse.ArgumentParser()
-    explain.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["explain", request_id, "--url", running.url, *flags])
+    explain.add_options(parser)
+    args = parser.parse_args([request_id, "--url", running.url, *flags])
 
     def printed() -> str:
         with redirect_stdout(io.StringIO()) as out:
