@@ -19,12 +19,16 @@ from headway.request import FinishReason, Request, StreamKey, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The worker that a request was sent to."""
+    """The worker that has a request, and the worker that it is moving to; "" for none.
+
+    A gateway takes tokens from these two alone.
+    """
 
     key: StreamKey
     worker_id: str
     unit: int
     role: Role
+    target_worker_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import common_pb2 as protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/scheduler.proto\x12\nheadway.v1\x1a\x13protos/common.proto\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"!\n\x0c\x45xplainReply\x12\x11\n\tdecisions\x18\x01 \x03(\t\"\xc1\x01\n\x0eGatewayMessage\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.headway.v1.GatewayHelloH\x00\x12%\n\x06submit\x18\x02 \x01(\x0b\x32\x13.headway.v1.RequestH\x00\x12*\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x18.headway.v1.CancelStreamH\x00\x12)\n\x05\x62\x61tch\x18\x04 \x01(\x0b\x32\x18.headway.v1.GatewayBatchH\x00\x42\x06\n\x04\x62ody\"<\n\x0cGatewayBatch\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.headway.v1.GatewayMessage\"3\n\x0cGatewayHello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\xb9\x01\n\x10SchedulerMessage\x12$\n\x06placed\x18\x01 \x01(\x0b\x32\x12.headway.v1.PlacedH\x00\x12(\n\x08rejected\x18\x02 \x01(\x0b\x32\x14.headway.v1.RejectedH\x00\x12 \n\x04lost\x18\x03 \x01(\x0b\x32\x10.headway.v1.LostH\x00\x12+\n\x05\x62\x61tch\x18\x04 \x01(\x0b\x32\x1a.headway.v1.SchedulerBatchH\x00\x42\x06\n\x04\x62ody\"@\n\x0eSchedulerBatch\x12.\n\x08messages\x18\x01 \x03(\x0b\x32\x1c.headway.v1.SchedulerMessage\"p\n\x06Placed\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0c\n\x04unit\x18\x03 \x01(\r\x12\x1e\n\x04role\x18\x04 \x01(\x0e\x32\x10.headway.v1.Role\x12\x12\n\ngateway_id\x18\x05 \x01(\t\"e\n\x08Rejected\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x13\n\x0bretry_after\x18\x04 \x01(\x01\x12\x12\n\ngateway_id\x18\x05 \x01(\t\"A\n\x04Lost\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12#\n\x04keys\x18\x03 \x03(\x0b\x32\x15.headway.v1.StreamRefJ\x04\x08\x01\x10\x02\x32\x95\x01\n\tScheduler\x12G\n\x07\x43onnect\x12\x1a.headway.v1.GatewayMessage\x1a\x1c.headway.v1.SchedulerMessage(\x01\x30\x01\x12?\n\x07\x45xplain\x12\x1a.headway.v1.ExplainRequest\x1a\x18.headway.v1.ExplainReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/scheduler.proto\x12\nheadway.v1\x1a\x13protos/common.proto\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"!\n\x0c\x45xplainReply\x12\x11\n\tdecisions\x18\x01 \x03(\t\"\xc1\x01\n\x0eGatewayMessage\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.headway.v1.GatewayHelloH\x00\x12%\n\x06submit\x18\x02 \x01(\x0b\x32\x13.headway.v1.RequestH\x00\x12*\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x18.headway.v1.CancelStreamH\x00\x12)\n\x05\x62\x61tch\x18\x04 \x01(\x0b\x32\x18.headway.v1.GatewayBatchH\x00\x42\x06\n\x04\x62ody\"<\n\x0cGatewayBatch\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.headway.v1.GatewayMessage\"3\n\x0cGatewayHello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\xb9\x01\n\x10SchedulerMessage\x12$\n\x06placed\x18\x01 \x01(\x0b\x32\x12.headway.v1.PlacedH\x00\x12(\n\x08rejected\x18\x02 \x01(\x0b\x32\x14.headway.v1.RejectedH\x00\x12 \n\x04lost\x18\x03 \x01(\x0b\x32\x10.headway.v1.LostH\x00\x12+\n\x05\x62\x61tch\x18\x04 \x01(\x0b\x32\x1a.headway.v1.SchedulerBatchH\x00\x42\x06\n\x04\x62ody\"@\n\x0eSchedulerBatch\x12.\n\x08messages\x18\x01 \x03(\x0b\x32\x1c.headway.v1.SchedulerMessage\"\x8a\x01\n\x06Placed\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0c\n\x04unit\x18\x03 \x01(\r\x12\x1e\n\x04role\x18\x04 \x01(\x0e\x32\x10.headway.v1.Role\x12\x12\n\ngateway_id\x18\x05 \x01(\t\x12\x18\n\x10target_worker_id\x18\x06 \x01(\t\"e\n\x08Rejected\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x13\n\x0bretry_after\x18\x04 \x01(\x01\x12\x12\n\ngateway_id\x18\x05 \x01(\t\"A\n\x04Lost\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12#\n\x04keys\x18\x03 \x03(\x0b\x32\x15.headway.v1.StreamRefJ\x04\x08\x01\x10\x02\x32\x95\x01\n\tScheduler\x12G\n\x07\x43onnect\x12\x1a.headway.v1.GatewayMessage\x1a\x1c.headway.v1.SchedulerMessage(\x01\x30\x01\x12?\n\x07\x45xplain\x12\x1a.headway.v1.ExplainRequest\x1a\x18.headway.v1.ExplainReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,12 +46,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCHEDULERMESSAGE']._serialized_end=629
   _globals['_SCHEDULERBATCH']._serialized_start=631
   _globals['_SCHEDULERBATCH']._serialized_end=695
-  _globals['_PLACED']._serialized_start=697
-  _globals['_PLACED']._serialized_end=809
-  _globals['_REJECTED']._serialized_start=811
-  _globals['_REJECTED']._serialized_end=912
-  _globals['_LOST']._serialized_start=914
-  _globals['_LOST']._serialized_end=979
-  _globals['_SCHEDULER']._serialized_start=982
-  _globals['_SCHEDULER']._serialized_end=1131
+  _globals['_PLACED']._serialized_start=698
+  _globals['_PLACED']._serialized_end=836
+  _globals['_REJECTED']._serialized_start=838
+  _globals['_REJECTED']._serialized_end=939
+  _globals['_LOST']._serialized_start=941
+  _globals['_LOST']._serialized_end=1006
+  _globals['_SCHEDULER']._serialized_start=1009
+  _globals['_SCHEDULER']._serialized_end=1158
 # @@protoc_insertion_point(module_scope)

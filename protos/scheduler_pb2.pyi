@@ -198,7 +198,9 @@ Global___SchedulerBatch: _TypeAlias = SchedulerBatch  # noqa: Y015
 
 @_typing.final
 class Placed(_message.Message):
-    """The request went to this worker. Sent at each dispatch and each handoff."""
+    """The worker that has the request, and the one that it is moving to. Sent at each change, before
+    tokens of the new worker are taken: a gateway takes them from these two workers alone.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -207,11 +209,14 @@ class Placed(_message.Message):
     UNIT_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     GATEWAY_ID_FIELD_NUMBER: _builtins.int
+    TARGET_WORKER_ID_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     worker_id: _builtins.str
     unit: _builtins.int
     role: _common_pb2.Role.ValueType
     gateway_id: _builtins.str
+    target_worker_id: _builtins.str
+    """"": it does not move"""
     def __init__(
         self,
         *,
@@ -220,10 +225,11 @@ class Placed(_message.Message):
         unit: _builtins.int = ...,
         role: _common_pb2.Role.ValueType = ...,
         gateway_id: _builtins.str = ...,
+        target_worker_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "role", b"role", "stream_id", b"stream_id", "unit", b"unit", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "role", b"role", "stream_id", b"stream_id", "target_worker_id", b"target_worker_id", "unit", b"unit", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from headway.core.gateway.core import GatewayCore, GatewaySettings
@@ -39,8 +41,6 @@ from services.runtime.failpoints import failpoint
 from services.runtime.server import GrpcServer
 from services.runtime.service import STOP_GRACE, Runtime
 
-_STREAM_IDS_PER_S = 1_000_000  # ids begin at the epoch time in µs: above all of an earlier life
-
 
 async def build(runtime: Runtime[GatewayConfig]) -> GatewayService:
     """Make the service and register its RPCs. HeadwayError where model or keys do not serve."""
@@ -64,12 +64,12 @@ class GatewayService:
         self._sink_server, self.sink_address = sink_server, sink_server.bind()
         self.http_address = ""  # known once it listens
         self.metrics = GatewayMetrics(runtime.metrics, config.policies().worker.reader_pace)
-        first_stream_id = int(self.now() * _STREAM_IDS_PER_S)
+        draw_stream_id = partial(secrets.randbits, 64)
         self._core = GatewayCore(
             config.service_id,
             self.sink_address,
             _settings(config, model),
-            first_stream_id=first_stream_id,
+            draw_stream_id=draw_stream_id,
         )
         self._driver = Driver(self._core, self._perform, runtime.clock)
         post = self._driver.post

@@ -78,8 +78,8 @@ class GatewayScenario:
     def do_disconnect(self) -> list[str]:
         return self.tell(SchedulerDisconnected())
 
-    def do_placed(self, stream_id: str, worker_id: str) -> list[str]:
-        return self.tell(Placed(key(stream_id), worker_id, 0, Role.UNIFIED))
+    def do_placed(self, stream_id: str, worker_id: str, target: str = "") -> list[str]:
+        return self.tell(Placed(key(stream_id), worker_id, 0, Role.UNIFIED, target))
 
     def do_lost(self, *words: str) -> list[str]:
         """Stream ids, then the reason."""

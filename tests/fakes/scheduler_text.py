@@ -241,7 +241,9 @@ class SchedulerHarness:
         ]
 
     def placed(self) -> list[tuple[int, str]]:
-        return [(p.key.stream_id, p.worker_id) for p in self.answers(Placed)]
+        """Where its requests came to rest: what was said of moves under way is left out."""
+        told = self.answers(Placed)
+        return [(p.key.stream_id, p.worker_id) for p in told if not p.target_worker_id]
 
     def rejected(self) -> list[Rejected]:
         return self.answers(Rejected)

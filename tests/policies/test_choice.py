@@ -16,7 +16,7 @@ from headway.sim.experiment import cluster_spec
 from headway.sim.scenario import load_scenario, parse_scenario
 
 NAMES = {name for answers in registry.REGISTRY.values() for name in answers} | set(PRESETS)
-AMBIGUOUS = {"headway", "none", "off", "random"}  # words with other meanings, too
+AMBIGUOUS = {"headway", "none", "random"}  # words with other meanings, too
 ROOMS = ("headway/core", "services", "cli")
 EXCEPT = {"cli/reproduce.py"}  # names papers
 

@@ -46,6 +46,10 @@ STEPS = st.lists(
                 "submit",
                 "release",
                 "time",
+                "hear",
+                "hear",
+                "hear",
+                "forge",
             ]
         ),
         st.integers(0, 7),
@@ -84,6 +88,12 @@ class World:
     seen: dict[str, list[int]] = field(default_factory=dict)
     ends: dict[str, list[str]] = field(default_factory=dict)
     asked: dict[str, int] = field(default_factory=dict)
+    words: deque[Placed] = field(default_factory=deque)  # of the scheduler, on their way
+
+    def hear(self) -> None:
+        """The scheduler's next word on who computes what; tokens may have overtaken it."""
+        if self.words:
+            self.tell(self.words.popleft())
 
     def tell(self, event: GatewayEvent) -> None:
         self.perform(list(self.core.handle(event, now=self.now)))
@@ -99,6 +109,7 @@ class World:
                     assert list(action.output_token_ids) == self.seen[action.request_id]
                     worker_id = WORKERS[action.stream_id % 3]
                     self.copies.append(Copy(action, worker_id, start))
+                    self.words.append(Placed(action.key, worker_id, 0, Role.UNIFIED))
                 case CancelStream(key):
                     self.drop({key.stream_id})
                 case CancelTokens(_, stream_ids):
@@ -145,6 +156,8 @@ class World:
             self.wake()
         elif kind == "release":
             self.release(str(which))
+        elif kind == "hear":
+            self.hear()
         elif kind == "detach":
             self.tell(WorkerDetached(WORKERS[worker]))
         elif copy is not None:
@@ -166,13 +179,21 @@ class World:
                 self.forward(copy, max(0, copy.next_index - 1), moves=False)
             case "copy":  # a second worker computes the same attempt from where it stood
                 self.copies.append(Copy(copy.request, worker_id, copy.next_index))
-                self.tell(Placed(key, worker_id, 0, Role.UNIFIED))
+                self.words.append(Placed(key, copy.worker_id, 0, Role.UNIFIED, worker_id))
             case "lost":
                 self.copies.remove(copy)
                 self.tell(Lost((key,), "killed"))
+            case "forge":  # by a worker that never had it and knows its name all the same
+                self.forge(key.stream_id, copy.next_index)
             case "fail":
                 failure = StreamFailure(key.stream_id, FinishReason.CANCELLED, "dropped")
                 self.tell(TokenBatch(copy.worker_id, [], [], [], [], {}, [failure]))
+
+    def forge(self, stream_id: int, index: int) -> None:
+        """A token, an end and a failure, none of them true."""
+        ids, at, end = [stream_id] * 2, max(0, index), FinishReason.STOP
+        failure = StreamFailure(stream_id, FinishReason.ERROR, "forged")
+        self.tell(TokenBatch("evil", ids, [at, at + 1], [666, 667], [None, end], {}, [failure]))
 
     def settle(self) -> None:
         """Everything works from now on: what is open comes to its end."""
@@ -180,6 +201,8 @@ class World:
         for _ in range(400):
             if not self.core.num_open:
                 return
+            while self.words:
+                self.hear()
             for copy in list(self.copies):
                 self.forward(copy, copy.next_index)
             self.now += 0.5
@@ -256,13 +279,20 @@ class SamplingWorld(World):
         copy = self.running[which % len(self.running)] if self.running else None
         if kind == "deliver":
             self.deliver(worker_id)
+        elif kind == "hear":
+            self.hear()
+        elif copy is not None and kind == "forge":
+            self.forge(copy.request.stream_id, which)
         elif copy is not None and kind == "sample":
             self.sample(copy)
         elif copy is not None and copy.worker_id != worker_id and self.is_alone(copy):
             salt = copy.salt + len(self.running) + 1
             self.running.append(SampledCopy(copy.request, worker_id, list(copy.output), salt))
+            key = copy.request.key
+            self.words.append(Placed(key, copy.worker_id, 0, Role.UNIFIED, worker_id))
             if kind == "move":
                 self.running.remove(copy)
+                self.words.append(Placed(key, worker_id, 0, Role.UNIFIED))
 
     def is_alone(self, copy: SampledCopy) -> bool:
         return sum(c.request.stream_id == copy.request.stream_id for c in self.running) == 1
@@ -279,6 +309,8 @@ class SamplingWorld(World):
         for _ in range(400):
             if not self.core.num_open:
                 return
+            while self.words:
+                self.hear()
             for copy in list(self.running):
                 self.sample(copy)
             for worker_id in WORKERS:
@@ -293,7 +325,9 @@ class SamplingWorld(World):
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["sample", "sample", "deliver", "deliver", "move", "copy"]),
+            st.sampled_from(
+                ["sample", "sample", "deliver", "deliver", "hear", "move", "copy", "forge"]
+            ),
             st.integers(0, 7),
             st.sampled_from(WORKERS),
         ),

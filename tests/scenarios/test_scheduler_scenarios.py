@@ -190,7 +190,8 @@ class Scenario:
     @staticmethod
     def answer(answer: ToGateway) -> str:
         if isinstance(answer, Placed):
-            return f"{answer.key.stream_id} is on {answer.worker_id}/{answer.unit}"
+            moving = f", moving to {answer.target_worker_id}" if answer.target_worker_id else ""
+            return f"{answer.key.stream_id} is on {answer.worker_id}/{answer.unit}{moving}"
         if isinstance(answer, Rejected):
             hint = f" (retry after {answer.retry_after:g} s)" if answer.retry_after else ""
             return f"{answer.key.stream_id} refused, {answer.code.value}: {answer.message}{hint}"

@@ -5,7 +5,8 @@ Every client sees each token of its request once and in order, whatever fails be
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -23,7 +24,7 @@ from headway.core.gateway.events import (
     Submit,
     WorkerDetached,
 )
-from headway.core.gateway.order import take_tokens
+from headway.core.gateway.order import Taken, name_sources, take_tokens
 from headway.core.gateway.pacing import Pacers
 from headway.core.gateway.state import OpenRequest, OpenRequests, Timers
 from headway.core.reasoning import Markers
@@ -41,6 +42,7 @@ from headway.policies import registry
 from headway.policies.burst import Burst
 from headway.request import FinishReason, Request, StreamKey
 
+_MOST_WORKERS = 4096  # whose names are kept
 _RETRIABLE = frozenset({Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE})
 
 
@@ -77,21 +79,27 @@ class GatewaySettings:
 class GatewayCore:
     """A ``Core[GatewayEvent, GatewayAction]``.
 
-    ``first_stream_id`` must lie above every stream id that an earlier life of this gateway
-    id has used.
+    ``draw_stream_id`` gives 64 bits that nobody can guess: whoever knows a stream's id may bring
+    its tokens. By default they count from 1, for virtual time.
     """
 
     def __init__(
-        self, gateway_id: str, address: str, settings: GatewaySettings, *, first_stream_id: int = 1
+        self,
+        gateway_id: str,
+        address: str,
+        settings: GatewaySettings,
+        *,
+        draw_stream_id: Callable[[], int] | None = None,
     ) -> None:
         self.settings = settings
         self.num_resubmitted = 0
         self.num_waiting = 0  # open requests without a token so far
         self._gateway_id = gateway_id
         self._address = address
-        self._next_stream_id = first_stream_id
+        self._draw_stream_id = draw_stream_id or itertools.count(1).__next__
         self._connected = False
         self._requests = OpenRequests()
+        self._workers: dict[str, None] = {}  # that the scheduler has named, newest last
         self._timers = Timers(self._requests)
         self._pace = FirstTokenPace()
         self._burst: Burst = registry.make("burst", settings.burst, **settings.burst_params)
@@ -176,7 +184,7 @@ class GatewayCore:
         )
         state = OpenRequest(request)
         self._requests.add(state)
-        if event.is_read and self.settings.pacing != "off":
+        if event.is_read:
             self.pacers.open(
                 request.request_id, reasons=request.reasons, prompt=request.prompt_token_ids
             )
@@ -232,12 +240,28 @@ class GatewayCore:
             if state is None:
                 continue  # it has ended or has a newer stream id
             match event:
-                case Placed():
-                    state.worker_id = event.worker_id
+                case Placed(_, worker_id, target_worker_id=target):
+                    sources = (worker_id, target) if target else (worker_id,)
+                    self._name(state, sources, actions, now)
                 case Lost():
                     self._try_again(state, actions, now, event.reason)
                 case Rejected():
                     self._on_rejected(state, event, actions, now)
+
+    def _name(
+        self,
+        state: OpenRequest,
+        sources: tuple[str, ...],
+        actions: list[GatewayAction],
+        now: float,
+    ) -> None:
+        """Take a request's tokens from these workers from now on."""
+        for worker_id in sources:
+            self._workers.pop(worker_id, None)
+            self._workers[worker_id] = None
+        if len(self._workers) > _MOST_WORKERS:
+            del self._workers[next(iter(self._workers))]
+        self._took(name_sources(self._requests, state, sources, now), actions, now)
 
     def _on_rejected(
         self, state: OpenRequest, event: Rejected, actions: list[GatewayAction], now: float
@@ -264,14 +288,17 @@ class GatewayCore:
 
     def _on_tokens(self, batch: TokenBatch, actions: list[GatewayAction], now: float) -> None:
         taken = take_tokens(self._requests, batch, now)
+        self._took(taken, actions, now)
+        if taken.unknown and batch.worker_id in self._workers:  # others learn nothing
+            actions.append(CancelTokens(batch.worker_id, tuple(taken.unknown)))
+
+    def _took(self, taken: Taken, actions: list[GatewayAction], now: float) -> None:
         if taken.pauses:
             actions.append(Deliver((), taken.pauses))
         if taken.num_first:
             self.num_waiting -= taken.num_first
             self._pace.record(taken.num_first, now)
         self._deliver(self.pacers.pass_on(taken.deliveries, now=now), actions)
-        if taken.unknown:
-            actions.append(CancelTokens(batch.worker_id, tuple(taken.unknown)))
         for state in taken.gaps:
             if state.gap_since is None:
                 state.gap_since = now
@@ -280,7 +307,7 @@ class GatewayCore:
             broken = self._requests.find(request_id)
             if broken is not None:  # another copy may have completed it in the same batch
                 self._try_again(broken, actions, now, reason)
-        for failure in batch.failures:
+        for failure in taken.failures:
             self._on_failure(failure, actions, now)
 
     @staticmethod
@@ -329,8 +356,9 @@ class GatewayCore:
             actions.append(CancelStream(StreamKey(self._gateway_id, state.stream_id)))
 
     def _new_stream_id(self) -> int:
-        stream_id = self._next_stream_id
-        self._next_stream_id += 1
+        stream_id = self._draw_stream_id()
+        while stream_id in self._requests.by_stream:
+            stream_id = self._draw_stream_id()
         return stream_id
 
 

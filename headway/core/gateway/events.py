@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -69,6 +69,12 @@ class Delivery(NamedTuple):
     finish_reason: FinishReason | None
     before: Sequence[int] = ()  # tokens delivered with it, right before it
     num_cached: int = 0  # prompt tokens found in a prefix cache; with the first token alone
+
+    def singles(self) -> Iterator[Delivery]:
+        """Yield one token at a time; the last one keeps everything but ``before``."""
+        for token_id in self.before:
+            yield Delivery(self.request_id, token_id, None, None)
+        yield self._replace(before=())
 
 
 class Pause(NamedTuple):

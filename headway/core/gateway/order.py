@@ -1,18 +1,22 @@
-"""Tokens in order: early ones are held back, repeats from another copy are dropped.
+"""Tokens in order, from the workers that the scheduler has named, and from no other.
 
-Two workers may compute one attempt for a moment, for example when the acknowledgement of a move is
-lost. Each sends every token that it draws, so a copy that differs is noticed at its first repeat.
-The attempt then ends, and the next one continues from what the client has read.
+Early tokens are held back, repeats from another copy are dropped. Two workers may compute one
+attempt for a moment, for example when the acknowledgement of a move is lost. Each sends every
+token that it draws, so a copy that differs is noticed at its first repeat. The attempt then ends,
+and the next one continues from what the client has read.
+
+Tokens and the scheduler's word on who sends them come over different streams. What a worker sends
+before it is named waits. A worker that had the request before may only fill a gap in front of
+tokens that the present one has sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headway.core.gateway.events import Delivery, Pause
-from headway.core.gateway.state import OpenRequest, OpenRequests
-from headway.messages import TokenBatch
+from headway.core.gateway.state import Held, OpenRequest, OpenRequests
+from headway.messages import StreamFailure, TokenBatch
 from headway.request import FinishReason
 
 _ENDS = (FinishReason.STOP, FinishReason.LENGTH)
@@ -33,6 +37,8 @@ class Taken:
     """Requests that lack a token which may still be in flight."""
     pauses: list[Pause] = field(default_factory=list)
     """Pauses of requests whose tokens now come from another worker."""
+    failures: list[StreamFailure] = field(default_factory=list)
+    """Failures that their present workers report."""
 
 
 def take_tokens(requests: OpenRequests, batch: TokenBatch, now: float) -> Taken:
@@ -48,35 +54,87 @@ def take_tokens(requests: OpenRequests, batch: TokenBatch, now: float) -> Taken:
             continue
         logprobs = batch.logprobs.get(entry) if batch.logprobs else None
         before = batch.before.get(entry, ()) if batch.before else ()
-        first = index - len(before)
-        if (first != len(state.output) or state.early) and (
-            state.request_id in taken.broken or _differs(state, first, (*before, token_id))
-        ):
-            taken.broken[state.request_id] = f"two workers computed token {index} differently"
-            continue
         num_cached = batch.num_cached.get(entry, 0) if batch.num_cached else 0
         request_id = state.request.request_id
         delivery = Delivery(request_id, token_id, logprobs, reason, before, num_cached)
-        if first != len(state.output):
-            _out_of_order(taken, requests, state, index, delivery)
-            continue
-        state.worker_id = worker_id
-        if state.source_id != worker_id:
-            if state.source_id:
-                taken.pauses.append(state.pause(now))
-            elif not state.output:
-                state.first_at = now
-            state.source_id = worker_id
-        state.last_at = now
-        _append(taken, requests, state, delivery)
-        if state.early:
-            _close_gap(taken, requests, state)
+        if worker_id in state.sources:
+            _take(taken, requests, state, worker_id, index, delivery, now)
+        else:
+            requests.hold(state, Held(worker_id, index, delivery))
+            _fill_gap(taken, requests, state)
+    for failure in batch.failures:
+        state = by_stream.get(failure.stream_id)
+        if state is not None and worker_id in state.sources:
+            taken.failures.append(failure)
+        elif state is not None and worker_id not in state.former:
+            requests.hold(state, Held(worker_id, -1, failure))
     return taken
 
 
-def _differs(state: OpenRequest, first: int, token_ids: Sequence[int]) -> bool:
+def name_sources(
+    requests: OpenRequests, state: OpenRequest, sources: tuple[str, ...], now: float
+) -> Taken:
+    """Take tokens from these workers from now on, and those that have waited for this."""
+    taken = Taken()
+    state.former = state.former.union(state.sources).difference(sources)
+    state.sources = sources
+    if state.source_id not in sources:
+        state.worker_id = sources[0]
+    for worker_id, index, said in requests.release(state, *sources):
+        if state.request_id not in requests:
+            break
+        if isinstance(said, StreamFailure):
+            taken.failures.append(said)
+        else:
+            _take(taken, requests, state, worker_id, index, said, now)
+    return taken
+
+
+def _take(
+    taken: Taken,
+    requests: OpenRequests,
+    state: OpenRequest,
+    worker_id: str,
+    index: int,
+    delivery: Delivery,
+    now: float,
+) -> None:
+    """Take one entry of a source: the next token, an early one, a repeat or an end."""
+    num_known, before = len(state.output), delivery.before
+    first = index - len(before)
+    if first != num_known and before:
+        for at, single in enumerate(delivery.singles(), first):
+            if state.request_id in requests:
+                _take(taken, requests, state, worker_id, at, single, now)
+        return
+    if state.request_id in taken.broken:
+        return
+    if index >= state.request.sampling.max_tokens:
+        taken.broken[state.request_id] = f"its worker sent token {index}, which it may not have"
+    elif (first != num_known or state.early) and _differs(state, first, delivery):
+        taken.broken[state.request_id] = f"two workers computed token {index} differently"
+    elif first != num_known:
+        _out_of_order(taken, requests, state, index, delivery)
+    else:
+        _note_source(taken, state, worker_id, now)
+        _append(taken, requests, state, delivery)
+        _close_gap(taken, requests, state)
+
+
+def _note_source(taken: Taken, state: OpenRequest, worker_id: str, now: float) -> None:
+    state.worker_id = worker_id
+    if state.source_id != worker_id:
+        if state.source_id:
+            taken.pauses.append(state.pause(now))
+        elif not state.output:
+            state.first_at = now
+        state.source_id = worker_id
+    state.last_at = now
+
+
+def _differs(state: OpenRequest, first: int, delivery: Delivery) -> bool:
     """Return whether a token that is already known, delivered or early, has another value."""
-    for index, token_id in enumerate(token_ids, first):
+    for index, token_id in enumerate((*delivery.before, delivery.token_id), first):
         if index < len(state.output):
             if state.output[index] != token_id:
                 return True
@@ -86,13 +144,26 @@ def _differs(state: OpenRequest, first: int, token_ids: Sequence[int]) -> bool:
 
 
 def _close_gap(taken: Taken, requests: OpenRequests, state: OpenRequest) -> None:
-    """Append the early tokens whose turn has come."""
-    while (early := state.early.pop(len(state.output), None)) is not None:
+    """Append the early tokens whose turn has come, unless the request has ended."""
+    if not state.early:
+        return
+    while state.request_id in requests and state.request_id not in taken.broken:
+        early = state.early.pop(len(state.output), None)
+        if early is None:
+            break
         _append(taken, requests, state, early)
-        if early.finish_reason is not None:
-            return
     if not state.early:
         state.gap_since = None
+
+
+def _fill_gap(taken: Taken, requests: OpenRequests, state: OpenRequest) -> None:
+    """Append tokens of former workers that come before those of the present one."""
+    while state.early and state.request_id in requests and state.request_id not in taken.broken:
+        missing = requests.fill_in(state, len(state.output))
+        if missing is None or missing.before or missing.finish_reason is not None:
+            return
+        _append(taken, requests, state, missing)
+        _close_gap(taken, requests, state)
 
 
 def _append(taken: Taken, requests: OpenRequests, state: OpenRequest, delivery: Delivery) -> None:
@@ -115,8 +186,9 @@ def _out_of_order(
 ) -> None:
     num_known, reason = len(state.output), token.finish_reason
     if index > num_known:  # its predecessor may come over another worker's stream
-        state.early[index] = token._replace(before=())
+        state.early[index] = token
         taken.gaps.append(state)
+        _fill_gap(taken, requests, state)
     elif reason is None:
         return  # a repeat
     elif index == num_known - 1 and reason in _ENDS:  # only the end was new

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headway.core.gateway.events import Delivery
@@ -50,7 +50,9 @@ class Pacers:
         return self._due[0][0] if self._due else None
 
     def open(self, request_id: str, *, reasons: bool, prompt: Sequence[int] = ()) -> None:
-        """Pace the tokens of a new request."""
+        """Pace the tokens of a new request, if the policy paces at all."""
+        if not self._policy.paces:
+            return
         end = self._markers.end
         self._streams[request_id] = _Stream(
             self._policy.pace(), prompt, deque(maxlen=len(end)), not (end and reasons)
@@ -67,7 +69,7 @@ class Pacers:
                 going.append(delivery)
                 continue
             if delivery.before:
-                for one in _singles(delivery):
+                for one in delivery.singles():
                     self._take(stream, one, going, now)
             else:
                 self._take(stream, delivery, going, now)
@@ -135,10 +137,3 @@ class Pacers:
         stream.armed_for = due_at = stream.pace.due_at
         if due_at is not None:
             heapq.heappush(self._due, (due_at, request_id))
-
-
-def _singles(delivery: Delivery) -> Iterator[Delivery]:
-    """Yield one token at a time; the last one keeps its log probabilities and finish reason."""
-    for token_id in delivery.before:
-        yield Delivery(delivery.request_id, token_id, None, None)
-    yield delivery._replace(before=())

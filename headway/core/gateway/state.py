@@ -5,9 +5,22 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from headway.core.gateway.events import Delivery, Pause
+from headway.messages import StreamFailure
 from headway.request import Request
+
+_MOST_HELD = 256  # of one request
+_MOST_HELD_OF_ALL = 16_384
+
+
+class Held(NamedTuple):
+    """A token, or the failure of an attempt, that waits for the scheduler's word on its worker."""
+
+    worker_id: str
+    at: int  # its index in the output; -1 for a failure
+    said: Delivery | StreamFailure
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +46,12 @@ class OpenRequest:
     """Instant since which it has lacked a token whose successor is in ``early``."""
     early: dict[int, Delivery] = field(default_factory=dict)
     """Tokens that came before their predecessor, by index."""
+    sources: tuple[str, ...] = ()
+    """The workers whose tokens are taken: the one that has it, and the one it is moving to."""
+    former: set[str] = field(default_factory=set)
+    """Workers that had this attempt and have it no more."""
+    held: list[Held] = field(default_factory=list)
+    """Tokens of workers that are no source, or not yet."""
     num_failures: int = 0
     """Number of times that a worker failed to compute it."""
 
@@ -54,6 +73,8 @@ class OpenRequest:
         self.retry_at = retry_at
         self.unsent_since = self.gap_since = None
         self.early.clear()
+        self.sources = ()
+        self.former.clear()
 
     def pause(self, now: float) -> Pause:
         """Return the pause since its newest token."""
@@ -74,6 +95,7 @@ class OpenRequests:
     def __init__(self) -> None:
         self.by_stream: dict[int, OpenRequest] = {}
         self._by_id: dict[str, OpenRequest] = {}
+        self._num_held = 0
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -97,6 +119,7 @@ class OpenRequests:
     def rename(self, state: OpenRequest, stream_id: int, retry_at: float) -> None:
         """Start its next attempt: the old stream id is unknown from now on."""
         del self.by_stream[state.stream_id]
+        self.release(state)
         state.next_attempt(stream_id, retry_at)
         self.by_stream[stream_id] = state
 
@@ -104,6 +127,31 @@ class OpenRequests:
         """Close a request."""
         del self._by_id[state.request_id]
         del self.by_stream[state.stream_id]
+        self.release(state)
+
+    def hold(self, state: OpenRequest, held: Held) -> None:
+        """Keep it until its worker is named; beyond the bounds it is dropped, as if lost."""
+        if len(state.held) < _MOST_HELD and self._num_held < _MOST_HELD_OF_ALL:
+            state.held.append(held)
+            self._num_held += 1
+
+    def release(self, state: OpenRequest, *worker_ids: str) -> list[Held]:
+        """Take out what is held of these workers, or of all where none is given."""
+        if not state.held:
+            return []
+        released = [h for h in state.held if not worker_ids or h.worker_id in worker_ids]
+        state.held = [h for h in state.held if worker_ids and h.worker_id not in worker_ids]
+        self._num_held -= len(released)
+        return released
+
+    def fill_in(self, state: OpenRequest, index: int) -> Delivery | None:
+        """Take out the token of this index that a former worker has sent; None without one."""
+        for place, (worker_id, at, said) in enumerate(state.held):
+            if at == index and worker_id in state.former and isinstance(said, Delivery):
+                del state.held[place]
+                self._num_held -= 1
+                return said
+        return None
 
 
 class Timers:

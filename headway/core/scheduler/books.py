@@ -15,6 +15,7 @@ from headway.cluster import UnitId
 from headway.core.scheduler.instance import Instance
 from headway.core.scheduler.places import InWindow, Moving, OnUnit, Place, Prefilled, Tracked
 from headway.core.scheduler.state import SchedulerState
+from headway.messages import Placed
 from headway.request import StreamKey
 
 
@@ -85,6 +86,22 @@ class Books:
             self.prefilled[entry.key] = entry
         else:
             self.prefilled.pop(entry.key, None)
+        self.tell(entry)
+
+    def tell(self, entry: Tracked, *, again: bool = False) -> None:
+        """Tell its gateway who has it and who will, if that has changed or is asked ``again``.
+
+        A move whose source has not reported is not told: the gateway knows the source.
+        """
+        at, target = entry.at, entry.target
+        instance = self._instances.get(entry.worker_id)
+        if at is None or instance is None:
+            return
+        role, target_id = instance.info.role, target.worker_id if target is not None else ""
+        placed = Placed(entry.key, at.worker_id, at.unit, role, target_id)
+        if again or placed != entry.told:
+            entry.told = placed
+            self._state.tell_gateway(entry.key.gateway_id, placed)
 
     def _leave(self, entry: Tracked) -> None:
         """Remove it from the ledgers of its unit and its target."""
@@ -103,6 +120,7 @@ class Books:
     def open(self, entry: Tracked) -> None:
         """Enter a new attempt, wherever it is."""
         self._state.track(entry)
+        self.tell(entry)
         if isinstance(entry.place, OnUnit):
             self._instances[entry.place.unit.worker_id].hold(entry.key)
         elif isinstance(entry.place, Moving):

@@ -201,6 +201,7 @@ class SchedulerCore:
         if known is not None:
             self._state.counters.num_repeats += 1
             known.request = known.request or request
+            self._books.tell(known, again=True)
             return False
         if self._memory.holds_back(request):
             return False

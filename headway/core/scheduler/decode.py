@@ -13,7 +13,7 @@ from headway.core.scheduler.instance import Instance
 from headway.core.scheduler.places import Moving, OnUnit, Prefilled, Tracked
 from headway.core.scheduler.state import SchedulerState
 from headway.cost.buckets import NUM_BUCKETS
-from headway.messages import CancelStream, Handoff, HandoffResult, HeldRequest, Placed
+from headway.messages import CancelStream, Handoff, HandoffResult, HeldRequest
 from headway.policies import registry
 from headway.policies.placement import Choice, DecodeUnit, Placement
 from headway.request import StreamKey
@@ -203,8 +203,6 @@ class DecodePlacer:
             self._state.lose([entry.key], f"worker {target.worker_id} changed during a handoff")
             return
         self._books.land(entry)
-        placed = Placed(entry.key, target.worker_id, target.unit, instance.info.role)
-        self._state.tell_gateway(entry.key.gateway_id, placed)
 
     def _failed(
         self,

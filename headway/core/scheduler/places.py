@@ -9,6 +9,7 @@ from math import inf
 from headway.cluster import UnitId
 from headway.core.scheduler.events import SavedRequest
 from headway.cost.buckets import Buckets
+from headway.messages import Placed
 from headway.request import Request, StreamKey
 
 _BUCKETS = Buckets()
@@ -73,6 +74,7 @@ class Tracked:
     moved_at: float = -inf
     is_answering: bool = False  # its reasoning has ended
     cycle: int = -1  # of the window, when it entered
+    told: Placed | None = None  # the last word to its gateway on where it is
     beginnings: tuple[int, ...] | None = None  # of its prompt, once asked for
 
     @property

@@ -15,7 +15,7 @@ from headway.core.scheduler.prefixes import Prefixes
 from headway.core.scheduler.state import SchedulerState
 from headway.core.scheduler.window import DispatchWindow
 from headway.errors import Code
-from headway.messages import Dispatch, EndForward, Placed, Rejected, UnitBatch
+from headway.messages import Dispatch, EndForward, Rejected, UnitBatch
 from headway.policies import registry
 from headway.policies.dispatch import Dispatching, InstanceLoad, Turn
 from headway.policies.dispatch.sliding import SlidingMean
@@ -215,7 +215,7 @@ class PrefillPool:
         assigned: Sequence[Assigned[Tracked]],
         now: float,
     ) -> Dispatch:
-        worker_id, role = instance.info.worker_id, instance.info.role
+        worker_id = instance.info.worker_id
         self.window.dispatched(a.request.key for a in assigned)
         by_unit: dict[UnitId, list[Tracked]] = {room.unit: [] for room in rooms}
         for a in assigned:
@@ -234,8 +234,6 @@ class PrefillPool:
             if self._prefixes is not None:
                 capacity = instance.info.num_blocks * instance.info.block_size
                 self._prefixes.sent(entry, a.unit, capacity)
-            placed = Placed(entry.key, worker_id, a.unit.unit, role)
-            self._state.tell_gateway(entry.key.gateway_id, placed)
         return dispatch
 
     def _explain(

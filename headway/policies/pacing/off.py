@@ -8,6 +8,8 @@ from headway.policies.answer import Answer
 class PacingOff:
     """Each token goes to its reader at once."""
 
+    paces = False
+
     def pace(self) -> Unpaced:
         """For a new stream."""
         return Unpaced()

@@ -28,5 +28,8 @@ class Pace(Protocol):
 class Pacing(Protocol):
     """When does a reader see each token?"""
 
+    paces: bool = True
+    """False for a policy that never holds a token."""
+
     def pace(self) -> Pace:
         """For a new stream."""

@@ -24,6 +24,8 @@ class TokenPacerParams(Bounded):
 class TokenPacer:
     """Releases each answering token when a reader is due to need it, and late ones at once."""
 
+    paces = True
+
     def __init__(self, params: TokenPacerParams | None = None) -> None:
         self._tpot = (params or TokenPacerParams()).tpot
 

@@ -31,6 +31,7 @@ from services.gateway.reading import INLINE_BYTES
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _POST = {"/v1/chat/completions": parse_chat, "/v1/completions": parse_completion}
 _GET = frozenset({"/v1/models", "/health", "/metrics"})
+_UNPACED = "off"  # the value of x-headway-pacing
 _MODEL, _EXPLAIN = "/v1/models/", "/explain/"
 
 Parse = Callable[[Mapping[str, Any]], tuple[ApiCall, ReplyStyle]]
@@ -195,7 +196,7 @@ class HttpEdge:
         style: ReplyStyle,
         requests: Sequence[Request],
     ) -> None:
-        if exchange.header("x-headway-pacing").lower() == "off":
+        if exchange.header("x-headway-pacing").lower() == _UNPACED:
             call = replace(call, paced=False)
         exchange.add_header("x-request-id", call_id)
         identity = CallIdentity(

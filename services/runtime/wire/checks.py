@@ -15,6 +15,7 @@ from headway.messages import (
     KvHeader,
     KvPart,
     PassWork,
+    Placed,
     Rejected,
     Snapshot,
     Tuned,
@@ -47,6 +48,11 @@ def an_id(value: str, name: str) -> str:
     if not 0 < len(value) <= MAX_ID_CHARS:
         raise invalid(name, value, f"1 to {MAX_ID_CHARS} characters long")
     return value
+
+
+def an_id_or_none(value: str, name: str) -> str:
+    """Refuse an overlong name; "" names nothing."""
+    return an_id(value, name) if value else value
 
 
 def a_unit(value: int, name: str) -> int:
@@ -129,6 +135,7 @@ BY_NAME: Mapping[str, Check] = MappingProxyType(
 BY_FIELD: Mapping[type, Mapping[str, Check]] = MappingProxyType(
     {
         Request: {"deadline_at": _deadline, "predicted_output_tokens": _expected_length},
+        Placed: {"target_worker_id": an_id_or_none},
         Rejected: {"retry_after": lambda value, name: max(0.0, finite(value, name))},
         WorkerInfo: {
             "num_units": _num_units,

@@ -37,8 +37,22 @@ def submit(name: str, *, max_tokens: int = 10, num_prompt: int = 4, at: float = 
     return Submit(Request(name, "m", tuple(range(num_prompt)), sampling, at))
 
 
-def opened(core: GatewayCore, name: str = "r", *, now: float = 0.0) -> Request:
-    return requests_in(core.handle(submit(name, at=now), now=now))[0]
+def opened(core: GatewayCore, name: str = "r", *, now: float = 0.0, on: str = "w") -> Request:
+    """Submit it; the scheduler places it on a worker, unless ``on`` is empty."""
+    request = requests_in(core.handle(submit(name, at=now), now=now))[0]
+    place(core, request, on)
+    return request
+
+
+def place(core: GatewayCore, request: Request, on: str = "w", target: str = "") -> None:
+    if on:
+        core.handle(Placed(request.key, on, 0, Role.UNIFIED, target), now=0.0)
+
+
+def resubmitted(core: GatewayCore, *, now: float, on: str = "w") -> Request:
+    (request,) = requests_in(core.wake(now=now))
+    place(core, request, on)
+    return request
 
 
 def requests_in(actions: Sequence[GatewayAction]) -> list[Request]:
@@ -145,6 +159,7 @@ def test_an_end_that_comes_with_a_repeated_token_ends_the_request() -> None:
 def test_tokens_that_overtake_each_other_are_put_in_order() -> None:
     core = gateway()
     request = opened(core)
+    place(core, request, "w", target="decode")
     late = tokens(request.stream_id, 1, [8, 9], end=FinishReason.STOP, worker="decode")
     assert delivered(core.handle(late, now=1.0)) == []
     assert delivered(core.handle(tokens(request.stream_id, 0, [7]), now=1.1)) == [7, 8, 9]
@@ -178,7 +193,7 @@ def test_a_lost_request_goes_on_behind_its_tokens_under_a_new_stream_id() -> Non
     first = opened(core)
     core.handle(tokens(first.stream_id, 0, [7, 8]), now=1.0)
     assert requests_in(core.handle(Lost((first.key,), "killed"), now=2.0)) == []
-    (second,) = requests_in(core.wake(now=2.05))
+    second = resubmitted(core, now=2.05)
     assert second.request_id == first.request_id
     assert (second.attempt, second.output_token_ids) == (1, (7, 8))
     stale = core.handle(tokens(first.stream_id, 2, [9]), now=2.1)
@@ -189,18 +204,20 @@ def test_a_lost_request_goes_on_behind_its_tokens_under_a_new_stream_id() -> Non
 
 def test_a_broken_token_stream_runs_again_what_that_worker_had_and_nothing_else() -> None:
     core = gateway()
-    here, there, nowhere = (opened(core, name) for name in ("a", "b", "c"))
-    core.handle(Placed(here.key, "w", 0, Role.UNIFIED), now=0.0)
+    here, there, nowhere = (opened(core, name, on="") for name in ("a", "b", "c"))
+    place(core, here, "w")
+    place(core, there, "v")
     core.handle(tokens(there.stream_id, 0, [1], worker="v"), now=0.0)
     actions = core.handle(WorkerDetached("w"), now=1.0)
     assert CancelStream(here.key) in actions
     assert [r.request_id for r in requests_in(core.wake(now=1.05))] == ["a"]
+    place(core, nowhere, "w")
     assert delivered(core.handle(tokens(nowhere.stream_id, 0, [1]), now=1.1)) == [1]
 
 
 def test_a_request_that_moved_survives_its_first_worker() -> None:
     core = gateway()
-    request = opened(core)
+    request = opened(core, on="prefill")
     core.handle(tokens(request.stream_id, 0, [1], worker="prefill"), now=0.0)
     core.handle(Placed(request.key, "decode", 0, Role.DECODE), now=0.1)
     assert core.handle(WorkerDetached("prefill"), now=0.2) == []
@@ -211,6 +228,7 @@ def test_a_moves_pause_is_told_in_seconds_and_in_tokens_of_its_pace() -> None:
     request = opened(core)
     for index in range(4):
         core.handle(tokens(request.stream_id, index, [7]), now=1.0 + 0.5 * index)
+    place(core, request, "w", target="v")
     moved = core.handle(tokens(request.stream_id, 4, [8], worker="v"), now=3.5)
     later = core.handle(tokens(request.stream_id, 5, [9], worker="v"), now=4.0)
     pauses = [p for a in moved if isinstance(a, Deliver) for p in a.pauses]
@@ -223,7 +241,7 @@ def test_another_attempt_is_no_move() -> None:
     request = opened(core)
     core.handle(tokens(request.stream_id, 0, [7]), now=1.0)
     core.handle(Lost((request.key,), "gone"), now=2.0)
-    again = requests_in(core.wake(now=9.0))[0]
+    again = resubmitted(core, now=9.0, on="v")
     first = core.handle(tokens(again.stream_id, 1, [8], worker="v"), now=10.0)
     assert not [p for a in first if isinstance(a, Deliver) for p in a.pauses]
 
@@ -250,7 +268,7 @@ def test_a_failed_computation_is_tried_once_more() -> None:
     core = gateway()
     request = opened(core)
     assert failures_in(core.handle(failure(request.stream_id), now=0.0)) == []
-    (request,) = requests_in(core.wake(now=0.05))
+    request = resubmitted(core, now=0.05)
     (fail,) = failures_in(core.handle(failure(request.stream_id), now=1.0))
     assert fail.error.code is Code.INTERNAL
     assert fail.error.message == "no luck"

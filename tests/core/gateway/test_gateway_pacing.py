@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.cluster import Role
 from headway.core.gateway.core import GatewayCore, GatewaySettings
 from headway.core.gateway.events import Deliver, Delivery, Fail, GatewayAction, Release, Submit
 from headway.core.gateway.events import SchedulerConnected as Connected
 from headway.core.gateway.pacing import Pacers
 from headway.core.reasoning import LEAD
-from headway.messages import TokenBatch
+from headway.messages import Placed, TokenBatch
 from headway.policies.pacing import TokenPacerParams
 from headway.policies.pacing.token_pacer import TokenPacer
 from headway.request import FinishReason, Request, SamplingParams
@@ -35,7 +36,9 @@ def opened(core: GatewayCore, *, reasons: bool = False, is_read: bool = True) ->
     actions = core.handle(
         Submit(Request("r", "m", (1, 2), sampling, 0.0, reasons=reasons), is_read), now=0.0
     )
-    return next(a for a in actions if isinstance(a, Request))
+    request = next(a for a in actions if isinstance(a, Request))
+    core.handle(Placed(request.key, "w", 0, Role.UNIFIED), now=0.0)
+    return request
 
 
 def batch(

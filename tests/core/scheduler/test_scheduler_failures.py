@@ -227,7 +227,7 @@ def test_a_new_leader_goes_on_with_a_move_that_it_finds_half_done() -> None:
         scheduler.connect(*snapshots[second])
         assert [o.target_worker_id for o in scheduler.orders("p", Handoff)] == ["d"]
         scheduler.handed_off("p")
-        assert scheduler.placed() == [(1, "d")]
+        assert scheduler.placed() == [(1, first), (1, "d")]
         assert scheduler.cancelled("p") == scheduler.cancelled("d") == []
 
 

@@ -284,7 +284,7 @@ def test_a_move_goes_on_to_the_unit_that_was_chosen() -> None:
     (order,) = successor.orders("p", Handoff)
     assert order.target_worker_id == "d"
     successor.handed_off("p")
-    assert successor.placed() == [(1, "d")]
+    assert successor.placed() == [(1, "p"), (1, "d")]
 
 
 def test_a_move_that_ends_before_all_are_heard_is_not_computed_again() -> None:

@@ -149,7 +149,9 @@ def one_token(stream_id: int, worker_id: str = "w") -> gateway_pb2.TokenBatch:
 
 
 async def test_a_worker_with_tokens_of_nobody_is_told_to_stop(running: Cluster) -> None:
-    told, code = await attach(running, one_token(5))
+    await generate(running, chat("a"))  # "worker" is known from now on
+    await until(lambda: running.service.num_open == 0)
+    told, code = await attach(running, one_token(5, "emulated"))
     assert [list(control.cancel_stream_ids) for control in told] == [[5]]
     assert code is grpc.StatusCode.OK
 

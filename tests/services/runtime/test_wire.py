@@ -148,7 +148,7 @@ to_scheduler = st.one_of(
 )
 own_keys = st.builds(StreamKey, st.just("g"), u64)
 to_gateway = st.one_of(
-    st.builds(m.Placed, own_keys, ids, units, st.sampled_from(Role)),
+    st.builds(m.Placed, own_keys, ids, units, st.sampled_from(Role), st.just("") | ids),
     st.builds(m.Rejected, own_keys, st.sampled_from(Code), texts, st.floats(0, 1e6)),
     st.builds(m.Lost, st.lists(own_keys, max_size=3).map(tuple), texts),
 )
