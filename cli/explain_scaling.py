@@ -14,6 +14,7 @@ from headway.policies.scaling.protocol import PoolLoad, StartUp
 from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
+from services.runtime.identity.roles import ServiceRole
 from services.runtime.store import Store
 
 _TIMEOUT = 10.0
@@ -47,7 +48,7 @@ async def _ask(args: argparse.Namespace) -> Sequence[PublishTargets]:
     store = {"store": args.store} if args.store else {}
     config = ServiceConfig(service_id="explain", cluster=args.cluster, **store)
     address = args.autoscaler or await _find(config)
-    async with open_channel(address, config) as channel:
+    async with open_channel(address, config, ServiceRole.AUTOSCALER) as channel:
         try:
             return await wire.scaling_decisions(channel, args.last, within=_TIMEOUT)
         except HeadwayError as error:

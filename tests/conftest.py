@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -19,6 +20,10 @@ if not Path("/dev/nvidiactl").exists():
 # Test processes that run side by side share the cores: torch's threads would wait for each other.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# One secret for all services of a test run, and none in the user's cache folder.
+_SECRETS = tempfile.TemporaryDirectory(prefix="headway-test-")
+os.environ["HEADWAY_CLUSTER_SECRET_FILE"] = f"{_SECRETS.name}/secret"
 
 init_grpc_aio()  # held for the whole run: its last owner, collected anywhere, joins its thread
 

@@ -22,6 +22,7 @@ from services.local.options import Autoscale, ClusterOptions, PolicyOptions, Wor
 from services.local.store import free_port
 from services.runtime import wire
 from services.runtime.channel import open_channel
+from services.runtime.identity.roles import ServiceRole
 from services.runtime.store import Store
 
 _TIMEOUT = 300.0  # seconds, for one answer
@@ -144,7 +145,7 @@ async def _decisions(cluster: LocalCluster) -> list[tuple[float, str]]:
     store = await Store.connect(cluster.config.store, cluster.config.cluster)
     try:
         (member,) = await store.members("autoscaler")
-        async with open_channel(member.address, cluster.config) as channel:
+        async with open_channel(member.address, cluster.config, ServiceRole.AUTOSCALER) as channel:
             decisions = await wire.scaling_decisions(channel, within=5.0)
     except (HeadwayError, ValueError):
         return []

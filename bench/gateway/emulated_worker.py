@@ -35,6 +35,7 @@ from protos import gateway_pb2, scheduler_pb2, scheduler_pb2_grpc
 from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
+from services.runtime.identity.roles import ServiceRole
 from services.runtime.server import GrpcServer
 from services.runtime.store import Store
 
@@ -94,7 +95,7 @@ class TokenLink:
             self.cancelled.append(stream_id)
 
     async def _run(self) -> None:
-        async with open_channel(self._address, self._config) as channel:
+        async with open_channel(self._address, self._config, ServiceRole.GATEWAY) as channel:
             call = wire.dial_attach(channel)
             reader = asyncio.create_task(self._read(call))
             try:

@@ -30,6 +30,7 @@ from headway.request import Request, StreamKey
 from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
+from services.runtime.identity.roles import ServiceRole
 
 _PIECE = bytes(1 << 20)
 _FENCING_TOKEN = 1
@@ -128,7 +129,7 @@ class WorkerLink:
 @asynccontextmanager
 async def leading(address: str, config: ServiceConfig) -> AsyncIterator[WorkerLink]:
     """Lead the worker that serves there."""
-    async with open_channel(address, config) as channel:
+    async with open_channel(address, config, ServiceRole.WORKER) as channel:
         link = WorkerLink(address, channel)
         await link.greet()
         listening = asyncio.create_task(link.listen())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -19,6 +20,8 @@ _ANSWER_GRACE = 30.0  # seconds over the request's timeout, which ends every ans
 
 class GatewayConfig(PresetConfig):
     """Options of a gateway, which serves one model over HTTP and gRPC."""
+
+    serves_clients: ClassVar[bool] = True
 
     model: ModelName = Field(
         SHIPPED_MODEL,

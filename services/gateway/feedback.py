@@ -18,9 +18,10 @@ from headway.errors import HeadwayError
 from headway.policies.scaling import RateMeter
 from services.gateway.metrics import GatewayMetrics
 from services.runtime import wire
-from services.runtime.channel import open_channel
+from services.runtime.channel import Channels
 from services.runtime.config import ServiceConfig
 from services.runtime.essential import essential
+from services.runtime.identity.roles import ServiceRole
 from services.runtime.store import Member, Store
 
 _INTERVAL = 1.0
@@ -60,7 +61,10 @@ class Feedback:
         self._lengths = MeanLengths()
         self._observed: list[tuple[int, int]] = []
         self._meter = RateMeter(now=now())
-        self._channels: dict[str, tuple[str, grpc.aio.Channel]] = {}
+        self._channels = {
+            service: Channels(config, ServiceRole(service))
+            for service in ("predictor", "autoscaler")
+        }
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -72,8 +76,8 @@ class Feedback:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for _, channel in self._channels.values():
-            await channel.close()
+        for channels in self._channels.values():
+            await channels.close()
 
     def predict(self, num_prompt_tokens: int) -> float:
         """Return the expected output tokens of a prompt; 0 if unknown."""
@@ -115,17 +119,8 @@ class Feedback:
         members: list[Member] = await self._store.members(service)
         meant = [m for m in members if service != "autoscaler" or is_meant(self._model, m.model)]
         address = min((m.address for m in meant), default="")
-        known = self._channels.get(service)
-        if known is not None and known[0] == address:
-            return known[1]
-        if known is not None:
-            del self._channels[service]
-            await known[1].close()
-        if not address:
-            return None
-        channel = open_channel(address, self._config)
-        self._channels[service] = (address, channel)
-        return channel
+        await self._channels[service].close(keep=(address,))
+        return self._channels[service].to(address) if address else None
 
     async def _ask_predictor(self, channel: grpc.aio.Channel) -> None:
         observed, self._observed = self._observed, []

@@ -13,6 +13,7 @@ from headway.request import Request
 from services.runtime import wire
 from services.runtime.config import ServiceConfig
 from services.runtime.essential import essential
+from services.runtime.identity.roles import ServiceRole
 from services.runtime.logs import get_logger
 from services.runtime.store import Leader, Store
 from services.runtime.stream import Dialled, Outbox, redial
@@ -40,6 +41,7 @@ class SchedulerLink:
         self._log = get_logger()
         self._stream: Dialled[Request | CancelStream] = Dialled(
             config,
+            ServiceRole.SCHEDULER,
             wire.dial_connect,
             wire.FROM_GATEWAY.pack_all,
             self._take,

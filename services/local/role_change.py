@@ -10,13 +10,14 @@ from services.local.supervised import SupervisedProcess
 from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
+from services.runtime.identity.roles import ServiceRole
 
 _CALL_TIMEOUT = 2.0
 
 
 async def set_role(process: SupervisedProcess, role: str, config: ServiceConfig) -> bool:
     """Ask for a role; return whether it was taken. One that cannot be reached keeps its own."""
-    async with open_channel(process.address, config) as channel:
+    async with open_channel(process.address, config, ServiceRole.WORKER) as channel:
         try:
             await wire.set_role(channel, Role(role), within=_CALL_TIMEOUT)
         except HeadwayError:

@@ -14,6 +14,7 @@ from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
 from services.runtime.essential import essential
+from services.runtime.identity.roles import ServiceRole
 from services.runtime.logs import get_logger
 
 MEMBERSHIP = "standby"
@@ -81,7 +82,7 @@ class StandbyWorkers:
         """Start anew, with its role, a worker that cannot be told."""
         flags = process.spec.flags
         chunk = flags[flags.index("--chunk-tokens") + 1] if "--chunk-tokens" in flags else "0"
-        async with open_channel(address, self._config) as channel:
+        async with open_channel(address, self._config, ServiceRole.WORKER) as channel:
             try:
                 await wire.activate(channel, process.spec.role, int(chunk), within=_CALL_TIMEOUT)
             except HeadwayError as error:

@@ -6,15 +6,13 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
 from headway.errors import HeadwayError
 from services.local.supervised import ProcessSpec, SupervisedProcess
-from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig, host_and_port
+from services.runtime.health import is_serving
+from services.runtime.identity.roles import ServiceRole
 from services.runtime.rooms import child_environment
-from services.runtime.store import Store
+from services.runtime.store import Member, Store
 
 __all__ = ["ProcessSpec", "SupervisedProcess", "Supervisor"]
 
@@ -88,19 +86,13 @@ class Supervisor:
             return ""
         for member in members:
             mine = member.member_id == spec.service_id and member.detail.get("pid") == str(pid)
-            if mine and (spec.membership or await self._is_healthy(member.address)):
+            if mine and (spec.membership or await self._is_healthy(member)):
                 return member.address
         return ""
 
-    async def _is_healthy(self, address: str) -> bool:
-        async with open_channel(address, self._config) as channel:
-            try:
-                reply = await health_pb2_grpc.HealthStub(channel).Check(
-                    health_pb2.HealthCheckRequest(), timeout=_HEALTH_TIMEOUT
-                )
-            except grpc.aio.AioRpcError:
-                return False
-        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+    async def _is_healthy(self, member: Member) -> bool:
+        role = ServiceRole(member.service)
+        return await is_serving(member.address, self._config, role, within=_HEALTH_TIMEOUT)
 
     async def stop(self) -> None:
         """Drain gateways, then schedulers, then the rest, the store last; none is left behind."""

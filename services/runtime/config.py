@@ -6,7 +6,7 @@ import ipaddress
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -64,6 +64,17 @@ class ServiceConfig(BaseSettings):
     tls_ca: Path | None = Field(
         None, description="authority that signed all services' certificates"
     )
+    tls_client_ca: Path | None = Field(
+        None, description="authority of gRPC clients' certificates; default: --tls-ca"
+    )
+    cluster_secret_file: Path | None = Field(
+        None,
+        description="without certificates, a secret that all services share (mode 0600, made if "
+        "missing); default: a file of this user's cache folder",
+    )
+    allow_plaintext: bool = Field(
+        False, description="let services listen beyond this machine without certificates"
+    )
     drain_timeout: float = Field(
         30.0, ge=0.0, allow_inf_nan=False, description="s to finish running work at a stop"
     )
@@ -87,19 +98,19 @@ class ServiceConfig(BaseSettings):
         given = [self.tls_cert, self.tls_key, self.tls_ca]
         if any(given) and not all(given):
             raise ValueError("give tls_cert, tls_key and tls_ca together, or none of them")
+        if self.tls_client_ca and not self.tls_cert:
+            raise ValueError("tls_client_ca needs tls_cert, tls_key and tls_ca")
         if not self.service_id:
             object.__setattr__(self, "service_id", f"{self.service_name()}-{uuid4().hex[:8]}")
         return self
+
+    serves_clients: ClassVar[bool] = False
+    """True if ``listen`` is for clients, who are no services of the cluster."""
 
     @classmethod
     def service_name(cls) -> str:
         """Return the name in membership and logs, e.g. ``worker`` for WorkerConfig."""
         return cls.__name__.removesuffix("Config").lower()
-
-    @property
-    def has_tls(self) -> bool:
-        """True if services authenticate each other (mTLS)."""
-        return self.tls_cert is not None
 
 
 C = TypeVar("C", bound=ServiceConfig)

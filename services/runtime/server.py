@@ -10,8 +10,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from headway.errors import Code, HeadwayError
-from services.runtime.channel import KEEPALIVE, tls_files
+from services.runtime.channel import KEEPALIVE, cluster_secret, tls_source
 from services.runtime.config import ServiceConfig, is_loopback
+from services.runtime.identity.guard import Guard, Identify, as_client, by_certificate, by_secret
+from services.runtime.identity.tls_files import TlsSource, server_credentials
 from services.runtime.logs import get_logger
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
@@ -24,11 +26,19 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 class GrpcServer:
-    """Add servicers, then start; health is NOT_SERVING until told otherwise."""
+    """Add servicers, then start; health is NOT_SERVING until told otherwise.
 
-    def __init__(self, config: ServiceConfig) -> None:
+    Every call is checked by a ``Guard``. ``for_clients``: the server of the gateway's clients;
+    any other is for the services of the cluster alone.
+    """
+
+    def __init__(self, config: ServiceConfig, *, for_clients: bool = False) -> None:
         self._config = config
-        self._server = grpc.aio.server(options=_OPTIONS)
+        self._for_clients = for_clients
+        self._tls = tls_source(config, for_clients=for_clients)
+        self._port = ""
+        guard = Guard(self._identify())
+        self._server = grpc.aio.server(options=_OPTIONS, interceptors=(guard,))
         self._health = health.aio.HealthServicer()
         self._names: list[str] = []
         self._address = ""
@@ -42,6 +52,10 @@ class GrpcServer:
                 services = sys.modules[base.__module__.removesuffix("_grpc")].DESCRIPTOR
                 name = base.__name__.removesuffix("Servicer")
                 self._names.append(services.services_by_name[name].full_name)
+
+    def add_generic(self, handler: grpc.GenericRpcHandler) -> None:
+        """Register a handler that finds methods by their names."""
+        self._server.add_generic_rpc_handlers((handler,))
 
     def bind(self) -> str:
         """Take the port; return the address that others use. UNAVAILABLE where it is taken.
@@ -63,24 +77,45 @@ class GrpcServer:
         await self._server.start()
         return address
 
+    def _identify(self) -> Identify:
+        """Return what says who calls."""
+        config, for_clients = self._config, self._for_clients
+        if self._tls is None:
+            secret = cluster_secret(config)
+            return by_secret(secret, lambda: self._port, for_clients=for_clients)
+        if for_clients and config.tls_client_ca is not None:
+            return as_client
+        return by_certificate(config.cluster)
+
     def _bind(self) -> int:
-        listen, tls = self._config.listen, tls_files(self._config)
-        if tls is None and not is_loopback(listen):
-            get_logger().warning(
-                "grpc_without_tls", listen=listen, way_out="give --tls-cert, --tls-key, --tls-ca"
-            )
+        listen = self._config.listen
+        if self._tls is None and not is_loopback(listen):
+            self._refuse_plaintext(listen)
         try:
-            if tls is None:
-                return self._server.add_insecure_port(listen)
-            credentials = grpc.ssl_server_credentials(
-                [(tls.key, tls.certificate)],
-                root_certificates=tls.authority,
-                require_client_auth=True,
-            )
-            return self._server.add_secure_port(listen, credentials)
+            port = self._take_port(listen, self._tls)
         except RuntimeError as error:
             message = f"cannot listen on {listen} ({error}): choose another with --listen"
             raise HeadwayError(Code.UNAVAILABLE, message) from error
+        self._port = str(port)
+        return port
+
+    def _take_port(self, listen: str, tls: TlsSource | None) -> int:
+        if tls is None:
+            return self._server.add_insecure_port(listen)
+        return self._server.add_secure_port(listen, server_credentials(tls))
+
+    def _refuse_plaintext(self, listen: str) -> None:
+        """Raise FAILED_PRECONDITION unless the configuration allows it; then log it."""
+        if not (self._for_clients or self._config.allow_plaintext):
+            message = (
+                f"listen is {listen}, beyond this machine, and there are no certificates: give "
+                "--tls-cert, --tls-key and --tls-ca (`headway certs` makes them), listen on "
+                "loopback, or allow it with --allow-plaintext"
+            )
+            raise HeadwayError(Code.FAILED_PRECONDITION, message)
+        get_logger().warning(
+            "grpc_without_tls", listen=listen, way_out="give --tls-cert, --tls-key, --tls-ca"
+        )
 
     def _advertised(self, port: int) -> str:
         host = self._config.advertise or _reachable(self._config.listen.rpartition(":")[0])

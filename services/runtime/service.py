@@ -119,7 +119,7 @@ async def _start(
         undo.enter_context(serve_metrics(config.metrics_listen, registry))
     store = await Store.connect(config.store, config.cluster)
     undo.push_async_callback(store.close)
-    server = GrpcServer(config)
+    server = GrpcServer(config, for_clients=config.serves_clients)
     runtime = Runtime(config, Clock(), store, server, get_logger(), metrics=registry)
     service = await build(runtime)
     runtime.address = await server.start()

@@ -16,6 +16,7 @@ import grpc
 from headway.errors import Code, HeadwayError
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
+from services.runtime.identity.roles import ServiceRole
 from services.runtime.logs import get_logger
 
 S = TypeVar("S")
@@ -108,14 +109,15 @@ class Call(Protocol):
 class Dialled(Generic[S]):
     """A stream that this side opens.
 
-    ``dial`` opens it on a channel. ``pack`` makes one protobuf message of the gathered ones.
-    ``on_message`` takes the peer's protobuf messages; a ``HeadwayError`` from it ends the stream.
-    Messages sent while no stream is open are dropped.
+    ``dial`` opens it on a channel to a server of that ``role``. ``pack`` makes one protobuf
+    message of the gathered ones. ``on_message`` takes the peer's protobuf messages; a
+    ``HeadwayError`` from it ends the stream. Messages sent while no stream is open are dropped.
     """
 
     def __init__(
         self,
         config: ServiceConfig,
+        role: ServiceRole,
         dial: Callable[[grpc.aio.Channel], Call],
         pack: Callable[[list[S]], Any],
         on_message: Callable[[Any], None],
@@ -125,6 +127,7 @@ class Dialled(Generic[S]):
         connect_timeout: float = 2.0,
     ) -> None:
         self._config = config
+        self._role = role
         self._dial = dial
         self._pack = pack
         self._on_message = on_message
@@ -149,7 +152,7 @@ class Dialled(Generic[S]):
         """Open one stream and return why it ended: it broke, or ``until`` returned."""
         others = () if until is None else (until,)
         try:
-            opened = open_channel(address, self._config)
+            opened = open_channel(address, self._config, self._role)
         except HeadwayError as error:  # our own certificate cannot be read, for example
             return f"it cannot be dialled from here: {error.message}"
         try:

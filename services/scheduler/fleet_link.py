@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
-
-import grpc
+from collections.abc import Callable, Mapping
 
 from headway.core.autoscaler.models import is_meant
 from headway.errors import HeadwayError
 from headway.policies.scaling.protocol import Fleet
 from services.runtime import wire
-from services.runtime.channel import open_channel
+from services.runtime.channel import Channels
 from services.runtime.config import ServiceConfig
 from services.runtime.essential import essential
+from services.runtime.identity.roles import ServiceRole
 from services.runtime.store import Store
 
 _INTERVAL = 1.0
@@ -35,7 +34,7 @@ class FleetLink:
         self._config = config
         self._store = store
         self._read = read
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels = Channels(config, ServiceRole.AUTOSCALER)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -47,7 +46,7 @@ class FleetLink:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._hang_up(keep=())
+        await self._channels.close(keep=())
 
     async def _run(self) -> None:
         while True:
@@ -63,7 +62,7 @@ class FleetLink:
                 model: min((m.address for m in members if is_meant(model, m.model)), default="")
                 for model in fleets
             }
-            await self._hang_up(keep=addresses.values())
+            await self._channels.close(keep=addresses.values())
             calls = [self._tell(addresses[model], model, fleets[model]) for model in fleets]
             # the autoscaler itself reports what is missing
             await asyncio.gather(*calls, return_exceptions=True)
@@ -71,10 +70,4 @@ class FleetLink:
     async def _tell(self, address: str, model: str, fleet: Fleet) -> None:
         if not address:
             return
-        if address not in self._channels:
-            self._channels[address] = open_channel(address, self._config)
-        await wire.report_fleet(self._channels[address], fleet, model, within=_CALL_TIMEOUT)
-
-    async def _hang_up(self, *, keep: Collection[str]) -> None:
-        for address in [each for each in self._channels if each not in keep]:
-            await self._channels.pop(address).close()
+        await wire.report_fleet(self._channels.to(address), fleet, model, within=_CALL_TIMEOUT)

@@ -12,6 +12,7 @@ from headway.messages import ControlHello, EndForward, FromWorker, Order, Snapsh
 from services.runtime import wire
 from services.runtime.config import ServiceConfig
 from services.runtime.essential import essential
+from services.runtime.identity.roles import ServiceRole
 from services.runtime.logs import get_logger
 from services.runtime.stream import Dialled, Outbox, redial
 
@@ -39,6 +40,7 @@ class WorkerLink:
         self._log = get_logger().bind(worker_id=worker_id)
         self._stream: Dialled[Order] = Dialled(
             config,
+            ServiceRole.WORKER,
             wire.dial_control,
             lambda orders: wire.TO_WORKER.pack(orders[0]),
             self._take,

@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import grpc
-
 from headway.blocks import blocks_for
 from headway.core.worker.events import KvSent, StartTransfer, TransferEnded
 from headway.engine import Backend
@@ -16,8 +14,9 @@ from headway.errors import Code, HeadwayError
 from headway.messages import KvHeader, KvPart
 from headway.request import StreamKey
 from services.runtime import wire
-from services.runtime.channel import open_channel
+from services.runtime.channel import Channels
 from services.runtime.failpoints import failpoint
+from services.runtime.identity.roles import ServiceRole
 from services.runtime.logs import get_logger
 from services.worker.config import WorkerConfig
 from services.worker.metrics import WorkerMetrics
@@ -37,7 +36,7 @@ class KvSender:
         self._backend = backend
         self._post = post
         self._metrics = metrics
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels = Channels(config, ServiceRole.WORKER)
         self._transfers: dict[StreamKey, _Transfer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._log = get_logger()
@@ -99,9 +98,7 @@ class KvSender:
 
     async def _send(self, transfer: _Transfer) -> None:
         address = transfer.last.handoff.target_address
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = self._channels[address] = open_channel(address, self._config)
+        channel = self._channels.to(address)
         chunks = self._chunks(transfer)
         await wire.transfer_kv(channel, chunks, within=self._config.transfer_timeout)
 
@@ -147,7 +144,7 @@ class KvSender:
         """Abort the transfers in progress."""
         for task in list(self._tasks):
             task.cancel()
-        await asyncio.gather(*(channel.close() for channel in self._channels.values()))
+        await self._channels.close()
 
 
 class _Transfer:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import grpc
 
@@ -16,9 +17,10 @@ from headway.errors import Code, HeadwayError
 from headway.forward_pass import HiddenStates
 from headway.messages import FinishedRequest
 from services.runtime import wire
-from services.runtime.channel import open_channel
+from services.runtime.channel import Channels
 from services.runtime.config import ServiceConfig
 from services.runtime.essential import essential
+from services.runtime.identity.roles import ServiceRole
 from services.runtime.logs import get_logger
 from services.runtime.membership import MembershipWatch
 from services.runtime.store import Member, Store
@@ -107,15 +109,18 @@ class PredictorLink:
     # --- calls ------------------------------------------------------------------------
 
     async def _run(self, address: str) -> None:
-        async with open_channel(address, self._config) as channel:
+        channels = Channels(self._config, ServiceRole.PREDICTOR)
+        try:
             while True:
                 self._know(True)
-                await self._serve(channel)
+                await self._serve(partial(channels.to, address))
                 self._know(False)  # it does not know the model: perhaps later
                 self._ended.clear()
                 await asyncio.sleep(_REST)
+        finally:
+            await channels.close()
 
-    async def _serve(self, channel: grpc.aio.Channel) -> None:
+    async def _serve(self, channel: Callable[[], grpc.aio.Channel]) -> None:
         """Send questions until the predictor reports that it does not know the model."""
         while True:
             await self._wanted.wait()
@@ -123,7 +128,7 @@ class PredictorLink:
             while self._queue:
                 for part in _parts(self._queue.popleft()):
                     try:
-                        await self._ask(channel, part)
+                        await self._ask(channel(), part)
                     except HeadwayError as error:
                         self._metrics.failed.labels(error.code.value).inc()
                         if error.code is Code.NOT_FOUND:

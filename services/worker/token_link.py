@@ -11,6 +11,7 @@ from headway.messages import CancelStream, TokenBatch
 from headway.request import StreamKey
 from services.runtime import wire
 from services.runtime.failpoints import failpoint
+from services.runtime.identity.roles import ServiceRole
 from services.runtime.logs import get_logger
 from services.runtime.stream import Dialled, Outbox
 from services.worker.config import WorkerConfig
@@ -58,6 +59,7 @@ class _TokenLink:
         self._outbox = Outbox[TokenBatch](config.token_queue_batches)
         self._stream = Dialled[TokenBatch](
             config,
+            ServiceRole.GATEWAY,
             wire.dial_attach,
             lambda batches: wire.pack_token_batch(batches[0]),
             self._cancel,

@@ -86,7 +86,7 @@ async def cluster(
         http_port=0,
         **options,
     )
-    server = GrpcServer(config)
+    server = GrpcServer(config, for_clients=True)
     runtime = Runtime(config=config, clock=Clock(), store=store, server=server, log=get_logger())
     service = await build(runtime)
     runtime.address = await server.start()

@@ -20,6 +20,7 @@ from services.predictor.versions import save_version
 from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.clock import Clock
+from services.runtime.identity.roles import ServiceRole
 from services.runtime.logs import get_logger
 from services.runtime.server import GrpcServer
 from services.runtime.service import Runtime
@@ -42,7 +43,7 @@ async def serving(
     if joins:
         await store.join(member, 60.0)
     try:
-        async with open_channel(runtime.address, config) as channel:
+        async with open_channel(runtime.address, config, ServiceRole.PREDICTOR) as channel:
             yield predictor_pb2_grpc.PredictorStub(channel)
     finally:
         if joins:

@@ -38,6 +38,7 @@ from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.clock import Clock
 from services.runtime.config import ServiceConfig
+from services.runtime.identity.roles import ServiceRole
 from services.runtime.logs import get_logger
 from services.runtime.server import GrpcServer
 from services.runtime.service import Runtime
@@ -154,7 +155,7 @@ class PlainGateway:
 
     @asynccontextmanager
     async def connect(self, address: str) -> AsyncIterator[PlainGateway]:
-        async with open_channel(address, ServiceConfig()) as channel:
+        async with open_channel(address, ServiceConfig(), ServiceRole.SCHEDULER) as channel:
             self._call = scheduler_pb2_grpc.SchedulerStub(channel).Connect()
             await self.write(GatewayHello(self.gateway_id, "127.0.0.1:1"))
             reader = asyncio.create_task(self._read())

@@ -19,6 +19,7 @@ from protos import gateway_pb2, gateway_pb2_grpc, worker_pb2_grpc
 from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.clock import Clock
+from services.runtime.identity.roles import ServiceRole
 from services.runtime.logs import get_logger
 from services.runtime.server import GrpcServer
 from services.runtime.service import Runtime
@@ -90,7 +91,7 @@ async def served(
     """A worker, and a stub to talk to it."""
     async with (
         process(store_url, cluster, service_id, **options) as (_, runtime),
-        open_channel(runtime.address, runtime.config) as channel,
+        open_channel(runtime.address, runtime.config, ServiceRole.WORKER) as channel,
     ):
         yield worker_pb2_grpc.WorkerStub(channel), runtime
 

@@ -16,6 +16,7 @@ from services.autoscaler.config import AutoscalerConfig
 from services.autoscaler.service import AutoscalerService
 from services.runtime.channel import open_channel
 from services.runtime.clock import Clock
+from services.runtime.identity.roles import ServiceRole
 from services.runtime.logs import get_logger
 from services.runtime.server import GrpcServer
 from services.runtime.service import Runtime
@@ -32,7 +33,7 @@ async def listening(
     service = await autoscaler.build(runtime)
     runtime.address = await runtime.server.start()
     try:
-        async with open_channel(runtime.address, config) as channel:
+        async with open_channel(runtime.address, config, ServiceRole.AUTOSCALER) as channel:
             yield service, autoscaler_pb2_grpc.AutoscalerStub(channel)
     finally:
         await service.stop()

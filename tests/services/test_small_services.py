@@ -18,6 +18,7 @@ from services.predictor.config import PredictorConfig
 from services.runtime.channel import open_channel
 from services.runtime.clock import Clock
 from services.runtime.config import ServiceConfig
+from services.runtime.identity.roles import ServiceRole
 from services.runtime.logs import get_logger
 from services.runtime.server import GrpcServer
 from services.runtime.service import Runtime
@@ -34,7 +35,7 @@ async def serving(
     service = await build(runtime)
     runtime.address = await server.start()
     await service.start()
-    async with open_channel(runtime.address, config) as channel:
+    async with open_channel(runtime.address, config, ServiceRole.PREDICTOR) as channel:
         yield channel, store
     await service.stop()
     await server.stop(0)

@@ -21,6 +21,7 @@ from services.local.supervisor import ProcessSpec, Supervisor
 from services.local.worker_scaler import WorkerScaler
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
+from services.runtime.identity.roles import ServiceRole
 from services.runtime.store import Store
 from tests.fakes.local_cluster import MODEL, until
 
@@ -62,7 +63,7 @@ async def scaled(
 
 
 async def activate(address: str, role: str) -> grpc.StatusCode:
-    async with open_channel(address, ServiceConfig()) as channel:
+    async with open_channel(address, ServiceConfig(), ServiceRole.WORKER) as channel:
         request = standby_pb2.ActivateRequest(role=role)
         try:
             await standby_pb2_grpc.StandbyStub(channel).Activate(request, timeout=10)

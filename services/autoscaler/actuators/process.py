@@ -8,8 +8,9 @@ import grpc
 
 from headway.core.autoscaler.starts import StartsReport
 from headway.errors import Code, HeadwayError
-from services.runtime.channel import open_channel
+from services.runtime.channel import Channels
 from services.runtime.config import ServiceConfig
+from services.runtime.identity.roles import ServiceRole
 from services.runtime.store import Store
 from services.runtime.wire.calls import Replicas, change_role, replicas, scale
 
@@ -25,8 +26,7 @@ class ProcessActuator:
     def __init__(self, config: ServiceConfig, store: Store) -> None:
         self._config = config
         self._store = store
-        self._address = ""
-        self._channel: grpc.aio.Channel | None = None
+        self._channels = Channels(config, ServiceRole.SUPERVISOR)
         self._num_starts = 0  # last start read from the supervisor
 
     async def ordered(self) -> Mapping[str, int]:
@@ -60,13 +60,9 @@ class ProcessActuator:
         if not address:
             message = "no supervisor is a member of this cluster: start it with `headway up`"
             raise HeadwayError(Code.UNAVAILABLE, message)
-        if self._channel is None or address != self._address:
-            await self.close()
-            self._channel, self._address = open_channel(address, self._config), address
-        return self._channel
+        await self._channels.close(keep=(address,))
+        return self._channels.to(address)
 
     async def close(self) -> None:
         """Close the channel."""
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            await channel.close()
+        await self._channels.close()

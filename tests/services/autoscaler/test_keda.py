@@ -15,6 +15,8 @@ from protos import (
     externalscaler_pb2_grpc,
 )
 from services.autoscaler.config import AutoscalerConfig
+from services.runtime.channel import open_channel
+from services.runtime.identity.roles import ServiceRole
 from tests.fakes.autoscaler_service import decided, served
 
 TOLERANCE = 0.1  # the HPA's default
@@ -63,7 +65,7 @@ def config(store_url: str, cluster: str) -> AutoscalerConfig:
 async def test_the_hpas_arithmetic_gives_our_number(config: AutoscalerConfig) -> None:
     async with (
         served(config) as (service, address),
-        grpc.aio.insecure_channel(address) as channel,
+        open_channel(address, config, ServiceRole.AUTOSCALER) as channel,
     ):
         await decided(service)
         for role, number in (("prefill", 3), ("decode", 7)):
@@ -76,7 +78,7 @@ async def test_the_hpas_arithmetic_gives_our_number(config: AutoscalerConfig) ->
 async def test_a_role_that_nobody_wants_is_not_active(config: AutoscalerConfig) -> None:
     async with (
         served(config) as (service, address),
-        grpc.aio.insecure_channel(address) as channel,
+        open_channel(address, config, ServiceRole.AUTOSCALER) as channel,
     ):
         await decided(service)
         keda = Keda(channel, role="convertible")
@@ -85,7 +87,10 @@ async def test_a_role_that_nobody_wants_is_not_active(config: AutoscalerConfig) 
 
 
 async def test_before_a_decision_there_is_a_metric_and_no_value(config: AutoscalerConfig) -> None:
-    async with served(config) as (_, address), grpc.aio.insecure_channel(address) as channel:
+    async with (
+        served(config) as (_, address),
+        open_channel(address, config, ServiceRole.AUTOSCALER) as channel,
+    ):
         keda = Keda(channel, role="decode")
         assert len((await keda.stub.GetMetricSpec(keda.reference)).metricSpecs) == 1
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -97,7 +102,7 @@ async def test_a_stale_decision_is_no_value(config: AutoscalerConfig) -> None:
     config = config.model_copy(update={"staleness": 0.2})
     async with (
         served(config) as (service, address),
-        grpc.aio.insecure_channel(address) as channel,
+        open_channel(address, config, ServiceRole.AUTOSCALER) as channel,
     ):
         await decided(service)
         await service.stop()
@@ -126,7 +131,7 @@ async def test_a_trigger_that_makes_no_sense_is_told_so(
 ) -> None:
     async with (
         served(config) as (service, address),
-        grpc.aio.insecure_channel(address) as channel,
+        open_channel(address, config, ServiceRole.AUTOSCALER) as channel,
     ):
         await decided(service)
         keda = Keda(channel, **metadata)
@@ -148,7 +153,7 @@ async def test_the_stream_tells_at_once_and_then_only_changes(store_url: str, cl
     )
     async with (
         served(config) as (service, address),
-        grpc.aio.insecure_channel(address) as channel,
+        open_channel(address, config, ServiceRole.AUTOSCALER) as channel,
     ):
         await decided(service)
         gateway: autoscaler_pb2_grpc.AutoscalerAsyncStub

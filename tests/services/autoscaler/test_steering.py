@@ -19,6 +19,7 @@ from services.autoscaler.service import AutoscalerService
 from services.autoscaler.start_metrics import StartMetrics
 from services.runtime.channel import open_channel
 from services.runtime.clock import Clock
+from services.runtime.identity.roles import ServiceRole
 from services.runtime.logs import get_logger
 from services.runtime.server import GrpcServer
 from services.runtime.service import Runtime
@@ -73,7 +74,7 @@ async def steered(
     address = await runtime.server.start()
     await service.start()
     try:
-        async with open_channel(address, config) as channel:
+        async with open_channel(address, config, ServiceRole.AUTOSCALER) as channel:
             yield service, autoscaler_pb2_grpc.AutoscalerStub(channel)
     finally:
         await service.stop()

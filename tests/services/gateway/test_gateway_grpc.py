@@ -23,6 +23,9 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.output_text import OutputText
 from services.gateway.outputs import Output
 from services.gateway.tokenizer import TextCodec
+from services.runtime.channel import open_channel
+from services.runtime.config import ServiceConfig
+from services.runtime.identity.roles import ServiceRole
 from tests.fakes.gateway_harness import GATEWAY_ID, Cluster, cluster, until
 from tests.fakes.http_rig import bounds
 from tests.fakes.tiny_model import byte_tokenizer
@@ -125,7 +128,8 @@ async def attach(
             yield batch
         await ended.wait()
 
-    async with grpc.aio.insecure_channel(address or running.service.sink_address) as channel:
+    there = address or running.service.sink_address
+    async with open_channel(there, ServiceConfig(), ServiceRole.GATEWAY) as channel:
         call = gateway_pb2_grpc.TokenSinkStub(channel).Attach(bring())
         told: list[gateway_pb2.TokenControl] = []
         try:
@@ -238,7 +242,7 @@ async def test_health_answers_and_reflection_does_not(running: Cluster) -> None:
         (running.grpc_address, "headway.v1.Gateway"),
         (running.service.sink_address, "headway.v1.TokenSink"),
     ):
-        async with grpc.aio.insecure_channel(address) as channel:
+        async with open_channel(address, ServiceConfig(), ServiceRole.GATEWAY) as channel:
             asked = health_pb2.HealthCheckRequest(service=service)
             found = await health_pb2_grpc.HealthStub(channel).Check(asked)
             assert found.status == health_pb2.HealthCheckResponse.SERVING
@@ -253,7 +257,8 @@ async def test_reflection_lists_what_a_port_serves_where_it_is_asked_for(
     async with cluster(tmp_path, store_url, grpc_reflection=True) as running:
         async with grpc.aio.insecure_channel(running.grpc_address) as channel:
             assert {"headway.v1.Gateway", "grpc.health.v1.Health"} <= await services_of(channel)
-        async with grpc.aio.insecure_channel(running.service.sink_address) as channel:
+        sink = running.service.sink_address
+        async with open_channel(sink, ServiceConfig(), ServiceRole.GATEWAY) as channel:
             assert "headway.v1.TokenSink" in await services_of(channel)
 
 

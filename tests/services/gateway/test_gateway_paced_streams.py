@@ -12,6 +12,7 @@ from openai import BadRequestError
 from protos import gateway_pb2, gateway_pb2_grpc
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
+from services.runtime.identity.roles import ServiceRole
 from tests.fakes.gateway_harness import Cluster, cluster
 
 ANSWER = "x" * 60
@@ -75,7 +76,7 @@ async def test_who_does_not_stream_is_not_paced_and_has_no_qoe(pacing: Cluster) 
 async def test_a_grpc_client_may_switch_pacing_off(pacing: Cluster) -> None:
     request = gateway_pb2.GenerateRequest(model="tiny", prompt=ANSWER)
     request.sampling.max_tokens = len(ANSWER)
-    async with open_channel(pacing.grpc_address, ServiceConfig()) as channel:
+    async with open_channel(pacing.grpc_address, ServiceConfig(), ServiceRole.GATEWAY) as channel:
         stub = gateway_pb2_grpc.GatewayStub(channel)
         request.disable_pacing = True
         assert len([reply async for reply in stub.Generate(request)]) > 1

@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from headway.errors import HeadwayError
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
+from services.runtime.identity.roles import ServiceRole
 from services.runtime.server import GrpcServer
 from tests.fakes.certificates import make_certificates
 
@@ -29,7 +30,7 @@ def config(**options: Any) -> ServiceConfig:
 
 
 async def health_of(address: str, client: ServiceConfig) -> int:
-    async with open_channel(address, client) as channel:
+    async with open_channel(address, client, ServiceRole.WORKER) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
         return int(reply.status)
@@ -47,7 +48,7 @@ async def test_health_follows_serving() -> None:
 async def test_reflection_lists_services_where_it_is_turned_on() -> None:
     server = GrpcServer(config(grpc_reflection=True))
     address = await server.start()
-    async with open_channel(address, config()) as channel:
+    async with open_channel(address, config(), ServiceRole.WORKER) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
         replies = stub.ServerReflectionInfo(asked)
@@ -80,17 +81,19 @@ async def test_a_taken_port_is_refused_not_shared() -> None:
 async def test_others_are_told_an_address_that_they_can_reach(
     listen: str, advertise: str, expected: str
 ) -> None:
-    server = GrpcServer(config(listen=listen, advertise=advertise))
+    server = GrpcServer(config(listen=listen, advertise=advertise, allow_plaintext=True))
     address = await server.start()
     assert address == expected.format(port=address.rpartition(":")[2])
     await server.stop(0)
 
 
-async def test_listening_to_everybody_without_tls_is_said(
+async def test_listening_to_everybody_without_tls_has_to_be_allowed_and_is_said(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    with pytest.raises(HeadwayError, match=r"--tls-cert.*headway certs.*--allow-plaintext"):
+        await GrpcServer(config(listen="0.0.0.0:0")).start()
     for listen in ("127.0.0.1:0", "0.0.0.0:0"):
-        server = GrpcServer(config(listen=listen))
+        server = GrpcServer(config(listen=listen, allow_plaintext=True))
         await server.start()
         await server.stop(0)
         assert ("grpc_without_tls" in capsys.readouterr().out) is (listen == "0.0.0.0:0")
@@ -107,7 +110,7 @@ async def test_a_peer_that_hangs_is_noticed(store_url: str, cluster: str) -> Non
     try:
         async with asyncio.timeout(45):  # without the ping timeout it takes a minute
             address = str(json.loads(await process.stdout.readline())["address"])
-            async with open_channel(address, config()) as channel:
+            async with open_channel(address, config(), ServiceRole.WORKER) as channel:
                 stub = health_pb2_grpc.HealthStub(channel)
                 watch = stub.Watch(health_pb2.HealthCheckRequest())
                 assert (await watch.read()).status is not None
@@ -141,12 +144,13 @@ async def test_certificates_that_cannot_be_read_are_refused_by_name(tmp_path: Pa
     with pytest.raises(HeadwayError, match=f"cannot read {tmp_path}"):
         await GrpcServer(config(**files)).start()
     with pytest.raises(HeadwayError, match=f"cannot read {tmp_path}"):
-        open_channel("127.0.0.1:1", config(**files))
+        open_channel("127.0.0.1:1", config(**files), ServiceRole.WORKER)
 
 
 async def test_certificates_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     files = {name: tmp_path / name for name in ("tls_ca", "tls_cert", "tls_key")}
     for path in files.values():
         path.write_text("not a certificate")
+        path.chmod(0o600)
     with pytest.raises(HeadwayError, match="cannot listen"):
         await GrpcServer(config(**files)).start()

@@ -17,11 +17,13 @@ from services.local import store as local_store
 from services.local.supervisor import ProcessSpec, Supervisor
 from services.runtime import health
 from services.runtime.config import ServiceConfig
+from services.runtime.identity.roles import ServiceRole
 from services.runtime.store import Store
 from tests.fakes.certificates import make_certificates
 
 ROOT = Path(__file__).resolve().parents[3]
 PATIENCE = 90.0
+PREDICTOR = ServiceRole.PREDICTOR
 
 
 @asynccontextmanager
@@ -72,15 +74,19 @@ async def test_a_killed_process_is_restarted_and_stopping_leaves_none(
 async def test_services_with_certificates_are_found_by_who_has_one(
     store_url: str, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, path in make_certificates(tmp_path / "certificates").items():
+    options = make_certificates(tmp_path / "certificates", PREDICTOR, cluster=cluster)
+    for name, path in options.items():
         monkeypatch.setenv(f"HEADWAY_{name.upper()}", str(path))
     specs = [ProcessSpec("predictor", "predictor")]
     async with supervised(specs, store_url, cluster, tmp_path) as (supervisor, _):
         await supervisor.serving()
         address = supervisor.processes[0].address
-        assert await asyncio.to_thread(health.is_serving, address)
+        ours = ServiceConfig(cluster=cluster)
+        assert await health.is_serving(address, ours, PREDICTOR, within=2.0)
+        assert not await health.is_serving(address, ours, ServiceRole.WORKER, within=2.0)
         monkeypatch.undo()
-        assert not await asyncio.to_thread(health.is_serving, address)
+        strangers = ServiceConfig(cluster=cluster)
+        assert not await health.is_serving(address, strangers, PREDICTOR, within=2.0)
 
 
 async def test_a_service_that_cannot_start_is_given_up_and_its_log_is_shown(

@@ -14,6 +14,7 @@ from headway.request import Request
 from protos import common_pb2, worker_pb2, worker_pb2_grpc
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
+from services.runtime.identity.roles import ServiceRole
 from services.worker.servicer import WorkerServicer
 from tests.fakes.live_rig import Sink, live_worker, long_request, token_sink
 from tests.fakes.scheduler_rig import PlainGateway, Rig, until
@@ -96,7 +97,7 @@ async def test_a_decoder_that_becomes_a_prefiller_gives_up_its_requests(rig: Rig
 
 
 async def set_role(rig: Rig, address: str, role: Role) -> None:
-    async with open_channel(address, ServiceConfig(**rig.config)) as channel:
+    async with open_channel(address, ServiceConfig(**rig.config), ServiceRole.WORKER) as channel:
         packed = common_pb2.Role.Value(f"ROLE_{role.name}")
         stub = worker_pb2_grpc.WorkerStub(channel)
         await stub.SetRole(worker_pb2.SetRoleRequest(role=packed), timeout=5.0)
@@ -106,7 +107,9 @@ async def set_role(rig: Rig, address: str, role: Role) -> None:
 async def test_a_role_that_there_is_not_is_refused(rig: Rig) -> None:
     async with live_worker(rig, "a"):
         (member,) = await rig.store.members("worker")
-        async with open_channel(member.address, ServiceConfig(**rig.config)) as channel:
+        async with open_channel(
+            member.address, ServiceConfig(**rig.config), ServiceRole.WORKER
+        ) as channel:
             stub = worker_pb2_grpc.WorkerStub(channel)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await stub.SetRole(worker_pb2.SetRoleRequest(), timeout=5.0)

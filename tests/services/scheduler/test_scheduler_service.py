@@ -12,6 +12,9 @@ from headway.cluster import Role
 from headway.errors import Code, HeadwayError
 from headway.messages import CancelStream, Handoff, HandoffResult, HeldRequest, Lost, Rejected
 from protos import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from services.runtime.channel import open_channel
+from services.runtime.config import ServiceConfig
+from services.runtime.identity.roles import ServiceRole
 from services.scheduler.config import SchedulerConfig
 from tests.fakes.scheduler_rig import Rig, key, make_request, until
 
@@ -261,7 +264,7 @@ async def test_the_leader_tells_what_it_decided_for_a_request(rig: Rig) -> None:
     await until(lambda: len(worker.hellos) == 1, "the worker is known")
     await gateway.submit(1)
     await until(lambda: worker.dispatched == [1], "the worker has it")
-    async with grpc.aio.insecure_channel(leader.address) as channel:
+    async with open_channel(leader.address, ServiceConfig(), ServiceRole.SCHEDULER) as channel:
         stub = scheduler_pb2_grpc.SchedulerStub(channel)
         about = make_request(1).request_id
         reply = await stub.Explain(scheduler_pb2.ExplainRequest(request_id=about))

@@ -25,6 +25,7 @@ from headway.request import FinishReason
 from protos import worker_pb2, worker_pb2_grpc
 from services.runtime import wire
 from services.runtime.channel import open_channel
+from services.runtime.identity.roles import ServiceRole
 from tests.fakes.worker_service import MODEL, Leader, Sink, make_request, process, served
 
 
@@ -148,7 +149,7 @@ async def test_a_worker_that_drains_finishes_what_it_holds(
 ) -> None:
     async with (
         process(store_url, cluster, engine=engine) as (worker, runtime),
-        open_channel(runtime.address, runtime.config) as channel,
+        open_channel(runtime.address, runtime.config, ServiceRole.WORKER) as channel,
     ):
         leader = Leader(worker_pb2_grpc.WorkerStub(channel), 1)
         await leader.greet()

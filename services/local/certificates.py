@@ -1,0 +1,190 @@
+"""A development authority, and the certificates that it issues.
+
+A folder holds two authorities: one signs the services of a cluster, the other its clients, so
+that no client's certificate opens a port between services.
+
+    authority/peers.pem, peers.key         signs services
+    authority/clients.pem, clients.key     signs clients
+    NAME/cert.pem, key.pem                 a process's own
+    NAME/ca.pem                            what it trusts: the services' authority
+    NAME/clients.pem                       of a gateway: the clients' authority
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from headway.errors import Code, HeadwayError
+from services.runtime.identity.private_file import read_private
+from services.runtime.identity.roles import ServiceRole, server_name, spiffe_id
+
+AUTHORITY_DAYS = 3650
+DAYS = 365
+_PEERS, _CLIENTS = "peers", "clients"
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+_BACKDATED = timedelta(minutes=10)
+"""Hosts' clocks may differ."""
+
+
+def make_authorities(folder: Path, *, days: int = AUTHORITY_DAYS) -> None:
+    """Make both authorities; FAILED_PRECONDITION if there are some."""
+    for name in (_PEERS, _CLIENTS):
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = _name(f"headway {name}")
+        builder = (
+            _builder(subject, key.public_key(), days)
+            .issuer_name(subject)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(signs_certificates=True), critical=True)
+        )
+        place = folder / "authority"
+        _write(place / f"{name}.key", _key_pem(key), is_private=True)
+        _write(place / f"{name}.pem", _pem(builder.sign(key, hashes.SHA256())))
+
+
+def issue(
+    folder: Path,
+    role: ServiceRole,
+    name: str,
+    *,
+    cluster: str = "default",
+    hosts: Iterable[str] = (),
+    days: int = DAYS,
+) -> Mapping[str, Path]:
+    """Issue a certificate into ``folder/name``; return the options of a service that has it.
+
+    ``hosts``: names and addresses by which callers from outside know it. Services find each
+    other by role. FAILED_PRECONDITION without an authority, or if the certificate is there.
+    """
+    signs = _CLIENTS if role is ServiceRole.CLIENT else _PEERS
+    authority, authority_key = _authority(folder, signs)
+    key = ec.generate_private_key(ec.SECP256R1())
+    names = [x509.UniformResourceIdentifier(spiffe_id(cluster, role, name))]
+    alternative = x509.SubjectAlternativeName([*names, *_host_names(cluster, role, hosts)])
+    certificate = (
+        _builder(_name(name), key.public_key(), days)
+        .issuer_name(authority.subject)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(_purposes(role), critical=False)
+        .add_extension(alternative, critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+    place = folder / name
+    _write(place / "key.pem", _key_pem(key), is_private=True)
+    _write(place / "cert.pem", _pem(certificate))
+    _write(place / "ca.pem", (folder / "authority" / f"{_PEERS}.pem").read_bytes())
+    if role is ServiceRole.GATEWAY:
+        _write(place / "clients.pem", (folder / "authority" / f"{_CLIENTS}.pem").read_bytes())
+    return tls_options(folder, name)
+
+
+def tls_options(folder: Path, name: str) -> Mapping[str, Path]:
+    """Return the options of a service with the certificate in ``folder/name``."""
+    place = folder / name
+    files = {"tls_cert": "cert.pem", "tls_key": "key.pem", "tls_ca": "ca.pem"}
+    if (place / "clients.pem").exists():
+        files["tls_client_ca"] = "clients.pem"
+    return {option: (place / file).absolute() for option, file in files.items()}
+
+
+def days_left(certificate: Path) -> float:
+    """Return the days until a certificate expires."""
+    read = x509.load_pem_x509_certificate(certificate.read_bytes())
+    return (read.not_valid_after_utc - datetime.now(UTC)) / timedelta(days=1)
+
+
+def _authority(folder: Path, name: str) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    place = folder / "authority"
+    key_pem = read_private(place / f"{name}.key", f"`headway certs init {folder}`")
+    key = serialization.load_pem_private_key(key_pem, None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return x509.load_pem_x509_certificate((place / f"{name}.pem").read_bytes()), key
+
+
+def _builder(
+    subject: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _BACKDATED)
+        .not_valid_after(now + timedelta(days=days))
+    )
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
+
+
+def _host_names(
+    cluster: str, role: ServiceRole, hosts: Iterable[str]
+) -> Iterable[x509.GeneralName]:
+    """Return the name that services check, and the hosts that other callers check."""
+    if role is ServiceRole.CLIENT:
+        return []
+    found: list[x509.GeneralName] = [x509.DNSName(server_name(cluster, role))]
+    for host in dict.fromkeys((*_LOCAL, *hosts)):
+        try:
+            found.append(x509.IPAddress(ipaddress.ip_address(host)))
+        except ValueError:
+            found.append(x509.DNSName(host))
+    return found
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _purposes(role: ServiceRole) -> x509.ExtendedKeyUsage:
+    calls, serves = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
+    return x509.ExtendedKeyUsage([calls] if role is ServiceRole.CLIENT else [calls, serves])
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def _write(path: Path, contents: bytes, *, is_private: bool = False) -> None:
+    """Write a new file; FAILED_PRECONDITION if it is there, or its folder cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        mode = 0o600 if is_private else 0o644
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(contents)
+    except FileExistsError as error:
+        message = f"{path} is there: remove it first, or give another folder or name"
+        raise HeadwayError(Code.FAILED_PRECONDITION, message) from error
+    except OSError as error:
+        message = f"cannot write {path} ({error.strerror})"
+        raise HeadwayError(Code.FAILED_PRECONDITION, message) from error

@@ -1,0 +1,1 @@
+"""Who calls, who may call what, and the files that prove it."""

@@ -1,0 +1,125 @@
+"""The check before every call that a server takes: who calls, and may they?"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from headway.errors import Code, HeadwayError
+from services.runtime import wire
+from services.runtime.identity.access import require_access
+from services.runtime.identity.roles import PEERS, Caller, ServiceRole, read_spiffe_id
+from services.runtime.identity.secret import is_proof, shown_proof
+from services.runtime.logs import get_logger
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Identify = Callable[[Context], Caller]
+"""Returns the caller of a call; HeadwayError if it may not even be heard."""
+
+_MOST_LOGGED = 256
+"""Refusals that are logged, one of a kind: a stranger must not fill the disk."""
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """Lets a call through if the table says so; a stream is checked once, when it opens."""
+
+    def __init__(self, identify: Identify) -> None:
+        self._identify = identify
+        self._guarded: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        self._logged: set[tuple[str, str]] = set()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Return the method's handler behind the check; None if there is no such method."""
+        method = str(handler_call_details.method)
+        if method not in self._guarded:
+            handler = await continuation(handler_call_details)
+            if handler is None:
+                return None
+            self._guarded[method] = _behind(handler, lambda context: self._admit(context, method))
+        return self._guarded[method]
+
+    async def _admit(self, context: Context, method: str) -> None:
+        try:
+            require_access(self._identify(context), method)
+        except HeadwayError as error:
+            kind = (method, error.code.value)
+            if kind not in self._logged and len(self._logged) < _MOST_LOGGED:
+                self._logged.add(kind)
+                get_logger().warning("call_refused", method=method, error=error.message)
+            await wire.abort(context, error)
+
+
+def by_certificate(cluster: str) -> Identify:
+    """Return what reads the role from the caller's certificate."""
+
+    def identify(context: Context) -> Caller:
+        named = [uri.decode() for uri in context.auth_context().get("peer_spiffe_id", ())]
+        return read_spiffe_id(named[0] if named else "", cluster)
+
+    return identify
+
+
+def as_client(context: Context) -> Caller:
+    """Take any caller for a client, whatever its certificate says."""
+    named = [name.decode() for name in context.auth_context().get("x509_common_name", ())]
+    return Caller(f"client {named[0]}" if named else "a client", frozenset({ServiceRole.CLIENT}))
+
+
+def by_secret(secret: bytes, port: Callable[[], str], *, for_clients: bool) -> Identify:
+    """Return what takes whoever proves to know the cluster's secret for any of its services.
+
+    ``port``: the server's own. ``for_clients``: take a caller without a proof for a client.
+    """
+
+    def identify(context: Context) -> Caller:
+        shown = shown_proof(context.invocation_metadata() or ())
+        if is_proof(shown, secret, port()):
+            return Caller("a service of this cluster", PEERS | {ServiceRole.CLIENT})
+        if not shown and for_clients:
+            return as_client(context)
+        what = "proves to know another secret" if shown else "does not prove to know its secret"
+        message = (
+            f"only this cluster's services may call, and the caller {what}: "
+            "give all of them the same --cluster-secret-file, or certificates"
+        )
+        raise HeadwayError(Code.UNAUTHENTICATED, message)
+
+    return identify
+
+
+def _behind(
+    handler: grpc.RpcMethodHandler[Any, Any], admit: Callable[[Context], Awaitable[None]]
+) -> grpc.RpcMethodHandler[Any, Any]:
+    """Return the handler with ``admit`` before its behaviour."""
+    kind = _kind(handler)
+    behaviour: Any = getattr(handler, kind)
+    make: Any = getattr(grpc, f"{kind}_rpc_method_handler")
+
+    async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
+        await admit(context)
+        async for reply in behaviour(request, context):
+            yield reply
+
+    async def answer(request: Any, context: Context) -> Any:
+        await admit(context)
+        return await behaviour(request, context)
+
+    guarded = stream if inspect.isasyncgenfunction(behaviour) else answer
+    return make(  # type: ignore[no-any-return]
+        guarded,
+        request_deserializer=handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )
+
+
+def _kind(handler: grpc.RpcMethodHandler[Any, Any]) -> str:
+    """Return, for example, ``unary_stream``: it names the behaviour and what makes a handler."""
+    names = {True: "stream", False: "unary"}
+    return f"{names[bool(handler.request_streaming)]}_{names[bool(handler.response_streaming)]}"

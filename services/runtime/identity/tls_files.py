@@ -1,0 +1,94 @@
+"""The files of mTLS, read again when they change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from headway.errors import Code, HeadwayError
+from services.runtime.identity.private_file import read_private
+from services.runtime.logs import get_logger
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """The contents of a certificate, its key, and the authority that is trusted (PEM)."""
+
+    certificate: bytes
+    key: bytes
+    authority: bytes
+
+
+class TlsSource:
+    """Three files that may be replaced at any time."""
+
+    def __init__(self, certificate: Path, key: Path, authority: Path) -> None:
+        self._certificate, self._key, self._authority = certificate, key, authority
+        self._seen: Sequence[tuple[int, int, int]] = ()
+        self._files: TlsFiles | None = None
+
+    def read(self) -> TlsFiles:
+        """Return the contents; FAILED_PRECONDITION if a file cannot be read or is not private."""
+        stamps = self._stamps()
+        if self._files is None or stamps != self._seen:
+            self._files = TlsFiles(
+                _read(self._certificate),
+                read_private(self._key, "--tls-key"),
+                _read(self._authority),
+            )
+            self._seen = stamps
+        return self._files
+
+    def _stamps(self) -> Sequence[tuple[int, int, int]]:
+        """Return what changes with a file's contents; a missing file is an error of ``read``."""
+        found = []
+        for path in (self._certificate, self._key, self._authority):
+            try:
+                stat = path.stat()
+            except OSError as error:
+                raise _unreadable(path, error) from error
+            found.append((stat.st_ino, stat.st_mtime_ns, stat.st_size))
+        return found
+
+
+def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
+    """Return the credentials of a caller."""
+    return grpc.ssl_channel_credentials(files.authority, files.key, files.certificate)
+
+
+def server_credentials(source: TlsSource) -> grpc.ServerCredentials:
+    """Return credentials that ask callers for a certificate and follow the files.
+
+    gRPC asks for the files at every handshake. It keeps what it has if they do not fit together.
+    """
+
+    def current() -> grpc.ServerCertificateConfiguration:
+        files = source.read()
+        pair = (files.key, files.certificate)
+        return grpc.ssl_server_certificate_configuration([pair], root_certificates=files.authority)
+
+    given = [current()]
+
+    def fetch() -> grpc.ServerCertificateConfiguration:
+        try:
+            given[0] = current()
+        except HeadwayError as error:
+            get_logger().warning("tls_files_unreadable", error=error.message)
+        return given[0]
+
+    return grpc.dynamic_ssl_server_credentials(given[0], fetch, require_client_authentication=True)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> HeadwayError:
+    message = f"cannot read {path} ({error.strerror}): see --tls-cert, -key and -ca"
+    return HeadwayError(Code.FAILED_PRECONDITION, message)
