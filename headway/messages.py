@@ -14,6 +14,8 @@ from headway.cluster import Role, UnitLoad, WorkerInfo
 from headway.errors import Code, require_between
 from headway.request import FinishReason, Request, StreamKey, TokenLogprobs
 
+MIN_GAMMA, MAX_GAMMA = 1e-9, 1e9  # 1/s
+
 # --- gateway and scheduler ------------------------------------------------------------
 
 
@@ -136,6 +138,14 @@ class Handoff:
 
 
 @dataclass(frozen=True, slots=True)
+class CancelHandoff:
+    """An order to end the transfer to this target, which is gone; the result follows as failed."""
+
+    key: StreamKey
+    target_worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class GiveBack:
     """An order to hand back those requests of which nothing has been computed; others continue."""
 
@@ -164,7 +174,7 @@ class Tuned:
     gamma: float
 
     def __post_init__(self) -> None:
-        require_between("gamma", self.gamma, 1e-9, 1e9)
+        require_between("gamma", self.gamma, MIN_GAMMA, MAX_GAMMA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +305,7 @@ class HandoffResult:
     message: str = ""
 
 
-Order = Dispatch | Handoff | CancelStream | GiveBack | Drain | Tuned
+Order = Dispatch | Handoff | CancelHandoff | CancelStream | GiveBack | Drain | Tuned
 """A leader's message to a worker, after its hello."""
 ToWorker = ControlHello | Order
 FromWorker = Snapshot | Accepted | EndForward | HandoffResult | HandedBack | LoadReport

@@ -30,6 +30,7 @@ class SchedulerToWorker(_message.Message):
     DRAIN_FIELD_NUMBER: _builtins.int
     TUNED_FIELD_NUMBER: _builtins.int
     GIVE_BACK_FIELD_NUMBER: _builtins.int
+    CANCEL_HANDOFF_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___ControlHello: ...
     @_builtins.property
@@ -44,6 +45,8 @@ class SchedulerToWorker(_message.Message):
     def tuned(self) -> Global___Tuned: ...
     @_builtins.property
     def give_back(self) -> Global___GiveBack: ...
+    @_builtins.property
+    def cancel_handoff(self) -> Global___CancelHandoff: ...
     def __init__(
         self,
         *,
@@ -54,12 +57,13 @@ class SchedulerToWorker(_message.Message):
         drain: Global___Drain | None = ...,
         tuned: Global___Tuned | None = ...,
         give_back: Global___GiveBack | None = ...,
+        cancel_handoff: Global___CancelHandoff | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cancel", b"cancel", "dispatch", b"dispatch", "drain", b"drain", "give_back", b"give_back", "handoff", b"handoff", "hello", b"hello", "tuned", b"tuned"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cancel", b"cancel", "cancel_handoff", b"cancel_handoff", "dispatch", b"dispatch", "drain", b"drain", "give_back", b"give_back", "handoff", b"handoff", "hello", b"hello", "tuned", b"tuned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cancel", b"cancel", "dispatch", b"dispatch", "drain", b"drain", "give_back", b"give_back", "handoff", b"handoff", "hello", b"hello", "tuned", b"tuned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cancel", b"cancel", "cancel_handoff", b"cancel_handoff", "dispatch", b"dispatch", "drain", b"drain", "give_back", b"give_back", "handoff", b"handoff", "hello", b"hello", "tuned", b"tuned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "dispatch", "handoff", "cancel", "drain", "tuned", "give_back"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "dispatch", "handoff", "cancel", "drain", "tuned", "give_back", "cancel_handoff"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -255,6 +259,33 @@ class Handoff(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Handoff: _TypeAlias = Handoff  # noqa: Y015
+
+@_typing.final
+class CancelHandoff(_message.Message):
+    """End the transfer to this target, which is gone; its result is reported as failed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GATEWAY_ID_FIELD_NUMBER: _builtins.int
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    TARGET_WORKER_ID_FIELD_NUMBER: _builtins.int
+    gateway_id: _builtins.str
+    stream_id: _builtins.int
+    target_worker_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        gateway_id: _builtins.str = ...,
+        stream_id: _builtins.int = ...,
+        target_worker_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "stream_id", b"stream_id", "target_worker_id", b"target_worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelHandoff: _TypeAlias = CancelHandoff  # noqa: Y015
 
 @_typing.final
 class GiveBack(_message.Message):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from headway.core.gateway.events import SchedulerConnected, SchedulerDisconnected
@@ -25,6 +26,11 @@ _UNREACHED = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
 _LEADER_CHECK_INTERVAL = 0.1
 _MOST_GATHERED_TOKENS = 200_000  # well below the 4 MiB of a message
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 0.25
+_STEADY = 1.0
+"""Seconds of a stream after which the next one need not wait."""
+_LONGEST_REST = 2.0
+_MOST_QUEUED = 65_536
+"""Messages that a leader may leave unread before the stream is opened again."""
 
 
 class SchedulerLink:
@@ -37,7 +43,8 @@ class SchedulerLink:
         self._post = post
         self._gateway_id = config.service_id
         self._task: asyncio.Task[NoReturn] | None = None
-        self._was_open = False
+        self._opened_at: float | None = None
+        self._rest = 0.0
         self._log = get_logger()
         self._stream: Dialled[Request | CancelStream] = Dialled(
             config,
@@ -66,8 +73,9 @@ class SchedulerLink:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def send(self, message: Request | CancelStream) -> None:
-        """Queue one message; the core bounds how many requests are open."""
-        self._stream.send(message)
+        """Queue one message; open a new stream to a leader that does not read."""
+        if not self._stream.send(message):
+            self._log.warning("scheduler_does_not_read")
 
     async def explain(self, request_id: str) -> list[str]:
         """Return the leader's decisions for a request, as JSON.
@@ -96,17 +104,33 @@ class SchedulerLink:
         leader = await self._leader()
         if leader is None:
             return
-        outbox: Outbox[Request | CancelStream] = Outbox(most=_MOST_GATHERED_TOKENS, weigh=_size)
-        self._was_open = False
+        outbox = Outbox[Request | CancelStream](_MOST_QUEUED, _MOST_GATHERED_TOKENS, _size)
+        self._opened_at = None
         try:
             reason = await self._stream.once(leader.address, outbox, self._replaced(leader))
             self._log.warning("scheduler_lost", address=leader.address, reason=reason)
         finally:
-            if self._was_open:
+            if self._opened_at is not None:
                 self._post(SchedulerDisconnected())
+        await self._pause(leader)
+
+    async def _pause(self, leader: Leader) -> None:
+        """Wait longer each time that a stream is opened and ends within a second.
+
+        Every new stream submits all open requests again. Another leader ends the wait.
+        """
+        if self._opened_at is None:
+            return
+        if asyncio.get_running_loop().time() - self._opened_at >= _STEADY:
+            self._rest = 0.0
+            return
+        self._rest = min(max(2 * self._rest, _LEADER_CHECK_INTERVAL), _LONGEST_REST)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._rest):
+                await self._replaced(leader)
 
     def _opened(self) -> None:
-        self._was_open = True
+        self._opened_at = asyncio.get_running_loop().time()
         self._log.info("scheduler_connected")
         self._post(SchedulerConnected())
 

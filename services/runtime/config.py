@@ -78,6 +78,13 @@ class ServiceConfig(BaseSettings):
     drain_timeout: float = Field(
         30.0, ge=0.0, allow_inf_nan=False, description="s to finish running work at a stop"
     )
+    hang_timeout: float = Field(
+        10.0,
+        ge=0.0,
+        le=1e6,
+        allow_inf_nan=False,
+        description="seconds that its event loop or a pass may hang before it ends itself; 0: any",
+    )
 
     @field_validator("store")
     @classmethod

@@ -24,6 +24,7 @@ from services.runtime.membership import MembershipLease
 from services.runtime.server import GrpcServer
 from services.runtime.store import Member, Store
 from services.runtime.telemetry import ServiceMetrics, serve_metrics
+from services.runtime.watchdog import watch_event_loop
 
 C = TypeVar("C", bound=ServiceConfig)
 STOP_GRACE = 1.0
@@ -119,6 +120,7 @@ async def _start(
         undo.enter_context(serve_metrics(config.metrics_listen, registry))
     store = await Store.connect(config.store, config.cluster)
     undo.push_async_callback(store.close)
+    metrics.watch_store(store)
     server = GrpcServer(config, for_clients=config.serves_clients)
     runtime = Runtime(config, Clock(), store, server, get_logger(), metrics=registry)
     service = await build(runtime)
@@ -126,8 +128,8 @@ async def _start(
     undo.push_async_callback(server.stop, STOP_GRACE)
     await service.start()
     undo.push_async_callback(service.stop)
-    watching = essential(metrics.watch_loop(), "event loop watch")
-    undo.callback(watching.cancel)
+    undo.callback(essential(metrics.watch_loop(), "event loop metrics").cancel)
+    undo.callback(essential(watch_event_loop(config.hang_timeout), "watchdog").cancel)
     await server.set_serving(True)
     metrics.serving(True)
     said = dict(service.member())

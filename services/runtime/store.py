@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -29,7 +30,7 @@ import redis.asyncio as redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as LostConnection
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from headway.errors import Code, HeadwayError, invalid
 from services.runtime import store_scripts
@@ -37,6 +38,13 @@ from services.runtime.config import without_password
 from services.runtime.logs import get_logger
 
 MEMBER_TTL = 3.0
+MAX_FENCING_TOKEN = 2**32 - 1
+"""Dispatch ids hold the token in their upper 32 bits."""
+_LEASE = re.compile(
+    r"(?P<token>[0-9]{1,10})\|(?P<candidate>[!-{}~]{1,256})\|(?P<address>[!-~]{1,256})"
+)
+_LONGEST_TEXT = 4096  # bytes
+_MOST_REMEMBERED = 1024  # unreadable values that were logged
 _JOURNAL_TTL_S = 3600  # longer than any request takes
 _CALL_TIMEOUT = 1.0  # a lease of 3 s outlives two calls to a store that hangs
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
@@ -75,7 +83,9 @@ class Store:
     def __init__(self, client: redis.Redis, cluster: str) -> None:
         self._client = client
         self._prefix = f"headway:{cluster}:"
-        self._unreadable: set[str] = set()
+        self._unreadable: dict[str, str] = {}
+        self.num_unreadable = 0
+        """Values that were found unreadable since the start; each is logged once."""
         self._answering = True
         # register_script sends EVALSHA and loads the script again where the store forgot it
         self._acquire = client.register_script(store_scripts.ACQUIRE)
@@ -90,6 +100,7 @@ class Store:
             client = redis.from_url(
                 url,
                 decode_responses=True,
+                encoding_errors="surrogateescape",  # garbage is read, and refused by its reader
                 socket_timeout=_CALL_TIMEOUT,
                 socket_connect_timeout=_CALL_TIMEOUT,
                 # once, at once: a connection from before a restart of the store is no outage
@@ -141,11 +152,10 @@ class Store:
             for member_id, key, text in leases:
                 if text is None:
                     await self._prune([self._key("members", service), key], [member_id])
-                elif (member := _member(str(text))) is not None:
+                elif (member := _member(service, member_id, str(text))) is not None:
                     found.append(member)
-                elif key not in self._unreadable:
-                    self._unreadable.add(key)
-                    get_logger().warning("member_unreadable", key=key, text=str(text)[:200])
+                else:
+                    self.unreadable(key, text)
             return found
 
     # --- leadership -------------------------------------------------------------------
@@ -154,10 +164,11 @@ class Store:
         """Return the fencing token if the candidate leads for the next ``ttl`` seconds, else None.
 
         Calling it again renews the lease under the same token. Every change of leader raises the
-        token, which stays below 2^32.
+        token, which stays below 2^32. An unreadable lease or token counts as none.
         """
-        if "|" in candidate_id:
-            raise invalid("candidate_id", candidate_id, "without a |")
+        if _LEASE.fullmatch(f"1|{candidate_id}|{address}") is None:
+            limit = "a name and an address in visible ASCII, a name without a |"
+            raise invalid("candidate_id and address", (candidate_id, address), limit)
         async with self._reached():
             keys = [self._key("leader"), self._key("fencing")]
             token = await self._acquire(keys, [candidate_id, address, int(ttl * 1000)])
@@ -169,13 +180,15 @@ class Store:
             await self._release([self._key("leader")], [candidate_id])
 
     async def leader(self) -> Leader | None:
-        """Return the leader."""
-        async with self._reached():
-            text = await self._client.get(self._key("leader"))
+        """Return the leader; None if there is none, or if its lease cannot be read."""
+        key = self._key("leader")
+        text = await self._read("GET", key)
         if text is None:
             return None
-        token, candidate_id, address = str(text).split("|", 2)
-        return Leader(candidate_id, address, int(token))
+        lease = _leader(str(text))
+        if lease is None:
+            self.unreadable(key, text)
+        return lease
 
     # --- the leader's journal ---------------------------------------------------------
 
@@ -198,11 +211,9 @@ class Store:
 
     async def read_journal(self) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
         """Return the last leaders' records: (of requests, of models), by name."""
-        call: Any = self._client.execute_command
-        async with self._reached():
-            requests = await call("HGETALL", self._key("requests"), NEVER_DECODE=True)
-            learned = await call("HGETALL", self._key("learned"), NEVER_DECODE=True)
-        return dict(requests), dict(learned)
+        requests = await self._read("HGETALL", self._key("requests"), NEVER_DECODE=True)
+        learned = await self._read("HGETALL", self._key("learned"), NEVER_DECODE=True)
+        return dict(requests or {}), dict(learned or {})
 
     # --- saved state of services ------------------------------------------------------
 
@@ -212,10 +223,15 @@ class Store:
             await self._client.set(self._key("targets"), json.dumps(dict(targets)))
 
     async def read_targets(self) -> dict[str, Any] | None:
-        """Return the autoscaler's targets; None before the first."""
-        async with self._reached():
-            text = await self._client.get(self._key("targets"))
-        return None if text is None else _object(str(text))
+        """Return the autoscaler's targets; None before the first, or if they cannot be read."""
+        key = self._key("targets")
+        text = await self._read("GET", key)
+        if text is None:
+            return None
+        found = _object(str(text))
+        if found is None:
+            self.unreadable(key, text)
+        return found
 
     async def save_estimates(self, model: str, estimates: Mapping[str, Any]) -> None:
         """Save the predictor's estimates for one model."""
@@ -224,10 +240,31 @@ class Store:
 
     async def read_estimates(self) -> dict[str, dict[str, Any]]:
         """Return the predictor's estimates, by model."""
-        async with self._reached():
-            texts = await self._client.hgetall(self._key("estimates"))
-        read = {str(model): _object(str(text)) for model, text in texts.items()}
+        texts = await self._read("HGETALL", self._key("estimates"))
+        read = {str(model): _object(str(text)) for model, text in (texts or {}).items()}
         return {model: estimates for model, estimates in read.items() if estimates is not None}
+
+    def unreadable(self, key: str, value: object) -> None:
+        """Count a value that cannot be read; log it when it is first seen."""
+        self.num_unreadable += 1
+        shown = ascii(value)[:200]
+        if self._unreadable.get(key) != shown:
+            if len(self._unreadable) >= _MOST_REMEMBERED:
+                self._unreadable.clear()
+            self._unreadable[key] = shown
+            get_logger().warning("store_value_unreadable", key=key, value=shown)
+
+    async def _read(self, command: str, key: str, **options: bool) -> Any:
+        """Return a value; None if there is none, or one of another type."""
+        call: Any = self._client.execute_command
+        async with self._reached():
+            try:
+                return await call(command, key, **options)
+            except ResponseError as error:
+                if not str(error).startswith("WRONGTYPE"):
+                    raise
+                self.unreadable(key, "a value of another type")
+                return None
 
     def _key(self, *parts: str) -> str:
         return self._prefix + ":".join(parts)
@@ -281,18 +318,41 @@ async def _answers(client: redis.Redis, shown_url: str, patience: float) -> None
             return
 
 
-def _member(text: str) -> Member | None:
-    """Return the member; None if the text is invalid. Ignore fields of newer versions."""
-    said = _object(text) or {}
-    try:
-        return Member(**{name: said[name] for name in _MEMBER_FIELDS if name in said})
-    except TypeError:
+def _leader(text: str) -> Leader | None:
+    """Return the leader whose lease this is; None if the text is none."""
+    parts = _LEASE.fullmatch(text)
+    if parts is None or int(parts["token"]) > MAX_FENCING_TOKEN:
         return None
+    return Leader(parts["candidate"], parts["address"], int(parts["token"]))
+
+
+def _member(service: str, member_id: str, text: str) -> Member | None:
+    """Return this member; None if the text is none. Ignore fields of newer versions."""
+    said = _object(text) or {}
+    detail = said.get("detail", {})
+    texts = [value for name, value in said.items() if name in _MEMBER_FIELDS and name != "detail"]
+    if not isinstance(detail, dict):
+        return None
+    texts += [*detail.keys(), *detail.values()]
+    if not all(isinstance(each, str) and _is_text(each) for each in texts):
+        return None
+    is_it = (said.get("service"), said.get("member_id")) == (service, member_id)
+    if not (is_it and said.get("address")):
+        return None
+    return Member(**{name: said[name] for name in _MEMBER_FIELDS if name in said})
+
+
+def _is_text(text: str) -> bool:
+    """Return whether it can be sent on: without half a surrogate pair, not too long."""
+    try:
+        return len(text.encode()) <= _LONGEST_TEXT
+    except UnicodeEncodeError:
+        return False
 
 
 def _object(text: str) -> dict[str, Any] | None:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     return found if isinstance(found, dict) else None

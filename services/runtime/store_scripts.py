@@ -7,17 +7,24 @@ ACQUIRE = """
 -- Returns the fencing token, or nil while another candidate leads.
 -- A renewal keeps the token; every change of leader raises it. It is never below the clock's
 -- seconds, so that it goes on rising even where the store has lost what it held.
-local token
-local held = redis.call('GET', KEYS[1])
-if held then
-  local of, candidate = string.match(held, '^(%d+)|([^|]*)|')
-  if candidate ~= ARGV[1] then return nil end
-  token = tonumber(of)
-else
-  local last = tonumber(redis.call('GET', KEYS[2]) or 0)
-  token = math.max(last + 1, tonumber(redis.call('TIME')[1]))
-  redis.call('SET', KEYS[2], string.format('%.0f', token))
+-- A lease or token that cannot be read counts as none: tokens are of at most 10 digits, below 2^32.
+local function text(key)
+  local found = redis.pcall('GET', key)
+  return type(found) == 'string' and found or ''
 end
+local function token_of(digits)
+  local found = digits and #digits <= 10 and tonumber(digits) or 0
+  return found < 4294967295 and found or 0
+end
+local of, candidate = string.match(text(KEYS[1]), '^(%d+)|([^|]+)|.')
+local token = token_of(of)
+if token > 0 then
+  if candidate ~= ARGV[1] then return nil end
+else
+  local last = token_of(string.match(text(KEYS[2]), '^%d+$'))
+  token = math.max(last + 1, tonumber(redis.call('TIME')[1]))
+end
+redis.call('SET', KEYS[2], string.format('%.0f', token))
 local lease = string.format('%.0f', token) .. '|' .. ARGV[1] .. '|' .. ARGV[2]
 redis.call('SET', KEYS[1], lease, 'PX', ARGV[3])
 return token
@@ -25,8 +32,8 @@ return token
 
 RELEASE = """
 -- KEYS: leader. ARGV: candidate id.
-local held = redis.call('GET', KEYS[1])
-if held and string.match(held, '^%d+|([^|]*)|') == ARGV[1] then
+local held = redis.pcall('GET', KEYS[1])
+if type(held) == 'string' and string.match(held, '^%d+|([^|]*)|') == ARGV[1] then
   return redis.call('DEL', KEYS[1])
 end
 return 0
@@ -45,6 +52,10 @@ WRITE_JOURNAL = """
 -- number removed; then a name and a record for each set, a name for each removed, a name and a
 -- record for each model. Returns 0, having written nothing, once a newer token was given out.
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+for _, key in ipairs({KEYS[2], KEYS[3]}) do  -- of another type: not ours
+  local kind = redis.call('TYPE', key)['ok']
+  if kind ~= 'hash' and kind ~= 'none' then redis.call('DEL', key) end
+end
 local at = 5
 local function write(command, key, last)
   while at <= last do  -- unpack has room for some thousands; an even number, for pairs

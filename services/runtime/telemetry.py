@@ -24,6 +24,7 @@ from prometheus_client import (
 from headway.errors import Code, HeadwayError
 from services.runtime.config import host_and_port
 from services.runtime.logs import LogLines
+from services.runtime.store import Store
 
 _LAG_INTERVAL = 0.5
 _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -59,10 +60,19 @@ class ServiceMetrics:
             "Log lines that could not be written, since the start.",
             registry=registry,
         )
+        self._unreadable = Gauge(
+            "headway_store_unreadable_values",
+            "Values of the store that could not be read, since the start.",
+            registry=registry,
+        )
 
     def watch_logs(self, lines: LogLines) -> None:
         """Report the lines that could not be written."""
         self._dropped.set_function(lambda: lines.num_dropped)
+
+    def watch_store(self, store: Store) -> None:
+        """Report the values of the store that could not be read."""
+        self._unreadable.set_function(lambda: store.num_unreadable)
 
     def serving(self, serving: bool) -> None:
         """Set the reported health."""

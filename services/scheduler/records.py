@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from math import inf
 from struct import Struct
 
 from headway.cluster import UnitId
 from headway.core.scheduler.events import Learned, SavedRequest
+from headway.messages import MAX_GAMMA, MIN_GAMMA
 from headway.request import StreamKey
 
 _VERSION = 1
@@ -19,6 +21,7 @@ _KEY = Struct("<Q")
 _REQUEST = Struct("<BBqddHH")
 _LEARNED = Struct("<Bqdddd")
 _MOVING, _RELOCATING = 1, 2
+_MOST = 2**53  # cycles, and seconds since the epoch
 
 
 def pack_key(key: StreamKey) -> bytes:
@@ -70,7 +73,8 @@ def _unpack_request(name: bytes, blob: bytes) -> SavedRequest | None:
     except (struct.error, UnicodeDecodeError):
         return None
     target = UnitId(target_id, unit) if flags & _MOVING else None
-    if version != _VERSION:
+    is_sane = -1 <= cycle <= _MOST and 0 <= since <= _MOST and -inf <= moved_at <= _MOST
+    if version != _VERSION or not is_sane:
         return None
     relocating = bool(flags & _RELOCATING)
     return SavedRequest(key, worker_id, cycle, since, moved_at, target, relocating)
@@ -79,6 +83,9 @@ def _unpack_request(name: bytes, blob: bytes) -> SavedRequest | None:
 def _unpack_learned(name: bytes, blob: bytes) -> Learned | None:
     try:
         version, *measured = _LEARNED.unpack(blob)
-        return Learned(name.decode(), *measured) if version == _VERSION else None
+        learned = Learned(name.decode(), *measured)
     except (struct.error, UnicodeDecodeError):
         return None
+    is_sane = all(0 <= number <= _MOST for number in measured)
+    is_sane = is_sane and (not learned.gamma or MIN_GAMMA <= learned.gamma <= MAX_GAMMA)
+    return learned if version == _VERSION and is_sane else None

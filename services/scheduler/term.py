@@ -81,6 +81,9 @@ class Term:
         store = self._runtime.store
         members, journal = await asyncio.gather(store.members("worker"), store.read_journal())
         saved, learned = unpack_requests(journal[0]), unpack_learned(journal[1])
+        num_skipped = sum(map(len, journal)) - len(saved) - len(learned)
+        if num_skipped:
+            store.unreadable("the journal", f"{num_skipped} records, skipped")
         self._log.info("term_begins", num_workers=len(members), num_requests=len(saved))
         worker_ids = tuple(member.member_id for member in members)
         self._post(Elected(self._fencing_token, worker_ids, saved, learned))

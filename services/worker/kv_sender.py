@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from headway.blocks import blocks_for
@@ -38,7 +39,6 @@ class KvSender:
         self._metrics = metrics
         self._channels = Channels(config, ServiceRole.WORKER)
         self._transfers: dict[StreamKey, _Transfer] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._log = get_logger()
 
     def start(self, action: StartTransfer) -> None:
@@ -46,25 +46,27 @@ class KvSender:
         transfer = self._transfers.get(action.request.key)
         if transfer is None:
             transfer = self._transfers[action.request.key] = _Transfer(action, self._metrics)
-            task = asyncio.create_task(self._run(transfer))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            transfer.task = asyncio.create_task(self._try(transfer))
+            transfer.task.add_done_callback(partial(self._ended, transfer))
         transfer.add(action)
 
     def stop(self, key: StreamKey) -> None:
-        """End a transfer that waits for more, without it: the target drops what it has."""
+        """End a transfer at once, also one whose target hangs; a target drops what it has."""
         transfer = self._transfers.get(key)
-        if transfer is not None:
-            transfer.parts.put_nowait(None)
+        if transfer is not None and transfer.task is not None:
+            transfer.task.cancel()
 
-    async def _run(self, transfer: _Transfer) -> None:
-        try:
-            error = await self._try(transfer)
-        except Exception as failed:  # the core waits for the end of every transfer
-            self._log.exception("kv_transfer_failed")
-            error = f"the transfer failed: {failed!r}"
-        del self._transfers[transfer.last.request.key]
+    def _ended(self, transfer: _Transfer, task: asyncio.Task[str]) -> None:
+        """Post the end of a transfer, whatever it was."""
         handoff = transfer.last.handoff
+        del self._transfers[handoff.key]
+        if task.cancelled():
+            error = "the transfer was called off"
+        elif (failed := task.exception()) is not None:
+            self._log.error("kv_transfer_failed", exc_info=failed)
+            error = f"the transfer failed: {failed!r}"
+        else:
+            error = task.result()
         if not error:
             failpoint("worker.kv.acked")
             transfer.measure()
@@ -104,7 +106,8 @@ class KvSender:
 
     async def _chunks(self, transfer: _Transfer) -> AsyncIterator[Any]:
         num_known: int | None = None  # output tokens
-        while (part := await transfer.parts.get()) is not None:
+        while True:
+            part = await transfer.parts.get()
             blocks = self._blocks(part)
             yield wire.KV.pack(self._opening(part, blocks, num_known))
             num_known = len(part.request.output_token_ids)
@@ -142,17 +145,18 @@ class KvSender:
 
     async def close(self) -> None:
         """Abort the transfers in progress."""
-        for task in list(self._tasks):
-            task.cancel()
+        for key in list(self._transfers):
+            self.stop(key)
         await self._channels.close()
 
 
 class _Transfer:
-    """One transfer: ``parts`` to send, None after the last; ``last`` is the newest."""
+    """One transfer: ``parts`` to send, ``last`` is the newest."""
 
     def __init__(self, first: StartTransfer, metrics: WorkerMetrics) -> None:
         self.last = first
-        self.parts: asyncio.Queue[StartTransfer | None] = asyncio.Queue()
+        self.task: asyncio.Task[str] | None = None
+        self.parts: asyncio.Queue[StartTransfer] = asyncio.Queue()
         self._metrics = metrics
         self._stopped_at = 0.0
         self._num_passes = 0

@@ -29,6 +29,7 @@ from headway.forward_pass import ForwardPass, PassResult
 from headway.messages import ChangeRole, Drain, EndForward, FromWorker
 from headway.request import FinishReason
 from services.runtime.driver import Driver
+from services.runtime.essential import essential
 from services.runtime.service import Runtime
 from services.worker.config import WorkerConfig
 from services.worker.control import ControlSession
@@ -73,6 +74,9 @@ class WorkerService:
         asked = PredictionMetrics(runtime.metrics)
         self._predictor = PredictorLink(config, info.model, runtime.store, self._post, asked)
         self._handlers = self._make_handlers()
+        self._watching = essential(
+            self._engine.watch(config.hang_timeout), "engine watch", may_return=True
+        )
         if config.predict_every:
             self._predictor.start()
         self._log.info(
@@ -117,6 +121,7 @@ class WorkerService:
     async def stop(self) -> None:
         """Stop streams, transfers and the engine's thread."""
         self._driver.close()
+        self._watching.cancel()
         await self._predictor.stop()
         await self._tokens.close()
         await self._sender.close()

@@ -16,7 +16,9 @@ from services.runtime.service import Runtime, run_service
 class TinyConfig(ServiceConfig):
     """The trouble it makes."""
 
-    trouble: Literal["", "refuse", "crash", "slow-start", "slow-drain", "stray", "task"] = ""
+    trouble: Literal["", "refuse", "crash", "slow-start", "slow-drain", "stray", "task", "hang"] = (
+        ""
+    )
 
 
 class TinyService:
@@ -37,6 +39,8 @@ class TinyService:
             await asyncio.to_thread(time.sleep, 3600)
         if self._trouble == "stray":
             asyncio.get_running_loop().call_soon(lambda: [][0])
+        if self._trouble == "hang":
+            asyncio.get_running_loop().call_later(0.5, time.sleep, 3600)
         if self._trouble == "task":
             essential(self._fail(), "the task it lives by")
 

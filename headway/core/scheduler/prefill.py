@@ -22,6 +22,10 @@ from headway.policies.dispatch.sliding import SlidingMean
 from headway.policies.packing import Assigned, Packing, Room
 
 MAX_RETRY_AFTER = 60.0
+_MOST_FRUITLESS = 32
+"""Turns that nobody can use before they are tried less often."""
+_LONGEST_REST = 1.0
+"""Seconds between them at last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,9 @@ class PrefillPool:
         )
         self._velocities = SlidingMean(32, 0.0)
         self._prefixes = Prefixes() if settings.prefix_hits else None
+        self._num_fruitless = 0
+        """Turns since the last report or dispatch that nobody could use."""
+        self._rest_until = -inf
 
     def _entered(self, entry: Tracked) -> None:
         self._state.changed(entry.key)
@@ -75,6 +82,7 @@ class PrefillPool:
 
     def update(self, worker_id: str) -> None:
         """Note an instance that joined, left, or changed its role or health."""
+        self._num_fruitless, self._rest_until = 0, -inf
         instance = self._instances.get(worker_id)
         active = instance is not None and instance.takes_prefill
         if active and instance is not None and instance.info.model == self.model:
@@ -95,6 +103,7 @@ class PrefillPool:
     def ended(self, instance: Instance, report: EndForward, *, now: float) -> None:
         """Book the loads and times of a pass. T̄ averages passes with prefill only."""
         worker_id, pass_time = instance.info.worker_id, report.pass_time
+        self._num_fruitless, self._rest_until = 0, -inf
         had_backlog, reported_at = instance.has_backlog, instance.reported_at
         for dispatch_id in report.dispatch_ids:
             instance.accepted(dispatch_id, now=now)
@@ -167,7 +176,7 @@ class PrefillPool:
 
     def dispatch(self, *, now: float) -> None:
         """Dispatch on every turn that is due."""
-        tried = False
+        tried = used = False
         while self.window.num_admitted:
             loads = [self._instances[worker_id].load for worker_id in self._active]
             window = self.window
@@ -177,14 +186,24 @@ class PrefillPool:
             for turn in turns:
                 tried = True
                 if self._use(turn, now):
+                    used = True
                     break
                 self._dispatching.passed(turn, now=now)
             else:
                 break
         if tried:
             cycle_time = self._dispatching.interval or self._dispatching.mean_pass_time
-            self.window.end_cycle(cycle_time, now=now)
+            self.window.end_cycle(cycle_time, now=now, rested=self._num_fruitless > _MOST_FRUITLESS)
+            self._rest(cycle_time, used, now)
+        if tried and self._num_fruitless <= _MOST_FRUITLESS:
             self.save()
+
+    def _rest(self, cycle_time: float, used: bool, now: float) -> None:
+        """Try turns less and less often while no instance takes a waiting request."""
+        self._num_fruitless = 0 if used else self._num_fruitless + 1
+        doubled = min(max(self._num_fruitless - _MOST_FRUITLESS, 0), 30)
+        rest = min(cycle_time * 2**doubled, _LONGEST_REST) if doubled else 0.0
+        self._rest_until = now + rest
 
     def _use(self, turn: Turn, now: float) -> bool:
         instance = self._instances[turn.worker_id]
@@ -266,7 +285,11 @@ class PrefillPool:
         if self.window.num_admitted:
             loads = [self._instances[worker_id].load for worker_id in self._active]
         at = self._dispatching.wakeup(loads, self.window.num_admitted, now=now)
-        return min(self.window.next_deadline, at if at is not None else inf)
+        at = at if at is not None else inf
+        if at < self._rest_until:
+            watchdog_at = self._dispatching.wakeup((), 0, now=now)
+            at = min(self._rest_until, watchdog_at if watchdog_at is not None else inf)
+        return min(self.window.next_deadline, at)
 
     def status(self) -> PoolStatus:
         """Return the figures for metrics."""

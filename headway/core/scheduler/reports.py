@@ -20,6 +20,7 @@ from headway.core.scheduler.places import InWindow, Moving, OnUnit, Place, Prefi
 from headway.core.scheduler.prefill import PrefillPool
 from headway.core.scheduler.state import SchedulerState
 from headway.messages import (
+    CancelHandoff,
     CancelStream,
     EndForward,
     FinishedRequest,
@@ -348,6 +349,7 @@ class WorkerReports:
                 instance.hold(key)
             elif isinstance(moving.place, Moving):
                 moving.distrusted.add(instance.info.worker_id)
+                self._cancel_handoff(moving, instance.info.worker_id)
         since = now - self._state.settings.graces.finish
         lost = [k for k in instance.finished_since(since) if k not in self._state.tracked]
         for key in instance.keys:
@@ -356,6 +358,11 @@ class WorkerReports:
             self.end(entry, but=instance.info.worker_id)
             lost.append(key)
         self._state.lose(lost, reason)
+
+    def _cancel_handoff(self, entry: Tracked, target_id: str) -> None:
+        """Tell the source: a target that hangs keeps its connections open."""
+        if entry.worker_id in self._instances:
+            self._state.tell_worker(entry.worker_id, CancelHandoff(entry.key, target_id))
 
 
 def _has_changed_role(before: WorkerInfo, after: WorkerInfo) -> bool:

@@ -155,17 +155,19 @@ class DispatchWindow:
                 self._credit -= 1
             self._enter(self._door.pop(next(iter(self._door))))
 
-    def end_cycle(self, cycle_time: float, *, now: float) -> None:
+    def end_cycle(self, cycle_time: float, *, now: float, rested: bool = False) -> None:
         """End a cycle (Algorithm 2, phase 3): each request left over has waited one more.
 
-        Cycles are counted at most once in ``cycle_time``, however many events try a dispatch.
+        Cycles are counted at most once in ``cycle_time``, however many events try a dispatch. If
+        turns have ``rested``, all cycles since the last one count.
         """
         for entry in reversed(self._admitted.values()):
             if _is_left_over(entry):
                 break  # as were all before it
             leave_over(entry)
         if self._admitted and now >= self._cycle_at + cycle_time:
-            self.cycle += 1
+            num_cycles = int((now - self._cycle_at) / cycle_time) if rested else 1
+            self.cycle += max(num_cycles, 1)
             self._cycle_at = now
 
     def expire(self, *, now: float) -> list[Tracked]:

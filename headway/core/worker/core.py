@@ -42,6 +42,7 @@ from headway.core.worker.unit import HashesOf, PrefixCounts, WorkerUnit
 from headway.forward_pass import ForwardPass, PassResult, Sampled
 from headway.messages import (
     Accepted,
+    CancelHandoff,
     CancelStream,
     ChangeRole,
     Dispatch,
@@ -205,6 +206,8 @@ class WorkerCore:
         match event:
             case Handoff():
                 actions += departures.start_handoff(state, event, most_rounds)
+            case CancelHandoff(key, target_worker_id):
+                actions += departures.cancel(state, key, target_worker_id)
             case TransferEnded():
                 actions.append(departures.end_transfer(state, event))
             case KvSent(key):

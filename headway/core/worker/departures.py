@@ -108,6 +108,20 @@ def call_off(sequence: Sequence) -> list[WorkerAction]:
     return [_not_held(departure.handoff)]
 
 
+def cancel(state: WorkerState, key: StreamKey, target_worker_id: str) -> list[WorkerAction]:
+    """End the transfer of a request to a target that is gone; do nothing if it has ended."""
+    sequence = state.find(key)
+    departure = None if sequence is None else sequence.departure
+    if sequence is None or departure is None or departure.is_stopping:
+        return []
+    if departure.handoff.target_worker_id != target_worker_id:
+        return []
+    if sequence.stage is not Stage.LEAVING:
+        return call_off(sequence)
+    departure.is_stopping = True
+    return [StopTransfer(key)]
+
+
 def end_transfer(state: WorkerState, event: TransferEnded) -> HandoffResult:
     """Forget a request that its target has; keep one that it has not."""
     sequence = state.find(event.key)

@@ -169,7 +169,7 @@ class StartTransfer:
 
 @dataclass(frozen=True, slots=True)
 class StopTransfer:
-    """An order to abort a transfer that expects more; its end is reported like any other's."""
+    """An order to abort a transfer; its end is reported like any other's."""
 
     key: StreamKey
 

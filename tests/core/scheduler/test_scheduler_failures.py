@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headway.cluster import Role
-from headway.core.scheduler.events import Elected, GatewayConnected, WorkerReported
+from headway.core.scheduler.events import Elected, GatewayConnected, Persist, WorkerReported
+from headway.core.scheduler.settings import SchedulerSettings
 from headway.messages import (
+    CancelHandoff,
     CancelStream,
     EndForward,
     FinishedRequest,
@@ -291,3 +293,47 @@ def test_a_worker_that_finishes_what_another_one_was_given_ends_it_there() -> No
     scheduler.end_forward("v", dispatch_ids=(), finished=(1,))
     assert scheduler.cancelled("u") == [1]
     assert scheduler.core.status().num_tracked == 0
+
+
+# --- handoffs to a worker that is gone -----------------------------------------------------
+
+
+def test_the_source_of_a_handoff_is_told_that_its_target_is_gone() -> None:
+    scheduler = moving()
+    scheduler.connect(make_info("e", Role.DECODE))
+    scheduler.kill("d")
+    assert scheduler.orders("p", CancelHandoff) == [CancelHandoff(key(1), "d")]
+    assert scheduler.lost() == []
+    scheduler.handed_off("p", ok=False)  # as the source reports at once
+    assert [order.target_worker_id for order in scheduler.orders("p", Handoff)] == ["d", "e"]
+
+
+def test_a_source_that_is_gone_is_not_told() -> None:
+    scheduler = moving()
+    scheduler.kill("p")
+    scheduler.kill("d")
+    assert scheduler.orders("p", CancelHandoff) == []
+
+
+# --- waiting for an instance that can take it ------------------------------------------------
+
+
+def test_a_leader_sleeps_while_nobody_can_prefill_and_goes_on_at_the_next_report() -> None:
+    scheduler = SchedulerHarness(short_pass(SchedulerSettings(persists=True)))
+    scheduler.connect(make_info("p", blocks=20))
+    scheduler.submit(1, 90)
+    scheduler.serve("p", free=2, kv_tokens=100)
+    scheduler.submit(2, 90)
+    scheduler.wait(10.0)
+    scheduler.log.clear()
+    num_wakes, until = 0, scheduler.now + 100.0
+    while (at := scheduler.core.next_wakeup) is not None and at < until:
+        num_wakes += 1
+        scheduler.wait(at - scheduler.now)
+    writes = [action for action in scheduler.log if isinstance(action, Persist)]
+    assert not writes
+    assert num_wakes <= 101  # one a second, not one every interval of 0.1 s
+    assert scheduler.core.status().pools[0].longest_wait_cycles > 1000  # flow control goes on
+    scheduler.end_forward("p", free=20, finished=(1,))
+    scheduler.wait(0.2)
+    assert scheduler.dispatched("p") == [2]

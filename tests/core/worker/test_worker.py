@@ -13,10 +13,13 @@ from headway.core.worker.events import (
     PassFailed,
     RefuseKv,
     SendTokens,
+    StopTransfer,
+    TransferEnded,
 )
 from headway.forward_pass import PassResult, Sampled
 from headway.messages import (
     Accepted,
+    CancelHandoff,
     CancelStream,
     Dispatch,
     Drain,
@@ -238,6 +241,26 @@ def test_an_offer_without_room_is_refused_with_the_count_of_blocks() -> None:
     assert not transfer(source, target)
     refusal = next(a for a in target.log if isinstance(a, RefuseKv))
     assert "needs 3" in refusal.error.message
+
+
+def test_a_transfer_to_a_worker_that_is_gone_is_stopped_and_its_request_stays() -> None:
+    source = make_worker(Role.PREFILL)
+    request = make_request(1)
+    source.post(dispatch(request))
+    source.run_all()
+    source.post(Handoff(request.key, "t", "t:1", 0, 1))
+    source.post(CancelHandoff(request.key, "another"))
+    assert not any(isinstance(action, StopTransfer) for action in source.log)
+    source.post(CancelHandoff(request.key, "t"))
+    source.post(CancelHandoff(request.key, "t"))
+    assert [a for a in source.log if isinstance(a, StopTransfer)] == [StopTransfer(request.key)]
+    source.post(TransferEnded(request.key, "t", 0, False, "the transfer was called off"))
+    result = source.log[-1]
+    assert isinstance(result, HandoffResult)
+    assert (result.ok, result.retriable) == (False, True)
+    assert source.core.num_held == 1
+    source.post(CancelHandoff(request.key, "t"))  # it has ended
+    assert source.log[-1] is result
 
 
 def test_a_cancel_during_a_transfer_waits_for_its_end() -> None:

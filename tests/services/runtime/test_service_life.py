@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 import urllib.request
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -55,13 +56,14 @@ Start = Callable[..., Any]
 @pytest.fixture
 def tiny(store_url: str, cluster: str) -> Start:
     @asynccontextmanager
-    async def start(*flags: str, stdout: Any = asyncio.subprocess.PIPE) -> AsyncIterator[Running]:
+    async def start(*flags: str, stdout: Any = PIPE, stderr: Any = None) -> AsyncIterator[Running]:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.fakes.tiny_service"),
             *("--store", store_url, "--cluster", cluster, "--service-id", "tiny-1"),
             *("--log-format", "json", *flags),
             cwd=ROOT,
             stdout=stdout,
+            stderr=stderr,
         )
         try:
             async with asyncio.timeout(PATIENCE):
@@ -182,6 +184,14 @@ async def test_a_service_that_cannot_log_serves_and_counts_the_lines(
         assert "\nheadway_log_lines_dropped 0.0\n" not in text
         running.process.send_signal(signal.SIGTERM)
         assert await running.process.wait() == 0
+
+
+async def test_a_service_whose_event_loop_hangs_ends_with_its_stacks(tiny: Start) -> None:
+    async with tiny("--trouble", "hang", "--hang-timeout", "1", stderr=PIPE) as running:
+        assert await running.ended() == 1
+        stacks = (await running.process.stderr.read()).decode()
+        assert "Timeout" in stacks
+        assert "run_service" in stacks
 
 
 async def test_metrics_say_whether_it_serves_with_help_and_units(tiny: Start) -> None:

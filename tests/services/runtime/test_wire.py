@@ -122,6 +122,7 @@ to_worker = st.one_of(
     st.builds(m.Dispatch, u64, batches),
     st.builds(m.Handoff, keys, ids, ids, units, u32),
     st.builds(m.CancelStream, keys),
+    st.builds(m.CancelHandoff, keys, ids),
     st.just(m.Drain()),
     st.builds(m.Tuned, st.floats(1e-9, 1e9)),
 )

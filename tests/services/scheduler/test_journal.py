@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from math import inf, nan
 
 import pytest
 from hypothesis import given
@@ -18,19 +19,21 @@ from services.scheduler import records
 from services.scheduler.journal import Journal
 from tests.fakes.scheduler_rig import Rig, key, until
 
+GAMMAS = st.just(0.0) | st.floats(1e-9, 1e9)
 NAMES = st.text(st.characters(codec="utf-8"), max_size=12)
-TIMES = st.floats(allow_nan=False)
+TIMES = st.floats(0, 2**53)
+SANE = Learned("m", 1, 0.1, 0.1, 1.0, 1.0)
 SAVED = st.builds(
     SavedRequest,
     st.builds(StreamKey, NAMES, st.integers(0, 2**64 - 1)),
     NAMES,
     st.integers(-1, 2**40),
     TIMES,
-    TIMES,
+    TIMES | st.just(-inf),
     st.none() | st.builds(UnitId, NAMES, st.integers(0, 2**16 - 1)),
     st.booleans(),
 )
-LEARNED = st.builds(Learned, NAMES, st.integers(0, 2**40), TIMES, TIMES, TIMES, TIMES)
+LEARNED = st.builds(Learned, NAMES, st.integers(0, 2**40), TIMES, TIMES, TIMES, GAMMAS)
 
 
 def saved(stream_id: int, worker_id: str = "w") -> SavedRequest:
@@ -71,6 +74,15 @@ def test_what_is_packed_is_read_again(requests: list[SavedRequest], learned: lis
 def test_what_cannot_be_read_is_left_out(packed: dict[bytes, bytes]) -> None:
     records.unpack_requests(packed)
     records.unpack_learned(packed)
+
+
+@pytest.mark.parametrize("value", [nan, inf, -1.0, 1e300])
+def test_records_out_of_range_are_left_out(value: float) -> None:
+    blob = records.pack_request(saved(1)._replace(since=value))
+    assert records.unpack_requests({records.pack_key(key(1)): blob}) == ()
+    for name in ("mean_pass_time", "dispatch_latency", "velocity", "gamma"):
+        learned = Learned(**{**SANE._asdict(), name: value})
+        assert records.unpack_learned({b"m": records.pack_learned(learned)}) == ()
 
 
 def test_records_of_another_version_are_left_out() -> None:
