@@ -100,6 +100,7 @@ class GatewayService:
             self.metrics,
             self,
             config.origins(),
+            needs_key=config.api_key_file is not None,
             monitoring_needs_key=config.monitoring_needs_key,
         )
         self._http = HttpServer(http_edge, config.http_limits(), self._bounds)

@@ -42,7 +42,7 @@ class ServiceMetrics:
             ["service", "service_id", "version"],
             registry=registry,
         )
-        info.labels(service, service_id, _version()).set(1)
+        info.labels(service, service_id, package_version()).set(1)
         self._serving = Gauge(
             "headway_service_serving",
             "1 while gRPC health says SERVING, else 0.",
@@ -111,7 +111,8 @@ def _close(server: WSGIServer) -> None:
     server.server_close()
 
 
-def _version() -> str:
+def package_version() -> str:
+    """Return the release that is installed, ``unknown`` without one."""
     try:
         return version("headway")
     except PackageNotFoundError:

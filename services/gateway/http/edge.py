@@ -26,13 +26,19 @@ from services.gateway.openai.requests import (
     parse_completion,
     parse_json_object,
 )
+from services.gateway.openai.schema import describe
 from services.gateway.reading import INLINE_BYTES
+from services.runtime.telemetry import package_version
 
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _POST = {"/v1/chat/completions": parse_chat, "/v1/completions": parse_completion}
-_GET = frozenset({"/v1/models", "/health", "/metrics"})
+_SCHEMA = "/openapi.json"
+_GET = frozenset({"/v1/models", "/health", "/metrics", _SCHEMA})
 _UNPACED = "off"  # the value of x-headway-pacing
 _MODEL, _EXPLAIN = "/v1/models/", "/explain/"
+
+ROUTES = (*_POST, *sorted(_GET), f"{_MODEL}{{name}}", f"{_EXPLAIN}{{request_id}}")
+"""Every path, as OpenAPI writes it."""
 
 Parse = Callable[[Mapping[str, Any]], tuple[ApiCall, ReplyStyle]]
 Read = tuple[str, ApiCall, ReplyStyle, list[Request]]  # with the call id
@@ -65,6 +71,7 @@ class HttpEdge:
         shell: Shell,
         origins: Origins,
         *,
+        needs_key: bool,
         monitoring_needs_key: bool,
     ) -> None:
         self._calls = calls
@@ -73,7 +80,14 @@ class HttpEdge:
         self._shell = shell
         self._origins = origins
         self._fingerprint = calls.model.fingerprint()
-        self._open_paths = frozenset() if monitoring_needs_key else {"/health", "/metrics"}
+        monitoring = frozenset() if monitoring_needs_key else {"/health", "/metrics"}
+        self._open_paths = monitoring | {_SCHEMA}
+        self._describe = partial(
+            describe,
+            package_version(),
+            needs_key=needs_key,
+            monitoring_needs_key=monitoring_needs_key,
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = int(shell.now())
         self._most_bytes = {
@@ -219,6 +233,8 @@ class HttpEdge:
         elif path == "/v1/models":
             found = {"object": "list", "data": [self._model()]}
             exchange.respond(200, JSON, dumps(found).encode())
+        elif path == _SCHEMA:
+            exchange.respond(200, JSON, dumps(self._describe()).encode())
         elif path.startswith(_EXPLAIN):
             work = self._get_explanation(exchange, unquote(path[len(_EXPLAIN) :]))
             self._in_task(exchange, work)

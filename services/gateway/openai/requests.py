@@ -61,9 +61,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("audio", "prediction", "web_search_options", "guided_json"), ()),
     **dict.fromkeys(("reasoning_effort", "verbosity"), ()),
 }
-_OF_STREAMS = frozenset({"include_obfuscation"})
-_OF_ANSWERS = frozenset({"refusal", "annotations"})  # sent back with our own earlier answers
-_SPECIAL = frozenset({*NEUTRAL, *HARMLESS, *_OF_STREAMS, *_OF_ANSWERS})
+OF_STREAMS = frozenset({"include_obfuscation"})
+OF_ANSWERS = frozenset({"refusal", "annotations"})  # sent back with our own earlier answers
+_SPECIAL = frozenset({*NEUTRAL, *HARMLESS, *OF_STREAMS, *OF_ANSWERS})
 
 
 def _drop_neutral(fields: Any, harmless: frozenset[str]) -> Any:
@@ -154,7 +154,7 @@ class Fields(BaseModel):
 class StreamOptions(Fields):
     """The object ``stream_options``."""
 
-    harmless: ClassVar[frozenset[str]] = _OF_STREAMS
+    harmless: ClassVar[frozenset[str]] = OF_STREAMS
     include_usage: bool = False
 
 
@@ -174,7 +174,7 @@ class Conversation(Fields):
     """The part of a body that holds a chat."""
 
     messages: Annotated[
-        list[Annotated[Message, BeforeValidator(lambda said: _drop_neutral(said, _OF_ANSWERS))],],
+        list[Annotated[Message, BeforeValidator(lambda said: _drop_neutral(said, OF_ANSWERS))],],
         Field(min_length=1, fail_fast=True),
     ]
 
@@ -218,7 +218,7 @@ def _with_sampling(base: type[F]) -> type[F]:
     return create_model(base.__name__, __base__=base, **sampling)
 
 
-_CHAT, _COMPLETION = _with_sampling(ChatBody), _with_sampling(CompletionBody)
+CHAT, COMPLETION = _with_sampling(ChatBody), _with_sampling(CompletionBody)
 
 
 # --- reading --------------------------------------------------------------------------
@@ -226,7 +226,7 @@ _CHAT, _COMPLETION = _with_sampling(ChatBody), _with_sampling(CompletionBody)
 
 def parse_chat(body: Mapping[str, Any]) -> tuple[ApiCall, ReplyStyle]:
     """Read a body of ``POST /v1/chat/completions``."""
-    fields = read(_CHAT, body)
+    fields = read(CHAT, body)
     if fields.top_logprobs is not None and not fields.logprobs:
         raise invalid("top_logprobs", fields.top_logprobs, "left out unless logprobs is true")
     num_logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
@@ -238,7 +238,7 @@ def parse_chat(body: Mapping[str, Any]) -> tuple[ApiCall, ReplyStyle]:
 
 def parse_completion(body: Mapping[str, Any]) -> tuple[ApiCall, ReplyStyle]:
     """Read a body of ``POST /v1/completions``."""
-    fields = read(_COMPLETION, body)
+    fields = read(COMPLETION, body)
     sampling = _sampling(fields, "logprobs", fields.logprobs)
     inputs = tuple(fields.prompt) if isinstance(fields.prompt, list) else (fields.prompt,)
     options = _options(fields, len(inputs))
