@@ -91,7 +91,8 @@ class SupervisedProcess:
     def start(self, environment: Mapping[str, str]) -> None:
         """Run it from now on."""
         self.log_path.unlink(missing_ok=True)
-        self._task = essential(self._keep_running(environment), self.spec.service_id)
+        name = self.spec.service_id
+        self._task = essential(self._keep_running(environment), name, may_return=True)
 
     def become(self, spec: ProcessSpec) -> None:
         """Let the running process serve as ``spec`` says; a restarted one begins so.

@@ -17,6 +17,7 @@ from services.local import store as local_store
 from services.local.supervisor import ProcessSpec, Supervisor
 from services.runtime import health
 from services.runtime.config import ServiceConfig
+from services.runtime.essential import Ending
 from services.runtime.identity.roles import ServiceRole
 from services.runtime.store import Store
 from tests.fakes.certificates import make_certificates
@@ -69,6 +70,19 @@ async def test_a_killed_process_is_restarted_and_stopping_leaves_none(
     assert any("one" in line and "signal 9" in line and "restarting" in line for line in said)
     logs = [(tmp_path / f"{name}.log").read_text() for name in ("one", "two")]
     assert all("stopped" in log for log in logs), "they were drained, not killed"
+
+
+async def test_a_service_that_is_removed_ends_and_its_supervisor_lives_on(
+    store_url: str, cluster: str, tmp_path: Path
+) -> None:
+    ending = Ending()
+    asyncio.get_running_loop().set_exception_handler(ending.take)
+    specs = [ProcessSpec("autoscaler", "one"), ProcessSpec("autoscaler", "two")]
+    async with supervised(specs, store_url, cluster, tmp_path) as (supervisor, _):
+        await supervisor.serving()
+        await supervisor.remove(supervisor.processes[0])
+        assert [process.spec.service_id for process in supervisor.processes] == ["two"]
+    assert not ending.begins.is_set(), ending.failure
 
 
 async def test_services_with_certificates_are_found_by_who_has_one(
@@ -165,6 +179,7 @@ SUPERVISOR = """
 import asyncio, sys
 from pathlib import Path
 from services.runtime.config import ServiceConfig
+from services.runtime.essential import Ending
 from services.runtime.store import Store
 from services.local.supervisor import ProcessSpec, Supervisor
 
