@@ -134,6 +134,12 @@ class HttpConnection(asyncio.Protocol):
 
     # --- llhttp's callbacks -----------------------------------------------------------
 
+    def on_message_begin(self) -> None:
+        """Time the head of a request, also where it came in one read with the one before it."""
+        self._reading = True
+        if self._current is None:
+            self._expire_in(self._limits.head_timeout)
+
     def on_url(self, url: bytes) -> None:
         """Take some of the request target."""
         self._url += url

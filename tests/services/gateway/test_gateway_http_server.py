@@ -184,6 +184,30 @@ async def test_a_slow_request_gets_408_however_it_trickles(data: bytes, part: by
         assert await it.works()
 
 
+@pytest.mark.parametrize(
+    ("data", "part"),
+    [
+        (b"GET /echo HTTP/1.1\r\nhost:", b"head"),
+        (b"POST /echo HTTP/1.1\r\nhost: h\r\ncontent-length: 9\r\n\r\nx", b"body"),
+    ],
+)
+@pytest.mark.parametrize("first", [b"/hold", b"/echo"], ids=["answered later", "answered at once"])
+async def test_a_slow_request_behind_another_in_the_same_read_gets_408(
+    data: bytes, part: bytes, first: bytes
+) -> None:
+    limits = replace(LIMITS, idle_timeout=60.0)
+    async with listening(limits) as it:
+        client = await it.client()
+        client.writer.write(post(b"", first) + data)
+        if first == b"/hold":
+            await until(lambda: bool(it.handler.held))
+            it.handler.held[0].respond(200, "text/plain", b"held")
+        await client.response()
+        found = await client.response()
+        assert found.startswith(b"HTTP/1.1 408 ")
+        assert part in found
+
+
 async def test_a_connection_that_says_nothing_is_closed() -> None:
     async with listening() as it:
         client = await it.client()
