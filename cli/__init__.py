@@ -24,6 +24,7 @@ COMMANDS = {
     "demo": "a burst of chats and reasoning under two presets, side by side",
     "reproduce": "check the papers' claims in the simulator",
     "chaos": "faults on live processes under load; every token is compared",
+    "fuzz": "damaged inputs for the gateway, the wire, the cores and the store",
     "predictor": "collect hidden states, train a predictor of remaining lengths",
 }
 _WRONG_CALLS = (Code.INVALID_ARGUMENT, Code.NOT_FOUND)
