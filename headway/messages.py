@@ -49,6 +49,8 @@ class Lost:
 
     keys: tuple[StreamKey, ...]
     reason: str
+    died: bool = False
+    """True if their worker died, or cannot be reached."""
 
 
 @dataclass(frozen=True, slots=True)

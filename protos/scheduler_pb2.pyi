@@ -278,7 +278,10 @@ class Lost(_message.Message):
 
     REASON_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
+    DIED_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
+    died: _builtins.bool
+    """their worker died, or cannot be reached"""
     @_builtins.property
     def keys(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StreamRef]: ...
     def __init__(
@@ -286,10 +289,11 @@ class Lost(_message.Message):
         *,
         reason: _builtins.str = ...,
         keys: _abc.Iterable[_common_pb2.StreamRef] | None = ...,
+        died: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["died", b"died", "keys", b"keys", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

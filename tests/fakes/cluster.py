@@ -86,7 +86,9 @@ class Cluster:
         self.ended: dict[str, str] = {}
         self.failed: dict[str, str] = {}
         self.num_submitted = 0
-        patient = GatewaySettings(10_000, max_attempts=10_000, request_timeout=1e6)
+        patient = GatewaySettings(
+            10_000, max_attempts=10_000, max_deaths=10_000, request_timeout=1e6
+        )
         self.gateway = GatewayCore("g", "g:1", patient)
         self.token = 0
         self.saved: dict[StreamKey, SavedRequest] = {}

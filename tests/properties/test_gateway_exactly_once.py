@@ -215,7 +215,9 @@ class World:
 def test_every_admitted_request_is_seen_whole_and_ends_once(
     steps: list[tuple[str, int, int]],
 ) -> None:
-    limits = GatewaySettings(max_model_len=100, request_timeout=1000.0, max_failures=100)
+    limits = GatewaySettings(
+        max_model_len=100, request_timeout=1000.0, max_failures=100, max_deaths=1000
+    )
     world = World(GatewayCore("g", "g:1", limits))
     world.tell(SchedulerConnected())
     for kind, which, worker in [("submit", 5, 0), ("submit", 2, 0), *steps]:
@@ -335,7 +337,9 @@ class SamplingWorld(World):
     )
 )
 def test_copies_that_draw_differently_are_never_spliced(steps: list[tuple[str, int, str]]) -> None:
-    limits = GatewaySettings(max_model_len=100, request_timeout=1000.0, max_attempts=1000)
+    limits = GatewaySettings(
+        max_model_len=100, request_timeout=1000.0, max_attempts=1000, max_deaths=1000
+    )
     world = SamplingWorld(GatewayCore("g", "g:1", limits))
     world.tell(SchedulerConnected())
     world.step("submit", 7, 0)

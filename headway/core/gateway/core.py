@@ -8,9 +8,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from types import MappingProxyType
 
 from headway.core.gateway.admission import FirstTokenPace, over_context, too_many_waiting
+from headway.core.gateway.attempts import (
+    Suspects,
+    forgive,
+    too_many_attempts,
+    too_many_deaths,
+)
 from headway.core.gateway.events import (
     CancelTokens,
     Deliver,
@@ -60,6 +67,9 @@ class GatewaySettings:
     gap_patience: float = 1.0
     """Seconds that a request waits for a token that later ones have overtaken."""
     max_attempts: int = 8
+    """Attempts without progress."""
+    max_deaths: int = 2
+    """Deaths of its workers that make a request suspect (``attempts``)."""
     max_failures: int = 2
     """Attempts that a worker may fail to compute."""
     first_backoff: float = 0.05
@@ -101,6 +111,7 @@ class GatewayCore:
         self._requests = OpenRequests()
         self._workers: dict[str, None] = {}  # that the scheduler has named, newest last
         self._timers = Timers(self._requests)
+        self._suspects = Suspects(self._requests, settings.max_deaths)
         self._pace = FirstTokenPace()
         self._burst: Burst = registry.make("burst", settings.burst, **settings.burst_params)
         pacing = registry.make("pacing", settings.pacing, **settings.pacing_params)
@@ -136,12 +147,14 @@ class GatewayCore:
                 if state is not None:
                     self._drop(state, actions)
             case WorkerDetached(worker_id):
-                for state in [s for s in self._requests if s.worker_id == worker_id]:
-                    self._try_again(state, actions, now, "its worker's token stream broke")
+                had = [s for s in self._requests if s.worker_id == worker_id]
+                reason = f"the token stream of its worker {worker_id} broke"
+                self._on_death(had, actions, now, reason)
             case SchedulerConnected() | SchedulerDisconnected():
                 self._on_link(isinstance(event, SchedulerConnected), actions, now)
             case Placed() | Rejected() | Lost():
                 self._on_scheduler(event, actions, now)
+        self._try_next_suspect(now)
         return actions
 
     def wake(self, *, now: float) -> Sequence[GatewayAction]:
@@ -163,6 +176,7 @@ class GatewayCore:
                 if state.early:
                     reason = f"token {len(state.output)} did not arrive"
                     self._try_again(state, actions, now, reason)
+        self._try_next_suspect(now)
         return actions
 
     # --- clients ----------------------------------------------------------------------
@@ -234,19 +248,18 @@ class GatewayCore:
                     self._submit(state, actions, now)
 
     def _on_scheduler(self, event: ToGateway, actions: list[GatewayAction], now: float) -> None:
-        keys = event.keys if isinstance(event, Lost) else (event.key,)
-        for key in keys:
-            state = self._requests.by_stream.get(key.stream_id)
-            if state is None:
-                continue  # it has ended or has a newer stream id
-            match event:
-                case Placed(_, worker_id, target_worker_id=target):
-                    sources = (worker_id, target) if target else (worker_id,)
-                    self._name(state, sources, actions, now)
-                case Lost():
-                    self._try_again(state, actions, now, event.reason)
-                case Rejected():
-                    self._on_rejected(state, event, actions, now)
+        if isinstance(event, Lost):
+            self._on_lost(event, actions, now)
+            return
+        state = self._requests.by_stream.get(event.key.stream_id)
+        if state is None:
+            return  # it has ended or has a newer stream id
+        match event:
+            case Placed(_, worker_id, target_worker_id=target):
+                sources = (worker_id, target) if target else (worker_id,)
+                self._name(state, sources, actions, now)
+            case Rejected():
+                self._on_rejected(state, event, actions, now)
 
     def _name(
         self,
@@ -328,25 +341,50 @@ class GatewayCore:
 
     # --- another attempt --------------------------------------------------------------
 
+    def _on_lost(self, lost: Lost, actions: list[GatewayAction], now: float) -> None:
+        had = [s for key in lost.keys if (s := self._requests.by_stream.get(key.stream_id))]
+        if lost.died:
+            self._on_death(had, actions, now, lost.reason)
+            return
+        for state in had:
+            self._try_again(state, actions, now, lost.reason)
+
+    def _on_death(
+        self, had: Sequence[OpenRequest], actions: list[GatewayAction], now: float, reason: str
+    ) -> None:
+        """Try the requests of a dead worker again, except those that seem to have killed it."""
+        guilty = self._suspects.died(had)
+        for state in had:
+            if state in guilty:
+                self._fail(state, too_many_deaths(state, reason), actions)
+            else:
+                self._try_again(state, actions, now, reason)
+
+    def _try_next_suspect(self, now: float) -> None:
+        state = self._suspects.next()
+        if state is not None:
+            state.retry_at = now + self.settings.first_backoff
+            self._timers.add(state.retry_at, state.request_id)
+
     def _try_again(
         self, state: OpenRequest, actions: list[GatewayAction], now: float, reason: str
     ) -> None:
         """Start a new attempt after the tokens so far, unless there were too many attempts."""
         settings = self.settings
-        if state.request.attempt + 1 >= settings.max_attempts:
-            message = (
-                f"the request failed {settings.max_attempts} times, the most allowed; "
-                f"the last time: {reason}"
-            )
-            error = HeadwayError(Code.UNAVAILABLE, message, retry_after=settings.longest_backoff)
+        forgive(state)
+        state.num_tries += 1
+        if state.num_tries >= settings.max_attempts:
+            error = too_many_attempts(settings.max_attempts, reason, settings.longest_backoff)
             self._fail(state, error, actions)
             return
         self.num_resubmitted += 1
         self._cancel(state, actions)
-        backoff = settings.first_backoff * 2**state.request.attempt
+        backoff = settings.first_backoff * 2 ** (state.num_tries - 1)
         retry_at = now + min(backoff, settings.longest_backoff)
+        retry_at = retry_at if self._suspects.may_run(state) else inf  # until its turn
         self._requests.rename(state, self._new_stream_id(), retry_at)
-        self._timers.add(retry_at, state.request_id)
+        if retry_at < inf:
+            self._timers.add(retry_at, state.request_id)
 
     def _cancel(self, state: OpenRequest, actions: list[GatewayAction]) -> None:
         """Cancel the current attempt everywhere; a cancel of an unknown one does nothing."""

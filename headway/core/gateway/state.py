@@ -52,6 +52,14 @@ class OpenRequest:
     """Workers that had this attempt and have it no more."""
     held: list[Held] = field(default_factory=list)
     """Tokens of workers that are no source, or not yet."""
+    num_tries: int = 0
+    """Attempts since it last made progress."""
+    num_deaths: int = 0
+    """Deaths of its workers since it last made progress."""
+    num_alone: int = 0
+    """Those at which the worker had no other request of this gateway."""
+    num_tokens_before: int = 0
+    """Output tokens at the last failed attempt."""
     num_failures: int = 0
     """Number of times that a worker failed to compute it."""
 

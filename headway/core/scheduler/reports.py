@@ -357,7 +357,7 @@ class WorkerReports:
             # A target may have it by now; two attempts must not run at once.
             self.end(entry, but=instance.info.worker_id)
             lost.append(key)
-        self._state.lose(lost, reason)
+        self._state.lose(lost, reason, died=True)
 
     def _cancel_handoff(self, entry: Tracked, target_id: str) -> None:
         """Tell the source: a target that hangs keeps its connections open."""

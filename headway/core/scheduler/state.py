@@ -138,14 +138,14 @@ class SchedulerState:
         self.end(rejected.key, rejected)
         self.tell_gateway(rejected.key.gateway_id, rejected)
 
-    def lose(self, keys: Iterable[StreamKey], reason: str) -> None:
+    def lose(self, keys: Iterable[StreamKey], reason: str, *, died: bool = False) -> None:
         """End requests that a worker has lost; each gateway gets one message for all of its own."""
         by_gateway: dict[str, list[StreamKey]] = {}
         for key in keys:
-            self.end(key, Lost((key,), reason))
+            self.end(key, Lost((key,), reason, died))
             by_gateway.setdefault(key.gateway_id, []).append(key)
         for gateway_id, lost in by_gateway.items():
-            self.tell_gateway(gateway_id, Lost(tuple(lost), reason))
+            self.tell_gateway(gateway_id, Lost(tuple(lost), reason, died))
 
     def note(self, event: str, **fields: Any) -> None:
         """Add an entry to the log."""

@@ -1,0 +1,90 @@
+"""Further attempts at a request: how many it has, and requests that may kill their workers.
+
+An attempt that makes progress is not held against its request. A request whose worker has died
+twice before it made progress is suspected to be the cause:
+
+- If it was this gateway's only request on both workers, it gets no further attempt.
+- Otherwise it gets one more when no other suspect runs. If its worker dies again, it was the cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.core.gateway.state import OpenRequest, OpenRequests
+from headway.errors import Code, HeadwayError
+
+PROGRESS = 16
+"""Tokens after which earlier attempts and deaths are forgiven.
+
+One token is too few: a request may get it from a prefill worker and kill each decode worker.
+"""
+
+
+def forgive(state: OpenRequest) -> None:
+    """Forget earlier attempts and deaths if the request has made progress since."""
+    if len(state.output) - state.num_tokens_before >= PROGRESS:
+        state.num_tries = state.num_deaths = 0
+        state.num_alone = 0
+    state.num_tokens_before = len(state.output)
+
+
+def too_many_attempts(most: int, reason: str, retry_after: float) -> HeadwayError:
+    """Return the refusal of a request after ``most`` attempts without progress."""
+    message = f"the request failed {most} times, the most allowed; the last time: {reason}"
+    return HeadwayError(Code.UNAVAILABLE, message, retry_after=retry_after)
+
+
+def too_many_deaths(state: OpenRequest, reason: str) -> HeadwayError:
+    """Return the refusal of a request that seems to kill its workers."""
+    message = (
+        f"the workers that ran this request died {state.num_deaths} times, and other requests are "
+        f"not the cause: it is not tried again; the last time: {reason}"
+    )
+    return HeadwayError(Code.INTERNAL, message)
+
+
+class Suspects:
+    """The requests whose workers have died ``most`` times; one of them runs at a time."""
+
+    def __init__(self, requests: OpenRequests, most: int) -> None:
+        self._requests = requests
+        self._most = most
+        self._waiting: dict[str, None] = {}
+        self._on_trial = ""
+
+    def died(self, states: Sequence[OpenRequest]) -> list[OpenRequest]:
+        """Count a worker's death for all requests that it had; return those that are the cause."""
+        guilty = []
+        for state in states:
+            forgive(state)
+            state.num_deaths += 1
+            state.num_alone += len(states) == 1
+            if state.num_deaths < self._most:
+                continue
+            if state.request_id == self._on_trial or state.num_alone >= self._most:
+                guilty.append(state)
+            else:
+                self._waiting[state.request_id] = None
+        return guilty
+
+    def may_run(self, state: OpenRequest) -> bool:
+        """Return whether it may be tried again now, and not after other suspects."""
+        return state.request_id not in self._waiting
+
+    def next(self) -> OpenRequest | None:
+        """Return the suspect whose turn has come, once the one before has ended or progressed."""
+        if not self._waiting and not self._on_trial:
+            return None
+        tried = self._requests.find(self._on_trial)
+        if tried is not None and len(tried.output) - tried.num_tokens_before < PROGRESS:
+            return None
+        self._on_trial = ""
+        while self._waiting:
+            request_id = next(iter(self._waiting))
+            del self._waiting[request_id]
+            state = self._requests.find(request_id)
+            if state is not None:
+                self._on_trial = request_id
+                return state
+        return None

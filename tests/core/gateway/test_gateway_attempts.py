@@ -1,0 +1,156 @@
+"""Further attempts: progress forgives; a request that kills its workers is named and refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.cluster import Role
+from headway.core.gateway.attempts import PROGRESS
+from headway.core.gateway.core import GatewayCore, GatewaySettings
+from headway.core.gateway.events import (
+    Fail,
+    GatewayAction,
+    SchedulerConnected,
+    Submit,
+    WorkerDetached,
+)
+from headway.errors import Code
+from headway.messages import Lost, Placed, TokenBatch
+from headway.request import Request, SamplingParams
+
+
+class World:
+    """A gateway, the attempts that it has submitted, and its refusals; virtual time."""
+
+    def __init__(self) -> None:
+        self.core = GatewayCore("g", "g:1", GatewaySettings(10_000, request_timeout=1e6))
+        self.now = 0.0
+        self.attempts: dict[str, Request] = {}
+        self.failed: dict[str, Fail] = {}
+        self.take(self.core.handle(SchedulerConnected(), now=0.0))
+
+    def take(self, actions: Sequence[GatewayAction]) -> None:
+        for action in actions:
+            if isinstance(action, Request):
+                self.attempts[action.request_id] = action
+            elif isinstance(action, Fail):
+                self.failed[action.request_id] = action
+
+    def submit(self, *names: str) -> None:
+        for name in names:
+            request = Request(name, "m", (1, 2), SamplingParams(max_tokens=5000), self.now)
+            self.take(self.core.handle(Submit(request), now=self.now))
+
+    def wait(self, seconds: float = 3.0) -> None:
+        """Attempts that are due are submitted; ``attempts`` holds the new ones alone."""
+        self.attempts.clear()
+        until = self.now + seconds
+        while (at := self.core.next_wakeup) is not None and at <= until:
+            self.take(self.core.wake(now=at))
+        self.now = until
+
+    def place(self, worker_id: str, *names: str) -> None:
+        for name in names:
+            placed = Placed(self.attempts[name].key, worker_id, 0, Role.UNIFIED)
+            self.take(self.core.handle(placed, now=self.now))
+
+    def generate(self, worker_id: str, name: str, count: int) -> None:
+        request = self.attempts[name]
+        first = len(request.output_token_ids)
+        batch = TokenBatch(
+            worker_id,
+            (request.stream_id,) * count,
+            tuple(range(first, first + count)),
+            (7,) * count,
+            (None,) * count,
+            {},
+        )
+        self.take(self.core.handle(batch, now=self.now))
+
+    def kill(self, worker_id: str) -> None:
+        self.take(self.core.handle(WorkerDetached(worker_id), now=self.now))
+        self.wait()
+
+
+def test_a_request_alone_on_both_workers_that_died_is_refused_by_name() -> None:
+    world = World()
+    world.submit("poison")
+    world.place("v", "poison")
+    world.kill("v")
+    world.place("w", "poison")
+    world.kill("w")
+    error = world.failed["poison"].error
+    assert error.code is Code.INTERNAL
+    assert "died 2 times" in error.message
+    assert "token stream of its worker w" in error.message
+    assert world.core.num_open == 0
+
+
+def test_the_schedulers_word_counts_as_the_death_of_a_worker_and_its_other_words_do_not() -> None:
+    world = World()
+    world.submit("r")
+    for died in (False, False, True, False, True):
+        world.place("w", "r")
+        lost = Lost((world.attempts["r"].key,), "worker w: gone", died)
+        world.take(world.core.handle(lost, now=world.now))
+        world.wait()
+    assert "worker w: gone" in world.failed["r"].error.message
+
+
+def test_among_others_the_one_that_dies_alone_at_its_third_death_is_the_cause() -> None:
+    world = World()
+    names = ("one", "poison", "two")
+    world.submit(*names)
+    for worker_id in ("v", "w"):
+        world.place(worker_id, *names)
+        world.kill(worker_id)
+    assert not world.failed
+    assert list(world.attempts) == ["one"]  # one at a time
+    world.place("x", "one")
+    world.generate("x", "one", PROGRESS)
+    world.wait()
+    assert list(world.attempts) == ["poison"]
+    world.place("x", "poison")
+    world.kill("x")
+    assert list(world.failed) == ["poison"]
+    assert "died 3 times" in world.failed["poison"].error.message
+    assert sorted(world.attempts) == ["one", "two"]
+    assert world.core.num_open == 2
+
+
+def test_a_suspect_that_leaves_lets_the_next_one_run() -> None:
+    world = World()
+    world.submit("one", "two")
+    for worker_id in ("v", "w"):
+        world.place(worker_id, "one", "two")
+        world.kill(worker_id)
+    world.place("x", "one")
+    world.generate("x", "one", 1)
+    world.wait()
+    assert not world.attempts
+    world.take(world.core.handle(SchedulerConnected(), now=world.now))
+    assert list(world.attempts) == ["one"]  # the other still waits for its turn
+    world.generate("x", "one", PROGRESS)
+    world.wait()
+    assert list(world.attempts) == ["two"]
+
+
+def test_a_request_that_makes_progress_outlives_any_number_of_workers() -> None:
+    world = World()
+    world.submit("long")
+    for number in range(40):
+        world.place(f"w{number}", "long")
+        world.generate(f"w{number}", "long", PROGRESS)
+        world.kill(f"w{number}")
+    assert not world.failed
+    assert len(world.attempts["long"].output_token_ids) == 40 * PROGRESS
+
+
+def test_a_token_a_life_is_no_progress() -> None:
+    world = World()
+    world.submit("poison")
+    for worker_id in ("v", "w"):  # a prefill worker's token, and the death of a decode worker
+        world.place(worker_id, "poison")
+        world.generate(worker_id, "poison", 1)
+        world.kill(worker_id)
+    assert list(world.failed) == ["poison"]
