@@ -24,6 +24,10 @@ import torch
 
 from bench.card import device as card
 from bench.card.cases import CASES, SHAPES, Case, least_seconds, row
+from bench.output import write_json
+
+Timings = tuple[dict[Case, float], dict[Case, str]]
+"""Seconds by case, and why some are missing."""
 
 MAX_ERRORS = {"float32": 1e-5, "float16": 3e-3, "bfloat16": 2e-2}
 
@@ -40,139 +44,128 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-class Report:
-    """The figures so far, written after each part."""
+class GpuBench:
+    """A run: the figures so far (``found``), which are written after each part."""
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+    def __init__(self, args: argparse.Namespace) -> None:
         self.found: dict[str, Any] = {}
+        self._args = args
+        self._parts = args.parts.split(",")
+        self._deadline = time.monotonic() + 60 * args.minutes
+        self._device = torch.device(args.device)
+        self._shape, self._cases = SHAPES[args.shape], CASES[args.shape]
+        self._dtype = "bfloat16" if self._shape.itemsize == 2 else "float32"
+        self._rates: card.CardRates
 
     def add(self, name: str, value: object) -> None:
         """Add a part and write the report."""
         self.found[name] = value
         print(f"{name}: {json.dumps(value)}", file=sys.stderr, flush=True)
-        if self._path is not None:
-            self._path.write_text(json.dumps(self.found, indent=2) + "\n", encoding="utf-8")
+        write_json(self._args.json, self.found)
+
+    def run(self) -> None:
+        """Measure every part."""
+        is_small = self._args.shape == "tiny"
+        self.add("device", card.describe(self._device))
+        self.add("shape", self._args.shape)
+        self._rates = card.measure(self._device, getattr(torch, self._dtype), small=is_small)
+        self.add("rates", card.as_json(self._rates))
+        with torch.inference_mode():
+            if "check" in self._parts or "sweep" in self._parts:
+                self._kernels()
+        ours: Timings = ({}, {})
+        if "engine" in self._parts:
+            ours = self._engine()
+        self._rows(ours, ({}, {}))
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        if "peer" in self._parts:
+            self._rows(ours, self._peer())
+
+    def _rows(self, ours: Timings, peer: Timings) -> None:
+        rates, found = self._rates, []
+        for case in self._cases:
+            least = least_seconds(self._shape, case, rates.bytes_per_s, rates.matmul_flops_per_s)
+            timings = (ours, peer)
+            (taken, why), (theirs, why_no_peer) = (
+                (seconds.get(case), whys.get(case)) for seconds, whys in timings
+            )
+            found.append(row(case, least, taken, theirs, why, why_no_peer))
+        self.add("rows", found)
+
+    def _kernels(self) -> None:
+        if self._device.type != "cuda":
+            self.add("kernel_checks", None)
+            self.add("kernel_sweep", None)
+            return
+        from bench.card import kernels  # needs Triton
+
+        checks = list(kernels.check(self._shape, self._device, tuple(MAX_ERRORS)))
+        self.add("kernel_checks", checks)
+        wrong = [c for c in checks if not float(c["error"]) < MAX_ERRORS[str(c["dtype"])]]  # type: ignore[arg-type]
+        if wrong:
+            sys.exit(f"the kernels are wrong: {wrong}")
+        if "sweep" in self._parts:
+            cases = tuple(c for c in self._cases if c.kind != "mixed" and c.num_decodes < 256)
+            processors = torch.cuda.get_device_properties(self._device).multi_processor_count
+            dtype = getattr(torch, self._dtype)
+            swept = kernels.sweep(self._shape, cases, self._device, dtype, processors)
+            self.add("kernel_sweep", list(swept))
+
+    def _engine(self) -> Timings:
+        from bench.card.engine import Engine
+
+        engine = Engine(self._shape, self._cases, self._device, self._dtype)
+        found: dict[Case, float] = {}
+        reasons: dict[Case, str] = {}
+        for case in self._cases:
+            if not engine.fits(case):
+                reasons[case] = "its KV does not fit"
+            elif time.monotonic() > self._deadline:
+                reasons[case] = "no time left"
+            else:
+                found[case] = engine.run(case, self._args.repeats)
+        if "profile" in self._parts and time.monotonic() < self._deadline:
+            kinds = {case.kind: case for case in found}  # the last, largest of each
+            self.add("profile", {str(case): engine.profile(case) for case in kinds.values()})
+        return found, reasons
+
+    def _peer(self) -> Timings:
+        """Return a peer's timings; one that fails is not asked again."""
+        from bench.card.peer import ContinuousPeer
+
+        found: dict[Case, float] = {}
+        reasons: dict[Case, str] = {}
+        failed = ""
+        try:
+            peer = ContinuousPeer(self._shape, self._device, self._dtype)
+        except (RuntimeError, ValueError, TypeError, AttributeError, ImportError) as error:
+            return found, dict.fromkeys(self._cases, f"{type(error).__name__}: {error}")
+        self.add("peer_attention", peer.attention)
+        ordered = sorted(
+            self._cases, key=lambda c: (c.num_decodes * c.context + c.num_rows, str(c))
+        )
+        for case in ordered:
+            taken = None
+            if not failed:
+                try:
+                    taken = peer.run(case, self._deadline)
+                except (TimeoutError, RuntimeError) as error:
+                    failed = f"{type(error).__name__}: {error}"
+            if taken is not None:
+                found[case] = taken
+            else:
+                reasons[case] = failed or "it has no such pass"
+        peer.close()
+        return found, reasons
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measure and report."""
-    args = parser().parse_args(arguments)
-    deadline = time.monotonic() + 60 * args.minutes
-    device, parts = torch.device(args.device), args.parts.split(",")
-    dtype = "bfloat16" if SHAPES[args.shape].itemsize == 2 else "float32"
-    report = Report(args.json)
-    report.add("device", card.describe(device))
-    report.add("shape", args.shape)
-    rates = card.measure(device, getattr(torch, dtype), small=args.shape == "tiny")
-    report.add("rates", card.as_json(rates))
-    with torch.inference_mode():
-        if "check" in parts or "sweep" in parts:
-            _kernels(args, device, dtype, report)
-    ours: dict[Case, float] = {}
-    reasons: dict[Case, str] = {}
-    if "engine" in parts:
-        ours, reasons = _engine(args, device, dtype, deadline, report)
-    _rows(args.shape, rates, ours, {}, reasons, {}, report)
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    if "peer" in parts:
-        peer, no_peer = _peer(args, device, dtype, deadline, report)
-        _rows(args.shape, rates, ours, peer, reasons, no_peer, report)
-    return report.found
-
-
-def _rows(
-    name: str,
-    rates: card.Rates,
-    ours: dict[Case, float],
-    peer: dict[Case, float],
-    reasons: dict[Case, str],
-    no_peer: dict[Case, str],
-    report: Report,
-) -> None:
-    shape = SHAPES[name]
-    found = []
-    for case in CASES[name]:
-        least = least_seconds(shape, case, rates.bytes_per_s, rates.matmul_flops_per_s)
-        why, why_no_peer = reasons.get(case), no_peer.get(case)
-        found.append(row(case, least, ours.get(case), peer.get(case), why, why_no_peer))
-    report.add("rows", found)
-
-
-def _kernels(args: argparse.Namespace, device: torch.device, dtype: str, report: Report) -> None:
-    if device.type != "cuda":
-        report.add("kernel_checks", None)
-        report.add("kernel_sweep", None)
-        return
-    from bench.card import kernels  # needs Triton
-
-    shape = SHAPES[args.shape]
-    checks = list(kernels.check(shape, device, tuple(MAX_ERRORS)))
-    report.add("kernel_checks", checks)
-    wrong = [c for c in checks if not float(c["error"]) < MAX_ERRORS[str(c["dtype"])]]  # type: ignore[arg-type]
-    if wrong:
-        sys.exit(f"the kernels are wrong: {wrong}")
-    if "sweep" in args.parts.split(","):
-        cases = tuple(c for c in CASES[args.shape] if c.kind != "mixed" and c.num_decodes < 256)
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-        swept = kernels.sweep(shape, cases, device, getattr(torch, dtype), processors)
-        report.add("kernel_sweep", list(swept))
-
-
-def _engine(
-    args: argparse.Namespace, device: torch.device, dtype: str, deadline: float, report: Report
-) -> tuple[dict[Case, float], dict[Case, str]]:
-    """Return seconds by case, and why some are missing."""
-    from bench.card.engine import Engine
-
-    cases = CASES[args.shape]
-    engine = Engine(SHAPES[args.shape], cases, device, dtype)
-    found: dict[Case, float] = {}
-    reasons: dict[Case, str] = {}
-    for case in cases:
-        if not engine.fits(case):
-            reasons[case] = "its KV does not fit"
-        elif time.monotonic() > deadline:
-            reasons[case] = "no time left"
-        else:
-            found[case] = engine.run(case, args.repeats)
-    if "profile" in args.parts.split(",") and time.monotonic() < deadline:
-        kinds = {case.kind: case for case in found}  # the last, largest of each
-        report.add("profile", {str(case): engine.profile(case) for case in kinds.values()})
-    return found, reasons
-
-
-def _peer(
-    args: argparse.Namespace, device: torch.device, dtype: str, deadline: float, report: Report
-) -> tuple[dict[Case, float], dict[Case, str]]:
-    """Return seconds by case, and why some are missing; a peer that fails is not asked again."""
-    from bench.card.peer import Peer
-
-    found: dict[Case, float] = {}
-    reasons: dict[Case, str] = {}
-    failed: str | None = None
-    cases = CASES[args.shape]
-    try:
-        peer = Peer(SHAPES[args.shape], device, dtype)
-    except (RuntimeError, ValueError, TypeError, AttributeError, ImportError) as error:
-        return found, dict.fromkeys(cases, f"{type(error).__name__}: {error}")
-    report.add("peer_attention", peer.attention)
-    for case in sorted(cases, key=lambda c: (c.num_decodes * c.context + c.num_rows, str(c))):
-        if failed is None:
-            try:
-                taken = peer.run(case, deadline)
-            except (TimeoutError, RuntimeError) as error:
-                failed = f"{type(error).__name__}: {error}"
-            else:
-                if taken is not None:
-                    found[case] = taken
-                    continue
-                reasons[case] = "it has no such pass"
-        reasons.setdefault(case, failed or "it has no such pass")
-    peer.close()
-    return found, reasons
+    bench = GpuBench(parser().parse_args(arguments))
+    bench.run()
+    return bench.found
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.calibrate.figures import Compared, Seen, compare
-from bench.calibrate.live import ask
-from bench.calibrate.load import one_by_one, poisson
+from bench.calibrate.live import ask, one_by_one, poisson
 from bench.calibrate.model import (
     WorkerRecord,
     find_latency,

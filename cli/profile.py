@@ -6,10 +6,10 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
+from bench.calibrate.model import with_velocities
 from headway.cost.fit import fit_pass_time
 from headway.cost.passes import parse_passes
 from headway.cost.profile import load_profile, profile_names, profile_text, save_profile
-from headway.cost.velocity import decode_velocities, prefill_velocity
 from headway.errors import Code, HeadwayError
 
 
@@ -62,10 +62,9 @@ def fit_one(args: argparse.Namespace) -> int:
         name=args.name or args.passes.stem,
         origin=args.origin or f"fitted to {fit.num_passes} passes of {args.passes.name}",
         pass_time=fit.pass_time,
-        prefill_tokens_per_s=prefill_velocity(fit.pass_time, like.memory),
-        decode_tokens_per_s=decode_velocities(fit.pass_time, like.memory, like.buckets),
         convertible_tokens_per_s=None,
     )
+    profile = with_velocities(profile)
     print(f"passes         {fit.num_passes}, terms {', '.join(fit.terms)}")
     print(f"R²             {fit.r_squared:.5f}")
     print(f"error          median {fit.median_error:.2%}, P95 {fit.p95_error:.2%} of a pass")

@@ -25,6 +25,13 @@ _SERVICE_FLAGS = (
 )
 
 
+_SAME = (
+    *("model", "model_name", "schedulers", "device", "dtype", "dp", "predictor", "host", "port"),
+    *("api_key_file", "metrics_port", "log_level", "drain_timeout"),
+)
+"""Options that a cluster has under the same name."""
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Register the options of a local cluster."""
     parser.epilog = _SERVICE_FLAGS
@@ -92,23 +99,11 @@ def cluster_options(
         args.max_prefill, args.max_decode, args.budget, args.standby, args.scale_down_delay
     )
     return ClusterOptions(
-        model=args.model,
-        model_name=args.model_name,
         policies=PolicyOptions(args.preset, policy, settings, args.profile),
         workers=WorkerCounts(args.prefill, args.decode, args.convertible, args.unified),
-        schedulers=args.schedulers,
         autoscale=autoscale if args.autoscale else None,
-        device=args.device,
-        dtype=args.dtype,
-        dp=args.dp,
-        predictor=args.predictor,
-        host=args.host,
-        port=args.port,
-        api_key_file=args.api_key_file,
-        metrics_port=args.metrics_port,
-        log_level=args.log_level,
-        drain_timeout=args.drain_timeout,
         service_flags=parse_service_flags(service_flags, known_flags),
+        **{name: getattr(args, name) for name in _SAME},
     )
 
 

@@ -26,7 +26,7 @@ WIDTH_STEP = 64  # sequences are padded to a multiple of this many tokens
 
 
 @dataclass(frozen=True)
-class Sequence:
+class TrainingChat:
     """Token ids of one chat; those from ``start`` on are the completion to learn."""
 
     task: str
@@ -34,7 +34,7 @@ class Sequence:
     start: int
 
 
-def width_of(each: Sequence) -> int:
+def width_of(each: TrainingChat) -> int:
     """Width in tokens that a sequence is padded to."""
     return -(-len(each.ids) // WIDTH_STEP) * WIDTH_STEP
 
@@ -63,21 +63,21 @@ def chat_of(example: Example, rng: random.Random) -> tuple[str, str]:
     return prompt, completion_of(example)
 
 
-def sequence(rng: random.Random, tokenizer: Tokenizer, largest: int) -> Sequence:
+def sequence(rng: random.Random, tokenizer: Tokenizer, largest: int) -> TrainingChat:
     """Draw one training sequence with sizes up to ``largest``."""
     name = rng.choices(list(TASK_SHARES), weights=list(TASK_SHARES.values()))[0]
     prompt, completion = chat_of(draw(rng, name, largest), rng)
     prompt_ids: list[int] = tokenizer.encode(prompt).ids
-    return Sequence(name, prompt_ids + tokenizer.encode(completion).ids, len(prompt_ids))
+    return TrainingChat(name, prompt_ids + tokenizer.encode(completion).ids, len(prompt_ids))
 
 
-def batches(rng: random.Random, tokenizer: Tokenizer, largest: int) -> Iterator[list[Sequence]]:
+def batches(rng: random.Random, tokenizer: Tokenizer, largest: int) -> Iterator[list[TrainingChat]]:
     """Yield one pool's batches in random order, each full and of one width.
 
     Few distinct shapes keep the CPU's matrix kernels cached; what does not fill a batch is left.
     """
-    waiting: dict[int, list[Sequence]] = {}
-    made: list[list[Sequence]] = []
+    waiting: dict[int, list[TrainingChat]] = {}
+    made: list[list[TrainingChat]] = []
     for _ in range(POOL):
         each = sequence(rng, tokenizer, largest)
         width = width_of(each)

@@ -27,7 +27,7 @@ SPARE_TOKENS = 64  # allowed beyond the longest known completion of a batch
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DecodedExample:
     """A decoded example: its output length in tokens, whether it ended and was correct."""
 
     example: Example
@@ -50,7 +50,7 @@ def load(folder: Path) -> tuple[Any, Any]:
 
 def decode(
     model: Any, tokenizer: Any, examples: list[Example], temperature: float
-) -> list[Outcome]:
+) -> list[DecodedExample]:
     """Decode one batch; greedily when the temperature is 0."""
     chats = [[{"role": "user", "content": each.prompt}] for each in examples]
     inputs = tokenizer.apply_chat_template(
@@ -66,17 +66,17 @@ def decode(
         end = next((at for at, token in enumerate(ids) if token == tokenizer.eos_token_id), None)
         text = tokenizer.decode(ids[:end], skip_special_tokens=True)
         length = len(ids) if end is None else end + 1
-        outcomes.append(Outcome(example, text, length, end is not None))
+        outcomes.append(DecodedExample(example, text, length, end is not None))
     return outcomes
 
 
 def decode_all(
     folder: Path, examples: Iterable[Example], temperature: float = 0.0
-) -> list[Outcome]:
+) -> list[DecodedExample]:
     """Decode any number of examples, those of like length together."""
     model, tokenizer = load(folder)
     ordered = sorted(examples, key=lambda each: len(each.reasoning))
-    outcomes: list[Outcome] = []
+    outcomes: list[DecodedExample] = []
     for at in range(0, len(ordered), ROWS):
         outcomes += decode(model, tokenizer, ordered[at : at + ROWS], temperature)
     return outcomes
@@ -90,7 +90,7 @@ def band_of(example: Example) -> str:
     return f"{first}-{min(first + width - 1, task.largest)}"
 
 
-def summary(outcomes: list[Outcome]) -> dict[str, float]:
+def summary(outcomes: list[DecodedExample]) -> dict[str, float]:
     """Accuracy of some outcomes and the spread of their output lengths in tokens."""
     lengths = [each.tokens for each in outcomes]
     return {
@@ -102,7 +102,7 @@ def summary(outcomes: list[Outcome]) -> dict[str, float]:
     }
 
 
-def table(outcomes: list[Outcome]) -> dict[str, dict[str, float]]:
+def table(outcomes: list[DecodedExample]) -> dict[str, dict[str, float]]:
     """Summaries by row name: each task, its size bands, and all prompts."""
     rows: dict[str, dict[str, float]] = {}
     for name in TASKS:

@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-from models.data import Sequence, batches, width_of
+from models.data import TrainingChat, batches, width_of
 from models.tokenizer import (
     END_OF_TEXT,
     IM_END,
@@ -34,7 +34,7 @@ REPORT_STEPS, SAVE_SECONDS = 50, 240
 
 
 @dataclass(frozen=True)
-class Phase:
+class TrainingPhase:
     """A part of the schedule; ``warm_up``, ``decay`` and ``growing`` are shares of its length.
 
     The learning rate rises to ``rate`` times its peak over ``warm_up`` and falls to zero over
@@ -59,8 +59,8 @@ class Phase:
 
 
 PHASES = (
-    Phase(tokens=20e6, rate=1.0, warm_up=0.01, decay=0.35, growing=0.2),
-    Phase(tokens=18e6, rate=0.7, warm_up=0.02, decay=0.7, growing=0.1),
+    TrainingPhase(tokens=20e6, rate=1.0, warm_up=0.01, decay=0.35, growing=0.2),
+    TrainingPhase(tokens=18e6, rate=0.7, warm_up=0.02, decay=0.7, growing=0.1),
 )
 
 
@@ -98,7 +98,7 @@ def build_optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
     ]
 
 
-def tensors(batch: list[Sequence]) -> tuple[torch.Tensor, torch.Tensor]:
+def tensors(batch: list[TrainingChat]) -> tuple[torch.Tensor, torch.Tensor]:
     """Pad a batch at the right: ids and next-token labels, both (rows, width) int64."""
     width = width_of(batch[0])
     ids = torch.full((len(batch), width), MARKER_IDS[END_OF_TEXT])
@@ -123,7 +123,7 @@ class Progress:
         """Minutes since the training began."""
         return (time.monotonic() - self.began) / 60
 
-    def note(self, batch: list[Sequence], right: torch.Tensor, loss: float) -> None:
+    def note(self, batch: list[TrainingChat], right: torch.Tensor, loss: float) -> None:
         """Take in one step: ``right`` (rows,) says which rows had every token predicted."""
         self.steps += 1
         self.tokens += sum(len(each.ids) for each in batch)
@@ -148,7 +148,7 @@ class Progress:
 
 
 def step(
-    model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer], batch: list[Sequence]
+    model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer], batch: list[TrainingChat]
 ) -> tuple[torch.Tensor, float]:
     """Take one optimizer step; return which rows were predicted whole (rows,) and the loss."""
     ids, labels = tensors(batch)
@@ -175,7 +175,7 @@ def save(model: Qwen3ForCausalLM, folder: Path) -> None:
 
 
 def train_phase(
-    model: Qwen3ForCausalLM, phase: Phase, rng: random.Random, out: Path, minutes: float
+    model: Qwen3ForCausalLM, phase: TrainingPhase, rng: random.Random, out: Path, minutes: float
 ) -> None:
     """Train for the phase's tokens or ``minutes`` minutes, whichever ends first, and save."""
     tokenizer, optimizers = build_tokenizer(), build_optimizers(model)

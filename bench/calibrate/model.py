@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.calibrate.figures import Seen
-from bench.calibrate.load import simulated
+from bench.calibrate.live import simulated
 from headway.cluster import Role
 from headway.cost.fit import Fit, MeasuredPass, fit_pass_time
 from headway.cost.pass_time import PassTime
@@ -77,13 +77,16 @@ def fit_profile(records: Sequence[WorkerRecord], name: str) -> tuple[Profile, Fi
         block_size=worker["block_size"],
         pass_time=fit.pass_time,
     )
-    return (
-        replace(
-            profile,
-            prefill_tokens_per_s=prefill_velocity(fit.pass_time, profile.memory),
-            decode_tokens_per_s=decode_velocities(fit.pass_time, profile.memory, profile.buckets),
-        ),
-        fit,
+    return with_velocities(profile), fit
+
+
+def with_velocities(profile: Profile) -> Profile:
+    """Return the profile with the velocities that follow from its pass times."""
+    pass_time, memory = profile.pass_time, profile.memory
+    return replace(
+        profile,
+        prefill_tokens_per_s=prefill_velocity(pass_time, memory),
+        decode_tokens_per_s=decode_velocities(pass_time, memory, profile.buckets),
     )
 
 

@@ -14,8 +14,8 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
-    """Rates measured in this run; a copied byte counts twice."""
+class CardRates:
+    """CardRates measured in this run; a copied byte counts twice."""
 
     copy_bytes_per_s: float
     read_bytes_per_s: float
@@ -78,13 +78,13 @@ def device_seconds(run: Callable[[], object], device: torch.device, repeats: int
     return float(begin.elapsed_time(end)) / 1e3 / repeats
 
 
-def measure(device: torch.device, dtype: torch.dtype, small: bool) -> Rates:
+def measure(device: torch.device, dtype: torch.dtype, small: bool) -> CardRates:
     """Copy and read a buffer far larger than any cache; multiply large random matrices."""
     copying, reading = _memory_rates(device, 2**22 if small else 2**33)
     size = 256 if small else 8192
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     multiplying = device_seconds(lambda: left @ right, device, 20)
-    return Rates(copying, reading, 2 * size**3 / multiplying)
+    return CardRates(copying, reading, 2 * size**3 / multiplying)
 
 
 def _memory_rates(device: torch.device, num_bytes: int) -> tuple[float, float]:
@@ -96,6 +96,6 @@ def _memory_rates(device: torch.device, num_bytes: int) -> tuple[float, float]:
     return 2 * num_bytes / copying, num_bytes / reading
 
 
-def as_json(rates: Rates) -> dict[str, float]:
+def as_json(rates: CardRates) -> dict[str, float]:
     """Return the rates for the report."""
     return {**asdict(rates), "roofline_bytes_per_s": rates.bytes_per_s}

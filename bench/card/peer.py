@@ -17,7 +17,7 @@ MAX_BATCH_TOKENS = 8192
 MEASURED_TOKENS = 24
 
 
-class Peer:
+class ContinuousPeer:
     """A model of the shape under continuous batching. ``close`` it."""
 
     def __init__(self, shape: Shape, device: torch.device, dtype: str) -> None:

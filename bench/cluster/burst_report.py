@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,11 +9,12 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 
+from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from bench.cluster.burst_plan import BurstLoad
-from bench.serve.replay import Outcome
+from bench.output import make_table, write_json
+from bench.serve.replay import ReplayedRequest
 from headway.metrics import percentile
 
 Figures = dict[str, float]
@@ -31,10 +31,10 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BurstRun:
     """A policy's run: every request, workers by role and state over time (s), and decisions."""
 
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[ReplayedRequest]
     workers: Sequence[tuple[float, Mapping[str, int]]]
     num_resubmitted: int
     decisions: Sequence[tuple[float, str]]
@@ -92,7 +92,7 @@ class Run:
         return kept / len(times) if times else 0.0
 
 
-def _ttfts(outcomes: Iterable[Outcome], begin: float, end: float) -> list[float]:
+def _ttfts(outcomes: Iterable[ReplayedRequest], begin: float, end: float) -> list[float]:
     """Return the TTFTs of those that arrived meanwhile, in order."""
     return sorted(
         outcome.times.ttft
@@ -107,23 +107,24 @@ def _steps(sizes: Sequence[int], *, up: bool) -> int:
     return sum(max(step, 0) if up else max(-step, 0) for step in steps)
 
 
-def print_runs(console: Console, load: BurstLoad, runs: Mapping[str, Run], ttft_slo: float) -> None:
+def print_runs(
+    console: Console, load: BurstLoad, runs: Mapping[str, BurstRun], ttft_slo: float
+) -> None:
     """Print a column a policy."""
     title = (
         f"{load.rate:g} → {load.burst_rate:g} requests/s for {load.burst:g} s, "
         f"{load.prompt_tokens} + {load.output_tokens} tokens each"
     )
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
     columns = {name: run.figures(load, ttft_slo) for name, run in runs.items()}
-    for name in columns:
-        table.add_column(name, justify="right")
-    for row in next(iter(columns.values()), {}):
-        table.add_row(row, *(f"{figures[row]:.3g}" for figures in columns.values()))
+    rows = [
+        (row, *(f"{figures[row]:.3g}" for figures in columns.values()))
+        for row in next(iter(columns.values()), {})
+    ]
+    table = make_table(("", *columns), rows, title=title, title_justify="left", box=box.HEAVY_HEAD)
     console.print(table)
 
 
-def write_runs(path: Path, args: Namespace, load: BurstLoad, runs: Mapping[str, Run]) -> None:
+def write_runs(path: Path, args: Namespace, load: BurstLoad, runs: Mapping[str, BurstRun]) -> None:
     """Configuration, figures, lines, decisions and every request of every policy."""
     config = {k: v for k, v in vars(args).items() if k not in _NOT_CONFIG}
     written = {
@@ -131,10 +132,10 @@ def write_runs(path: Path, args: Namespace, load: BurstLoad, runs: Mapping[str, 
         "load": asdict(load),
         "runs": {name: _written(run, load, args.ttft_slo) for name, run in runs.items()},
     }
-    path.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+    write_json(path, written, indent=1)
 
 
-def _written(run: Run, load: BurstLoad, ttft_slo: float) -> dict[str, object]:
+def _written(run: BurstRun, load: BurstLoad, ttft_slo: float) -> dict[str, object]:
     return {
         "figures": run.figures(load, ttft_slo),
         "ttft_by_second": run.series().ttft,

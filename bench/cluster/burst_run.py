@@ -6,15 +6,15 @@ import asyncio
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
 
+from bench import plots
 from bench.cluster.burst_plan import CONTENDERS, BurstLoad, filling, scaling_params
-from bench.cluster.burst_report import Run, print_runs, write_runs
-from bench.serve.client import Client, Endpoint
-from bench.serve.replay import Replay
+from bench.cluster.burst_report import BurstRun, print_runs, write_runs
+from bench.cluster.offered import num_resubmitted, print_failures, replayed
 from headway.cost.profile import Profile
 from headway.errors import HeadwayError
 from services.local.cluster import LocalCluster
@@ -25,8 +25,6 @@ from services.runtime.channel import open_channel
 from services.runtime.identity.roles import ServiceRole
 from services.runtime.store import Store
 
-_TIMEOUT = 300.0  # seconds, for one answer
-_MOST_OPEN = 1024
 _LOOK_INTERVAL = 0.25
 _BLOCK_SIZE = 16
 _WIDTH = 160
@@ -54,12 +52,13 @@ class _Watched:
 
 
 async def compare(args: Namespace, names: Sequence[str], profile: Profile) -> int:
-    """Run every policy, print the table; return 1 where a request failed."""
+    """BurstRun every policy, print the table; return 1 where a request failed."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH)  # a column a policy
     load = _load(args, profile)
-    runs: dict[str, Run] = {}
+    runs: dict[str, BurstRun] = {}
+    num_failed = 0
     for name in names:
         console.print(f"{name}: starting a cluster, logs in {args.log_dir}/{name}/")
         params = scaling_params(name, profile, load, args.ttft_slo, args.utilisation)
@@ -67,16 +66,13 @@ async def compare(args: Namespace, names: Sequence[str], profile: Profile) -> in
         async with started:
             console.print(f"{name}: {load.seconds:g} s of requests")
             runs[name] = await _offer(_Watched(started), load, Path(args.model).name)
-        failed = [each for each in runs[name].outcomes if each.error_kind]
-        if failed:
-            said = f"{name}: {len(failed)} requests failed, the first: {failed[0].error}"
-            console.print(said, markup=False)
+        num_failed += print_failures(console, name, runs[name].outcomes)
         if args.json is not None:  # after each: what is measured is kept
             write_runs(args.json, args, load, runs)
     print_runs(console, load, runs, args.ttft_slo)
     if args.plots is not None:
         _plot(args.plots, load, runs)
-    return 1 if any(each.error_kind for run in runs.values() for each in run.outcomes) else 0
+    return 1 if num_failed else 0
 
 
 def _load(args: Namespace, profile: Profile) -> BurstLoad:
@@ -94,11 +90,9 @@ def _load(args: Namespace, profile: Profile) -> BurstLoad:
     )
 
 
-def _plot(folder: Path, load: BurstLoad, runs: Mapping[str, Run]) -> None:
-    from bench.plots import burst
-
+def _plot(folder: Path, load: BurstLoad, runs: Mapping[str, BurstRun]) -> None:
     series = {name: run.series() for name, run in runs.items()}
-    burst(
+    plots.burst(
         folder,
         {name: each.ttft for name, each in series.items()},
         {name: each.workers for name, each in series.items()},
@@ -106,23 +100,16 @@ def _plot(folder: Path, load: BurstLoad, runs: Mapping[str, Run]) -> None:
     )
 
 
-async def _offer(watched: _Watched, load: BurstLoad, model: str) -> Run:
+async def _offer(watched: _Watched, load: BurstLoad, model: str) -> BurstRun:
     """Offer the load, and count the workers meanwhile."""
-    client = Client(Endpoint.parse(watched.cluster.url), _TIMEOUT)
-    plan = load.plan(model)
-    try:
-        await client.post(plan.path, plan.requests[0].body, lambda data, now: None)
-        replay = Replay(client, plan, most_open=_MOST_OPEN)
-        watching = asyncio.create_task(_watch(watched))
-        await replay.run(asyncio.Event())
-        await asyncio.sleep(max(0.0, load.seconds - watched.workers[-1][0]))
-        watching.cancel()
-        page = await client.get("/metrics")
-        num_resubmitted = _metric(bytes(page.body).decode(), "headway_gateway_resubmitted_requests")
-    finally:
-        client.close()
+    url, plan = watched.cluster.url, load.plan(model)
+    await replayed(url, replace(plan, requests=plan.requests[:1]), warms_up=False)
+    watching = asyncio.create_task(_watch(watched))
+    requests = await replayed(url, plan, warms_up=False)
+    await asyncio.sleep(max(0.0, load.seconds - watched.workers[-1][0]))
+    watching.cancel()
     decisions = await _decisions(watched.cluster)
-    return Run(list(replay.outcomes), watched.workers, num_resubmitted, decisions)
+    return BurstRun(requests, watched.workers, await num_resubmitted(url), decisions)
 
 
 async def _watch(watched: _Watched) -> None:
@@ -131,11 +118,6 @@ async def _watch(watched: _Watched) -> None:
     while True:
         watched.workers.append((loop.time() - started_at, watched.look()))
         await asyncio.sleep(_LOOK_INTERVAL)
-
-
-def _metric(text: str, name: str) -> int:
-    lines = (line for line in text.splitlines() if line.startswith(name))
-    return int(sum(float(line.rsplit(" ", 1)[1]) for line in lines))
 
 
 async def _decisions(cluster: LocalCluster) -> list[tuple[float, str]]:

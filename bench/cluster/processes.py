@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from services.runtime.rooms import child_environment
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _LAST_LINES = 5
+INSTALL_PATIENCE = 1800.0
 
 
 class Process:
@@ -90,6 +92,17 @@ def _descends(pid: int, ancestor: int, parents: Mapping[int, int]) -> bool:
     while pid not in (ancestor, 0):
         pid = parents.get(pid, 0)
     return pid == ancestor
+
+
+def install(folder: Path, requirement: str, unused: Sequence[str] = ()) -> str:
+    """Install into an environment of its own, less what is ``unused``; return why that failed."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    steps = [[sys.executable, "-m", "venv", str(folder)], [*pip, "install", requirement]]
+    if unused:
+        steps.append([*pip, "uninstall", "--yes", *unused])
+    failures = (run_quietly(step, INSTALL_PATIENCE) for step in steps)
+    return next(filter(None, failures), "")
 
 
 def run_quietly(command: Sequence[str], patience: float) -> str:

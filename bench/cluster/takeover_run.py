@@ -13,8 +13,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
-
+from bench.cluster.offered import num_resubmitted
+from bench.serve.client import Client, Endpoint, RequestFailedError
+from bench.serve.plan import PATHS
+from bench.serve.replay import error_text
+from bench.serve.sse import DONE, Delta, read_delta
 from services.local.cluster import LocalCluster
 from services.local.options import ClusterOptions
 from services.local.store import free_port
@@ -47,7 +50,8 @@ class Takeovers:
 class _Cluster:
     supervisor: Supervisor
     store: Store
-    client: httpx.AsyncClient
+    client: Client
+    url: str
     body: bytes
 
 
@@ -61,7 +65,7 @@ async def measure(model: str, num_kills: int, num_streams: int, num_tokens: int)
             await cluster.supervisor.serving()  # the killed one stands by again
             await asyncio.sleep(1.0)
             found.kills.append(await _kill(cluster))
-        found.num_resubmitted = await _num_resubmitted(cluster)
+        found.num_resubmitted = await num_resubmitted(cluster.url)
         for task in load:
             task.cancel()
         await asyncio.gather(*load, return_exceptions=True)
@@ -86,9 +90,10 @@ async def _running(model: str, num_tokens: int) -> AsyncIterator[_Cluster]:
             config = cluster.config
             store = await Store.connect(config.store, config.cluster)
             stack.push_async_callback(store.close)
-            client = httpx.AsyncClient(base_url=cluster.url, timeout=_PATIENCE)
-            stack.push_async_callback(client.aclose)
-            yield _Cluster(cluster.supervisor, store, client, json.dumps(body).encode())
+            client = Client(Endpoint.parse(cluster.url), _PATIENCE)
+            stack.callback(client.close)
+            content = json.dumps(body).encode()
+            yield _Cluster(cluster.supervisor, store, client, cluster.url, content)
 
 
 # --- load -----------------------------------------------------------------------------
@@ -99,7 +104,7 @@ async def _load(cluster: _Cluster, expected: str, found: Takeovers) -> None:
     while True:
         try:
             is_whole = await _answer(cluster) == expected
-        except httpx.HTTPError:
+        except RequestFailedError:
             is_whole = False
         found.num_whole += is_whole
         found.num_wrong += not is_whole
@@ -108,25 +113,17 @@ async def _load(cluster: _Cluster, expected: str, found: Takeovers) -> None:
 async def _answer(cluster: _Cluster, first: asyncio.Event | None = None) -> str:
     """Return all that was streamed; ``first`` is set with the first of it."""
     said: list[str] = []
-    request = cluster.client.stream("POST", "/v1/chat/completions", content=cluster.body)
-    async with request as response:
-        response.raise_for_status()
-        async for line in response.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            for choice in json.loads(line.removeprefix("data: "))["choices"]:
-                delta = choice["delta"]
-                said.append(delta.get("reasoning_content") or delta.get("content") or "")
-                if said[-1] and first is not None:
-                    first.set()
+
+    def take(data: bytes, now: float) -> None:
+        delta = Delta() if data == DONE else read_delta(data)
+        said.append(delta.reasoning or delta.answer)
+        if said[-1] and first is not None:
+            first.set()
+
+    response = await cluster.client.post(PATHS["chat"], cluster.body, take)
+    if response.status != 200:
+        raise RequestFailedError(f"HTTP {response.status}", error_text(response.body))
     return "".join(said)
-
-
-async def _num_resubmitted(cluster: _Cluster) -> int:
-    """Attempts beyond the first: what a takeover made somebody compute again."""
-    lines = (await cluster.client.get("/metrics")).text.splitlines()
-    name = "headway_gateway_resubmitted_requests"
-    return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith(name))
 
 
 # --- kills ----------------------------------------------------------------------------

@@ -1,9 +1,9 @@
-"""A whole cycle of the scheduler's core, as live: admission, dispatch, reports, the journal."""
+"""Two whole decisions: a cycle of the scheduler's core, as live, and a worker's plan of a pass."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from headway.cluster import Role, UnitLoad, WorkerInfo
@@ -18,22 +18,24 @@ from headway.core.scheduler.events import (
     WorkerReported,
 )
 from headway.core.scheduler.settings import SchedulerSettings
+from headway.core.worker.flight import Share
+from headway.core.worker.planner import Limits, PassPlanner
+from headway.core.worker.settings import WorkerSettings
+from headway.core.worker.state import WorkerState
+from headway.forward_pass import Sampled
 from headway.messages import Accepted, Dispatch, EndForward, FinishedRequest, Snapshot
+from headway.policies import registry
 from headway.request import FinishReason, Request, SamplingParams
 
 _CHUNK, _BLOCK, _PASS_TIME = 3072, 16, 0.1
 
 
-def cycles(scale: float) -> tuple[str, Iterator[Callable[[], object]]]:
+def cycles(scale: float) -> tuple[str, Callable[[], Callable[[], object]]]:
     """Make an instance, whose passes each compute what the last cycle gave it."""
     num_requests, num_units = int(100 * scale), int(64 * scale)
-
-    def decisions() -> Iterator[Callable[[], object]]:
-        cycle = _Cycle(num_requests, num_units)
-        while True:
-            yield partial(cycle.run, cycle.arrivals())
-
-    return f"{num_requests} requests, {num_units} DP units", decisions()
+    cycle = _Cycle(num_requests, num_units)
+    size = f"{num_requests} requests, {num_units} DP units"
+    return size, lambda: partial(cycle.run, cycle.arrivals())
 
 
 class _Cycle:
@@ -111,3 +113,43 @@ class _Cycle:
             if isinstance(action, SendToWorker) and isinstance(action.message, Dispatch):
                 self._sent = action.message
         return actions
+
+
+NUM_RUNNING = 256
+PROMPT_TOKENS = 1000
+
+
+def planning(scale: float) -> tuple[str, Callable[[], Callable[[], object]]]:
+    """Plan from the order to the items, with the blocks that requests grow into."""
+    num_running = int(NUM_RUNNING * scale)
+    num_blocks = num_running * 2 * PROMPT_TOKENS // _BLOCK
+    most = num_running * PROMPT_TOKENS
+    info = WorkerInfo("w", "w", Role.UNIFIED, "m", 1, most, _BLOCK, num_blocks, most, 1)
+    state = WorkerState(info, (), WorkerSettings(prefix_caching=True))
+    planner = PassPlanner(registry.make("batching", "headway"), Limits(most, 0.1))
+    for number in range(num_running):
+        state.queue(_request(number), 0)
+
+    shares = planner.plan(state.units[0], now=0.0)
+
+    def decide() -> None:
+        nonlocal shares
+        shares = planner.plan(state.units[0], now=0.0)
+
+    def decision() -> Callable[[], object]:
+        _carry_out(state, shares)
+        return decide
+
+    return f"{num_running} running requests", decision
+
+
+def _request(number: int) -> Request:
+    prompt = tuple(range(number, number + PROMPT_TOKENS))
+    sampling = SamplingParams(max_tokens=PROMPT_TOKENS)
+    return Request(str(number), "m", prompt, sampling, float(number), 0, number, "gateway", "g")
+
+
+def _carry_out(state: WorkerState, items: list[Share]) -> None:
+    for item, sequence in items:
+        sequence.computed(len(item.token_ids))
+        state.drew(sequence, Sampled(item.key, 1), now=0.0, step=0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.decisions.cycle import cycles
-from bench.decisions.pass_plan import planning
+from bench.decisions.cycle import cycles, planning
 from headway.cluster import UnitId
 from headway.policies.batching.gamma_ada import tail_slope
 from headway.policies.batching.memguard import MemGuardParams, UniBoostMemGuard
@@ -51,11 +50,11 @@ class TimedDecision:
 
 
 class DecisionCase(NamedTuple):
-    """``prepare(scale)`` gives the size and endless decisions, each on fresh state."""
+    """``prepare(scale)`` gives the size, and what makes decisions, each on fresh state."""
 
     decision: str
     target_ms: float
-    prepare: Callable[[float], tuple[str, Iterator[Decide]]]
+    prepare: Callable[[float], tuple[str, Callable[[], Decide]]]
 
 
 def measure_all(repeats: int) -> list[TimedDecision]:
@@ -63,8 +62,8 @@ def measure_all(repeats: int) -> list[TimedDecision]:
     rows = []
     for case in CASES:
         for scale in SCALES:
-            size, decisions = case.prepare(scale)
-            times = [_time(next(decisions)) for _ in range(repeats + 2)][2:]
+            size, decision = case.prepare(scale)
+            times = [_time(decision()) for _ in range(repeats + 2)][2:]
             target = case.target_ms if scale == 1.0 else None
             rows.append(
                 TimedDecision(
@@ -104,7 +103,7 @@ def _unit(index: int) -> UnitId:
     return UnitId(f"worker-{index // 8:03}", index % 8)
 
 
-def _packing(scale: float, cached: bool) -> tuple[str, Iterator[Decide]]:
+def _packing(scale: float, cached: bool) -> tuple[str, Callable[[], Decide]]:
     num_requests, num_units = int(1000 * scale), int(320 * scale)
     requests = _waiting(random.Random(1), num_requests)
     rng = random.Random(3)
@@ -116,34 +115,34 @@ def _packing(scale: float, cached: bool) -> tuple[str, Iterator[Decide]]:
     def hits(request: _Waiting) -> dict[UnitId, int]:
         return holders[request.key.stream_id]
 
-    def decisions() -> Iterator[Decide]:
-        rng = random.Random(2)
-        while True:
-            rooms = [
-                Room(_unit(u), int(3072 * rng.random()), 4000, 100, 16, empty=False)
-                for u in range(num_units)
-            ]
-            yield partial(
-                Pbaa().pack, requests[:100], requests[100:], rooms, hits=hits if cached else None
-            )
+    loads = random.Random(2)
 
-    return f"{num_requests} requests, {num_units} DP units", decisions()
+    def decision() -> Decide:
+        rooms = [
+            Room(_unit(u), int(3072 * loads.random()), 4000, 100, 16, empty=False)
+            for u in range(num_units)
+        ]
+        return partial(
+            Pbaa().pack, requests[:100], requests[100:], rooms, hits=hits if cached else None
+        )
+
+    return f"{num_requests} requests, {num_units} DP units", decision
 
 
-def _placement(scale: float) -> tuple[str, Iterator[Decide]]:
+def _placement(scale: float) -> tuple[str, Callable[[], Decide]]:
     num_requests, num_units = int(1000 * scale), int(320 * scale)
     requests = _waiting(random.Random(1), num_requests)
 
-    def decisions() -> Iterator[Decide]:
-        rng = random.Random(2)
-        while True:
-            units = [
-                DecodeUnit(_unit(u), rng.randrange(64), rng.randrange(70_000), 6000, 10_000, 16)
-                for u in range(num_units)
-            ]
-            yield partial(IqrLex().place, requests, units)
+    rng = random.Random(2)
 
-    return f"{num_requests} requests, {num_units} DP units", decisions()
+    def decision() -> Decide:
+        units = [
+            DecodeUnit(_unit(u), rng.randrange(64), rng.randrange(70_000), 6000, 10_000, 16)
+            for u in range(num_units)
+        ]
+        return partial(IqrLex().place, requests, units)
+
+    return f"{num_requests} requests, {num_units} DP units", decision
 
 
 # --- batching -------------------------------------------------------------------------
@@ -172,7 +171,7 @@ class _Queued:
     num_preemptions: int = 0
 
 
-def _ordering(scale: float) -> tuple[str, Iterator[Decide]]:
+def _ordering(scale: float) -> tuple[str, Callable[[], Decide]]:
     """Make a pass: 256 are served and move on by a token, one ends and one arrives."""
     num_queued, num_served = int(10_000 * scale), 256
     rng = random.Random(1)
@@ -196,32 +195,26 @@ def _ordering(scale: float) -> tuple[str, Iterator[Decide]]:
         arrive(running=True)
         return served
 
-    def decisions() -> Iterator[Decide]:
-        while True:
-            for place in queue.running:
-                request = place[2].candidate
-                request.attained_tokens += 1
-                request.num_output_tokens += 1
-            yield decide
+    def decision() -> Decide:
+        for place in queue.running:
+            request = place[2].candidate
+            request.attained_tokens += 1
+            request.num_output_tokens += 1
+        return decide
 
-    return f"{num_served} of {num_queued:,} requests", decisions()
+    return f"{num_served} of {num_queued:,} requests", decision
 
 
-def _fit(scale: float) -> tuple[str, Iterator[Decide]]:
+def _fit(scale: float) -> tuple[str, Callable[[], Decide]]:
     num_samples = int(10_000 * scale)
     times = np.random.default_rng(1).exponential(20.0, num_samples)
-
-    def decisions() -> Iterator[Decide]:
-        while True:
-            yield partial(tail_slope, times)
-
-    return f"{num_samples:,} response times", decisions()
+    return f"{num_samples:,} response times", lambda: partial(tail_slope, times)
 
 
 # --- rescheduling ---------------------------------------------------------------------
 
 
-def _moves(scale: float, simulated: bool) -> tuple[str, Iterator[Decide]]:
+def _moves(scale: float, simulated: bool) -> tuple[str, Callable[[], Decide]]:
     num_units, num_requests = int(256 * scale), 64
     star = Star(StarParams(num_steps=64))
     rng = np.random.default_rng(1)
@@ -244,11 +237,10 @@ def _moves(scale: float, simulated: bool) -> tuple[str, Iterator[Decide]]:
             for unit, keys, tokens, remaining in reports
         ]
 
-    def decisions() -> Iterator[Decide]:
-        while True:
-            yield partial(star.moves, units(), frozenset(), now=0.0)
+    def decision() -> Decide:
+        return partial(star.moves, units(), frozenset(), now=0.0)
 
-    return f"{num_units} instances × {num_requests}, H = 64", decisions()
+    return f"{num_units} instances × {num_requests}, H = 64", decision
 
 
 CASES = (

@@ -20,7 +20,7 @@ _PROMPT_TOKENS = range(20, 200)
 
 
 @dataclass(frozen=True, slots=True)
-class Burst:
+class DemoLoad:
     """Both kinds on one clock."""
 
     reasoning: Plan
@@ -32,14 +32,14 @@ class Burst:
         return len(self.reasoning.requests) + len(self.chats.requests)
 
 
-def make_burst(model: str, num_requests: int, rate: float, seed: int) -> Burst:
+def make_burst(model: str, num_requests: int, rate: float, seed: int) -> DemoLoad:
     """Plan a third of the requests at ``rate``, a third within a second, a third at ``rate``."""
     rng = random.Random(seed)
     instants = _instants(num_requests, rate, rng)
     reasons = [rng.random() < REASONING_SHARE for _ in instants]
     reasoning = [at for at, each in zip(instants, reasons, strict=True) if each] or instants[:1]
     chats = [at for at, each in zip(instants, reasons, strict=True) if not each] or instants[1:2]
-    return Burst(_reasoning(model, reasoning, seed), _chats(model, chats, rng))
+    return DemoLoad(_reasoning(model, reasoning, seed), _chats(model, chats, rng))
 
 
 def _instants(num_requests: int, rate: float, rng: random.Random) -> list[float]:

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 import numpy as np
+from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from bench.serve.replay import Outcome
+from bench.output import make_table
+from bench.serve.replay import ReplayedRequest
 from headway.metrics import VIOLATION, percentile, qoe
 
 READER_PACE = 0.1  # seconds a token
@@ -21,7 +22,7 @@ _SHOWN = (
 )
 
 
-def values_of(outcomes: Sequence[Outcome]) -> Values:
+def values_of(outcomes: Sequence[ReplayedRequest]) -> Values:
     """Return every finished request's times, seconds, and its QoE, by metric."""
     times = [each.times for each in outcomes if each.times is not None]
     found = {
@@ -32,7 +33,7 @@ def values_of(outcomes: Sequence[Outcome]) -> Values:
     return {**found, "qoe": [value for value in reading if value is not None]}
 
 
-def _qoe(outcome: Outcome) -> float | None:
+def _qoe(outcome: ReplayedRequest) -> float | None:
     """Measure from the first answering token on; None for fewer than two."""
     times = outcome.times
     if times is None or times.first_answer_at is None:
@@ -59,15 +60,14 @@ def figures(values: Values) -> dict[str, float]:
 
 def print_table(console: Console, title: str, runs: Mapping[str, Mapping[str, float]]) -> None:
     """Print a column a run; the last one is set against the first."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    for name in runs:
-        table.add_column(name, justify="right")
-    table.add_column("change", justify="right")
     first, last = next(iter(runs.values())), list(runs.values())[-1]
+    rows = []
     for row in first:
         shown = [f"{run[row]:.4g}" if row in run else "" for run in runs.values()]
-        table.add_row(row, *shown, _change(first[row], last.get(row)))
+        rows.append((row, *shown, _change(first[row], last.get(row))))
+    table = make_table(
+        ("", *runs, "change"), rows, title=title, title_justify="left", box=box.HEAVY_HEAD
+    )
     console.print(table)
 
 

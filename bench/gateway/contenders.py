@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.cluster.processes import Process
-from bench.gateway.peers import Peer
+from bench.gateway.peers import PeerGateway
 from bench.serve.client import Client, Endpoint, RequestFailedError
 from headway.errors import Code, HeadwayError
 from services.local.store import LocalStore, free_port
@@ -40,7 +40,7 @@ class Contender:
         return json.dumps({**asked, "stream": stream}).encode()
 
 
-class Stage:
+class GatewayProcesses:
     """Starts contenders; everything ends with ``stack``."""
 
     def __init__(self, stack: ExitStack, folder: Path, delay_ms: float) -> None:
@@ -69,7 +69,7 @@ class Stage:
         await self._until_it_answers(found, process)
         return found
 
-    async def peer(self, peer: Peer, backend: Contender, peers_dir: Path) -> Contender:
+    async def peer(self, peer: PeerGateway, backend: Contender, peers_dir: Path) -> Contender:
         """Another's gateway before the mock backend."""
         url = f"http://127.0.0.1:{backend.endpoint.port}"
         port = free_port()

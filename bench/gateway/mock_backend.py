@@ -77,17 +77,17 @@ class Passes:
 
     def __init__(self, delay: float) -> None:
         self._delay = delay
-        self._running: dict[Connection, int] = {}
+        self._running: dict[MockConnection, int] = {}
         self._armed = False
 
-    def add(self, connection: Connection, num_tokens: int) -> None:
+    def add(self, connection: MockConnection, num_tokens: int) -> None:
         """Add a stream of so many tokens."""
         self._running[connection] = num_tokens
         if not self._armed:
             self._armed = True
             asyncio.get_running_loop().call_soon(self._pass)
 
-    def drop(self, connection: Connection) -> None:
+    def drop(self, connection: MockConnection) -> None:
         """Stop: the client has gone."""
         self._running.pop(connection, None)
 
@@ -107,7 +107,7 @@ class Passes:
             loop.call_soon(self._pass)
 
 
-class Connection(asyncio.Protocol):
+class MockConnection(asyncio.Protocol):
     """A client's connection, one request after another."""
 
     def __init__(self, passes: Passes) -> None:
@@ -176,7 +176,9 @@ def _whole_answer(num_tokens: int) -> bytes:
 async def _serve(port: int, delay: float) -> None:
     loop = asyncio.get_running_loop()
     passes = Passes(delay)
-    server = await loop.create_server(lambda: Connection(passes), "127.0.0.1", port, backlog=1024)
+    server = await loop.create_server(
+        lambda: MockConnection(passes), "127.0.0.1", port, backlog=1024
+    )
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)

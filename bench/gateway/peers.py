@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from bench.cluster.processes import run_quietly
+from bench.cluster.processes import install
 from headway.errors import invalid
 
-INSTALL_PATIENCE = 900.0
 _LITELLM_CONFIG = """\
 model_list:
   - model_name: {model}
@@ -26,7 +24,7 @@ Command = Callable[[str, int, int, Path, str], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class PeerGateway:
     """A gateway of others; ``requirement`` is what was measured here."""
 
     name: str
@@ -37,18 +35,6 @@ class Peer:
     def program(self, peers_dir: Path) -> Path:
         """Return its command, where it is installed."""
         return peers_dir / self.name / "bin" / self.name
-
-    def install(self, peers_dir: Path) -> str:
-        """Install it; return why that failed, or nothing."""
-        folder = peers_dir / self.name
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        said = run_quietly([sys.executable, "-m", "venv", str(folder)], INSTALL_PATIENCE)
-        if said:
-            return said
-        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
-        return run_quietly(
-            [*pip, "--disable-pip-version-check", self.requirement], INSTALL_PATIENCE
-        )
 
 
 def _smg(backend: str, port: int, other_port: int, folder: Path, model: str) -> list[str]:
@@ -74,13 +60,13 @@ def _litellm(backend: str, port: int, other_port: int, folder: Path, model: str)
     return ["--config", str(config), *serve, "--telemetry", "False"]
 
 
-PEERS: Mapping[str, Peer] = MappingProxyType(
+PEERS: Mapping[str, PeerGateway] = MappingProxyType(
     {
         peer.name: peer
         for peer in (
-            Peer("smg", "smg==1.13.0", _smg),
-            Peer("vllm-router", "vllm-router==0.1.17", _vllm_router),
-            Peer(
+            PeerGateway("smg", "smg==1.13.0", _smg),
+            PeerGateway("vllm-router", "vllm-router==0.1.17", _vllm_router),
+            PeerGateway(
                 "litellm",
                 "litellm[proxy]==1.106.0",
                 _litellm,
@@ -99,18 +85,18 @@ PEERS: Mapping[str, Peer] = MappingProxyType(
 
 
 def find_peers(
-    names: str, peers_dir: Path, *, install: bool, say: Callable[[str], None]
-) -> tuple[list[Peer], dict[str, str]]:
+    names: str, peers_dir: Path, *, installs: bool, say: Callable[[str], None]
+) -> tuple[list[PeerGateway], dict[str, str]]:
     """Return those that are installed, and why each of the others is left out."""
-    found: list[Peer] = []
+    found: list[PeerGateway] = []
     missing: dict[str, str] = {}
     for name in filter(None, (name.strip() for name in names.split(","))):
         if name not in PEERS:
             raise invalid("--peers", name, f"among {', '.join(PEERS)}")
         peer, why = PEERS[name], "not installed (--install-peers does)"
-        if install and not peer.program(peers_dir).exists():
+        if installs and not peer.program(peers_dir).exists():
             say(f"installing {peer.requirement} into {peers_dir / name}")
-            why = peer.install(peers_dir) or "it brings no command of its name"
+            why = install(peers_dir / name, peer.requirement) or "it brings no command of its name"
         if peer.program(peers_dir).exists():
             found.append(peer)
         else:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from headway.errors import Code, HeadwayError
+from bench.output import make_table, write_json
 
 _COLUMNS = ("+p50 ms", "+p99 ms", "requests/s", "µs/request", "tokens/s", "µs/token")
-Row = tuple[float | None, ...]
+Shown = tuple[float | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +69,20 @@ def print_comparison(
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _table(title: str, rows: Mapping[str, Row], unit: str) -> Table:
-    table = Table()
-    table.add_column(title, no_wrap=True)
-    for column in _COLUMNS:
-        table.add_column(column, justify="right")
-    for name, row in rows.items():
-        table.add_row(name, *(_cell(value, unit) for value in row))
+def _table(title: str, rows: Mapping[str, Shown], unit: str) -> Table:
+    cells = [(name, *(_cell(value, unit) for value in row)) for name, row in rows.items()]
+    table = make_table((title, *_COLUMNS), cells, box=box.HEAVY_HEAD)
+    table.columns[0].no_wrap = True
     return table
 
 
-def _multiples(row: Row, ours: Row) -> Row:
+def _multiples(row: Shown, ours: Shown) -> Shown:
     """None where either figure is unknown or no cost at all."""
     pairs = zip(row, ours, strict=True)
     return tuple(a / b if a is not None and b is not None and b > 0.0 else None for a, b in pairs)
 
 
-def _shown(figures: Figures, none: Figures) -> Row:
+def _shown(figures: Figures, none: Figures) -> Shown:
     """Return the columns: milliseconds, rates and microseconds."""
     cpu = (figures.cpu_per_request, figures.cpu_per_token)
     per_request, per_token = (None if value is None else value * 1e6 for value in cpu)
@@ -112,14 +109,11 @@ def write_comparison(
     rounds: Mapping[str, Sequence[Figures]],
     missing: Mapping[str, str],
 ) -> None:
-    """Write figures, in seconds throughout; UNAVAILABLE where that fails."""
+    """Write figures, in seconds throughout."""
     content = {
         "config": dict(setting),
         "medians": {name: asdict(figures) for name, figures in found.items()},
         "rounds": {name: [asdict(each) for each in figures] for name, figures in rounds.items()},
         "left_out": dict(missing),
     }
-    try:
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise HeadwayError(Code.UNAVAILABLE, f"cannot write {path}: {error}") from None
+    write_json(path, content, indent=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -12,9 +11,10 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.cluster.processes import cpu_seconds
-from bench.gateway.contenders import PATH, Contender, Stage
+from bench.gateway.contenders import PATH, Contender, GatewayProcesses
 from bench.gateway.peers import find_peers
 from bench.gateway.report import Figures, middle, print_comparison, write_comparison
+from bench.output import num_cores
 from bench.serve.closed_loop import Loop, run_loop
 from headway.errors import HeadwayError
 from headway.metrics import percentile
@@ -27,12 +27,12 @@ async def compare(args: Namespace) -> int:
     console = Console()
     peers_dir = args.peers_dir.expanduser()
     peers, missing = find_peers(
-        args.peers, peers_dir, install=args.install_peers, say=console.print
+        args.peers, peers_dir, installs=args.install_peers, say=console.print
     )
     rounds: dict[str, list[Figures]] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headway-bench-")))
-        stage = Stage(stack, folder, args.delay_ms)
+        stage = GatewayProcesses(stack, folder, args.delay_ms)
         contenders = [await stage.backend(), await stage.headway(args.model)]
         for peer in peers:
             try:
@@ -108,5 +108,4 @@ async def _requests(
 
 def _setting(args: Namespace) -> dict[str, object]:
     names = ("rounds", "seconds", "streams", "tokens", "delay_ms", "model")
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {**{name: getattr(args, name) for name in names}, "num_cores": num_cores}
+    return {**{name: getattr(args, name) for name in names}, "num_cores": num_cores()}

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from bench.profile.awaited import Awaited
+from bench.profile.link import Awaited
 from headway.errors import Code, HeadwayError
 from headway.messages import KvHeader
 from protos import gateway_pb2, gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -18,6 +18,7 @@ from services.runtime.server import GrpcServer
 
 GATEWAY_ID = "profile"
 
+_TAKES_KV_ALONE = HeadwayError(Code.FAILED_PRECONDITION, "this worker takes KV and nothing else")
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -88,16 +89,14 @@ class Front(gateway_pb2_grpc.TokenSinkServicer, worker_pb2_grpc.WorkerServicer):
         self, request_iterator: AsyncIterator[worker_pb2.SchedulerToWorker], context: _Context
     ) -> AsyncIterator[worker_pb2.WorkerToScheduler]:
         """Refuse: this place has no leader."""
-        error = HeadwayError(Code.FAILED_PRECONDITION, "this worker takes KV and nothing else")
-        await wire.abort(context, error)
+        await wire.abort(context, _TAKES_KV_ALONE)
         yield worker_pb2.WorkerToScheduler()
 
     async def SetRole(  # noqa: N802 (the proto's name)
         self, request: worker_pb2.SetRoleRequest, context: _Context
     ) -> worker_pb2.SetRoleReply:
         """Refuse: this place has no role."""
-        error = HeadwayError(Code.FAILED_PRECONDITION, "this worker takes KV and nothing else")
-        await wire.abort(context, error)
+        await wire.abort(context, _TAKES_KV_ALONE)
         return worker_pb2.SetRoleReply()
 
     async def TransferKv(  # noqa: N802 (the proto's name)

@@ -8,7 +8,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
+
 from headway.errors import Code, HeadwayError
+
+
+class _File(BaseModel):
+    settings: dict[str, Any]
+    measured: dict[str, float]
 
 
 class Kept:
@@ -30,24 +37,20 @@ class Kept:
             shutil.rmtree(self.passes, ignore_errors=True)
             return 0
         try:
-            found = json.loads(self.path.read_text("utf-8"))
-            settings, measured = dict(found["settings"]), dict(found["measured"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            message = f"{self.path} cannot be read ({error!r}): begin anew with --restart"
+            found = _File.model_validate_json(self.path.read_bytes())
+        except (OSError, ValidationError) as error:
+            why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+            message = f"{self.path} cannot be read ({why}): begin anew with --restart"
             raise HeadwayError(Code.FAILED_PRECONDITION, message) from error
         for name, value in self._settings.items():
-            if settings.get(name) != value:
+            if found.settings.get(name) != value:
                 message = (
-                    f"{self.path} was begun with {name} {settings.get(name)!r}, this call has "
-                    f"{value!r}: give the same, another --out, or begin anew with --restart"
+                    f"{self.path} was begun with {name} {found.settings.get(name)!r}, this call "
+                    f"has {value!r}: give the same, another --out, or begin anew with --restart"
                 )
                 raise HeadwayError(Code.FAILED_PRECONDITION, message)
-        self._measured = measured
-        return len(measured)
-
-    def known(self, key: str) -> float | None:
-        """Return an earlier measurement."""
-        return self._measured.get(key)
+        self._measured = found.measured
+        return len(found.measured)
 
     def starting_with(self, prefix: str) -> list[float]:
         """Return all measurements of a kind, in the order in which they were made."""
@@ -67,11 +70,11 @@ class Kept:
     def put(self, key: str, value: float) -> None:
         """Keep it; the file is whole at any time."""
         self._measured[key] = value
-        text = json.dumps({"settings": self._settings, "measured": self._measured}, indent=1)
+        file = _File(settings=self._settings, measured=self._measured)
         whole = self.path.with_name(self.path.name + ".new")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            whole.write_text(text + "\n", encoding="utf-8")
+            whole.write_text(file.model_dump_json(indent=1) + "\n", encoding="utf-8")
             whole.replace(self.path)
         except OSError as error:
             message = f"measurements cannot be kept in {self.path}: {error}; give another --out"

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import grpc
 
-from bench.profile.awaited import Awaited
 from headway.cluster import WorkerInfo
 from headway.errors import Code, HeadwayError
 from headway.messages import (
@@ -36,8 +35,35 @@ _PIECE = bytes(1 << 20)
 _FENCING_TOKEN = 1
 TIMEOUT = 120.0
 
+T = TypeVar("T")
 
-class WorkerLink:
+
+class Awaited(Generic[T]):
+    """Futures by stream id."""
+
+    def __init__(self) -> None:
+        self._futures: dict[int, asyncio.Future[T]] = {}
+
+    def expect(self, stream_id: int) -> asyncio.Future[T]:
+        """Return the future of a stream's value."""
+        future = asyncio.get_running_loop().create_future()
+        return self._futures.setdefault(stream_id, future)
+
+    def settle(self, stream_id: int, value: T) -> None:
+        """Hand a value to the one that waits for it, if any."""
+        future = self._futures.pop(stream_id, None)
+        if future is not None and not future.done():
+            future.set_result(value)
+
+    def fail(self, error: HeadwayError) -> None:
+        """Raise the error wherever a value is awaited."""
+        for future in self._futures.values():
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # that no task awaits it is no error
+
+
+class LedWorker:
     """A worker's stream; ``info`` is its own description, its reports end what is awaited."""
 
     def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
@@ -127,10 +153,10 @@ class WorkerLink:
 
 
 @asynccontextmanager
-async def leading(address: str, config: ServiceConfig) -> AsyncIterator[WorkerLink]:
+async def leading(address: str, config: ServiceConfig) -> AsyncIterator[LedWorker]:
     """Lead the worker that serves there."""
     async with open_channel(address, config, ServiceRole.WORKER) as channel:
-        link = WorkerLink(address, channel)
+        link = LedWorker(address, channel)
         await link.greet()
         listening = asyncio.create_task(link.listen())
         try:

@@ -6,10 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from bench.profile.chunk import seconds_with_prompt
 from bench.profile.decode import Population, generated_per_s, population
 from bench.profile.kept import Kept
-from bench.profile.network import MOST_AT_A_TIME, moved_per_s
 from bench.profile.plan import (
     ChunkSearch,
     Kind,
@@ -18,7 +16,13 @@ from bench.profile.plan import (
     knee,
     most_at_a_time,
 )
-from bench.profile.prefill import lone_velocity, prefilled_per_s
+from bench.profile.prefill import (
+    MOST_AT_A_TIME,
+    lone_velocity,
+    moved_per_s,
+    prefilled_per_s,
+    seconds_with_prompt,
+)
 from bench.profile.result import Measured
 from bench.profile.workers import Bench
 from headway.cost.buckets import BUCKET_NAMES, NUM_BUCKETS, Buckets

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.profile.front import GATEWAY_ID, Front
-from bench.profile.link import WorkerLink, leading
+from bench.profile.link import LedWorker, leading
 from bench.profile.plan import Kind
 from headway.messages import KvHeader
 from headway.request import Request, SamplingParams
@@ -33,8 +33,8 @@ class Bench:
     """Both workers under measurement; ``start_ups`` in seconds from a worker's order to ready."""
 
     front: Front
-    prefiller: WorkerLink
-    decoder: WorkerLink
+    prefiller: LedWorker
+    decoder: LedWorker
     start_ups: list[float] = field(default_factory=list)
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bench.serve.client import Client, Endpoint, RequestFailedError
 from bench.serve.plan import Options, Plan, make_plan
 from bench.serve.replay import Replay, Tally, error_text
-from bench.serve.report import print_report, summarise, write_json
+from bench.serve.report import print_report, summarise, write_report
 from headway.errors import Code, HeadwayError
 from headway.metrics import Slo
 
@@ -149,5 +149,5 @@ def _report(
     if args.json is not None:
         given = {name: value for name, value in vars(args).items() if name not in _NOT_CONFIG}
         config = {**given, "model": options.model, "notes": list(plan.notes)}
-        write_json(args.json, config, summary, replay.outcomes)
+        write_report(args.json, config, summary, replay.outcomes)
         console.print(f"written: {args.json}", markup=False)

@@ -20,7 +20,7 @@ _FAILED_ENDS = ("error", "abort", "cancelled")
 
 
 @dataclass(slots=True)
-class Outcome:
+class ReplayedRequest:
     """The outcome of one request; instants in seconds after the start of the run."""
 
     planned: Planned
@@ -55,10 +55,10 @@ class Replay:
         self._started_at = 0.0
         self._running: set[asyncio.Task[None]] = set()
         self.tally = Tally()
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[ReplayedRequest] = []
 
     async def run(self, stopping: asyncio.Event) -> float:
-        """Send all and wait for their ends; the seconds it took. ``stopping`` cuts it short."""
+        """Send all, wait for their ends, return the seconds; ``stopping`` cuts it short."""
         gc.collect()
         gc.freeze()  # a full collection would stall every stream at once
         self._started_at = time.perf_counter()
@@ -98,7 +98,7 @@ class Replay:
         await asyncio.gather(*self._running, return_exceptions=True)
 
     def _start(self, planned: Planned) -> None:
-        outcome = Outcome(planned, self._now())
+        outcome = ReplayedRequest(planned, self._now())
         self.outcomes.append(outcome)
         self.tally.num_sent += 1
         if len(self._running) >= self._most_open:
@@ -108,7 +108,7 @@ class Replay:
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _request(self, outcome: Outcome) -> None:
+    async def _request(self, outcome: ReplayedRequest) -> None:
         stream = Stream()
         outcome.sent_at = self._now()
 
@@ -130,14 +130,14 @@ class Replay:
             outcome.ended_at = self._now()
             self.tally.num_ended += 1
 
-    def _fail(self, outcome: Outcome, kind: str, detail: str) -> None:
+    def _fail(self, outcome: ReplayedRequest, kind: str, detail: str) -> None:
         outcome.error_kind, outcome.error = kind, detail
         outcome.ended_at = self._now()
         self.tally.num_ended += 1
         self.tally.errors[kind] += 1
 
 
-def _complete(outcome: Outcome, stream: Stream) -> None:
+def _complete(outcome: ReplayedRequest, stream: Stream) -> None:
     """Fill in a whole response; RequestFailedError where it is not whole."""
     times, reason = stream.token_times, stream.finish_reason
     if reason is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,17 +9,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from bench.serve.replay import Outcome
-from headway.errors import Code, HeadwayError
+from bench.output import make_table, write_json
+from bench.serve.replay import ReplayedRequest
 from headway.metrics import METRICS, RequestTimes, Slo, Spread, goodput, percentile
 
 Summary = dict[str, Any]
 
 
-def summarise(outcomes: Sequence[Outcome], slo: Slo, duration: float) -> Summary:
+def summarise(outcomes: Sequence[ReplayedRequest], slo: Slo, duration: float) -> Summary:
     """Return all figures; times in seconds, rates over ``duration`` (first arrival to last end)."""
     finished = [outcome.times for outcome in outcomes if outcome.times is not None]
     num_tokens = sum(times.num_output_tokens for times in finished)
@@ -46,7 +45,7 @@ def summarise(outcomes: Sequence[Outcome], slo: Slo, duration: float) -> Summary
     }
 
 
-def _spread(name: str, outcomes: Sequence[Outcome]) -> Spread | None:
+def _spread(name: str, outcomes: Sequence[ReplayedRequest]) -> Spread | None:
     """Return the spread over requests; tbt over all gaps of all requests."""
     if name == "tbt":
         return Spread.of(gap for outcome in outcomes for gap in outcome.gaps)
@@ -58,7 +57,7 @@ def _as_dict(spread: Spread | None) -> dict[str, float] | None:
     return None if spread is None else asdict(spread)
 
 
-def _accuracy(outcomes: Iterable[Outcome]) -> dict[str, dict[str, int]]:
+def _accuracy(outcomes: Iterable[ReplayedRequest]) -> dict[str, dict[str, int]]:
     """Right answers and answers by task, of those with a known answer."""
     found: dict[str, dict[str, int]] = {}
     for outcome in outcomes:
@@ -69,7 +68,7 @@ def _accuracy(outcomes: Iterable[Outcome]) -> dict[str, dict[str, int]]:
     return dict(sorted(found.items()))
 
 
-def _tokens_per_event(outcomes: Iterable[Outcome]) -> float:
+def _tokens_per_event(outcomes: Iterable[ReplayedRequest]) -> float:
     done = [(each.times.num_output_tokens, len(each.gaps) + 1) for each in outcomes if each.times]
     num_events = sum(events for _, events in done)
     return sum(tokens for tokens, _ in done) / num_events if num_events else 0.0
@@ -78,8 +77,8 @@ def _tokens_per_event(outcomes: Iterable[Outcome]) -> float:
 # --- for machines ---------------------------------------------------------------------
 
 
-def write_json(
-    path: Path, config: Mapping[str, Any], summary: Summary, outcomes: Iterable[Outcome]
+def write_report(
+    path: Path, config: Mapping[str, Any], summary: Summary, outcomes: Iterable[ReplayedRequest]
 ) -> None:
     """Write ``config``, ``summary`` and a record a request; INVALID_ARGUMENT where that fails."""
     content = {
@@ -87,10 +86,7 @@ def write_json(
         "summary": summary,
         "requests": [_record(outcome) for outcome in outcomes],
     }
-    try:
-        path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise HeadwayError(Code.INVALID_ARGUMENT, f"cannot write {path}: {error}") from None
+    write_json(path, content, indent=1)
 
 
 def _plain(value: Any) -> Any:
@@ -99,7 +95,7 @@ def _plain(value: Any) -> Any:
     return str(value) if odd else value
 
 
-def _record(outcome: Outcome) -> dict[str, Any]:
+def _record(outcome: ReplayedRequest) -> dict[str, Any]:
     """Return a record; instants in seconds after the start of the run."""
     planned, times = outcome.planned, outcome.times
     record: dict[str, Any] = {
@@ -134,14 +130,13 @@ def _times_record(times: RequestTimes) -> dict[str, Any]:
 def print_report(console: Console, title: str, summary: Summary, notes: Iterable[str]) -> None:
     """Two tables: times in ms, then everything else."""
     console.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
-    times = Table()
-    for column in ("ms", "mean", "P50", "P90", "P99"):
-        times.add_column(column, justify="left" if column == "ms" else "right")
+    rows = []
     for name in METRICS:
         spread = summary[name]
         cells = ["-"] * 4 if spread is None else [_ms(value) for value in spread.values()]
-        times.add_row(name.upper(), *cells)
-    console.print(times)
+        rows.append((name.upper(), *cells))
+    titles = ("ms", "mean", "P50", "P90", "P99")
+    console.print(make_table(titles, rows, box=box.HEAVY_HEAD))
     for label, value in [*_facts(summary), *(("note", note) for note in notes)]:
         console.print(f"{label:<14} {value}", markup=False, highlight=False, soft_wrap=True)
 

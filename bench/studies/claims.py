@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class PerSeed:
     """A figure over seeds."""
 
     values: tuple[float, ...]
@@ -38,11 +38,11 @@ class Claim:
     claim: str
     scenario: str
     paper_value: str
-    before: Sample
-    after: Sample
+    before: PerSeed
+    after: PerSeed
     holds: bool
     note: str = ""
-    differences: Sample | None = None  # their spread is shown instead of that of ``after``
+    differences: PerSeed | None = None  # their spread is shown instead of that of ``after``
 
     @property
     def baseline(self) -> float:
@@ -75,9 +75,9 @@ class Claim:
         }
 
 
-def change(baseline: Sequence[float], ours: Sequence[float]) -> Sample:
+def change(baseline: Sequence[float], ours: Sequence[float]) -> PerSeed:
     """Return the relative change seed by seed, 0.1 for 10 % more."""
-    return Sample(tuple(o / b - 1 for b, o in zip(baseline, ours, strict=True)))
+    return PerSeed(tuple(o / b - 1 for b, o in zip(baseline, ours, strict=True)))
 
 
 def run_all(work: Callable[[T], R], jobs: Iterable[T], num_processes: int) -> list[R]:

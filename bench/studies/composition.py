@@ -1,10 +1,12 @@
-"""The five as one pipeline: each paper alone, a plain deployment and all of them, on equal GPUs.
+"""The five papers as one pipeline, compared with each alone and a plain deployment, on equal GPUs.
 
-Two prefill instances of two DP units, eight decode instances (Qwen-32B on H100-96, 72K tokens of
-KV, host memory behind them), 40 % of requests reason, and arrivals come in bursts of three times
-the rate. A chat request keeps its SLO with its first token within 1 s, a reasoning one with
-its first answering token within 2 s and 0.05 s for each reasoning token; the QoE of both is at
-least 0.95.
+There are two prefill instances of two DP units and eight decode instances: Qwen-32B on H100-96,
+with 72K tokens of KV and host memory behind them. 40 % of the requests reason. Arrivals come in
+bursts of three times the rate.
+
+A request keeps its SLO if its QoE is at least 0.95 and it starts in time. A chat has 1 s to its
+first token. A reasoning request has 2 s, and 0.05 s for each reasoning token, to its first
+answering token.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
-from bench.studies.claims import Claim, Sample
+from bench.studies.claims import Claim, PerSeed
 from bench.studies.runs import (
     Finished,
     Job,
@@ -161,7 +161,7 @@ def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
 def _bins(found: Results, seeds: Sequence[int]) -> Iterator[Claim]:
     for before, wanted, text in ((FCFS, -0.61, "up to -61…-72 %"), (RR, -0.29, "up to -29…-33 %")):
         for rate in RATES:
-            best = Sample(tuple(_best_bin(found, before, rate, seed) for seed in seeds))
+            best = PerSeed(tuple(_best_bin(found, before, rate, seed) for seed in seeds))
             overall = found.change(SCENARIO, before, OURS, rate, "ttfat_p99")
             yield Claim(
                 PAPER,

@@ -11,7 +11,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
-from bench.studies.claims import Sample, change, run_all
+from bench.studies.claims import PerSeed, change, run_all
 from headway.cluster import Role
 from headway.presets import PRESETS, Preset, parse_choice
 from headway.sim.cluster import ClusterSpec, SimCluster, SimRequest
@@ -91,15 +91,15 @@ class Results:
         """Measure every job."""
         return cls(dict(zip(jobs, run_all(measure, jobs, num_processes), strict=True)))
 
-    def sample(self, scenario: str, system: str, rate: float, figure: str) -> Sample:
+    def sample(self, scenario: str, system: str, rate: float, figure: str) -> PerSeed:
         """Return a figure over the seeds."""
         wanted = (scenario, system, rate)
         found = sorted(
             (job.seed, row[figure]) for job, row in self.rows.items() if job[:3] == wanted
         )
-        return Sample(tuple(value for _, value in found))
+        return PerSeed(tuple(value for _, value in found))
 
-    def change(self, scenario: str, before: str, after: str, rate: float, figure: str) -> Sample:
+    def change(self, scenario: str, before: str, after: str, rate: float, figure: str) -> PerSeed:
         """Return the relative change from one system to another, seed by seed."""
         samples = (self.sample(scenario, system, rate, figure) for system in (before, after))
         return change(*(sample.values for sample in samples))
@@ -128,7 +128,7 @@ class LoadSampler:
         self.samples: list[tuple[int, ...]] = []
 
     def watch(self, cluster: SimCluster) -> None:
-        """Sample this run."""
+        """PerSeed this run."""
         at = self._every
         while at < self._until:
             cluster.kernel.at(at, partial(self._sample, cluster))

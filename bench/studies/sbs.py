@@ -15,7 +15,7 @@ from itertools import pairwise
 from types import MappingProxyType
 
 from bench.studies import sbs_decode
-from bench.studies.claims import Claim, Sample, change
+from bench.studies.claims import Claim, PerSeed, change
 from bench.studies.runs import Job, Results, Row, arrivals, run, spec_of
 from headway.cluster import Role
 from headway.cost.profile import load_profile
@@ -107,7 +107,7 @@ _WHY: Mapping[float, str] = MappingProxyType(
 )
 
 
-def _pair(found: Results, baseline: str, rate: float, figure: str) -> tuple[Sample, Sample]:
+def _pair(found: Results, baseline: str, rate: float, figure: str) -> tuple[PerSeed, PerSeed]:
     before, after = (found.sample(SCENARIO, s, rate, figure) for s in (baseline, PAPER))
     return before, after
 
@@ -132,7 +132,7 @@ def _ends(found: Results, baseline: str) -> Iterator[Claim]:
     """Compare where there is nothing to gather, and where there is too much."""
     scenario = f"{SCENARIO}, against immediate {baseline}"
     before, after = _pair(found, baseline, RATES[0], "ttft")
-    extra = Sample(tuple(a - b for a, b in zip(after.values, before.values, strict=True)))
+    extra = PerSeed(tuple(a - b for a, b in zip(after.values, before.values, strict=True)))
     yield Claim(
         PAPER,
         "waiting costs nothing when idle: TTFT added at 2 requests/s",
@@ -166,8 +166,8 @@ def _ends(found: Results, baseline: str) -> Iterator[Claim]:
         f"requests/s at the mean TTFT that the baseline has at {PAPER_RATE:g}",
         f"{scenario}; requests/s",
         "+12.9…22.8 %",
-        Sample((PAPER_RATE,) * num_seeds),
-        Sample((reached,) * num_seeds),
+        PerSeed((PAPER_RATE,) * num_seeds),
+        PerSeed((reached,) * num_seeds),
         holds=reached >= 1.129 * PAPER_RATE,
         note=f"{reached / PAPER_RATE - 1:+.0%}; grows as the limit tightens",
     )

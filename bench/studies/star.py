@@ -16,7 +16,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple
 
-from bench.studies.claims import Claim, Sample
+from bench.studies.claims import Claim, PerSeed
 from bench.studies.runs import (
     Finished,
     Job,
@@ -43,7 +43,7 @@ _TTFT, _TPOT = 1.0, 0.025  # the paper's SLO for 7B, seconds
 
 
 @dataclass(frozen=True, slots=True)
-class SetUp:
+class StarSetUp:
     """Decode instances, their KV tokens, how long requests arrive (s), and the move interval."""
 
     name: str
@@ -53,13 +53,13 @@ class SetUp:
     interval: float = 5.0
 
 
-SET_UPS: Mapping[str, SetUp] = MappingProxyType(
+SET_UPS: Mapping[str, StarSetUp] = MappingProxyType(
     {
-        "150K": SetUp("3 decode instances, 150K tokens of KV", 3, 150_000, 5000.0),
-        "210K": SetUp("3 decode instances, 210K tokens of KV", 3, 210_000, 5000.0),
-        "goodput": SetUp("3 decode instances, 180K tokens of KV", 3, 180_000, 3000.0),
-        "8 instances": SetUp("8 decode instances, 180K tokens of KV", 8, 180_000, 1500.0),
-        "rare moves": SetUp("8 decode instances, moves every 60 s", 8, 180_000, 1500.0, 60.0),
+        "150K": StarSetUp("3 decode instances, 150K tokens of KV", 3, 150_000, 5000.0),
+        "210K": StarSetUp("3 decode instances, 210K tokens of KV", 3, 210_000, 5000.0),
+        "goodput": StarSetUp("3 decode instances, 180K tokens of KV", 3, 180_000, 3000.0),
+        "8 instances": StarSetUp("8 decode instances, 180K tokens of KV", 8, 180_000, 1500.0),
+        "rare moves": StarSetUp("8 decode instances, moves every 60 s", 8, 180_000, 1500.0, 60.0),
     }
 )
 _SMALL, _LARGE = 0.17, 0.45
@@ -123,7 +123,7 @@ def measure(job: Job) -> Row:
     return _figures(finished, sampler, set_up)
 
 
-def _figures(finished: Finished, sampler: LoadSampler, set_up: SetUp) -> Row:
+def _figures(finished: Finished, sampler: LoadSampler, set_up: StarSetUp) -> Row:
     records = finished.records
     tpot = [r.tpot for r in records if r.tpot is not None]
     kept = sum(
@@ -289,5 +289,5 @@ def _predictions(found: Results) -> Iterator[Claim]:
     )
 
 
-def _shown(samples: Sequence[Sample]) -> str:
+def _shown(samples: Sequence[PerSeed]) -> str:
     return ", ".join(f"{sample.mean:.3g}" for sample in samples)

@@ -40,7 +40,7 @@ _HOST_TOKENS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class SetUp:
+class OneInstance:
     """``heavy``: log-normal outputs (median 1500, σ 1.1) instead of exponential (mean 1500)."""
 
     name: str
@@ -50,13 +50,15 @@ class SetUp:
     heavy: bool
 
 
-SET_UPS: Mapping[str, SetUp] = MappingProxyType(
+SET_UPS: Mapping[str, OneInstance] = MappingProxyType(
     {
-        "light": SetUp(
+        "light": OneInstance(
             "Qwen-72B, 32 places, light tail", "qwen-72b-tp4-a100", 32, 2_000_000, False
         ),
-        "heavy": SetUp("70B, 48 places, heavy tail", "llama-70b-tp4-h100", 48, 2_000_000, True),
-        "tight": SetUp(
+        "heavy": OneInstance(
+            "70B, 48 places, heavy tail", "llama-70b-tp4-h100", 48, 2_000_000, True
+        ),
+        "tight": OneInstance(
             "70B, 100K tokens of KV, heavy tail", "llama-70b-tp4-h100", 48, 100_000, True
         ),
     }

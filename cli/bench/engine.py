@@ -12,7 +12,7 @@ from rich.console import Console
 
 from bench.engine.run import EngineFigure, EnginePlan, measure, model_of
 from bench.output import make_table, write_json
-from cli.options import add_json, add_model
+from cli.options import add_json, add_model, require_ranges
 
 if TYPE_CHECKING:
     from bench.engine.where import PassSplit
@@ -42,6 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; HeadwayError for a number out of range."""
+    require_ranges(args, prompt=(1, 1024), output=(2, 1024), rounds=(1, 1000), threads=(0, 1024))
     plan = EnginePlan.of(args)
     if args.where:
         from bench.engine.where import where  # needs torch

@@ -6,13 +6,13 @@ for it (the paper's auxiliary models, of this model's size).
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from models.lengths.best import BestEpoch, batches
 from models.lengths.samples import Collected, SampledRequest
 
 Floats = NDArray[np.float32]
@@ -111,10 +111,10 @@ def _encoder(
     network, scale = PromptEncoder(vocab_size), float(_totals(fitting).mean())
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
     rng, totals = np.random.default_rng(seed), _totals(fitting)
-    best, best_error, num_worse = copy.deepcopy(network.state_dict()), float("inf"), 0
+    best = BestEpoch(network, patience)
     for _ in range(num_epochs):
         network.train()
-        for rows in _batches(len(fitting), 64, rng):
+        for rows in batches(len(fitting), 64, rng):
             ids = _padded([fitting[row] for row in rows], vocab_size)
             loss = (network(ids) - torch.from_numpy(totals[rows] / scale)).abs().mean()
             optimizer.zero_grad()
@@ -122,19 +122,11 @@ def _encoder(
             torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
             optimizer.step()
         expected = _expected(network.eval(), judging, vocab_size, scale)
-        error, num_worse = float(np.abs(expected - _totals(judging)).mean()), num_worse + 1
-        if error < best_error:
-            best, best_error, num_worse = copy.deepcopy(network.state_dict()), error, 0
-        if num_worse >= patience:
+        if best.ends_with(float(np.abs(expected - _totals(judging)).mean())):
             break
-    network.load_state_dict(best)
+    best.restore()
     network.eval()
     return lambda requests: _expected(network, requests, vocab_size, scale)
-
-
-def _batches(count: int, size: int, rng: np.random.Generator) -> list[NDArray[np.int64]]:
-    order = rng.permutation(count)
-    return [order[start : start + size] for start in range(0, count, size)]
 
 
 def _padded(requests: Sequence[SampledRequest], padding: int) -> torch.Tensor:

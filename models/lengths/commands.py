@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,17 +126,14 @@ def _search(samples: Collected, base: TrainSettings, num_trials: int) -> list[Tr
     """Search the paper's space with short trials."""
     trials = []
     for number, settings in enumerate(search_space(base, num_trials), start=1):
-        short = TrainSettings(**{**asdict(settings), "num_epochs": _SEARCH_EPOCHS, "patience": 5})
+        short = replace(settings, num_epochs=_SEARCH_EPOCHS, patience=5)
         trials.append(train(samples, short))
         print(f"trial {number}: {trials[-1].error:.2f} tokens, {settings.layers} {settings.rate:g}")
+    num_epochs, patience = base.num_epochs, base.patience
     return [
-        Trained(t.network, TrainSettings(**{**asdict(t.settings), **_full(base)}), t.epochs)
-        for t in trials
+        replace(each, settings=replace(each.settings, num_epochs=num_epochs, patience=patience))
+        for each in trials
     ]
-
-
-def _full(base: TrainSettings) -> dict[str, int]:
-    return {"num_epochs": base.num_epochs, "patience": base.patience}
 
 
 def _train(samples: Collected, settings: TrainSettings, num_epochs: int) -> Trained:

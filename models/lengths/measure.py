@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -30,14 +29,7 @@ def as_served(samples: Collected, every: int) -> Collected:
     """Return the samples that a worker asks about, one every 20 tokens."""
     if SERVED_EVERY % every:
         return samples
-    rows = (samples.num_output_tokens - 1) % SERVED_EVERY == 0
-    return replace(
-        samples,
-        hidden=samples.hidden[rows],
-        owners=samples.owners[rows],
-        num_output_tokens=samples.num_output_tokens[rows],
-        remaining=samples.remaining[rows],
-    )
+    return samples.rows((samples.num_output_tokens - 1) % SERVED_EVERY == 0)
 
 
 def smoothed(remaining: Floats, samples: Collected, weight: float) -> Floats:

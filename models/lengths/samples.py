@@ -19,6 +19,7 @@ from headway.request import SamplingParams
 
 SPLITS = ("train", "validation", "test")
 _SHARES = (0.70, 0.85)  # of requests, by a hash of the prompt
+_ARRAYS = ("hidden", "owners", "num_output_tokens", "remaining")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +54,12 @@ class Collected:
     def split(self, name: str) -> Collected:
         """Return the samples of one split's requests; ``requests`` stay complete."""
         wanted = np.array([request.split == name for request in self.requests], dtype=bool)
-        rows = np.flatnonzero(wanted[self.owners])
-        return Collected(
-            self.requests,
-            self.hidden[rows],
-            self.owners[rows],
-            self.num_output_tokens[rows],
-            self.remaining[rows],
-        )
+        return self.rows(wanted[self.owners])
+
+    def rows(self, wanted: NDArray[np.bool_]) -> Collected:
+        """Return the samples where ``wanted`` (n,) is true; ``requests`` stay complete."""
+        arrays = {name: getattr(self, name)[wanted] for name in _ARRAYS}
+        return Collected(self.requests, **arrays)
 
     @property
     def num_prompt_tokens(self) -> NDArray[np.int64]:
@@ -103,10 +102,7 @@ def save_samples(collected: Collected, path: Path, about: Mapping[str, Any]) -> 
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(
         {
-            "hidden": np.ascontiguousarray(collected.hidden),
-            "owners": collected.owners,
-            "num_output_tokens": collected.num_output_tokens,
-            "remaining": collected.remaining,
+            **{name: np.ascontiguousarray(getattr(collected, name)) for name in _ARRAYS},
             "prompt_token_ids": np.array(ids, dtype=np.int64),
             "num_prompt_tokens": np.array(lengths, dtype=np.int64),
         },
@@ -128,13 +124,8 @@ def load_samples(path: Path) -> tuple[Collected, Mapping[str, Any]]:
         message = f"{path} is no file of samples (headway predictor collect): {error}"
         raise HeadwayError(Code.NOT_FOUND, message, param="samples") from error
     prompts = _split_at(arrays["prompt_token_ids"], arrays["num_prompt_tokens"])
-    return Collected(
-        tuple(_request(prompt, one) for prompt, one in zip(prompts, kept, strict=True)),
-        arrays["hidden"],
-        arrays["owners"],
-        arrays["num_output_tokens"],
-        arrays["remaining"],
-    ), about
+    requests = tuple(_request(prompt, one) for prompt, one in zip(prompts, kept, strict=True))
+    return Collected(requests, **{name: arrays[name] for name in _ARRAYS}), about
 
 
 def _split_at(ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> Sequence[tuple[int, ...]]:

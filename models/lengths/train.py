@@ -6,7 +6,7 @@ import copy
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from headway.errors import Code, HeadwayError, require_between, require_over
+from models.lengths.best import BestEpoch, batches
 from models.lengths.samples import Collected
 from services.predictor.network import LengthNetwork, NetworkShape, default_layers
 
@@ -119,21 +120,19 @@ def _fit(
     )
     epochs: list[Epoch] = []
     inputs, remaining = _tensors(network, fitting)
-    best, best_error, num_worse = copy.deepcopy(network.state_dict()), float("inf"), 0
+    best = BestEpoch(network, settings.patience)
     rng, began = np.random.default_rng(settings.seed), time.monotonic()
     for number in range(1, settings.num_epochs + 1):
-        batches = _batches(inputs, remaining, settings.batch_size, rng)
-        error = _one_epoch(network, optimizer, batches)
+        rows = batches(len(remaining), settings.batch_size, rng)
+        parts = ((inputs[row], remaining[row]) for row in rows)
+        error = _one_epoch(network, optimizer, parts)
         schedule.step()
         judged = mean_absolute_error(network, judging)
         epochs.append(Epoch(number, error, judged, time.monotonic() - began))
         on_epoch(epochs[-1])
-        num_worse += 1
-        if judged < best_error:
-            best, best_error, num_worse = copy.deepcopy(network.state_dict()), judged, 0
-        if num_worse >= settings.patience:
+        if best.ends_with(judged):
             break
-    network.load_state_dict(best)
+    best.restore()
     return Trained(network.eval(), settings, tuple(epochs))
 
 
@@ -142,24 +141,15 @@ def _tensors(network: LengthNetwork, samples: Collected) -> tuple[torch.Tensor, 
     return inputs, torch.from_numpy(samples.remaining.astype(np.float32))
 
 
-def _batches(
-    inputs: torch.Tensor, remaining: torch.Tensor, batch_size: int, rng: np.random.Generator
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    order = torch.from_numpy(rng.permutation(len(remaining)))
-    for start in range(0, len(order), batch_size):
-        rows = order[start : start + batch_size]
-        yield inputs[rows], remaining[rows]
-
-
 def _one_epoch(
     network: LengthNetwork,
     optimizer: torch.optim.Optimizer,
-    batches: Iterator[tuple[torch.Tensor, torch.Tensor]],
+    parts: Iterable[tuple[torch.Tensor, torch.Tensor]],
 ) -> float:
     """Train one epoch; return its mean absolute error in tokens."""
     network.train()
     total, count = 0.0, 0
-    for inputs, remaining in batches:
+    for inputs, remaining in parts:
         loss = (network(inputs) - remaining / network.target_scale).abs().mean()
         optimizer.zero_grad()
         loss.backward()

@@ -20,9 +20,9 @@ from bench.cluster.burst_plan import (
     saturating_batch,
     scaling_params,
 )
-from bench.cluster.burst_report import Run, print_runs, write_runs
+from bench.cluster.burst_report import BurstRun, print_runs, write_runs
 from bench.serve.plan import Planned
-from bench.serve.replay import Outcome
+from bench.serve.replay import ReplayedRequest
 from cli.bench import burst
 from headway.cost.profile import load_profile
 from headway.errors import HeadwayError
@@ -33,15 +33,17 @@ LOAD = BurstLoad(1.0, 10.0, 10.0, 20.0, 30.0, prompt_tokens=64, output_tokens=20
 PROFILE = load_profile("llama-8b-a100")
 
 
-def outcome(arrival_at: float, ttft: float, *, error: str = "") -> Outcome:
+def outcome(arrival_at: float, ttft: float, *, error: str = "") -> ReplayedRequest:
     planned = Planned(0, arrival_at, b"", "", None)
     if error:
-        return Outcome(planned, arrival_at, error_kind="cut off", error=error)
+        return ReplayedRequest(planned, arrival_at, error_kind="cut off", error=error)
     times = RequestTimes(arrival_at, arrival_at + ttft, None, arrival_at + ttft + 1, 20, 0.2)
-    return Outcome(planned, arrival_at, arrival_at + ttft + 1, times, array("d", [0.1, 0.2]))
+    return ReplayedRequest(
+        planned, arrival_at, arrival_at + ttft + 1, times, array("d", [0.1, 0.2])
+    )
 
 
-def a_run(*outcomes: Outcome) -> Run:
+def a_run(*outcomes: ReplayedRequest) -> BurstRun:
     workers = [
         (0.0, {"prefill": 1, "decode": 1}),
         (10.5, {"prefill": 1, "decode": 1, "starting": 1}),
@@ -49,7 +51,7 @@ def a_run(*outcomes: Outcome) -> Run:
         (40.0, {"prefill": 1, "decode": 1, "draining": 1}),
         (41.0, {"prefill": 1, "decode": 1}),
     ]
-    return Run(outcomes, workers, 0, [(1.0, "because")])
+    return BurstRun(outcomes, workers, 0, [(1.0, "because")])
 
 
 def test_arrivals_are_few_then_many_then_few() -> None:

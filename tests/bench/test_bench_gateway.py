@@ -133,14 +133,14 @@ def test_a_quiet_command_says_only_why_it_failed() -> None:
 
 
 def test_peers_that_are_not_there_are_left_out_with_the_way_to_get_them(tmp_path: Path) -> None:
-    found, missing = find_peers("smg, litellm", tmp_path, install=False, say=lambda line: None)
+    found, missing = find_peers("smg, litellm", tmp_path, installs=False, say=lambda line: None)
     assert found == []
     assert missing == dict.fromkeys(("smg", "litellm"), "not installed (--install-peers does)")
 
 
 def test_an_unknown_peer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HeadwayError, match="nginx"):
-        find_peers("nginx", tmp_path, install=False, say=lambda line: None)
+        find_peers("nginx", tmp_path, installs=False, say=lambda line: None)
 
 
 def test_ours_is_measured_beside_a_peer_and_one_that_dies_is_left_out(

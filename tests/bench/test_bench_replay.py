@@ -9,7 +9,7 @@ import pytest
 
 from bench.serve.client import Client, Endpoint, RequestFailedError
 from bench.serve.plan import Plan, Planned
-from bench.serve.replay import Outcome, Replay
+from bench.serve.replay import Replay, ReplayedRequest
 from bench.serve.report import summarise
 from headway.errors import HeadwayError
 from headway.metrics import Slo
@@ -38,7 +38,7 @@ def plan(num_requests: int, answer: str | None = "50") -> Plan:
 
 async def replay(
     *replies: bytes, num_requests: int = 1, patience: float = 10.0, most_open: int = 100
-) -> list[Outcome]:
+) -> list[ReplayedRequest]:
     async with saying(*replies) as url:
         client = Client(Endpoint.parse(url), patience)
         run = Replay(client, plan(num_requests), most_open=most_open)

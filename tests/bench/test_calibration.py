@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.calibrate.figures import Seen, compare
-from bench.calibrate.load import one_by_one, poisson, simulated, write_trace
+from bench.calibrate.live import one_by_one, poisson, simulated, write_trace
 from bench.calibrate.model import (
     NUM_REPLAYS,
     find_latency,

@@ -12,7 +12,7 @@ from rich.console import Console
 from bench.demo.burst import make_burst
 from bench.demo.table import figures, print_table, values_of
 from bench.serve.plan import Planned
-from bench.serve.replay import Outcome
+from bench.serve.replay import ReplayedRequest
 from cli import demo
 from headway.errors import HeadwayError
 from headway.metrics import RequestTimes
@@ -42,9 +42,9 @@ def test_even_a_small_burst_has_both_kinds() -> None:
         assert burst.chats.requests
 
 
-def outcome(first: float, first_answer: float | None, *gaps: float) -> Outcome:
+def outcome(first: float, first_answer: float | None, *gaps: float) -> ReplayedRequest:
     times = RequestTimes(0.0, first, first_answer, first + sum(gaps), 1 + len(gaps))
-    return Outcome(Planned(0, 0.0, b"", "", None), 0.0, times=times, gaps=array("d", gaps))
+    return ReplayedRequest(Planned(0, 0.0, b"", "", None), 0.0, times=times, gaps=array("d", gaps))
 
 
 def test_qoe_counts_from_the_first_answering_token() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.studies import sbs, sbs_decode
-from bench.studies.claims import Claim, Sample, change, run_all
+from bench.studies.claims import Claim, PerSeed, change, run_all
 from bench.studies.runs import Job
 
 KEYS = [
@@ -23,13 +23,13 @@ KEYS = [
 
 
 def test_a_row_has_the_agreed_keys() -> None:
-    claim = Claim("sbs", "c", "s", "-30 %", Sample((1.0,)), Sample((0.7,)), holds=True)
+    claim = Claim("sbs", "c", "s", "-30 %", PerSeed((1.0,)), PerSeed((0.7,)), holds=True)
     assert list(claim.packed()) == KEYS
 
 
 def test_changes_are_taken_seed_by_seed() -> None:
     assert change([1.0, 2.0], [0.5, 2.0]).values == (-0.5, 0.0)
-    assert Sample((3.0,)).spread == 0.0
+    assert PerSeed((3.0,)).spread == 0.0
 
 
 def test_jobs_come_back_in_order_from_any_number_of_processes() -> None:

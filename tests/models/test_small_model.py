@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from models.evaluate import MODEL, Outcome, decode_all
+from models.evaluate import MODEL, DecodedExample, decode_all
 from models.tasks import explain_add, explain_chain, explain_count, explain_sort
 
 EXAMPLES = [
@@ -18,7 +18,7 @@ EXAMPLES = [
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> dict[str, Outcome]:
+def outcomes() -> dict[str, DecodedExample]:
     return {each.example.prompt: each for each in decode_all(MODEL, EXAMPLES)}
 
 
@@ -31,7 +31,7 @@ def outcomes() -> dict[str, Outcome]:
     ],
 )
 def test_the_answer_after_the_thinking_is_exact(
-    outcomes: dict[str, Outcome], prompt: str, answer: str
+    outcomes: dict[str, DecodedExample], prompt: str, answer: str
 ) -> None:
     outcome = outcomes[prompt]
     thinking, _, rest = outcome.completion.partition("</think>\n\n")
@@ -40,7 +40,7 @@ def test_the_answer_after_the_thinking_is_exact(
     assert rest == answer
 
 
-def test_output_lengths_spread_thirtyfold(outcomes: dict[str, Outcome]) -> None:
+def test_output_lengths_spread_thirtyfold(outcomes: dict[str, DecodedExample]) -> None:
     lengths = [each.tokens for each in outcomes.values() if each.ended]
     assert len(lengths) == len(EXAMPLES)
     assert max(lengths) >= 30 * min(lengths)
