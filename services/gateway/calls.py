@@ -74,6 +74,7 @@ class Calls:
         retry_after: Callable[[], float],
     ) -> None:
         self.model = model
+        self._most_chars = model.codec.most_chars(model.max_model_len) or _UNKNOWN
         self.threads = threads
         self.let_go = outputs.let_go
         self._outputs = outputs
@@ -84,8 +85,9 @@ class Calls:
 
     def check_room(self, client: str) -> None:
         """Refuse a long request that its client may not open anyway, before it is read."""
-        if not self._places.has_room(client):
-            self._places.take(client, 1, retry_after=self._retry_after())
+        full = self._places.full(client)
+        if full is not None:
+            raise full.refusal(client, retry_after=self._retry_after())
 
     def prepare(self, call: ApiCall, call_id: str, arrival_at: float) -> list[Request]:
         """Check and tokenise; return a request for every output. It may run in any thread.
@@ -130,7 +132,9 @@ class Calls:
         A client that does not stream reads nothing before the end. Stop strings have to be found
         as soon as they occur. Neither has a reader's clock, nor has a client that opted out.
         """
-        self._places.take(client, len(requests), retry_after=self._retry_after())
+        full = self._places.take(client, len(requests))
+        if full is not None:
+            raise full.refusal(client, len(requests), retry_after=self._retry_after())
         for index, request in enumerate(requests):
             repeats = index % call.num_choices > 0
             if not repeats:
@@ -168,11 +172,12 @@ class Calls:
 
     def _check_length(self, text: str) -> None:
         """Refuse a text that cannot fit the model before it is tokenised."""
-        most, limit = self.model.codec.most_chars(1), self.model.max_model_len
-        if most is not None and len(text) > most * limit:
+        if len(text) > self._most_chars:
+            limit = self.model.max_model_len
+            num_tokens = len(text) * limit // self._most_chars
             message = (
-                f"the prompt has {len(text)} characters, that is at least {len(text) // most} "
-                f"tokens; prompt and output may have {limit} tokens here: shorten the prompt"
+                f"the prompt has {len(text)} characters, that is at least {num_tokens} tokens; "
+                f"prompt and output may have {limit} tokens here: shorten the prompt"
             )
             raise HeadwayError(Code.INVALID_ARGUMENT, message, param="prompt")
 

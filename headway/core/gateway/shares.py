@@ -42,10 +42,12 @@ class Bound:
 
     def take(self, client: str, amount: int = 1) -> bool:
         """Take an amount if the client may; return whether it did."""
-        if not self.has_room(client, amount):
+        held = self._held.get(client, 0) + amount
+        free = self.capacity - self.num_taken - (amount - 1)  # as in has_room, for every request
+        if free <= 0 or held > self._alpha * free:
             return False
         self.num_taken += amount
-        self._held[client] = self._held.get(client, 0) + amount
+        self._held[client] = held
         return True
 
     def give_back(self, client: str, amount: int = 1) -> None:
@@ -100,17 +102,19 @@ class Places:
         self.waiting = waiting
         self.open = open_
 
-    def has_room(self, client: str, amount: int = 1) -> bool:
-        """Return whether the client may open this many outputs now."""
-        return self.waiting.has_room(client, amount) and self.open.has_room(client, amount)
+    def full(self, client: str) -> Bound | None:
+        """Return the bound that refuses the client another output, None for none."""
+        bounds = (self.waiting, self.open)
+        return next((bound for bound in bounds if not bound.has_room(client)), None)
 
-    def take(self, client: str, amount: int, *, retry_after: float) -> None:
-        """Open outputs, which wait; RESOURCE_EXHAUSTED where the client has too many."""
+    def take(self, client: str, amount: int) -> Bound | None:
+        """Open outputs, which wait; return the bound that refuses them."""
         if not self.waiting.take(client, amount):
-            raise self.waiting.refusal(client, amount, retry_after=retry_after)
+            return self.waiting
         if not self.open.take(client, amount):
             self.waiting.give_back(client, amount)
-            raise self.open.refusal(client, amount, retry_after=retry_after)
+            return self.open
+        return None
 
 
 class Place:

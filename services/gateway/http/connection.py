@@ -55,6 +55,7 @@ class HttpConnection(asyncio.Protocol):
         self._few_bytes = min(_FEW_BYTES, self._limits.max_unsent_bytes)
         self.num_unsent = 0  # bytes of answers that are counted
         self._reading = False  # in the middle of a request
+        self._num_read = 0  # bytes of the last read
         self.expires_at: float | None = server.time() + self._limits.head_timeout
         self._begin_message()
 
@@ -87,33 +88,36 @@ class HttpConnection(asyncio.Protocol):
         """Parse; serve a whole request immediately, or after those before it."""
         if self._lingering or self._parser is None:
             return
-        if self._reading is False and self._current is None:
-            self._expire_in(self._limits.head_timeout)  # the first byte of a request
+        was_reading, was_in_head = self._reading, self._in_head
         self._reading = True
-        if self._in_head:
+        self._num_read = len(data)
+        self._most_head_bytes += len(data)
+        if was_in_head:
             self._unparsed_bytes += len(data)
-        self._refuse(self._parse(data))
-        if self._reading or self._waiting or self._charge.amount:
-            self._count_bytes()
-        if self._in_head and self._unparsed_bytes > self._limits.max_head_bytes:
-            self._refuse(self._head_too_long())
-
-    def _parse(self, data: bytes) -> HttpRefusal | None:
-        """Parse; return a refusal.
-
-        No variable holds it, here or in the caller: the frames are in its traceback, and the
-        circle would keep the connection's memory until the garbage collector comes by.
-        """
-        assert self._parser is not None, "the connection is open"
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
+            # No variable holds the refusal: this frame is in its traceback, and the circle would
+            # keep the connection's memory until the garbage collector comes by.
             if not isinstance(error.__context__, HttpRefusal):
                 raise
-            return error.__context__
+            self._refuse(error.__context__)
         except httptools.HttpParserError as error:
-            return _bad(400, f"it is not valid HTTP/1.1: {error}")
-        return None
+            self._refuse(_bad(400, f"it is not valid HTTP/1.1: {error}"))
+        if self._url or not self._in_head:  # in the middle of a request, perhaps the next one
+            self._reading = True
+        if self._reading or self._waiting or self._charge.amount:
+            begins = not was_reading or was_in_head != self._in_head
+            self._wait_for_more(begins=begins)
+
+    def _wait_for_more(self, *, begins: bool) -> None:
+        """Bound the time and the bytes of what is read in part; a head or a body may begin."""
+        limits = self._limits
+        if begins and self._reading and self._current is None and not self._lingering:
+            self._expire_in(limits.head_timeout if self._in_head else limits.body_timeout)
+        self._count_bytes()
+        if self._in_head and self._unparsed_bytes > limits.max_head_bytes:
+            self._refuse(self._head_too_long())
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Clean up after a client that has left or was cut off."""
@@ -143,7 +147,6 @@ class HttpConnection(asyncio.Protocol):
     def on_url(self, url: bytes) -> None:
         """Take some of the request target."""
         self._url += url
-        self._head_bytes += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take one header; ignore those after the body (trailers)."""
@@ -151,18 +154,16 @@ class HttpConnection(asyncio.Protocol):
             name = name.lower()
             known = self._headers.get(name)
             self._headers[name] = value if known is None else known + b", " + value
-            self._head_bytes += len(name) + len(value) + 4  # a colon, a space, a line's end
             if known is not None and name == b"host":
                 raise _bad(400, "it has several host headers; HTTP/1.1 allows one")
 
     def on_headers_complete(self) -> None:
         """Check a complete head; refuse a body that is known to be too long."""
         self._in_head = False
-        if self._current is None:
-            self._expire_in(self._limits.body_timeout)
         if self._lingering or self._parser is None:
             return
-        if self._head_bytes > self._limits.max_head_bytes:
+        most = self._limits.max_head_bytes
+        if self._most_head_bytes > most and self._head_bytes() > most:
             raise self._head_too_long()
         headers, version = self._headers, self._parser.get_http_version()
         if version not in ("1.0", "1.1"):
@@ -208,7 +209,8 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write(data)
         if not last:
             return
-        self.count_unsent()
+        if self.num_unsent or self._transport.get_write_buffer_size() > self._few_bytes:
+            self.count_unsent()
         keep_alive, self._current = self._current.keep_alive, None
         if self._lingering:
             return
@@ -223,8 +225,11 @@ class HttpConnection(asyncio.Protocol):
 
     def cut_off_if_unread(self, limit: int) -> None:
         """Drop a client that has left over ``limit`` bytes unread, or more than its share."""
-        self.count_unsent()
-        if self.num_unsent > limit and self._transport is not None:
+        if self._transport is None:
+            return
+        if self.num_unsent or self._transport.get_write_buffer_size() > self._few_bytes:
+            self.count_unsent()
+        if self.num_unsent > limit:
             self._server.handler.cut_off()
             self._transport.abort()
 
@@ -269,7 +274,7 @@ class HttpConnection(asyncio.Protocol):
         """Charge the client with all that waits here; refuse the request where it is too much."""
         if self._transport is None:
             return
-        head = self._unparsed_bytes if self._in_head else self._head_bytes
+        head = self._unparsed_bytes if self._in_head else self._head_bytes()
         waiting = sum(len(exchange.body) for exchange in self._waiting)
         num_bytes = head + len(self._body) + waiting + self.num_unsent
         if self._charge.change(self._client, num_bytes):
@@ -290,9 +295,9 @@ class HttpConnection(asyncio.Protocol):
         if self._waiting and self._current is None:
             self._serve(self._waiting.popleft())
 
-    def _refuse(self, refusal: HttpRefusal | None) -> None:
+    def _refuse(self, refusal: HttpRefusal) -> None:
         """Send a refusal, then close once the client has had time to read it."""
-        if refusal is None or self._transport is None or self._lingering:
+        if self._transport is None or self._lingering:
             return
         self._lingering = True
         self._expire_in(_LINGER)
@@ -333,8 +338,8 @@ class HttpConnection(asyncio.Protocol):
 
     def _begin_message(self) -> None:
         self._in_head = True
-        self._head_bytes = 0  # of the target and the complete headers
-        self._unparsed_bytes = 0  # as read, while the head is not complete
+        self._most_head_bytes = self._num_read  # as read, with what else came in its first read
+        self._unparsed_bytes = 0  # as read since, while the head is not complete
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
         self._max_body_bytes = self._limits.max_body_bytes
@@ -345,6 +350,11 @@ class HttpConnection(asyncio.Protocol):
         if num_bytes > limit:
             whose = "are allowed" if limit == self._limits.max_body_bytes else "can fit the model"
             raise _bad(413, f"its body has {num_bytes} bytes or more; at most {limit} {whose}")
+
+    def _head_bytes(self) -> int:
+        """Return the size of the target and the headers; a colon, a space, an end for each."""
+        headers = self._headers.items()
+        return len(self._url) + sum(len(name) + len(value) + 4 for name, value in headers)
 
     def _head_too_long(self) -> HttpRefusal:
         limit = self._limits.max_head_bytes

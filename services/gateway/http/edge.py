@@ -125,7 +125,8 @@ class HttpEdge:
     def serve(self, exchange: Exchange) -> None:
         """Answer a whole request that passed ``screen``."""
         try:
-            self._allow_page(exchange)
+            if b"origin" in exchange.headers:
+                self._allow_page(exchange)
             if exchange.method == "OPTIONS":
                 self._allow_request(exchange)
             elif exchange.path in _POST:
@@ -149,7 +150,7 @@ class HttpEdge:
 
     def _allow_page(self, exchange: Exchange) -> None:
         """Let a browser show the answer to a page whose origin is allowed."""
-        if b"origin" in exchange.headers and (origin := self._origins.cors(exchange.headers)):
+        if origin := self._origins.cors(exchange.headers):
             exchange.add_header("access-control-allow-origin", origin)
             exchange.add_header("access-control-expose-headers", "x-request-id, retry-after")
             exchange.add_header("vary", "origin")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from headway.errors import HeadwayError
 
@@ -40,8 +40,7 @@ class HttpRefusal(Exception):  # noqa: N818 (it is an answer, as HeadwayError is
         self.code = code
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(NamedTuple):
     """The client of a request, and the longest body that may be of use to it."""
 
     client: str

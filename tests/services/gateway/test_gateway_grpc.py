@@ -220,7 +220,7 @@ async def test_a_client_that_does_not_read_is_cut_off_and_told() -> None:
     metrics = GatewayMetrics(CollectorRegistry(), 0.1)
     reply = GrpcReply("gen-1", let_go.extend, metrics)
     places = bounds().places
-    places.take("address 1.2.3.4", 1, retry_after=1.0)
+    places.take("address 1.2.3.4", 1)
     output = Output(
         Request("gen-1", "m", (1,), SamplingParams(), 0.0),
         0,
