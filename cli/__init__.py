@@ -15,6 +15,7 @@ COMMANDS = {
     "up": "start the whole cluster on this machine",
     "service": "run one service alone",
     "key": "make an API key and the line that lets it in",
+    "certs": "make an authority, and the certificates of services and clients",
     "policies": "list the policies that flags can name",
     "profile": "what a deployment costs: list, show, run, fit",
     "bench": "measure servers, the gateway, the engine, the simulator, decisions",

@@ -14,16 +14,19 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
+import shutil
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from headway.errors import Code, HeadwayError
+from headway.errors import Code, HeadwayError, invalid
 from services.runtime.identity.private_file import read_private
 from services.runtime.identity.roles import ServiceRole, server_name, spiffe_id
 
@@ -59,12 +62,15 @@ def issue(
     cluster: str = "default",
     hosts: Iterable[str] = (),
     days: int = DAYS,
+    place: Path | None = None,
 ) -> Mapping[str, Path]:
-    """Issue a certificate into ``folder/name``; return the options of a service that has it.
+    """Issue a certificate into ``folder/name`` or ``place``; return its service's options.
 
     ``hosts``: names and addresses by which callers from outside know it. Services find each
     other by role. FAILED_PRECONDITION without an authority, or if the certificate is there.
     """
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", name) or name == "authority":
+        raise invalid("name", name, "1 to 64 letters, digits, dots, dashes or underscores")
     signs = _CLIENTS if role is ServiceRole.CLIENT else _PEERS
     authority, authority_key = _authority(folder, signs)
     key = ec.generate_private_key(ec.SECP256R1())
@@ -79,18 +85,46 @@ def issue(
         .add_extension(alternative, critical=False)
         .sign(authority_key, hashes.SHA256())
     )
-    place = folder / name
+    place = place or folder / name
     _write(place / "key.pem", _key_pem(key), is_private=True)
     _write(place / "cert.pem", _pem(certificate))
     _write(place / "ca.pem", (folder / "authority" / f"{_PEERS}.pem").read_bytes())
     if role is ServiceRole.GATEWAY:
         _write(place / "clients.pem", (folder / "authority" / f"{_CLIENTS}.pem").read_bytes())
-    return tls_options(folder, name)
+    return tls_options(place)
 
 
-def tls_options(folder: Path, name: str) -> Mapping[str, Path]:
-    """Return the options of a service with the certificate in ``folder/name``."""
-    place = folder / name
+def keep_certificates(
+    folder: Path,
+    *,
+    cluster: str = "default",
+    hosts: Mapping[ServiceRole, Iterable[str]] = MappingProxyType({}),
+    days: int = DAYS,
+) -> list[str]:
+    """Make what is missing: authorities, and a certificate per role under the role's name.
+
+    A certificate is renewed in the last third of its days. Return the names that were issued.
+    """
+    if not (folder / "authority").exists():
+        make_authorities(folder)
+    made = []
+    for role in ServiceRole:
+        place = folder / role
+        if (place / "cert.pem").exists() and days_left(place / "cert.pem") > days / 3:
+            continue
+        fresh = place / ".new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        known_as = hosts.get(role, ())
+        issue(folder, role, role, cluster=cluster, hosts=known_as, days=days, place=fresh)
+        for path in sorted(fresh.iterdir()):
+            path.replace(place / path.name)
+        fresh.rmdir()
+        made.append(str(role))
+    return made
+
+
+def tls_options(place: Path) -> Mapping[str, Path]:
+    """Return the options of a service with the certificate in a folder."""
     files = {"tls_cert": "cert.pem", "tls_key": "key.pem", "tls_ca": "ca.pem"}
     if (place / "clients.pem").exists():
         files["tls_client_ca"] = "clients.pem"

@@ -117,7 +117,7 @@ async def _start(
     metrics = ServiceMetrics(registry, config.service_name(), config.service_id)
     metrics.watch_logs(lines)
     if config.metrics_listen:
-        undo.enter_context(serve_metrics(config.metrics_listen, registry))
+        undo.enter_context(serve_metrics(config.metrics_listen, registry, metrics.probes))
     store = await Store.connect(config.store, config.cluster)
     undo.push_async_callback(store.close)
     metrics.watch_store(store)

@@ -18,12 +18,14 @@ from prometheus_client import (
     Histogram,
     PlatformCollector,
     ProcessCollector,
+    make_wsgi_app,
     start_http_server,
 )
 
 from headway.errors import Code, HeadwayError
 from services.runtime.config import host_and_port
 from services.runtime.logs import LogLines
+from services.runtime.probes import Probes
 from services.runtime.store import Store
 
 _LAG_INTERVAL = 0.5
@@ -48,6 +50,7 @@ class ServiceMetrics:
             "1 while gRPC health says SERVING, else 0.",
             registry=registry,
         )
+        self.probes = Probes()
         self._lag = Histogram(
             "headway_event_loop_lag_seconds",
             "Seconds by which a sleep of the event loop overran, sampled twice a second.",
@@ -76,6 +79,7 @@ class ServiceMetrics:
 
     def serving(self, serving: bool) -> None:
         """Set the reported health."""
+        self.probes.is_serving = serving
         self._serving.set(serving)
 
     async def watch_loop(self) -> None:
@@ -84,12 +88,13 @@ class ServiceMetrics:
         while True:
             due_at = loop.time() + _LAG_INTERVAL
             await asyncio.sleep(_LAG_INTERVAL)
+            self.probes.beat()
             self._lag.observe(max(0.0, loop.time() - due_at))
 
 
 @contextmanager
-def serve_metrics(listen: str, registry: CollectorRegistry) -> Iterator[str]:
-    """Serve ``registry`` over HTTP at ``host:port`` from a thread; yields the bound address.
+def serve_metrics(listen: str, registry: CollectorRegistry, probes: Probes) -> Iterator[str]:
+    """Serve metrics and probes over HTTP at ``host:port`` from a thread; yield the bound address.
 
     UNAVAILABLE where the address is taken.
     """
@@ -99,6 +104,7 @@ def serve_metrics(listen: str, registry: CollectorRegistry) -> Iterator[str]:
     except OSError as error:
         message = f"cannot listen on {listen} ({error.strerror}): choose another --metrics-listen"
         raise HeadwayError(Code.UNAVAILABLE, message) from error
+    server.set_app(probes.beside(make_wsgi_app(registry)))
     try:
         yield f"{host}:{server.server_port}"
     finally:
