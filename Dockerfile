@@ -1,4 +1,5 @@
 # One image for every service: `docker build -t headway .`, then `python -m services.<name>`.
+# By digest: --build-arg BASE=python:3.11-slim@sha256:… (docs/security.md).
 ARG BASE=python:3.11-slim
 FROM $BASE
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -27,6 +28,9 @@ COPY headway_launch.py ./
 RUN pip install --no-deps . \
     && useradd --create-home --uid 10001 headway \
     && mkdir -p /home/headway/.cache/huggingface \
+    && install -d -m 0700 -o headway /etc/headway/tls /etc/headway/certs \
+    && for role in authority gateway scheduler worker predictor autoscaler supervisor operator client; \
+    do install -d -m 0700 -o headway "/etc/headway/certs/$role"; done \
     && chown -R headway /home/headway/.cache
 USER headway
 ENV HF_HOME=/home/headway/.cache/huggingface

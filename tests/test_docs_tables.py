@@ -1,4 +1,4 @@
-"""The tables in docs/architecture.md are drawn from the code.
+"""The tables in docs/architecture.md and docs/security.md are drawn from the code.
 
 ``HEADWAY_REWRITE=1 python -m pytest tests/test_docs_tables.py`` writes them anew.
 """
@@ -16,8 +16,10 @@ import pytest
 from headway.core.scheduler.books import TRANSITIONS
 from headway.core.scheduler.reports import RECONCILE, Belief, Said
 from headway.core.worker import lifecycle
+from services.runtime.identity.access import WHO_MAY_CALL
+from services.runtime.identity.roles import ServiceRole, listed
 
-PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
+DOCS = Path(__file__).parents[1] / "docs"
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -69,19 +71,32 @@ def worker_lifecycle() -> str:
     )
 
 
+def access() -> str:
+    head = ("method", "who may call it")
+    everybody = frozenset(ServiceRole)
+    rows = (
+        (f"`{method[1:]}`", "anybody known" if roles == everybody else listed(roles))
+        for method, roles in WHO_MAY_CALL.items()
+    )
+    return table(head, rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "scheduler places": scheduler_places,
     "worker lifecycle": worker_lifecycle,
+    "access": access,
 }
+PAGES = {"access": "security.md"}
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_in_the_docs_is_that_of_the_code(name: str) -> None:
-    page = PAGE.read_text(encoding="utf-8")
+    path = DOCS / PAGES.get(name, "architecture.md")
+    page = path.read_text(encoding="utf-8")
     begin, end = f"<!-- {name}: generated -->\n", "<!-- end -->"
     drawn = f"{begin}{TABLES[name]()}\n{end}"
     if os.environ.get("HEADWAY_REWRITE"):
         found = re.sub(f"{re.escape(begin)}.*?{end}", lambda _: drawn, page, flags=re.DOTALL)
-        PAGE.write_text(found, encoding="utf-8")
+        path.write_text(found, encoding="utf-8")
         return
     assert drawn in page, "HEADWAY_REWRITE=1 writes it anew"

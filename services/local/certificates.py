@@ -105,7 +105,7 @@ def keep_certificates(
 
     A certificate is renewed in the last third of its days. Return the names that were issued.
     """
-    if not (folder / "authority").exists():
+    if not (folder / "authority" / f"{_PEERS}.key").exists():  # a volume begins as an empty folder
         make_authorities(folder)
     made = []
     for role in ServiceRole:

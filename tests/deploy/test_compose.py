@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
+from services.runtime.identity.roles import ServiceRole
 from tests.fakes.compose_files import COMPOSE, CONFIGS, ROOT
 
-OURS = {name: spec for name, spec in COMPOSE["services"].items() if name != "redis"}
+OURS = {name: spec for name, spec in COMPOSE["services"].items() if name not in ("redis", "certs")}
 
 
 def test_the_file_follows_the_compose_schema() -> None:
@@ -31,7 +32,7 @@ def test_a_service_runs_a_module_that_exists_with_flags_that_exist(name: str) ->
     assert spec["environment"]["HEADWAY_ADVERTISE"] == f"{name}:50051"
 
 
-@pytest.mark.parametrize("name", COMPOSE["services"])
+@pytest.mark.parametrize("name", [name for name in COMPOSE["services"] if name != "certs"])
 def test_every_service_has_a_health_check_and_only_loopback_is_published(name: str) -> None:
     spec = COMPOSE["services"][name]
     assert spec["healthcheck"]["test"][0] == "CMD"
@@ -69,3 +70,46 @@ def test_the_image_carries_what_the_services_import_and_is_not_run_by_root() -> 
     assert lines.index("USER headway") < next(
         number for number, line in enumerate(lines) if line.startswith("CMD")
     )
+
+
+def test_every_service_has_the_certificate_of_its_role_and_no_other() -> None:
+    made = {text.partition(":")[2]: text for text in COMPOSE["services"]["certs"]["volumes"]}
+    assert set(made) == {f"/etc/headway/certs/{role}" for role in (*ServiceRole, "authority")}
+    for spec in OURS.values():
+        role = spec["command"][2].removeprefix("services.")
+        mounted = [text for text in spec["volumes"] if "/etc/headway" in text]
+        assert mounted == [f"{role}-tls:/etc/headway/tls:ro"]
+        environment = spec["environment"]
+        for option in ("CERT", "KEY", "CA"):
+            assert environment[f"HEADWAY_TLS_{option}"].startswith("/etc/headway/tls/")
+        assert ("HEADWAY_TLS_CLIENT_CA" in environment) is (role == "gateway")
+        assert "HEADWAY_ALLOW_PLAINTEXT" not in environment
+        assert "certs" in spec["depends_on"]
+
+
+def test_the_image_has_the_folders_of_the_certificates_for_its_user() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    assert f"for role in authority {' '.join(_roles_in_order())}; " in text
+
+
+def _roles_in_order() -> list[str]:
+    return [str(role) for role in ServiceRole]
+
+
+@pytest.mark.parametrize("file", ["compose.yaml", "deploy/compose.podman.yaml"])
+def test_the_store_asks_for_a_password_that_no_command_line_shows(file: str) -> None:
+    redis = yaml.safe_load((ROOT / file).read_text())["services"]["redis"]
+    assert 'echo "requirepass $$REDISCLI_AUTH" | redis-server -' in redis["command"][2]
+    assert COMPOSE["services"]["redis"]["environment"]["REDISCLI_AUTH"].startswith(
+        "${STORE_PASSWORD:?"
+    )
+    for spec in OURS.values():
+        assert "redis://:${STORE_PASSWORD:?" in spec["environment"]["HEADWAY_STORE"]
+
+
+def test_nothing_but_the_gateways_http_is_published_and_no_probe_needs_a_certificate() -> None:
+    for name, spec in COMPOSE["services"].items():
+        assert spec.get("ports", []) == (["127.0.0.1:8000:8000"] if name == "gateway" else [])
+    for name, spec in OURS.items():
+        port = 8000 if name == "gateway" else 9100
+        assert f"http://127.0.0.1:{port}/" in spec["healthcheck"]["test"][-1]

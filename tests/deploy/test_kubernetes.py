@@ -16,6 +16,7 @@ import yaml
 from headway.policies import registry
 from services.autoscaler.config import AutoscalerConfig
 from services.runtime.config import ServiceConfig
+from services.runtime.identity.access import WHO_MAY_CALL
 from services.worker.config import WorkerConfig
 from tests.fakes.compose_files import CONFIGS
 from tests.fakes.kustomize import render
@@ -44,7 +45,7 @@ def settings(name: str) -> dict[str, str]:
 @pytest.mark.parametrize("name", RENDERED)
 def test_every_object_follows_its_schema(name: str, tmp_path: Path) -> None:
     for manifest in RENDERED[name]:
-        if manifest["kind"] != "ScaledObject":
+        if not manifest["apiVersion"].startswith("keda.sh"):
             kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
     scaled = list(of_kind(name, "ScaledObject").values())
     files = [tmp_path / f"{each['metadata']['name']}.json" for each in scaled]
@@ -108,8 +109,11 @@ def test_pods_are_probed_drained_and_confined(name: str) -> None:
         pod, ours = deployment["spec"]["template"]["spec"], container(deployment)
         is_gateway = deployment["metadata"]["name"] == "headway-gateway"
         assert {"startupProbe", "readinessProbe", "livenessProbe"} <= set(ours)
-        assert ("httpGet" in ours["readinessProbe"]) is is_gateway
-        assert ("grpc" in ours["readinessProbe"]) is not is_gateway
+        ready = ours["readinessProbe"]["httpGet"]
+        path, port = ("/health", "http") if is_gateway else ("/ready", "metrics")
+        assert (ready["path"], ready["port"]) == (path, port)
+        assert ours["livenessProbe"]["httpGet"]["path"] == "/live"
+        assert not any("grpc" in probe for probe in ours.values() if isinstance(probe, dict))
         assert pod["terminationGracePeriodSeconds"] > drain
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert ours["securityContext"]["readOnlyRootFilesystem"] is True
@@ -188,7 +192,7 @@ def test_a_scheduler_stands_by_elsewhere_and_gateways_find_who_leads(name: str) 
     advertised = {each["name"]: each for each in container({"spec": spec})["env"]}
     field = advertised["HEADWAY_ADVERTISE"]["valueFrom"]["fieldRef"]["fieldPath"]
     assert field == "status.podIP"
-    assert settings(name)["HEADWAY_STORE"]
+    assert advertised["HEADWAY_STORE"]["valueFrom"]["secretKeyRef"]["name"] == "headway-store"
 
 
 def test_every_gpu_worker_has_one_gpu_and_only_workers_have() -> None:
@@ -201,6 +205,93 @@ def test_every_gpu_worker_has_one_gpu_and_only_workers_have() -> None:
         assert devices == (["cuda"] if is_worker else [])
         assert ours["image"].partition(":")[2] == "cuda"
     assert WorkerConfig.model_fields["device"].default == "cpu"
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_every_service_has_the_certificate_of_its_role_and_no_other(name: str) -> None:
+    for option in ("CERT", "KEY", "CA"):
+        assert settings(name)[f"HEADWAY_TLS_{option}"].startswith("/etc/headway/tls/")
+    assert "HEADWAY_ALLOW_PLAINTEXT" not in settings(name)
+    for deployment in of_kind(name, "Deployment").values():
+        role = container(deployment)["command"][2].removeprefix("services.")
+        volumes = deployment["spec"]["template"]["spec"]["volumes"]
+        (tls,) = [each["secret"] for each in volumes if each["name"] == "tls"]
+        assert tls == {"secretName": f"headway-{role}-tls", "defaultMode": 0o440}
+        mounts = {each["name"]: each for each in container(deployment)["volumeMounts"]}
+        assert mounts["tls"] == {"name": "tls", "mountPath": "/etc/headway/tls", "readOnly": True}
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_the_store_asks_for_a_password(name: str) -> None:
+    pod = of_kind(name, "StatefulSet")["headway-redis"]["spec"]["template"]["spec"]
+    (redis,) = pod["containers"]
+    assert redis["args"][0] == "/etc/redis/password.conf"
+    (secret,) = [each["secret"] for each in pod["volumes"] if each["name"] == "password"]
+    assert secret["secretName"] == "headway-store"
+    script = (ROOT / "deploy" / "kubernetes-secrets").read_text()
+    assert "requirepass" in script
+    subprocess.run(["bash", "-n", str(ROOT / "deploy" / "kubernetes-secrets")], check=True)
+
+
+def allowed_from(name: str, labels: dict[str, str]) -> dict[int, set[str]]:
+    """Return who may reach the ports of pods with these labels: services, or anybody."""
+    found: dict[int, set[str]] = {}
+    for policy in of_kind(name, "NetworkPolicy").values():
+        selected = policy["spec"]["podSelector"].get("matchLabels", {})
+        if not selected.items() <= labels.items():
+            continue
+        for rule in policy["spec"].get("ingress", ()):
+            peers = [*map(_peer, rule.get("from", ()))] or ["anybody"]
+            for port in rule["ports"]:
+                found.setdefault(port["port"], set()).update(peers)
+    return found
+
+
+def _peer(peer: dict[str, Any]) -> str:
+    ((_, selector),) = peer.items()
+    ((_, value),) = selector["matchLabels"].items()
+    return str(value)
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_only_the_edges_of_the_table_are_open(name: str) -> None:
+    nothing = of_kind(name, "NetworkPolicy")["headway-nothing"]["spec"]
+    assert nothing == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    serving = {
+        "gateway": ("Gateway",),
+        "scheduler": ("Scheduler",),
+        "worker": ("Worker",),
+        "predictor": ("Predictor",),
+        "autoscaler": ("Autoscaler", "ExternalScaler"),
+    }
+    for workload in (*of_kind(name, "Deployment").values(), *of_kind(name, "StatefulSet").values()):
+        labels = workload["spec"]["template"]["metadata"]["labels"]
+        service, allowed = labels["headway/service"], allowed_from(name, labels)
+        if service == "redis":
+            assert allowed == {6379: set(serving)}
+            continue
+        callers = {
+            str(role)
+            for method, roles in WHO_MAY_CALL.items()
+            if method.split("/")[1].rpartition(".")[2] in serving[service]
+            for role in roles
+        }
+        # pods of ours: KEDA is an operator, and the supervisor runs on one machine alone
+        pods = callers - {"operator", "supervisor", "client"}
+        if service == "gateway":
+            assert allowed[8000] == allowed[50051] == {"anybody"}
+            assert allowed[50052] == {"worker"}
+        else:
+            assert allowed[50051] - {"keda"} == pods
+        assert allowed[9100] == {"monitoring"}
+        assert set(allowed) <= {8000, 50051, 50052, 9100}
+
+
+def test_only_the_gateway_and_what_keda_and_pods_ask_has_a_service() -> None:
+    services = of_kind("base", "Service")
+    assert set(services) == {"headway", "headway-autoscaler", "headway-redis"}
+    assert all("type" not in each["spec"] for each in services.values()), "of the cluster alone"
+    assert [port["port"] for port in services["headway"]["spec"]["ports"]] == [8000, 50051]
 
 
 def test_no_manifest_is_left_out() -> None:

@@ -74,6 +74,7 @@ def test_the_command_makes_an_authority_and_certificates(
 
 
 def test_all_makes_what_is_missing_and_renews_what_ends(tmp_path: Path) -> None:
+    (tmp_path / "authority").mkdir()
     assert keep_certificates(tmp_path, days=30) == list(ServiceRole)
     assert keep_certificates(tmp_path, days=30) == []
     shutil.rmtree(tmp_path / "worker")
