@@ -160,18 +160,22 @@ class Store:
 
     # --- leadership -------------------------------------------------------------------
 
-    async def acquire_leader(self, candidate_id: str, address: str, ttl: float) -> int | None:
+    async def acquire_leader(
+        self, candidate_id: str, address: str, ttl: float, *, seen: int = 0
+    ) -> int | None:
         """Return the fencing token if the candidate leads for the next ``ttl`` seconds, else None.
 
         Calling it again renews the lease under the same token. Every change of leader raises the
-        token, which stays below 2^32. An unreadable lease or token counts as none.
+        token above the last one, and above the newest that the candidate has ``seen``: a store that
+        loses its data may have forgotten the last one. It stays below 2^32. An unreadable lease or
+        token counts as none.
         """
         if _LEASE.fullmatch(f"1|{candidate_id}|{address}") is None:
             limit = "a name and an address in visible ASCII, a name without a |"
             raise invalid("candidate_id and address", (candidate_id, address), limit)
         async with self._reached():
             keys = [self._key("leader"), self._key("fencing")]
-            token = await self._acquire(keys, [candidate_id, address, int(ttl * 1000)])
+            token = await self._acquire(keys, [candidate_id, address, int(ttl * 1000), seen])
             return None if token is None else int(token)
 
     async def release_leader(self, candidate_id: str) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 ACQUIRE = """
--- KEYS: leader, fencing. ARGV: candidate id, address, ttl in ms.
+-- KEYS: leader, fencing. ARGV: candidate id, address, ttl in ms, the newest token it has seen.
 -- Returns the fencing token, or nil while another candidate leads.
 -- A renewal keeps the token; every change of leader raises it. It is never below the clock's
--- seconds, so that it goes on rising even where the store has lost what it held.
+-- seconds, and above what the candidate has seen: it goes on rising even where the store has lost
+-- what it held, within a second of an election, too.
 -- A lease or token that cannot be read counts as none: tokens are of at most 10 digits, below 2^32.
 local function text(key)
   local found = redis.pcall('GET', key)
@@ -22,7 +23,9 @@ if token > 0 then
   if candidate ~= ARGV[1] then return nil end
 else
   local last = token_of(string.match(text(KEYS[2]), '^%d+$'))
-  token = math.max(last + 1, tonumber(redis.call('TIME')[1]))
+  local seen = tonumber(ARGV[4])
+  if last < seen then seen = seen + 16 end  -- a loss: some may have led since the candidate looked
+  token = math.max(last + 1, seen + 1, tonumber(redis.call('TIME')[1]))
 end
 redis.call('SET', KEYS[2], string.format('%.0f', token))
 local lease = string.format('%.0f', token) .. '|' .. ARGV[1] .. '|' .. ARGV[2]

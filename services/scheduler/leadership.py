@@ -55,6 +55,8 @@ class Leadership:
         self._deposed = deposed
         self._token: int | None = None
         self._held_until = 0.0
+        self._seen = 0
+        """The newest fencing token that the store has shown."""
         self._task: asyncio.Task[None] | None = None
         self._resigned = asyncio.Event()
         self._resigns_because = ""
@@ -96,7 +98,7 @@ class Leadership:
                 async with asyncio.timeout(self._patience(asked_at)):
                     await self._release_former()
                     token = await self._store.acquire_leader(
-                        self._candidate_id, self._address, self._ttl
+                        self._candidate_id, self._address, self._ttl, seen=self._seen
                     )
                     await self._note_leader()
                 await self._answered(token, asked_at)
@@ -160,6 +162,8 @@ class Leadership:
     async def _note_leader(self) -> None:
         leader = await self._store.leader()
         self.leader_address = leader.address if leader is not None else ""
+        if leader is not None:
+            self._seen = max(self._seen, leader.fencing_token)
 
     async def _step_down(self, reason: str, *, keeps_name: bool = False) -> None:
         if self._token is None:

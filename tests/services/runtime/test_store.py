@@ -125,6 +125,14 @@ async def test_tokens_go_on_rising_where_the_store_has_lost_its_data(store: Stor
     assert after > before
 
 
+async def test_a_token_lies_above_what_the_candidate_has_seen(store: Store) -> None:
+    """A store that loses its data twice in a second would give out one token twice."""
+    before = await lead(store, "one")
+    assert before is not None
+    await store._client.delete(store._key("leader"), store._key("fencing"))
+    assert await store.acquire_leader("two", "two:1", 5.0, seen=before) == before + 1
+
+
 async def test_a_candidate_with_a_bar_in_its_name_is_refused(store: Store) -> None:
     with pytest.raises(HeadwayError, match=r"without a \|"):
         await lead(store, "a|b")

@@ -163,3 +163,20 @@ async def test_one_of_two_leads_and_the_other_follows_it(own_store: str, cluster
         await first.stop()
         await until(lambda: second.leads)
         assert terms.num_deposed <= 1
+
+
+async def test_a_follower_that_wins_after_a_loss_of_data_has_a_newer_token(
+    own_store: str, cluster: str
+) -> None:
+    async with (
+        standing(own_store, cluster, "one") as (one, _),
+        standing(own_store, cluster, "two") as (two, _),
+    ):
+        await until(lambda: one._seen > 0 and two._seen > 0)
+        tokens = [one._seen]
+        async with redis.from_url(own_store) as client:
+            for _ in range(3):  # within one second: the clock alone would repeat a token
+                await client.flushall()
+                await until(lambda: max(one._seen, two._seen) > tokens[-1])
+                tokens.append(max(one._seen, two._seen))
+    assert tokens == sorted(set(tokens))
