@@ -151,11 +151,14 @@ class WorkerReports:
         key, worker_id = finished.key, instance.info.worker_id
         instance.finished(key, now=now)
         was_cancelled = finished.finish_reason is FinishReason.CANCELLED
-        reason = f"worker {worker_id} has cancelled it"
+        has_failed = finished.finish_reason is FinishReason.ERROR
+        reason = f"worker {worker_id} has {'failed' if has_failed else 'cancelled'} it"
         entry = self._state.tracked.get(key)
         if entry is None:
             if not self._state.has_ended(key):  # its gateway may yet submit it to a new leader
-                self._state.end(key, Lost((key,), reason) if was_cancelled else None)
+                self._state.end(key, Lost((key,), reason) if was_cancelled or has_failed else None)
+            elif has_failed:  # its end may not have reached its gateway
+                self._state.lose([key], reason)
         elif not was_cancelled:
             self.end(entry, but=worker_id)
         elif entry.worker_id == worker_id:

@@ -151,6 +151,9 @@ class WorkerCore:
                 self._state.units[sequence.unit].changed[sequence.key] = None
         elif isinstance(event, PredictorKnown):
             self._state.predictions.is_on = event.is_known
+        elif isinstance(event, GatewayGone):
+            self._reports.doubt(event.gateway_id, now=now)
+            self._state.cancel_all(event.gateway_id)
         elif not self._on_transfer(event, actions):
             self._on_order(event, actions)
         return self._go_on(actions, now)
@@ -180,8 +183,6 @@ class WorkerCore:
                 self._on_dispatch(event, actions)
             case CancelStream(key):
                 state.cancel(key)
-            case GatewayGone(gateway_id):
-                state.cancel_all(gateway_id)
             case LeaderConnected(wants, fencing_token):
                 state.fencing_token = fencing_token
                 actions += [each for each in self._reports.greet(wants) if each is not None]

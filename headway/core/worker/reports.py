@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 from math import inf, nan
@@ -13,12 +14,24 @@ from headway.core.worker.sequence import Sequence
 from headway.core.worker.state import WorkerState
 from headway.core.worker.unit import WorkerUnit
 from headway.core.worker.work import WorkMeter
-from headway.messages import EndForward, LoadReport, RunningRequests, Snapshot, WantedReports
+from headway.messages import (
+    EndForward,
+    FinishedRequest,
+    LoadReport,
+    RunningRequests,
+    Snapshot,
+    WantedReports,
+)
 from headway.policies.rescheduling import Horizon, simulate_future
 from headway.request import FinishReason, Phase
 
 FRESH_TOKENS = 500
 """Tokens of an answer's first quantum (PASCAL, Algorithm 2: ``a_i``)."""
+DOUBTFUL = 10.0
+"""Seconds in which the last tokens of a request have surely reached its gateway, or its stream is
+known to be broken."""
+_MOST_ENDED = 1024
+_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class Reports:
@@ -29,6 +42,7 @@ class Reports:
         self._interval = interval
         self._wants = WantedReports()
         self._reported_at = self._load_reported_at = 0.0
+        self._ended: deque[tuple[float, FinishedRequest]] = deque(maxlen=_MOST_ENDED)
         self.work = WorkMeter()
         self.draining = False
 
@@ -57,6 +71,7 @@ class Reports:
         self._reported_at = now
         if state.lets_go:
             news.prefilled += newly_movable(state)
+        self._ended += [(now, each) for each in news.finished if each.finish_reason in _ENDS]
         answering = [state.find(key) for key in news.answering]
         report = EndForward(
             pass_id=pass_id,
@@ -74,6 +89,21 @@ class Reports:
         )
         news.clear()
         return report
+
+    def doubt(self, gateway_id: str, *, now: float) -> None:
+        """Report again, as failed, what has just ended for a gateway whose stream has broken.
+
+        The last tokens may be lost, and no other message would tell the gateway of the end.
+        """
+        ended, self._ended = self._ended, deque(maxlen=_MOST_ENDED)
+        for at, finished in ended:
+            if at < now - DOUBTFUL:
+                continue
+            if finished.key.gateway_id == gateway_id:
+                failed = replace(finished, finish_reason=FinishReason.ERROR)
+                self._state.news.finished.append(failed)
+            else:
+                self._ended.append((at, finished))
 
     def _loads(self, now: float) -> tuple[UnitLoad, ...]:
         if self._wants.phases:

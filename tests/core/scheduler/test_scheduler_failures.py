@@ -78,6 +78,27 @@ def test_a_lost_request_that_comes_again_unchanged_is_told_so_again() -> None:
     assert scheduler.lost() == [1, 1]
 
 
+def failed(stream_id: int) -> FinishedRequest:
+    return FinishedRequest(key(stream_id), 0, 4, 2, FinishReason.ERROR)
+
+
+def test_a_request_whose_end_did_not_reach_its_gateway_is_lost() -> None:
+    """Its worker says so once the gateway's stream has broken."""
+    scheduler = make_scheduler(("u", Role.UNIFIED))
+    scheduler.submit(1)
+    for each in (replace(failed(1), finish_reason=FinishReason.LENGTH), failed(1)):
+        assert scheduler.lost() == []
+        scheduler.post(WorkerReported("u", EndForward(2, 0.0, (), (), finished=(each,))))
+    assert scheduler.lost() == [1]
+
+
+def test_a_new_leader_answers_that_a_failed_request_is_lost() -> None:
+    scheduler = make_scheduler(("u", Role.UNIFIED))
+    scheduler.post(WorkerReported("u", EndForward(2, 0.0, (), (), finished=(failed(1),))))
+    scheduler.submit(1)
+    assert scheduler.lost() == [1]
+
+
 def test_a_cancelled_request_is_not_lost() -> None:
     scheduler = make_scheduler(("u", Role.UNIFIED))
     scheduler.submit(1)

@@ -16,6 +16,7 @@ from headway.core.worker.events import (
     StopTransfer,
     TransferEnded,
 )
+from headway.core.worker.reports import DOUBTFUL
 from headway.forward_pass import PassResult, Sampled
 from headway.messages import (
     Accepted,
@@ -138,6 +139,29 @@ def test_a_gateway_that_is_gone_takes_its_requests_with_it() -> None:
     worker.run_all()
     assert worker.ends == {2: ["length"]}
     assert worker.core.num_held == 0
+
+
+def test_what_has_just_ended_for_a_gateway_that_is_gone_is_reported_as_failed() -> None:
+    worker = make_worker()
+    mine = make_request(1, gateway_id="gone", max_tokens=2)
+    worker.post(dispatch(mine, make_request(2, max_tokens=2)))
+    worker.run_all()
+    worker.post(GatewayGone("gone"))
+    (finished,) = reports(worker)[-1].finished
+    assert (finished.key, finished.finish_reason) == (mine.key, FinishReason.ERROR)
+    num_reports = len(reports(worker))
+    worker.post(GatewayGone("gone"))  # it has been said
+    assert len(reports(worker)) == num_reports
+
+
+def test_what_ended_long_before_its_gateway_was_gone_is_not_doubted() -> None:
+    worker = make_worker()
+    worker.post(dispatch(make_request(1, gateway_id="gone", max_tokens=2)))
+    worker.run_all()
+    num_reports = len(reports(worker))
+    worker.now += DOUBTFUL + 1.0
+    worker.post(GatewayGone("gone"))
+    assert len(reports(worker)) == num_reports
 
 
 def draw(worker: WorkerHarness, key: StreamKey, token: int) -> None:

@@ -130,7 +130,9 @@ async def test_a_token_lies_above_what_the_candidate_has_seen(store: Store) -> N
     before = await lead(store, "one")
     assert before is not None
     await store._client.delete(store._key("leader"), store._key("fencing"))
-    assert await store.acquire_leader("two", "two:1", 5.0, seen=before) == before + 1
+    after = await store.acquire_leader("two", "two:1", 5.0, seen=before)
+    assert after is not None
+    assert after > before + 1  # somebody may have led that it has not seen
 
 
 async def test_a_candidate_with_a_bar_in_its_name_is_refused(store: Store) -> None:
