@@ -26,6 +26,7 @@ COMMANDS = {
     "reproduce": "check the papers' claims in the simulator",
     "chaos": "faults on live processes under load; every token is compared",
     "fuzz": "damaged inputs for the gateway, the wire, the cores and the store",
+    "vopr": "simulated clusters under faults; every token and block is checked",
     "predictor": "collect hidden states, train a predictor of remaining lengths",
 }
 _WRONG_CALLS = (Code.INVALID_ARGUMENT, Code.NOT_FOUND)

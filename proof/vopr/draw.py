@@ -1,0 +1,201 @@
+"""Scenarios drawn from seeds: small clusters, short histories, every kind of fault."""
+
+from __future__ import annotations
+
+from random import Random
+
+from headway.presets import PRESETS
+from proof.vopr.scenario import Asking, Fault, Kind, Scenario, names
+from proof.vopr.world import Shape
+
+ROLES = (
+    ("unified",),
+    ("unified", "unified"),
+    ("unified", "unified", "unified"),
+    ("prefill", "decode"),
+    ("prefill", "prefill", "decode", "decode"),
+    ("prefill", "decode", "decode"),
+    ("prefill", "unified", "decode"),
+    ("prefill", "convertible", "decode"),
+)
+MOST_SKEW = 0.3
+"""Seconds between clocks of different hosts, in most histories."""
+_WORKLOAD_S = 4.0
+_ON_PROCESSES = (Kind.CRASH, Kind.PAUSE, Kind.SLOW, Kind.CLOCK)
+_ON_WORKERS = (Kind.REPLACE, Kind.SLOW_ENGINE, Kind.FAIL_PASS, Kind.DRAIN, Kind.ROLE)
+_ON_LINKS = (Kind.DELAY, Kind.CUT, Kind.HALF_OPEN, Kind.PARTITION, Kind.DOUBLE)
+_LASTING = {
+    Kind.CRASH: (0.0, 3.0),
+    Kind.REPLACE: (0.0, 2.0),
+    Kind.PAUSE: (0.05, 6.0),
+    Kind.SLOW: (0.2, 2.0),
+    Kind.SLOW_ENGINE: (0.2, 3.0),
+    Kind.DELAY: (0.2, 4.0),
+    Kind.PARTITION: (0.05, 6.0),
+    Kind.DOUBLE: (0.5, 5.0),
+    Kind.STORE_AWAY: (0.1, 5.0),
+    Kind.STORE_SLOW: (0.5, 4.0),
+    Kind.STORE_STALE: (0.2, 4.0),
+}
+_THEMES: tuple[tuple[Kind, ...], ...] = (
+    (),  # every kind
+    (),
+    (Kind.DRAIN, Kind.ROLE, Kind.START, Kind.CUT, Kind.DELAY, Kind.USURP),  # operators
+    (Kind.CUT, Kind.HALF_OPEN, Kind.PARTITION, Kind.DELAY, Kind.DOUBLE),  # links
+)
+"""Kinds of one history; faults of few kinds meet each other more often."""
+_WEIGHTS = {
+    Kind.CUT: 3,
+    Kind.PARTITION: 3,
+    Kind.CRASH: 4,
+    Kind.PAUSE: 3,
+    Kind.USURP: 3,
+    Kind.DRAIN: 2,
+    Kind.DELAY: 2,
+    Kind.ROLE: 2,
+}
+
+
+def draw(seed: int, preset: str = "") -> Scenario:
+    """Return the scenario of a seed, under a preset or the seed's own."""
+    rng = Random(seed)
+    own = sorted(PRESETS)[seed % len(PRESETS)]
+    roles = rng.choice(ROLES)
+    shape = _shape(rng)
+    scenario = Scenario(
+        seed=seed,
+        preset=preset or own,
+        num_gateways=rng.choice((1, 2)),
+        num_schedulers=rng.choice((1, 2, 2)),
+        roles=roles,
+        shape=shape,
+        request_timeout=rng.choice((40.0, 40.0, 5.0)),
+        requests=_requests(rng, shape),
+    )
+    processes = names(scenario)
+    skews = tuple(round(rng.uniform(-MOST_SKEW, MOST_SKEW), 3) for _ in processes)
+    faults = _faults(rng, scenario)
+    return Scenario(
+        **{
+            name: getattr(scenario, name)
+            for name in Scenario.__dataclass_fields__
+            if name not in ("skews", "faults")
+        },
+        skews=skews,
+        faults=faults,
+    )
+
+
+def _shape(rng: Random) -> Shape:
+    return Shape(
+        num_units=rng.choice((1, 1, 2)),
+        chunk_tokens=rng.choice((8, 16, 32)),
+        num_blocks=rng.choice((16, 24, 40)),
+        host_blocks=rng.choice((0, 8, 24)),
+        prefix_caching=rng.random() < 0.7,
+        runs_ahead=rng.random() < 0.4,
+        swaps_beside=rng.random() < 0.5,
+        pass_seconds=rng.choice((0.01, 0.03)),
+        predict_every=rng.choice((0, 3)),
+        kv_seconds=rng.choice((0.0, 0.005, 0.1)),
+    )
+
+
+def _requests(rng: Random, shape: Shape) -> tuple[Asking, ...]:
+    most = shape.num_blocks * 4 // 2
+    requests = []
+    bursts = [rng.uniform(0.0, _WORKLOAD_S) for _ in range(3)]
+    for number in range(rng.randint(4, 16)):
+        at = rng.choice(bursts) if rng.random() < 0.5 else rng.uniform(0.0, _WORKLOAD_S)
+        leaves = rng.random() < 0.15
+        requests.append(
+            Asking(
+                name=f"r{number}",
+                at=round(at + rng.random() * 0.05, 4),
+                gateway=rng.randrange(2),
+                num_prompt=rng.randint(1, most),
+                shared=rng.choice((0, 0, 8, 20)),
+                max_tokens=rng.choice((1, 4, 12, 24, most)) if rng.random() < 0.9 else most,
+                stops=rng.randint(1, 50) if rng.random() < 0.2 else 0,
+                reasons=rng.random() < 0.5,
+                paced=rng.random() < 0.5,
+                leaves=round(rng.uniform(0.01, 2.0), 3) if leaves else 0.0,
+            )
+        )
+    return tuple(sorted(requests, key=lambda each: each.at))
+
+
+def _faults(rng: Random, scenario: Scenario) -> tuple[Fault, ...]:
+    if rng.random() < 0.2:
+        return _takeovers(rng, scenario)
+    theme = rng.choice(_THEMES)
+    kinds = [kind for kind in theme or Kind for _ in range(_WEIGHTS.get(kind, 1))]
+    drawn = [_fault(rng, rng.choice(kinds), scenario) for _ in range(rng.randint(0, 9))]
+    return tuple(sorted(drawn, key=lambda each: each.at))
+
+
+def _takeovers(rng: Random, scenario: Scenario) -> tuple[Fault, ...]:
+    """Return many changes of leader while KV takes long from worker to worker."""
+    workers = [name for name in names(scenario) if name.startswith("w")]
+    delay = round(rng.uniform(0.05, 0.3), 3)
+    slow = [
+        Fault(Kind.DELAY, 0.1, 7.0, one, other, delay)
+        for place, one in enumerate(workers)
+        for other in workers[place + 1 :]
+    ]
+    usurped = [
+        Fault(Kind.USURP, round(rng.uniform(0.2, _WORKLOAD_S + 1.0), 4))
+        for _ in range(rng.randint(4, 10))
+    ]
+    return tuple(sorted([*slow, *usurped], key=lambda each: each.at))
+
+
+def _fault(rng: Random, kind: Kind, scenario: Scenario) -> Fault:
+    processes = list(names(scenario))
+    workers = [name for name in processes if name.startswith("w")]
+    at = round(rng.uniform(0.05, _WORKLOAD_S + 2.0), 4)
+    shortest, longest = _LASTING.get(kind, (0.0, 0.0))
+    # Many short faults and few long ones.
+    lasts = shortest + (longest - shortest) * rng.random() ** 2
+    lasts = round(min(lasts, scenario.heals_at - at), 4)
+    on, to, amount = "", "", 0.0
+    if kind in _ON_LINKS:
+        on, to = _link(rng, scenario)
+        amount = round(rng.uniform(0.01, 0.6), 4)
+    elif kind in _ON_PROCESSES:
+        on = rng.choice(processes)
+        amount = round(rng.choice((-1, 1)) * rng.uniform(0.0, MOST_SKEW), 3)
+        if kind is Kind.SLOW:
+            amount = 0.005
+        elif kind is Kind.CRASH:
+            amount = rng.choice((0.0, 0.0, 0.25))  # one in three is silent
+    elif kind in _ON_WORKERS:
+        on = rng.choice(workers)
+        amount = float(rng.randint(1, 3))
+    elif kind is Kind.START:
+        amount = float(rng.randrange(4))
+    elif kind is Kind.PRESET:
+        on, amount = "s0", float(rng.randrange(len(PRESETS)))
+    elif kind is Kind.STORE_SLOW:
+        amount = round(rng.uniform(0.05, 1.5), 3)
+    elif kind is Kind.STORE_GARBAGE:
+        amount = float(rng.randrange(3))
+    return Fault(kind, at, lasts, on, to, amount)
+
+
+def _link(rng: Random, scenario: Scenario) -> tuple[str, str]:
+    """Return two processes that talk to each other."""
+    gateways = [f"g{n}" for n in range(scenario.num_gateways)]
+    schedulers = [f"s{n}" for n in range(scenario.num_schedulers)]
+    workers = [f"w{n}" for n in range(len(scenario.roles))]
+    sides = rng.choice(
+        (
+            (gateways, schedulers),
+            (schedulers, workers),
+            (workers, gateways),
+            (workers, workers),
+            (gateways + schedulers + workers, ["store"]),
+        )
+    )
+    one, other = rng.choice(sides[0]), rng.choice(sides[1])
+    return (other, one) if rng.random() < 0.5 and other != "store" else (one, other)

@@ -1,0 +1,116 @@
+"""Promises that hold at every moment inside the cores, and those that hold at rest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from headway.blocks import BlockPool
+from headway.core.worker.core import WorkerCore
+from headway.core.worker.sequence import Sequence
+from headway.core.worker.unit import WorkerUnit
+from headway.request import Request, StreamKey
+from proof.vopr.world import BLOCK_SIZE, World
+
+REMEMBERED = frozenset(
+    {
+        "_ended",  # the last ended attempts, of the scheduler and of a worker, bounded
+        "_finished",  # of an instance: its last finished requests, bounded
+        "decisions",  # the last explanations, bounded
+        "_hashes",  # names of cached blocks
+        "_cached",
+        "_due",  # of ranks that hold until an instant, dropped when it has passed
+        "_deadlines",  # of the window, compacted when most are of requests that have left
+    }
+)
+"""Attributes of the cores that may name a request after its end; each is bounded."""
+_PLAIN = (int, float, str, bytes, bool, type(None))
+
+
+# --- at every moment --------------------------------------------------------------------
+
+
+def check_blocks(world: World, name: str, core: WorkerCore) -> None:
+    """Require that the block books of every unit of a worker add up."""
+    for unit in core.units:
+        problem = _problem_of_blocks(unit)
+        world.require(not problem, "no block leaks or is shared wrongly", f"{name} {problem}")
+
+
+def _problem_of_blocks(unit: WorkerUnit) -> str:
+    pool, host = unit.pool, unit.host
+    refs: Counter[int] = Counter()
+    num_host = 0
+    for sequence in unit.sequences.values():
+        refs.update(sequence.kv.blocks)
+        num_host += len(sequence.kv.host_blocks)
+        if sequence.departure is not None:
+            refs.update(sequence.departure.sending)
+    first = unit.unit * pool.num_blocks
+    for place, count in enumerate(pool._refs):
+        if refs[first + place] != count:
+            return f"block {first + place} has {count} references and {refs[first + place]} owners"
+    num_used = len(refs)
+    if num_used + pool.num_free != pool.num_blocks:
+        return f"{num_used} blocks used and {pool.num_free} free of {pool.num_blocks}"
+    most = unit._settings.host_tokens // BLOCK_SIZE
+    if num_host + host.num_free + len(host._leaving) != most:
+        return f"{num_host} host blocks used and {host.num_free} free of {most}"
+    return _problem_of_sharing(unit, refs, pool)
+
+
+def _problem_of_sharing(unit: WorkerUnit, refs: Counter[int], pool: BlockPool) -> str:
+    """Return a block that two requests share although their tokens there differ."""
+    if not any(count > 1 for count in refs.values()):
+        return ""
+    seen: dict[int, tuple[Sequence, int]] = {}
+    for sequence in unit.sequences.values():
+        for place, block in enumerate(sequence.kv.blocks):
+            if refs[block] < 2:
+                continue
+            other = seen.setdefault(block, (sequence, place))
+            stop = (place + 1) * BLOCK_SIZE
+            if other[0] is sequence and other[1] == place:
+                continue
+            if other[1] != place or _beginning(other[0], stop) != _beginning(sequence, stop):
+                return f"block {block} is shared by {other[0].key} and {sequence.key}"
+    return ""
+
+
+def _beginning(sequence: Sequence, stop: int) -> tuple[int, ...]:
+    return tuple(sequence.tokens(0, stop))
+
+
+# --- at rest ------------------------------------------------------------------------------
+
+
+def remembered_requests(core: Any) -> Iterator[str]:
+    """Yield the path of everything in a core that names a request; at rest there is none."""
+    seen: set[int] = set()
+    stack: list[tuple[str, Any]] = [("", core)]
+    while stack:
+        path, value = stack.pop()
+        if isinstance(value, StreamKey | Request | Sequence):
+            yield f"{path}: {value!r:.120}"
+            continue
+        if isinstance(value, _PLAIN) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        stack += [(f"{path}.{name}", part) for name, part in _parts(value)]
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, held in value.items():
+            yield f"[{key!r:.40}]", key
+            yield f"[{key!r:.40}]", held
+    elif isinstance(value, list | tuple | set | frozenset) or type(value).__name__ == "deque":
+        for place, held in enumerate(value):
+            yield f"[{place}]", held
+    elif type(value).__module__.startswith("headway."):
+        names = [n for kind in type(value).__mro__ for n in getattr(kind, "__slots__", ())]
+        names += list(getattr(value, "__dict__", {}))
+        for name in names:
+            if name not in REMEMBERED and hasattr(value, name):
+                yield name, getattr(value, name)

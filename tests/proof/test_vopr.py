@@ -1,0 +1,100 @@
+"""Whole clusters in seeds: the standard ones keep every promise, and reach every fault."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from cli import main
+from headway.errors import HeadwayError
+from proof.vopr.campaign import STANDARD, STATES, Campaign, parse_seeds
+from proof.vopr.draw import draw
+from proof.vopr.history import run
+from proof.vopr.scenario import parse
+
+ROOT = Path(__file__).resolve().parents[2]
+STEP = 20
+
+
+@pytest.fixture(scope="module")
+def reached() -> Counter[str]:
+    """Faults and states that the histories of this module have reached."""
+    return Counter()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", STANDARD[::STEP])
+def test_a_standard_seed_keeps_every_promise(first: int, reached: Counter[str]) -> None:
+    campaign = Campaign.of_seeds(range(first, first + STEP))
+    broken = {h.scenario.seed: h.violations for h in campaign.run() if h.violations}
+    reached += campaign.sometimes
+    assert broken == {}
+
+
+def test_the_standard_seeds_reach_every_fault_and_every_state(reached: Counter[str]) -> None:
+    assert [state for state in STATES if not reached[state]] == []
+
+
+def test_the_same_seed_gives_the_same_history_in_any_process() -> None:
+    call = "from proof.vopr import draw, history; print(history.run(draw.draw(5)).digest)"
+    digests = {run(draw(5)).digest, run(draw(5)).digest}
+    for hash_seed in ("1", "2"):
+        said = subprocess.run(
+            [sys.executable, "-c", call],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        digests.add(said.stdout.strip())
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("seed", [0, 17, 46])
+def test_a_scenario_written_down_is_the_same_scenario(seed: int) -> None:
+    assert parse(draw(seed).text(["a title"])) == draw(seed)
+
+
+def test_a_line_that_says_nothing_is_refused() -> None:
+    for text in ("", "seed x", "seed 1\nfault kind=earthquake at=1", "seed 1\nmagic 7"):
+        with pytest.raises(HeadwayError):
+            parse(text)
+
+
+def test_seeds_are_given_as_a_range() -> None:
+    assert parse_seeds("3..5") == range(3, 5)
+    for text in ("3", "5..3", "a..b", "..4"):
+        with pytest.raises(HeadwayError, match=r"A\.\.B"):
+            parse_seeds(text)
+
+
+def test_the_command_runs_seeds_and_scenario_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "scenario.txt"
+    path.write_text(draw(3).text(), encoding="utf-8")
+    assert main(["vopr", "--scenario", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert run(draw(3)).digest in said
+    file = tmp_path / "figures.json"
+    assert main(["vopr", "--seeds", "3..5", "--preset", "star", "--json", str(file)]) == 0
+    figures = json.loads(file.read_text(encoding="utf-8"))
+    assert (figures["histories"], figures["failed"]) == (2, [])
+    assert main(["vopr", "--scenario", str(tmp_path / "none.txt")]) == 2
+    assert main(["vopr", "--seeds", "3..4", "--require-all"]) == 1
+    assert "never reached" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("first", range(1000, 3000, 200))
+def test_more_seeds_keep_every_promise(first: int) -> None:
+    campaign = Campaign.of_seeds(range(first, first + 200))
+    assert {h.scenario.seed: h.violations for h in campaign.run() if h.violations} == {}

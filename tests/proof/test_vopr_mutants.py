@@ -1,0 +1,129 @@
+"""Bugs put back into the cores are found, and what finds them shrinks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.core.gateway import order
+from headway.core.gateway.events import Delivery
+from headway.core.gateway.state import OpenRequest, OpenRequests
+from headway.core.scheduler.state import SchedulerState
+from headway.core.worker import arrivals, departures
+from headway.core.worker.events import StartTransfer, WorkerAction
+from headway.core.worker.reports import Reports
+from headway.core.worker.sequence import Sequence as Running
+from headway.core.worker.state import WorkerState
+from headway.messages import KvHeader
+from proof.vopr.campaign import STANDARD
+from proof.vopr.draw import draw
+from proof.vopr.history import History, run
+from proof.vopr.scenario import parse
+from proof.vopr.shrink import shrink, smallest
+from proof.vopr.store import SimStore
+
+Mutate = Callable[[pytest.MonkeyPatch], None]
+
+
+def takes_kv_of_a_deposed_leader(patch: pytest.MonkeyPatch) -> None:
+    """The leader bug: a target did not ask which leader had ordered a handoff."""
+    answer_offer = arrivals.answer_offer
+
+    def mutant(state: WorkerState, header: KvHeader) -> WorkerAction:
+        token, state.fencing_token = state.fencing_token, 0
+        try:
+            return answer_offer(state, header)
+        finally:
+            state.fencing_token = token
+
+    patch.setattr(arrivals, "answer_offer", mutant)
+
+
+def frees_blocks_before_the_target_has_them(patch: pytest.MonkeyPatch) -> None:
+    leave = departures.leave
+
+    def mutant(state: WorkerState, sequence: Running) -> StartTransfer:
+        start = leave(state, sequence)
+        state.units[sequence.unit].pool.release(sequence.kv.blocks)
+        return start
+
+    patch.setattr(departures, "leave", mutant)
+
+
+def delivers_repeats(patch: pytest.MonkeyPatch) -> None:
+    out_of_order = order._out_of_order
+
+    def mutant(
+        taken: order.Taken, requests: OpenRequests, state: OpenRequest, index: int, token: Delivery
+    ) -> None:
+        if index < len(state.output) and token.finish_reason is None:
+            taken.deliveries.append(token)
+        else:
+            out_of_order(taken, requests, state, index, token)
+
+    patch.setattr(order, "_out_of_order", mutant)
+
+
+def says_nothing_of_what_a_worker_lost(patch: pytest.MonkeyPatch) -> None:
+    def mutant(self: SchedulerState, keys: Sequence[Any], reason: str) -> None:
+        for key in keys:
+            self.end(key)
+
+    patch.setattr(SchedulerState, "lose", mutant)
+
+
+def trusts_a_broken_stream(patch: pytest.MonkeyPatch) -> None:
+    """What had just ended for a gateway whose stream broke was not doubted."""
+    patch.setattr(Reports, "doubt", lambda *args, **named: None)
+
+
+def gives_one_token_twice(patch: pytest.MonkeyPatch) -> None:
+    """A store that lost its data began from its clock, whatever candidates had seen."""
+    acquire = SimStore.acquire
+
+    def mutant(self: SimStore, name: str, address: str, ttl: float, seen: int) -> int | None:
+        return acquire(self, name, address, ttl, 0)
+
+    patch.setattr(SimStore, "acquire", mutant)
+
+
+MUTANTS: dict[Mutate, tuple[str, int]] = {
+    takes_kv_of_a_deposed_leader: ("one fencing owner", 17),
+    frees_blocks_before_the_target_has_them: ("a token differs", 4),
+    delivers_repeats: ("a token differs", 24),
+    says_nothing_of_what_a_worker_lost: ("faults are over", 33),
+    trusts_a_broken_stream: ("faults are over", 33),
+    gives_one_token_twice: ("one fencing owner", 18),
+}
+"""Each bug with the promise it breaks, and a seed in whose history it shows."""
+
+
+def find(rule: str, seed: int) -> History | None:
+    """Return a history that breaks the promise: the seed's, or another of the standard ones."""
+    histories = (run(draw(each)) for each in (seed, *STANDARD))
+    return next((h for h in histories if h.violations and rule in h.violations[0]), None)
+
+
+@pytest.mark.parametrize("mutate", MUTANTS, ids=lambda mutate: mutate.__name__)
+def test_a_bug_put_back_is_found(mutate: Mutate, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutate(monkeypatch)
+    assert find(*MUTANTS[mutate]) is not None
+
+
+def test_a_failing_history_shrinks_to_a_scenario_that_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    delivers_repeats(monkeypatch)
+    found = find(*MUTANTS[delivers_repeats])
+    assert found is not None
+    small = shrink(found, most_runs=20)
+    before, after = found.scenario, small.scenario
+    assert len(after.requests) + len(after.faults) < len(before.requests) + len(before.faults)
+    assert run(parse(after.text())).rules == small.rules
+
+
+def test_shrinking_keeps_exactly_what_fails() -> None:
+    assert list(smallest(range(40), lambda kept: {7, 23} <= set(kept))) == [7, 23]
