@@ -162,7 +162,7 @@ class Calls:
             return one
         if isinstance(one, str):
             self._check_length(one)
-            token_ids = codec.encode(one, add_special_tokens=True)
+            token_ids = codec.encode(codec.as_text(one), add_special_tokens=True)
             if not token_ids:
                 raise invalid("prompt", one, "at least one token long")
             return token_ids
@@ -186,7 +186,8 @@ class Calls:
         if template is None:
             message = f"model {self.model.name!r} has no chat template; use /v1/completions"
             raise HeadwayError(Code.INVALID_ARGUMENT, message, param="messages")
-        return template.render(chat.messages, chat.template_options)
+        as_text = self.model.codec.as_text
+        return template.render(as_text(chat.messages), as_text(chat.template_options))
 
     def _output_text(self, call: ApiCall, request: Request) -> OutputText:
         codec = self.model.codec

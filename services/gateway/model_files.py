@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import Code, HeadwayError
-from services.gateway.openai.chat_template import ChatTemplate
+from services.gateway.openai.chat_template import SPECIAL_TOKENS, ChatTemplate
 
 _PATTERNS = ["*.json", "*.jinja", "tokenizer.model"]
-_SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 # Fields of generation_config.json that are defaults for requests, as vLLM reads them.
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -87,7 +86,7 @@ def _read_template(folder: Path) -> ChatTemplate | None:
         source = file.read_text(encoding="utf-8")
     if not source:
         return None
-    special = {name: _token_text(config.get(name)) for name in _SPECIAL_TOKENS}
+    special = {name: _token_text(config.get(name)) for name in SPECIAL_TOKENS}
     return ChatTemplate(source, {name: text for name, text in special.items() if text})
 
 

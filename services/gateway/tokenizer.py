@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from headway.core.reasoning import Markers
 from headway.errors import Code, HeadwayError, invalid
@@ -20,9 +22,14 @@ from services.gateway.detokenise import (
 )
 from services.runtime.reasoning import marker_ids
 
+_CUT = "\ufdd0"  # a noncharacter: text is encoded in pieces on both sides of it
+
 
 class TextCodec:
-    """A model's tokenizer, as the gateway uses it. Safe to call from several threads."""
+    """A model's tokenizer, as the gateway uses it. Safe to call from several threads.
+
+    A special token that a client spells out is text, never the token: ``as_text`` cuts it in two.
+    """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int = 0) -> None:
         tokenizer.no_truncation()
@@ -31,6 +38,7 @@ class TextCodec:
         self._token_bytes = TokenBytes(tokenizer) if is_byte_level(tokenizer) else None
         self._added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in self._added.items() if token.special)
+        self._spelled = _any_of(token.content for token in self._added.values() if token.special)
         self.vocab_size = max(vocab_size, tokenizer.get_vocab_size(with_added_tokens=True))
         self.markers = self._find_markers()
         self._most_chars = most_chars_per_token(tokenizer)
@@ -49,8 +57,29 @@ class TextCodec:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Return the token ids of a text; a chat template brings its own special tokens."""
-        encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return tuple(encodings[0].ids)
+        tokenizer = self._tokenizer
+        if _CUT not in text:
+            (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return tuple(encoding.ids)
+        pieces = tokenizer.encode_batch(text.split(_CUT), add_special_tokens=False)
+        whole = Encoding.merge(pieces, growing_offsets=True)
+        return tuple(tokenizer.post_process(whole, None, add_special_tokens).ids)
+
+    def as_text(self, value: Any) -> Any:
+        """Return a client's text, or the texts in its lists and mappings, with no special token.
+
+        Each one that is spelled out is cut behind its first character.
+        """
+        if isinstance(value, str):
+            value = value.replace(_CUT, "\ufffd")
+            while self._spelled is not None and self._spelled.search(value):
+                value = self._spelled.sub(lambda found: f"{found[0][0]}{_CUT}{found[0][1:]}", value)
+            return value
+        if isinstance(value, Mapping):
+            return {name: self.as_text(each) for name, each in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.as_text(each) for each in value]
+        return value
 
     def most_chars(self, num_tokens: int) -> int | None:
         """Return the length of the longest text that these tokens can hold, None if unbounded."""
@@ -109,3 +138,9 @@ def _drops(tokenizer: Tokenizer) -> bool:
 def _kind(component: Any) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(component.__getstate__())
     return found
+
+
+def _any_of(tokens: Iterable[str]) -> re.Pattern[str] | None:
+    """Return a pattern of these tokens, longest first; one character cannot be cut in two."""
+    found = sorted({token for token in tokens if len(token) > 1}, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, found))) if found else None

@@ -22,6 +22,8 @@ RESERVED = frozenset(
     {"messages", "add_generation_prompt", "tools", "documents", "raise_exception", "strftime_now"}
 )
 
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+
 # Errors of a template's own operations on unexpected values.
 _TEMPLATE_ERRORS = (TypeError, ValueError, ArithmeticError, LookupError, RecursionError)
 
@@ -53,13 +55,14 @@ class ChatTemplate:
         # a plain dict: every render copies it, and a ChainMap is slow to copy
         self._template.globals = dict(self._template.globals)
         self._special_tokens = dict(special_tokens)
+        self._reserved = RESERVED.union(SPECIAL_TOKENS, self._template.globals)
 
     def render(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
         """Render the prompt that ends where the assistant's answer begins.
 
         INVALID_ARGUMENT where the template does not take these messages or options.
         """
-        reserved = RESERVED.intersection(options)
+        reserved = self._reserved.intersection(options)
         if reserved:
             name = min(reserved)
             message = f"chat_template_kwargs may not set {name}: the gateway does"
