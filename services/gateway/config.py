@@ -34,7 +34,8 @@ class GatewayConfig(PresetConfig):
     http_tls_cert: Path | None = Field(None, description="certificate chain (PEM) for HTTPS")
     http_tls_key: Path | None = Field(None, description="its private key (PEM)")
     api_key_file: Path | None = Field(
-        None, description="lines of name:sha256hex, as `headway key` prints them; none: no keys"
+        None,
+        description="lines of name:sha256hex[:operator] (`headway key`); none: no keys",
     )
     sink_listen: str = Field(
         "127.0.0.1:0", description="gRPC address for workers' tokens; clients need not reach it"
@@ -49,7 +50,7 @@ class GatewayConfig(PresetConfig):
         "", description="origins of web pages that may call it: https://a.example,http://b:3000"
     )
     monitoring_needs_key: bool = Field(
-        False, description="require an API key on /health and /metrics too"
+        True, description="where keys are on, /metrics and /health's details ask for an operator's"
     )
     max_model_len: int = Field(0, ge=0, description="prompt + output tokens; 0: the model's own")
     max_waiting: int = Field(4096, ge=1, description="requests without a first token, then 429")

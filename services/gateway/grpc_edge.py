@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
@@ -52,10 +51,11 @@ class GatewayEdge(gateway_pb2_grpc.GatewayServicer):
         self, request: gateway_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[gateway_pb2.GenerateReply]:
         """See ``protos/gateway.proto``."""
-        reply = GrpcReply(f"gen-{secrets.token_hex(12)}", self._calls.let_go, self._metrics)
+        reply = GrpcReply("", self._calls.let_go, self._metrics)
         try:
             arrival_at = self._now()
             name = self._keys.check(_authorization(context))
+            reply.call_id = self._keys.new_id("gen", name)
             client = f"key {name}" if name else grpc_client(context.peer())
             if self.draining:
                 message = "this gateway is shutting down; call another one"

@@ -134,6 +134,7 @@ class Outputs:
 
     ``release`` tells the core that an output is no longer wanted. ``observe`` gets the prompt and
     output tokens of each finished output. ``unexpected`` logs a bug.
+    ``note_end`` gets every output that ends, and how: ``stop``, ``length``, ``cancelled``, a code.
     """
 
     def __init__(
@@ -142,11 +143,13 @@ class Outputs:
         release: Callable[[str], None],
         observe: Callable[[int, int], None],
         unexpected: Callable[[Exception, str], None],
+        note_end: Callable[[Output, str], None] = lambda output, end: None,
     ) -> None:
         self._metrics = metrics
         self._release = release
         self._observe = observe
         self._unexpected = unexpected
+        self._note_end = note_end
         self._open: dict[str, Output] = {}
 
     def __len__(self) -> int:
@@ -181,6 +184,7 @@ class Outputs:
         if output is not None:
             self._metrics.finished("error", 0, 0, ())
             self._metrics.count("errors", error.code.value)
+            self._note_end(output, error.code.value)
             output.fail(error)
 
     def let_go(self, outputs: Iterable[Output]) -> None:
@@ -188,6 +192,7 @@ class Outputs:
         for output in outputs:
             if self._close(output.request_id) is not None:
                 self._metrics.finished("cancelled", 0, 0, ())
+                self._note_end(output, "cancelled")
                 self._release(output.request_id)
 
     def _close(self, request_id: str) -> Output | None:
@@ -205,6 +210,7 @@ class Outputs:
 
     def _finished(self, output: Output, end: str, now: float) -> None:
         num_output = output.text.num_tokens
+        self._note_end(output, end)
         times = (output.arrival_at, output.first_at, now)
         self._metrics.finished(end, output.num_prompt_tokens, num_output, times)
         if num_output:

@@ -31,7 +31,7 @@ from services.gateway.http.edge import HttpEdge
 from services.gateway.http.server import HttpServer, tls_context
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.model_files import read_model
-from services.gateway.outputs import Outputs
+from services.gateway.outputs import Output, Outputs
 from services.gateway.reading import ReadingThreads
 from services.gateway.scheduler_link import SchedulerLink
 from services.gateway.token_sink import TokenSink
@@ -78,7 +78,11 @@ class GatewayService:
         sink_server.add(self.sink)
         self._feedback = Feedback(config, model.name, runtime.store, self.metrics, self.now)
         self._outputs = Outputs(
-            self.metrics, self._release, self._feedback.observe, self.unexpected
+            self.metrics,
+            self._release,
+            self._feedback.observe,
+            self.unexpected,
+            *([self._note_end] if config.api_key_file is not None else []),
         )
         self._bounds = config.client_bounds()
         reserve(config.max_connections)
@@ -188,6 +192,19 @@ class GatewayService:
             "request_failed", request_id=request_id, code=error.code.value, error=error.message
         )
         self._outputs.fail(request_id, error)
+
+    def _note_end(self, output: Output, end: str) -> None:
+        """Log who asked, and what it cost; never what was said."""
+        self._log.info(
+            "request_ended",
+            request_id=output.request_id,
+            client=output.place.client,
+            model=self._model.name,
+            status=end,
+            num_prompt_tokens=output.num_prompt_tokens,
+            num_output_tokens=output.text.num_tokens,
+            duration=round(self.now() - output.arrival_at, 4),
+        )
 
     def _hand_over(self, request: Request) -> None:
         if request.attempt:

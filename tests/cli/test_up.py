@@ -84,6 +84,7 @@ def test_a_key_file_without_keys_and_a_port_in_use_are_refused(
     keys.write_text("# none\n")
     assert "holds no key" in said_of(capsys, "--port", str(port), "--api-key-file", str(keys))
     keys.write_text(KEYS)
+    keys.chmod(0o600)
     with socket.socket() as stranger:
         stranger.bind(("127.0.0.1", port))
         stranger.listen()

@@ -120,11 +120,11 @@ class Places:
 class Place:
     """The place of one output, which begins to wait."""
 
-    __slots__ = ("_client", "_ended", "_places", "_waiting")
+    __slots__ = ("_ended", "_places", "_waiting", "client")
 
     def __init__(self, places: Places, client: str) -> None:
         self._places = places
-        self._client = client
+        self.client = client
         self._waiting = True
         self._ended = False
 
@@ -132,14 +132,14 @@ class Place:
         """Wait no longer: the first token is there. Repeats do nothing."""
         if self._waiting:
             self._waiting = False
-            self._places.waiting.give_back(self._client)
+            self._places.waiting.give_back(self.client)
 
     def end(self) -> None:
         """Leave the place. Repeats do nothing."""
         if not self._ended:
             self._ended = True
             self.begin()
-            self._places.open.give_back(self._client)
+            self._places.open.give_back(self.client)
 
 
 class Turns(Generic[J]):

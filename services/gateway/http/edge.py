@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -34,6 +33,7 @@ _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _POST = {"/v1/chat/completions": parse_chat, "/v1/completions": parse_completion}
 _SCHEMA = "/openapi.json"
 _GET = frozenset({"/v1/models", "/health", "/metrics", _SCHEMA})
+_KEY = "key "  # before the name of a client that has one
 _UNPACED = "off"  # the value of x-headway-pacing
 _MODEL, _EXPLAIN = "/v1/models/", "/explain/"
 
@@ -74,14 +74,16 @@ class HttpEdge:
         needs_key: bool,
         monitoring_needs_key: bool,
     ) -> None:
+        """``monitoring_needs_key``: an operator's, where there are keys."""
         self._calls = calls
         self._keys = keys
         self._metrics = metrics
         self._shell = shell
         self._origins = origins
         self._fingerprint = calls.model.fingerprint()
-        monitoring = frozenset() if monitoring_needs_key else {"/health", "/metrics"}
+        monitoring = {"/health"} if monitoring_needs_key else {"/health", "/metrics"}
         self._open_paths = monitoring | {_SCHEMA}
+        self._shows_health = not monitoring_needs_key
         self._describe = partial(
             describe,
             package_version(),
@@ -108,7 +110,10 @@ class HttpEdge:
                 name = self._keys.check(headers.get(b"authorization", b"").decode("latin-1"))
             except HeadwayError as error:
                 raise HttpRefusal(401, error, "invalid_api_key") from error
-            client = f"key {name}" if name else address
+            client = f"{_KEY}{name}" if name else address
+            if path == "/metrics" and not self._keys.is_operator(name):
+                message = "only an operator's key may see the metrics; ask the operator"
+                raise HttpRefusal(403, HeadwayError(Code.PERMISSION_DENIED, message))
         is_get = path in _GET or path.startswith((_MODEL, _EXPLAIN))
         if not is_get and path not in _POST:
             routes = ", ".join([*(f"POST {p}" for p in _POST), *(f"GET {p}" for p in sorted(_GET))])
@@ -168,7 +173,7 @@ class HttpEdge:
         arrival_at = self._shell.now()
         body, exchange.body = exchange.body, b""  # not kept while the answer is generated
         if len(body) <= INLINE_BYTES:
-            self._open(exchange, arrival_at, *self._read(body, parse, arrival_at))
+            self._open(exchange, arrival_at, *self._read(exchange, body, parse, arrival_at))
             return
         self._in_task(exchange, self._generate_long(exchange, body, parse, arrival_at))
 
@@ -188,14 +193,14 @@ class HttpEdge:
         self, exchange: Exchange, body: bytes, parse: Parse, arrival_at: float
     ) -> None:
         self._calls.check_room(exchange.client)
-        read = partial(self._read, body, parse, arrival_at)
+        read = partial(self._read, exchange, body, parse, arrival_at)
         found = await self._calls.threads.run(exchange.client, len(body), read)
         if not exchange.ended:
             self._open(exchange, arrival_at, *found)
 
-    def _read(self, body: bytes, parse: Parse, arrival_at: float) -> Read:
+    def _read(self, exchange: Exchange, body: bytes, parse: Parse, arrival_at: float) -> Read:
         call, style = parse(parse_json_object(body))
-        call_id = f"{'chatcmpl' if style.chat else 'cmpl'}-{secrets.token_hex(12)}"
+        call_id = self._keys.new_id("chatcmpl" if style.chat else "cmpl", _key_of(exchange))
         try:
             return call_id, call, style, self._calls.prepare(call, call_id, arrival_at)
         except HeadwayError as error:
@@ -228,6 +233,8 @@ class HttpEdge:
         if path == "/health":
             health = self._shell.health()
             status = 200 if health["status"] == "ok" else 503
+            if not self._may_see_health(exchange):
+                health = {"status": health["status"]}
             exchange.respond(status, JSON, dumps(health).encode())
         elif path == "/metrics":
             exchange.respond(200, _PROMETHEUS, self._metrics.render())
@@ -242,6 +249,15 @@ class HttpEdge:
         else:
             self._get_model(exchange, unquote(path[len(_MODEL) :]))
 
+    def _may_see_health(self, exchange: Exchange) -> bool:
+        """Return whether the caller is shown more than the status."""
+        try:
+            return self._shows_health or self._keys.is_operator(
+                self._keys.check(exchange.header("authorization"))
+            )
+        except HeadwayError:
+            return False
+
     def _get_model(self, exchange: Exchange, name: str) -> None:
         served = self._calls.model.name
         if name != served:
@@ -250,6 +266,7 @@ class HttpEdge:
         exchange.respond(200, JSON, dumps(self._model()).encode())
 
     async def _get_explanation(self, exchange: Exchange, request_id: str) -> None:
+        self._keys.require_owner(_key_of(exchange), request_id)
         decisions = ",".join(await self._shell.explain(request_id))
         body = f'{{"request_id":{dumps(request_id)},"decisions":[{decisions}]}}'
         if not exchange.ended:
@@ -284,6 +301,12 @@ class HttpEdge:
         self._shell.unexpected(error, exchange.path)
         message = "the gateway failed on this request; it has been logged"
         self._respond_error(exchange, HeadwayError(Code.INTERNAL, message))
+
+
+def _key_of(exchange: Exchange) -> str:
+    """Return the name of the caller's key, "" where none is required."""
+    name = exchange.client
+    return name.removeprefix(_KEY) if name.startswith(_KEY) else ""
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

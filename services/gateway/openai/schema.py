@@ -56,6 +56,7 @@ _ANY = {
     503: "No scheduler or no connection is free, or the gateway is shutting down.",
 }
 _NO_MODEL = {404: "The model is not served here."}
+_NOT_YOURS = {403: "It belongs to another key, or is for operators."}
 _NOT_JSON = {415: "The body is not `application/json`."}
 
 
@@ -73,10 +74,20 @@ def describe(version: str, *, needs_key: bool, monitoring_needs_key: bool) -> Js
             "/v1/models": _get("ModelList", "List the served model.", secured),
             "/v1/models/{name}": _get("Model", "Describe a model.", secured, "name", _NO_MODEL),
             "/explain/{request_id}": _get(
-                "Explanation", "List the scheduler's decisions.", secured, "request_id"
+                "Explanation",
+                "List the scheduler's decisions.",
+                secured,
+                "request_id",
+                _NOT_YOURS,
             ),
-            "/health": _get("Health", "Say whether requests are taken.", watched),
-            "/metrics": _get("", "Show the metrics in Prometheus' format.", watched),
+            "/health": _get(
+                "Health",
+                "Say whether requests are taken; more to operators.",
+                [{}, *watched] if watched else [],
+            ),
+            "/metrics": _get(
+                "", "Show the metrics in Prometheus' format.", watched, refusals=_NOT_YOURS
+            ),
             "/openapi.json": _get("Description", "Describe the API.", []),
         },
         "components": {
@@ -238,7 +249,10 @@ def _answers() -> dict[str, Json]:
         "Completion": _object(id=_TEXT, model=_TEXT, choices=_list(written), usage=usage),
         "Model": model,
         "ModelList": _object(object={"const": "list"}, data=_list(model)),
-        "Health": _object(status=_TEXT, model=_TEXT, scheduler_connected={"type": "boolean"}),
+        "Health": {
+            **_object(status=_TEXT, model=_TEXT, scheduler_connected={"type": "boolean"}),
+            "required": ["status"],
+        },
         "Explanation": _object(request_id=_TEXT, decisions=_list({"type": "object"})),
         "Description": _object(openapi=_TEXT, paths={"type": "object"}),
         "Refusal": _object(error=found),

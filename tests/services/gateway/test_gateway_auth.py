@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from cli.key import add_options
 from headway.errors import Code, HeadwayError
+from services.gateway import auth
 from services.gateway.auth import KeyRing, key_line, new_key
+from tests.fakes.gateway_harness import Cluster, cluster, until
 
 
 def ring(tmp_path: Path, text: str) -> KeyRing:
     file = tmp_path / "keys"
     file.write_text(text)
+    file.chmod(0o600)
     return KeyRing.load(file)
 
 
@@ -70,3 +76,95 @@ def test_the_command_refuses_a_name_that_would_break_the_file() -> None:
     add_options(parser)
     args = parser.parse_args(["a:b"])
     assert args.run(args) == 2
+
+
+def test_a_file_that_everybody_may_read_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(key_line("ann", "secret"))
+    file.chmod(0o644)
+    with pytest.raises(HeadwayError, match="chmod o-rwx"):
+        KeyRing.load(file)
+    file.chmod(0o640)
+    assert KeyRing.load(file).check("Bearer secret") == "ann"
+
+
+def test_only_a_key_with_that_role_is_an_operators(tmp_path: Path) -> None:
+    keys = ring(tmp_path, f"{key_line('ann', 'a')}\n{key_line('ops', 'o', operator=True)}\n")
+    assert keys.check("Bearer o") == "ops"
+    assert (keys.is_operator("ops"), keys.is_operator("ann")) == (True, False)
+    assert not keys.is_operator("")
+    assert KeyRing.load(None).is_operator("")
+
+
+def test_a_request_belongs_to_the_key_that_sent_it(tmp_path: Path) -> None:
+    lines = [key_line("ann", "a"), key_line("bob", "b"), key_line("ops", "o", operator=True)]
+    keys = ring(tmp_path, "\n".join(lines))
+    request_id = keys.new_id("chatcmpl", "ann")
+    again = KeyRing.load(tmp_path / "keys")  # another gateway, or the same after a restart
+    for name in ("ann", "ops"):
+        again.require_owner(name, request_id)
+        again.require_owner(name, f"{request_id}-3")
+    for asked in (request_id, "chatcmpl-1", "", "é", request_id[:-1], keys.new_id("x", "ann")):
+        with pytest.raises(HeadwayError) as caught:
+            again.require_owner("bob", asked)
+        assert caught.value.code is Code.PERMISSION_DENIED
+    with pytest.raises(HeadwayError):
+        again.require_owner("ann", keys.new_id("chatcmpl", "bob"))
+
+
+def test_a_file_that_changes_is_read_again_and_a_broken_one_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auth, "_SECONDS_BETWEEN_LOOKS", 0.0)
+    file = tmp_path / "keys"
+    keys = ring(tmp_path, f"{key_line('ann', 'a')}\n{key_line('bob', 'b')}\n")
+    file.write_text(key_line("bob", "b"))
+    with pytest.raises(HeadwayError):
+        keys.check("Bearer a")
+    assert keys.check("Bearer b") == "bob"
+    for text in ("", "nonsense"):
+        file.write_text(text)
+        assert keys.check("Bearer b") == "bob"
+    file.unlink()
+    assert keys.check("Bearer b") == "bob"
+
+
+async def get(running: Cluster, path: str, key: str = "") -> tuple[int, Any]:
+    async with running.http() as client:
+        found = await client.get(path, headers={"authorization": f"Bearer {key}"} if key else {})
+        is_json = "json" in found.headers["content-type"]
+        return found.status_code, found.json() if is_json else found.text
+
+
+async def test_a_client_sees_its_own_requests_and_nothing_of_the_rest(
+    tmp_path: Path, store_url: str
+) -> None:
+    lines = [key_line("ann", "a"), key_line("bob", "b"), key_line("ops", "o", operator=True)]
+    ring(tmp_path, "\n".join(lines))
+    async with cluster(tmp_path, store_url, api_key_file=tmp_path / "keys") as running:
+        with capture_logs() as logs:
+            answer = await running.openai("a").completions.create(model="tiny", prompt="my secret")
+            await until(lambda: any(log["event"] == "request_ended" for log in logs))
+        (ended,) = (log for log in logs if log["event"] == "request_ended")
+        assert (ended["client"], ended["model"], ended["status"]) == ("key ann", "tiny", "stop")
+        assert (ended["num_prompt_tokens"], ended["num_output_tokens"]) == (9, 9)
+        assert "secret" not in str(logs)
+        codes = {key: (await get(running, f"/explain/{answer.id}", key))[0] for key in "abo"}
+        assert codes == {"a": 200, "b": 403, "o": 200}
+        assert (await get(running, f"/explain/{answer.id}"))[0] == 401
+        metrics = {key: (await get(running, "/metrics", key))[0] for key in ("", "a", "o")}
+        assert metrics == {"": 401, "a": 403, "o": 200}
+        assert await get(running, "/health") == (200, {"status": "ok"})
+        assert await get(running, "/health", "a") == (200, {"status": "ok"})
+        assert "scheduler_connected" in (await get(running, "/health", "o"))[1]
+
+
+async def test_a_key_that_is_taken_out_is_refused_soon(tmp_path: Path, store_url: str) -> None:
+    ring(tmp_path, f"{key_line('ann', 'a')}\n{key_line('bob', 'b')}\n")
+    async with cluster(tmp_path, store_url, api_key_file=tmp_path / "keys") as running:
+        assert (await get(running, "/v1/models", "a"))[0] == 200
+        (tmp_path / "keys").write_text(key_line("bob", "b"))
+        async with asyncio.timeout(15):
+            while (await get(running, "/v1/models", "a"))[0] != 401:
+                await asyncio.sleep(0.05)
+        assert (await get(running, "/v1/models", "b"))[0] == 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,7 @@ def test_text_that_was_cut_begins_as_any_other() -> None:
 
 
 @pytest.mark.parametrize("tokenizer", [byte_tokenizer, piece_tokenizer, with_bos])
-def test_no_text_holds_a_special_token(tokenizer: type[Tokenizer]) -> None:
+def test_no_text_holds_a_special_token(tokenizer: Callable[[], Tokenizer]) -> None:
     codec = TextCodec(tokenizer())
     pieces = ["<|end|>", "<s>", "<", "|end|>", "<|user|", ">", "a", "é", "\ufdd0"]
 

@@ -99,6 +99,7 @@ def write_keys(folder: Path) -> Path:
     file = folder / "keys"
     file.write_text("\n".join(key_line(name, f"hw-{name}") for name in "ab"))
     file.chmod(0o600)
+    file.chmod(0o600)
     return file
 
 

@@ -65,7 +65,8 @@ async def test_without_a_scheduler_there_is_no_explanation(running: Cluster) -> 
 
 async def test_explanations_need_a_key_where_answers_do(tmp_path: Path, store_url: str) -> None:
     file = tmp_path / "keys"
-    file.write_text(key_line("ann", "secret"))
+    file.write_text(key_line("ann", "secret", operator=True))
+    file.chmod(0o600)
     async with cluster(tmp_path, store_url, api_key_file=file) as running:
         running.emulated.decisions.append(decision_line(DECISION))
         with pytest.raises(HeadwayError, match=r"API key"):

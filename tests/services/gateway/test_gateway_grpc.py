@@ -99,6 +99,7 @@ async def test_bad_requests_are_refused_with_their_code(running: Cluster) -> Non
 async def test_a_key_is_asked_for_where_keys_are_configured(tmp_path: Path, store_url: str) -> None:
     file = tmp_path / "keys"
     file.write_text(key_line("ann", "secret"))
+    file.chmod(0o600)
     async with cluster(tmp_path, store_url, api_key_file=file) as running:
         assert await refused(running, chat("a")) is grpc.StatusCode.UNAUTHENTICATED
         assert await refused(running, chat("a"), "wrong") is grpc.StatusCode.UNAUTHENTICATED

@@ -253,6 +253,7 @@ async def test_the_templates_own_refusal_reaches_the_client(running: Cluster) ->
 async def test_a_key_is_asked_for_where_keys_are_configured(tmp_path: Path, store_url: str) -> None:
     file = tmp_path / "keys"
     file.write_text(f"# who may call\n{key_line('ann', 'secret')}\n")
+    file.chmod(0o600)
     async with cluster(tmp_path, store_url, api_key_file=file) as running:
         with pytest.raises(openai.AuthenticationError) as caught:
             await running.openai("wrong").chat.completions.create(model="tiny", messages=said("a"))
@@ -263,7 +264,7 @@ async def test_a_key_is_asked_for_where_keys_are_configured(tmp_path: Path, stor
         assert answer.choices[0].message.content == "a"
         async with running.http() as client:
             assert (await client.get("/health")).status_code == 200
-            assert (await client.get("/metrics")).status_code == 200
+            assert (await client.get("/metrics")).status_code == 401
             assert (await client.get("/v1/models")).status_code == 401
 
 
