@@ -114,7 +114,7 @@ class HttpConnection(asyncio.Protocol):
         """Bound the time and the bytes of what is read in part; a head or a body may begin."""
         limits = self._limits
         if begins and self._reading and self._current is None and not self._lingering:
-            self._expire_in(limits.head_timeout if self._in_head else limits.body_timeout)
+            self._expire_in(self._patience)
         self._count_bytes()
         if self._in_head and self._unparsed_bytes > limits.max_head_bytes:
             self._refuse(self._head_too_long())
@@ -209,7 +209,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write(data)
         if not last:
             return
-        if self.num_unsent or self._transport.get_write_buffer_size() > self._few_bytes:
+        if self._charge.amount or self._transport.get_write_buffer_size() > self._few_bytes:
             self.count_unsent()
         keep_alive, self._current = self._current.keep_alive, None
         if self._lingering:
@@ -220,8 +220,7 @@ class HttpConnection(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._serve_next)
         else:
             self._transport.resume_reading()
-            limits = self._limits
-            self._expire_in(limits.head_timeout if self._reading else limits.idle_timeout)
+            self._expire_in(self._patience if self._reading else self._limits.idle_timeout)
 
     def cut_off_if_unread(self, limit: int) -> None:
         """Drop a client that has left over ``limit`` bytes unread, or more than its share."""
@@ -243,8 +242,6 @@ class HttpConnection(asyncio.Protocol):
     def count_unsent(self) -> None:
         """Count the bytes that the client leaves unread, beyond a few; drop it where too many."""
         unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
-        if unsent <= self._few_bytes and not self.num_unsent:
-            return  # nearly always
         self.num_unsent = unsent if unsent > self._few_bytes else 0
         self._count_bytes()
 
@@ -261,9 +258,13 @@ class HttpConnection(asyncio.Protocol):
         if self._lingering or not self._reading or self.busy:
             self._transport.abort()
             return
-        limit = self._limits.head_timeout if self._in_head else self._limits.body_timeout
-        part = "head" if self._in_head else "body"
-        self._refuse(_bad(408, f"its {part} took over {limit:g} s to arrive, the longest allowed"))
+        what = f"its {'head' if self._in_head else 'body'} took over {self._patience:g} s to arrive"
+        self._refuse(_bad(408, f"{what}, the longest allowed"))
+
+    @property
+    def _patience(self) -> float:
+        """Seconds that the part of a request that is being read may take."""
+        return self._limits.head_timeout if self._in_head else self._limits.body_timeout
 
     def close_if_idle(self) -> None:
         """Close unless a response is owed."""

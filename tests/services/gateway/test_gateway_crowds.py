@@ -81,6 +81,18 @@ async def test_uploads_that_are_given_up_leave_no_bytes_behind() -> None:
         assert await it.works()
 
 
+async def test_pipelined_requests_count_until_they_are_answered() -> None:
+    shared = bounds(0.8)
+    async with listening(shared=shared) as it:
+        client = await it.client()
+        client.writer.write(post(b"", b"/hold") + post(b"x" * 900) * 2)
+        await until(lambda: shared.buffered.num_taken >= 1800)
+        it.handler.held[0].respond(200, "text/plain", b"held")
+        for _ in range(3):
+            await client.response()
+        assert shared.buffered.num_taken == 0
+
+
 async def test_answers_that_nobody_reads_count_as_buffered() -> None:
     shared = bounds(0.8, buffered=2_000_000)
     async with listening(shared=shared) as it:
