@@ -82,10 +82,13 @@ class GrpcServer:
         config, for_clients = self._config, self._for_clients
         if self._tls is None:
             secret = cluster_secret(config)
-            return by_secret(secret, lambda: self._port, for_clients=for_clients)
+            return by_secret(secret, self._ports, for_clients=for_clients)
         if for_clients and config.tls_client_ca is not None:
             return as_client
         return by_certificate(config.cluster)
+
+    def _ports(self) -> tuple[str, str]:
+        return self._port, self._address.rpartition(":")[2]
 
     def _bind(self) -> int:
         listen = self._config.listen

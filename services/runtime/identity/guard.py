@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Any
 
 import grpc
@@ -72,15 +72,18 @@ def as_client(context: Context) -> Caller:
     return Caller(f"client {named[0]}" if named else "a client", frozenset({ServiceRole.CLIENT}))
 
 
-def by_secret(secret: bytes, port: Callable[[], str], *, for_clients: bool) -> Identify:
+def by_secret(
+    secret: bytes, ports: Callable[[], Collection[str]], *, for_clients: bool
+) -> Identify:
     """Return what takes whoever proves to know the cluster's secret for any of its services.
 
-    ``port``: the server's own. ``for_clients``: take a caller without a proof for a client.
+    ``ports``: the server's own, and the one that it advertises. ``for_clients``: take a caller
+    without a proof for a client.
     """
 
     def identify(context: Context) -> Caller:
         shown = shown_proof(context.invocation_metadata() or ())
-        if is_proof(shown, secret, port()):
+        if any(is_proof(shown, secret, port) for port in ports()):
             return Caller("a service of this cluster", PEERS | {ServiceRole.CLIENT})
         if not shown and for_clients:
             return as_client(context)

@@ -14,6 +14,8 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 import protos
 from headway.errors import Code, HeadwayError
+from proof.chaos.proxy import Proxy, Rules
+from services.local.store import free_port
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
 from services.runtime.identity.access import WHO_MAY_CALL, require_access
@@ -169,6 +171,24 @@ async def test_who_knows_the_secret_may_call_everything(tmp_path: Path) -> None:
     async with open_channel(address, config, ServiceRole.WORKER) as channel:
         for method in WHO_MAY_CALL:
             assert (await code_of(channel, method))[0] is grpc.StatusCode.OK
+    await server.stop(0)
+
+
+async def test_a_proof_for_the_advertised_port_opens_the_port_behind_it(tmp_path: Path) -> None:
+    port = free_port(2)
+    config = ServiceConfig(
+        cluster_secret_file=tmp_path / "secret",
+        listen=f"127.0.0.1:{port + 1}",
+        advertise=f"127.0.0.1:{port}",
+    )
+    server, _, address = await served(config)
+    proxy = Proxy("it", port, port + 1, Rules(), lambda local: "")
+    await proxy.start()
+    for called in (address, config.listen):
+        async with open_channel(called, config, ServiceRole.SCHEDULER) as channel:
+            code, _ = await code_of(channel, "/headway.v1.Worker/Control")
+        assert code is grpc.StatusCode.OK
+    await proxy.stop()
     await server.stop(0)
 
 
