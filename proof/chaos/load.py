@@ -54,7 +54,7 @@ class Load:
         self._client = Client(endpoint, patience)
         self._jobs = jobs
         self._truth: Truth = {}
-        self._checker = checker
+        self.checker = checker
         self._patience = patience
         self._stopping = False
         self._number = 0
@@ -175,7 +175,7 @@ class Load:
 
     def _take(self, record: Record) -> None:
         self._records.setdefault(record.request_id, []).append(record)
-        num_violations = len(self._checker.violations)
-        self._checker.take(record)
-        if len(self._checker.violations) > num_violations:
+        num_violations = len(self.checker.violations)
+        self.checker.take(record)
+        if len(self.checker.violations) > num_violations:
             self.broken += self._records[record.request_id]

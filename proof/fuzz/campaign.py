@@ -7,7 +7,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
@@ -73,7 +73,10 @@ class FuzzReport:
 
     def write(self, path: Path) -> None:
         """Write all of it as JSON."""
-        path.write_text(json.dumps(asdict(self) | {"outcomes": dict(self.outcomes)}, indent=1))
+        counts = {"outcomes": dict(self.outcomes), "findings": dict(self.findings)}
+        written = {"kind": self.kind, "seed": self.seed, "num_inputs": self.num_inputs}
+        written |= {"seconds": self.seconds, "saved": self.saved, **counts}
+        path.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
 
 
 def run(
