@@ -37,7 +37,7 @@ from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
 from services.runtime.identity.roles import ServiceRole
 from services.runtime.server import GrpcServer
-from services.runtime.store import Store
+from services.runtime.store import Member, Store
 
 _LEASE = 3.0
 
@@ -184,6 +184,7 @@ class Emulated:
         if self._renewing is not None:
             self._renewing.cancel()
         await self.store.release_leader(self.config.service_id)
+        await self.store.leave(self._member())
         if self._server is not None:
             await self._server.stop(0.1)
 
@@ -231,6 +232,10 @@ class Emulated:
         leads = self.store.acquire_leader
         while await leads(self.config.service_id, self.address, _LEASE) is None:  # noqa: ASYNC110 (a lease knows no events)
             await asyncio.sleep(0.2)
+        await self.store.join(self._member(), _LEASE)
+
+    def _member(self) -> Member:
+        return Member("worker", self.worker_id, self.address, Role.UNIFIED.value)
 
     async def _renew(self) -> None:
         while True:

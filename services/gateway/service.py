@@ -32,6 +32,7 @@ from services.gateway.http.server import HttpServer, tls_context
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.model_files import read_model
 from services.gateway.outputs import Output, Outputs
+from services.gateway.readiness import Readiness
 from services.gateway.reading import ReadingThreads
 from services.gateway.scheduler_link import SchedulerLink
 from services.gateway.token_sink import TokenSink
@@ -74,6 +75,7 @@ class GatewayService:
         self._driver = Driver(self._core, self._perform, runtime.clock)
         post = self._driver.post
         self._link = SchedulerLink(config, self.sink_address, runtime.store, post)
+        self._readiness = Readiness(runtime.store, lambda: self._link.connected)
         self.sink = TokenSink(post)
         sink_server.add(self.sink)
         self._feedback = Feedback(config, model.name, runtime.store, self.metrics, self.now)
@@ -125,6 +127,7 @@ class GatewayService:
         await self._sink_server.start()
         await self._sink_server.set_serving(True)
         self._link.start()
+        self._readiness.start()
         self._feedback.start()
         tls = None
         if config.http_tls_cert is not None and config.http_tls_key is not None:
@@ -155,6 +158,7 @@ class GatewayService:
         self._http.stop()
         self.sink.close()
         await self._feedback.stop()
+        self._readiness.stop()
         await self._link.stop()
         await self._sink_server.stop(STOP_GRACE)
         self._driver.close()
@@ -245,6 +249,7 @@ class GatewayService:
                 "Bytes of bodies and unread answers that wait in memory.",
                 lambda: self._bounds.buffered.num_taken,
             ),
+            ("ready", "1 while requests can be served.", lambda: not self._readiness.reasons),
             (
                 "scheduler_connected",
                 "1 while a scheduler leader listens.",
@@ -257,9 +262,12 @@ class GatewayService:
     # --- for the HTTP edge ------------------------------------------------------
 
     def health(self) -> Mapping[str, Any]:
-        """Describe the gateway: up unless draining; a missing scheduler is shown, not fatal."""
+        """Describe the gateway: whether it can serve, and what is missing if it cannot."""
+        reasons = self._readiness.reasons
+        status = "not ready" if reasons else "ok"
         return {
-            "status": "draining" if self._draining else "ok",
+            "status": "draining" if self._draining else status,
+            "reason": "; ".join(reasons),
             "model": self._model.name,
             "scheduler_connected": self._link.connected,
         }

@@ -32,7 +32,7 @@ from services.runtime.telemetry import package_version
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _POST = {"/v1/chat/completions": parse_chat, "/v1/completions": parse_completion}
 _SCHEMA = "/openapi.json"
-_GET = frozenset({"/v1/models", "/health", "/metrics", _SCHEMA})
+_GET = frozenset({"/v1/models", "/health", "/livez", "/metrics", _SCHEMA})
 _KEY = "key "  # before the name of a client that has one
 _UNPACED = "off"  # the value of x-headway-pacing
 _MODEL, _EXPLAIN = "/v1/models/", "/explain/"
@@ -51,7 +51,7 @@ class Shell(Protocol):
         """Return the seconds since the epoch."""
 
     def health(self) -> Mapping[str, Any]:
-        """Return what ``/health`` shows; ``status`` is ``ok`` or ``draining``."""
+        """Return what ``/health`` shows; ``status`` is ``ok`` if it can serve."""
 
     def unexpected(self, error: Exception, where: str) -> None:
         """Log a bug."""
@@ -82,7 +82,7 @@ class HttpEdge:
         self._origins = origins
         self._fingerprint = calls.model.fingerprint()
         monitoring = {"/health"} if monitoring_needs_key else {"/health", "/metrics"}
-        self._open_paths = monitoring | {_SCHEMA}
+        self._open_paths = monitoring | {_SCHEMA, "/livez"}
         self._shows_health = not monitoring_needs_key
         self._describe = partial(
             describe,
@@ -236,6 +236,8 @@ class HttpEdge:
             if not self._may_see_health(exchange):
                 health = {"status": health["status"]}
             exchange.respond(status, JSON, dumps(health).encode())
+        elif path == "/livez":
+            exchange.respond(200, JSON, b'{"status":"ok"}')
         elif path == "/metrics":
             exchange.respond(200, _PROMETHEUS, self._metrics.render())
         elif path == "/v1/models":

@@ -85,6 +85,7 @@ def describe(version: str, *, needs_key: bool, monitoring_needs_key: bool) -> Js
                 "Say whether requests are taken; more to operators.",
                 [{}, *watched] if watched else [],
             ),
+            "/livez": _get("Life", "Answer while the process lives.", []),
             "/metrics": _get(
                 "", "Show the metrics in Prometheus' format.", watched, refusals=_NOT_YOURS
             ),
@@ -250,9 +251,12 @@ def _answers() -> dict[str, Json]:
         "Model": model,
         "ModelList": _object(object={"const": "list"}, data=_list(model)),
         "Health": {
-            **_object(status=_TEXT, model=_TEXT, scheduler_connected={"type": "boolean"}),
+            **_object(
+                status=_TEXT, reason=_TEXT, model=_TEXT, scheduler_connected={"type": "boolean"}
+            ),
             "required": ["status"],
         },
+        "Life": _object(status=_TEXT),
         "Explanation": _object(request_id=_TEXT, decisions=_list({"type": "object"})),
         "Description": _object(openapi=_TEXT, paths={"type": "object"}),
         "Refusal": _object(error=found),

@@ -63,7 +63,7 @@ def test_every_schema_is_valid_and_every_reference_leads_to_one() -> None:
 
 def test_a_key_is_asked_for_where_the_gateway_asks_for_one() -> None:
     asked = {path for path, _, operation in operations() if operation["security"]}
-    assert asked == set(ROUTES) - {"/health", "/metrics", "/openapi.json"}
+    assert asked == set(ROUTES) - {"/health", "/livez", "/metrics", "/openapi.json"}
     for needs_key, monitoring in ((False, False), (True, True)):
         other = describe("1", needs_key=needs_key, monitoring_needs_key=monitoring)
         health = other["paths"]["/health"]["get"]
@@ -158,7 +158,12 @@ async def test_it_is_published_to_everybody(tmp_path: Path, store_url: str) -> N
 @pytest.mark.parametrize(
     ("path", "answer"),
     [
-        *(("/health", "Health"), ("/v1/models", "ModelList"), ("/v1/models/tiny", "Model")),
+        *(
+            ("/health", "Health"),
+            ("/livez", "Life"),
+            ("/v1/models", "ModelList"),
+            ("/v1/models/tiny", "Model"),
+        ),
         *(("/openapi.json", "Description"), ("/no", "Refusal"), ("/v1/models/no", "Refusal")),
     ],
 )

@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from services.runtime.store import Member
 from tests.fakes.gateway_harness import GATEWAY_ID, Cluster, cluster, until
 
 SAID = "the quick brown fox jumps over the lazy dog"
@@ -244,3 +245,27 @@ async def test_many_streams_at_once_are_each_read_whole(running: Cluster) -> Non
         return "".join([piece async for piece in stream(running, text)]) == text
 
     assert all(await asyncio.gather(*(read(i) for i in range(64))))
+
+
+async def test_health_says_what_is_missing_and_life_goes_on(running: Cluster) -> None:
+    async def health() -> tuple[int, str]:
+        response = await client.get("/health")
+        return response.status_code, response.json()["reason"]
+
+    async def comes(status: int, reason: str) -> None:
+        async with asyncio.timeout(20):
+            while (found := await health())[0] != status or reason not in found[1]:
+                await asyncio.sleep(0.02)
+
+    async with running.http() as client:
+        await comes(200, "")
+        prefiller = Member("worker", running.emulated.worker_id, "w:1", "prefill")
+        running.emulated._renewing.cancel()  # type: ignore[union-attr]
+        await running.store.join(prefiller, 60.0)
+        await comes(503, "no worker decodes")
+        await running.store.join(Member("worker", "d", "d:1", "convertible"), 60.0)
+        await comes(200, "")
+        await running.store.leave(prefiller)
+        await running.emulated.stop()
+        await comes(503, "no scheduler leads")
+        assert (await client.get("/livez")).status_code == 200
