@@ -13,6 +13,7 @@ import httpx
 from openai import AsyncOpenAI
 
 from bench.gateway.emulated_worker import Emulated
+from services.gateway.auth import key_line
 from services.gateway.config import GatewayConfig
 from services.gateway.service import GatewayService, build
 from services.runtime.clock import Clock
@@ -108,3 +109,13 @@ async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(15):
         while not holds():
             await asyncio.sleep(0.01)
+
+
+def write_keys(folder: Path) -> Path:
+    """The keys ``hw-a`` and ``hw-b`` of the clients a and b."""
+    folder.mkdir(exist_ok=True)
+    file = folder / "keys"
+    file.write_text("\n".join(key_line(name, f"hw-{name}") for name in "ab"))
+    file.chmod(0o600)
+    file.chmod(0o600)
+    return file

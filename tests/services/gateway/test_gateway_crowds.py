@@ -12,10 +12,9 @@ import pytest
 
 from headway.core.gateway.shares import Bound
 from headway.errors import HeadwayError
-from services.gateway.auth import key_line
 from services.gateway.bounds import client_at, grpc_client
 from services.gateway.reading import ReadingThreads
-from tests.fakes.gateway_harness import Cluster, cluster
+from tests.fakes.gateway_harness import Cluster, cluster, write_keys
 from tests.fakes.http_rig import Client, bounds, listening, post, until
 
 OTHER = "127.0.0.2"
@@ -104,15 +103,6 @@ async def test_answers_that_nobody_reads_count_as_buffered() -> None:
         await until(lambda: it.handler.num_cut_off == 1)
         await until(lambda: not it.server.connections)
         assert shared.buffered.num_taken == 0
-
-
-def write_keys(folder: Path) -> Path:
-    folder.mkdir(exist_ok=True)
-    file = folder / "keys"
-    file.write_text("\n".join(key_line(name, f"hw-{name}") for name in "ab"))
-    file.chmod(0o600)
-    file.chmod(0o600)
-    return file
 
 
 async def test_outputs_of_one_key_leave_room_for_another(tmp_path: Path, store_url: str) -> None:

@@ -15,8 +15,7 @@ from services.gateway.api_call import complete_sampling
 from services.gateway.http.edge import ROUTES
 from services.gateway.openai.requests import parse_chat, parse_completion
 from services.gateway.openai.schema import describe
-from tests.fakes.gateway_harness import Cluster, cluster
-from tests.services.gateway.test_gateway_crowds import write_keys
+from tests.fakes.gateway_harness import Cluster, cluster, write_keys
 
 DOCUMENT = describe("1.2.3", needs_key=True, monitoring_needs_key=False)
 HELLO = [{"role": "user", "content": "hi"}]
