@@ -39,6 +39,7 @@ from services.gateway.token_sink import TokenSink
 from services.gateway.tokenizer import TextCodec
 from services.runtime.driver import Driver
 from services.runtime.failpoints import failpoint
+from services.runtime.membership import NONCE_DIGEST
 from services.runtime.server import GrpcServer
 from services.runtime.service import STOP_GRACE, Runtime
 
@@ -76,7 +77,7 @@ class GatewayService:
         post = self._driver.post
         self._link = SchedulerLink(config, self.sink_address, runtime.store, post)
         self._readiness = Readiness(runtime.store, lambda: self._link.connected)
-        self.sink = TokenSink(post)
+        self.sink = TokenSink(post, self._find_digest)
         sink_server.add(self.sink)
         self._feedback = Feedback(config, model.name, runtime.store, self.metrics, self.now)
         self._outputs = Outputs(
@@ -220,6 +221,15 @@ class GatewayService:
             )
         self._link.send(request)
         failpoint("gateway.request.handed")
+
+    async def _find_digest(self, worker_id: str) -> str:
+        """Return the digest of a worker's nonce, "" where the store does not say."""
+        try:
+            members = await self._runtime.store.members("worker")
+        except HeadwayError:
+            return ""
+        found = (m.detail.get(NONCE_DIGEST, "") for m in members if m.member_id == worker_id)
+        return next(found, "")
 
     def _watch(self) -> None:
         core, pacers = self._core, self._core.pacers

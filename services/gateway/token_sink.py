@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
 import grpc
 
 from headway.core.gateway.events import WorkerDetached
-from headway.errors import HeadwayError, invalid
+from headway.errors import Code, HeadwayError, invalid
 from headway.messages import TokenBatch
 from protos import gateway_pb2, gateway_pb2_grpc
 from services.runtime import wire
 from services.runtime.logs import get_logger
+from services.runtime.membership import digest_of
 from services.runtime.stream import Served
 
 Context = grpc.aio.ServicerContext[gateway_pb2.TokenBatch, gateway_pb2.TokenControl]
@@ -23,9 +24,16 @@ _MOST_CONTROLS = 65_536
 class TokenSink(gateway_pb2_grpc.TokenSinkServicer):
     """The token streams of all workers. One that ends or is replaced is reported as detached."""
 
-    def __init__(self, post: Callable[[TokenBatch | WorkerDetached], None]) -> None:
+    def __init__(
+        self,
+        post: Callable[[TokenBatch | WorkerDetached], None],
+        find_digest: Callable[[str], Awaitable[str]],
+    ) -> None:
+        """``find_digest`` looks a worker's nonce up in the membership: its digest, or ""."""
         self._post = post
+        self._find_digest = find_digest
         self._attached: dict[str, Served[tuple[int, ...]]] = {}
+        self._nonces: dict[str, str] = {}
         self._log = get_logger()
 
     @property
@@ -49,14 +57,15 @@ class TokenSink(gateway_pb2_grpc.TokenSinkServicer):
     ) -> AsyncIterator[gateway_pb2.TokenControl]:
         """See ``protos/gateway.proto``."""
         try:
-            async for stream_ids in self._serve(aiter(request_iterator)):
+            nonce = wire.nonce_of(context)
+            async for stream_ids in self._serve(aiter(request_iterator), nonce):
                 yield gateway_pb2.TokenControl(cancel_stream_ids=stream_ids)
         except HeadwayError as error:
             self._log.error("worker_talks_nonsense", error=error.message)
             await wire.abort(context, error)
 
     async def _serve(
-        self, batches: AsyncIterator[gateway_pb2.TokenBatch]
+        self, batches: AsyncIterator[gateway_pb2.TokenBatch], nonce: str
     ) -> AsyncIterator[tuple[int, ...]]:
         packed = await anext(batches, None)
         if packed is None:
@@ -64,24 +73,37 @@ class TokenSink(gateway_pb2_grpc.TokenSinkServicer):
         first = wire.unpack_token_batch(packed)
         if not first.worker_id:
             raise invalid("worker_id", "", "named in the first batch of a stream")
-        stream = self._attach(first.worker_id)
+        await self._require_own(first.worker_id, nonce)
+        stream = self._attach(first.worker_id, nonce)
         self._post(first)
         async for cancels in stream.serve(batches, partial(self._take, first.worker_id)):
             for stream_ids in cancels:
                 yield stream_ids
 
-    def _attach(self, worker_id: str) -> Served[tuple[int, ...]]:
+    async def _require_own(self, worker_id: str, nonce: str) -> None:
+        """Raise PERMISSION_DENIED if another process holds this worker's stream.
+
+        A worker that has been started again shows the nonce that the membership now has.
+        """
+        if self._nonces.get(worker_id, nonce) == nonce:
+            return
+        digest = await self._find_digest(worker_id)
+        if self._nonces.get(worker_id, nonce) != nonce and digest != digest_of(nonce):
+            message = f"worker {worker_id} has a stream here already, and this is not its process"
+            raise HeadwayError(Code.PERMISSION_DENIED, message)
+
+    def _attach(self, worker_id: str, nonce: str) -> Served[tuple[int, ...]]:
         older = self._attached.get(worker_id)
         if older is not None:  # tokens in flight on the older stream may be lost
             older.end()
         stream: Served[tuple[int, ...]]
         stream = Served(_MOST_CONTROLS, on_end=partial(self._detach, worker_id))
-        self._attached[worker_id] = stream
+        self._attached[worker_id], self._nonces[worker_id] = stream, nonce
         self._log.info("worker_attached", worker_id=worker_id)
         return stream
 
     def _detach(self, worker_id: str) -> None:
-        del self._attached[worker_id]
+        del self._attached[worker_id], self._nonces[worker_id]
         self._log.info("worker_detached", worker_id=worker_id)
         self._post(WorkerDetached(worker_id))
 

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from hashlib import sha256
 
 from headway.errors import HeadwayError
 from services.runtime.essential import essential
@@ -20,6 +21,15 @@ from services.runtime.store import MEMBER_TTL, Member, Store
 WATCH_INTERVAL = 0.25
 RENEW_INTERVAL = MEMBER_TTL / 3
 ABSENCE_GRACE = 2 * RENEW_INTERVAL  # after data loss a store has all members again within one
+
+
+NONCE_DIGEST = "nonce-digest"
+"""The detail of a worker by which gateways know its process."""
+
+
+def digest_of(nonce: str) -> str:
+    """Return what the membership publishes of a nonce."""
+    return sha256(nonce.encode()).hexdigest()
 
 
 class MembershipLease:

@@ -12,12 +12,14 @@ from headway.engine import Backend
 from headway.errors import Code, HeadwayError
 from protos import worker_pb2, worker_pb2_grpc
 from services.runtime import wire
+from services.runtime.membership import NONCE_DIGEST, digest_of
 from services.runtime.reasoning import find_markers
 from services.runtime.service import Runtime
 from services.worker.config import WorkerConfig
 from services.worker.loading import load_backend
 from services.worker.service import WorkerService, name_of_model
 from services.worker.standby import Standby
+from services.worker.token_link import NONCE
 
 Load = Callable[[WorkerConfig], Backend]
 
@@ -39,10 +41,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             self._runtime.server.add(standby)
 
     def member(self) -> Mapping[str, Any]:
-        """Return what the membership publishes: role and model."""
+        """Return what the membership publishes: role, model, and the digest of the nonce."""
         config = self._runtime.config
         role = config.role if self._service is None else self._service.role.value
-        return {"role": role, "model": name_of_model(config)}
+        proof = {NONCE_DIGEST: digest_of(NONCE)}
+        return {"role": role, "model": name_of_model(config), "detail": proof}
 
     async def start(self) -> None:
         """Load the model, wait for a role if this worker stands by, then take work."""

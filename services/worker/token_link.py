@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from headway.core.worker.events import GatewayGone, SendTokens
@@ -15,6 +17,9 @@ from services.runtime.identity.roles import ServiceRole
 from services.runtime.logs import get_logger
 from services.runtime.stream import Dialled, Outbox
 from services.worker.config import WorkerConfig
+
+NONCE = secrets.token_hex(16)
+"""Tells this process from any other that claims its name; the membership has its digest."""
 
 Post = Callable[[CancelStream | GatewayGone], None]
 
@@ -60,7 +65,7 @@ class _TokenLink:
         self._stream = Dialled[TokenBatch](
             config,
             ServiceRole.GATEWAY,
-            wire.dial_attach,
+            partial(wire.dial_attach, nonce=NONCE),
             lambda batches: wire.pack_token_batch(batches[0]),
             self._cancel,
             connect_timeout=config.gateway_patience,

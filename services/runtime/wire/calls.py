@@ -6,7 +6,7 @@ A call waits ``within`` seconds for its answer (DEADLINE_EXCEEDED).
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import grpc
 
@@ -38,6 +38,7 @@ from services.runtime.wire.streams import SET_ROLE
 
 T = TypeVar("T")
 _Channel = grpc.aio.Channel
+_NONCE = "headway-worker-nonce"
 
 # --- streams --------------------------------------------------------------------------
 
@@ -57,10 +58,19 @@ def dial_connect(
 
 
 def dial_attach(
-    channel: _Channel,
+    channel: _Channel, nonce: str = ""
 ) -> grpc.aio.StreamStreamCall[gateway_pb2.TokenBatch, gateway_pb2.TokenControl]:
-    """Open a worker's token stream to a gateway."""
-    return gateway_pb2_grpc.TokenSinkStub(channel).Attach()
+    """Open a worker's token stream to a gateway.
+
+    ``nonce`` tells the worker's process from others that claim its name (``nonce_of``).
+    """
+    return gateway_pb2_grpc.TokenSinkStub(channel).Attach(metadata=((_NONCE, nonce),))
+
+
+def nonce_of(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    """Return the nonce that a worker shows on its token stream, "" without one."""
+    metadata = context.invocation_metadata() or ()
+    return next((str(value) for name, value in metadata if name == _NONCE), "")
 
 
 # --- single calls ---------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -23,9 +24,12 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.output_text import OutputText
 from services.gateway.outputs import Output
 from services.gateway.tokenizer import TextCodec
+from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
 from services.runtime.identity.roles import ServiceRole
+from services.runtime.membership import NONCE_DIGEST, digest_of
+from services.runtime.store import Member
 from tests.fakes.gateway_harness import GATEWAY_ID, Cluster, cluster, until
 from tests.fakes.http_rig import bounds
 from tests.fakes.tiny_model import byte_tokenizer
@@ -179,6 +183,63 @@ async def test_the_membership_names_the_port_for_tokens(running: Cluster) -> Non
     said = running.service.member()
     assert said["address"] == running.service.sink_address != running.grpc_address
     assert said["detail"]["grpc"] == running.grpc_address
+
+
+@asynccontextmanager
+async def attached(
+    running: Cluster, worker_id: str, nonce: str
+) -> AsyncIterator[grpc.aio.StreamStreamCall[gateway_pb2.TokenBatch, gateway_pb2.TokenControl]]:
+    """A worker's token stream that stays open."""
+    sink = running.service.sink_address
+    async with open_channel(sink, ServiceConfig(), ServiceRole.GATEWAY) as channel:
+        call = wire.dial_attach(channel, nonce)
+        await call.write(gateway_pb2.TokenBatch(worker_id=worker_id))
+        yield call
+        call.cancel()
+
+
+async def test_nobody_else_takes_over_the_stream_of_a_worker(running: Cluster) -> None:
+    async with attached(running, "w", "own") as first:
+        await until(lambda: running.service.sink.num_attached == 1)
+        async with attached(running, "w", "another") as second:
+            assert await second.code() is grpc.StatusCode.PERMISSION_DENIED
+        async with attached(running, "w", "") as third:
+            assert await third.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert not first.done()
+        assert running.service.sink.num_attached == 1
+
+
+@pytest.mark.parametrize("nonce", ["own", "new"])
+async def test_a_worker_takes_its_own_stream_over_also_after_a_restart(
+    running: Cluster, nonce: str
+) -> None:
+    proof = {NONCE_DIGEST: digest_of(nonce)}
+    await running.store.join(Member("worker", "w", "w:1", detail=proof), 60.0)
+    async with attached(running, "w", "own") as first:
+        await until(lambda: running.service.sink.num_attached == 1)
+        async with attached(running, "w", nonce) as second:
+            assert await first.code() is grpc.StatusCode.OK
+            assert not second.done()
+
+
+async def test_what_a_stranger_says_about_a_known_stream_reaches_no_client(
+    tmp_path: Path, store_url: str
+) -> None:
+    async with cluster(tmp_path, store_url, delay=0.005) as running:
+        answer = asyncio.create_task(generate(running, chat("abc" * 30)))
+        await until(lambda: bool(running.emulated.submitted))
+        stream_id = running.emulated.submitted[0].stream_id
+        assert stream_id > 2**32
+        evil = [gateway_pb2.TokenBatch(worker_id="evil", stream_ids=[stream_id] * 40)]
+        evil[0].indices.extend(range(40))
+        evil[0].token_ids.extend([33, 2**32 - 1] * 20)
+        evil[0].finish_reasons.extend([common_pb2.FINISH_REASON_UNSPECIFIED] * 39)
+        evil[0].finish_reasons.append(common_pb2.FINISH_REASON_STOP)
+        evil[0].failures.add(stream_id=stream_id, finish_reason=4, message="forged")
+        async with attached(running, "evil", "x") as call:
+            await call.write(evil[0])
+            replies = await answer
+        assert "".join(r.text for r in replies) == "abc" * 30
 
 
 async def test_a_worker_that_does_not_say_its_name_is_refused(running: Cluster) -> None:
