@@ -24,6 +24,7 @@ from bench.studies.runs import (
     Job,
     Results,
     Row,
+    known,
     run,
     share_of,
     spec_of,
@@ -111,7 +112,7 @@ def figures(finished: Finished) -> Row:
     records = finished.records
     quality = [r.qoe(_PACE) or 0.0 for r in records]
     kept = [_keeps(r, q) for r, q in zip(records, quality, strict=True)]
-    times = {name: _values(records, name) for name in ("ttft", "ttfat", "ttlt", "tpot")}
+    times = {name: known(records, name) for name in ("ttft", "ttfat", "ttlt", "tpot")}
     return {
         **{f"{name}_p50": share_of(values, 0.50) for name, values in times.items()},
         **{f"{name}_p99": share_of(values, 0.99) for name, values in times.items()},
@@ -124,10 +125,6 @@ def figures(finished: Finished) -> Row:
         / len(records),
         "gpu_hours": 12 * finished.cluster.ended_at / 3600,
     }
-
-
-def _values(records: Sequence[Record], name: str) -> list[float]:
-    return [value for r in records if (value := getattr(r, name)) is not None]
 
 
 def _keeps(record: Record, quality: float) -> bool:
@@ -173,7 +170,7 @@ def _felt(found: Results, system: str, rate: float) -> str:
 
 def _against_plain(found: Results, share: float) -> Claim:
     rate = round(SATURATION * share, 3)
-    before, after = (found.sample(SCENARIO, s, rate, "attainment") for s in (PLAIN, OURS))
+    before, after = found.pair(SCENARIO, (PLAIN, OURS), rate, "attainment")
     return Claim(
         PAPER,
         f"SLO attainment at {share:.0%} of saturation against {PLAIN}",
@@ -188,8 +185,7 @@ def _against_plain(found: Results, share: float) -> Claim:
 
 def _against_papers(found: Results, rate: float) -> Claim:
     best = found.best(SCENARIO, SINGLES, rate, "attainment", most=True)
-    after = found.sample(SCENARIO, OURS, rate, "attainment")
-    before = found.sample(SCENARIO, best, rate, "attainment")
+    before, after = found.pair(SCENARIO, (best, OURS), rate, "attainment")
     each = ", ".join(
         f"{s} {found.sample(SCENARIO, s, rate, 'attainment').mean:.1%}" for s in SINGLES
     )
@@ -219,8 +215,7 @@ def _ablation(found: Results, stage: str) -> Claim:
         f"ablation: {stage}",
         f"{SCENARIO}, {rate:g} requests/s; share",
         "each stage adds or is questioned",
-        found.sample(SCENARIO, stage, rate, "attainment"),
-        found.sample(SCENARIO, OURS, rate, "attainment"),
+        *found.pair(SCENARIO, (stage, OURS), rate, "attainment"),
         holds=statistics.fmean(changes) >= -0.002,
         note=f"the stage adds {shown} at {', '.join(f'{r:g}' for r in BUSY)} requests/s",
     )

@@ -21,6 +21,7 @@ from bench.studies.runs import (
     Results,
     Row,
     arrivals,
+    known,
     run,
     share_of,
     spec_of,
@@ -107,11 +108,11 @@ def _figures(finished: Finished) -> Row:
     blocked = [_blocked(r) for r in records]
     quality = [q for r in records if (q := r.qoe(_PACE)) is not None]
     figures = {
-        "ttfat_p99": share_of([r.ttfat for r in records if r.ttfat is not None], 0.99),
+        "ttfat_p99": share_of(known(records, "ttfat"), 0.99),
         "blocked_p99": share_of(blocked, 0.99),
         "violations": sum(q < VIOLATION for q in quality) / len(quality),
         "tokens_per_s": sum(r.num_tokens for r in records) / finished.cluster.ended_at,
-        "ttlt_mean": statistics.fmean(r.ttlt for r in records if r.ttlt is not None),
+        "ttlt_mean": statistics.fmean(known(records, "ttlt")),
         "moves": float(finished.cluster.scheduler_core.status().counters.num_relocations),
     }
     for number, tail in _tails(records).items():
@@ -168,8 +169,7 @@ def _bins(found: Results, seeds: Sequence[int]) -> Iterator[Claim]:
                 f"tail TTFAT in its best 256-token bin against {before}, {rate:g} requests/s",
                 f"{SCENARIO}; P99 of all, seconds",
                 text,
-                found.sample(SCENARIO, before, rate, "ttfat_p99"),
-                found.sample(SCENARIO, OURS, rate, "ttfat_p99"),
+                *found.pair(SCENARIO, (before, OURS), rate, "ttfat_p99"),
                 holds=best.mean <= wanted,
                 note=f"best bin {best.mean:+.0%} ± {best.spread:.0%}, P99 over all "
                 f"{overall.mean:+.0%}",
@@ -207,8 +207,7 @@ def _readers(found: Results) -> Iterator[Claim]:
         f"throughput against fcfs at {BUSY:g} requests/s",
         f"{SCENARIO}; tokens/s",
         "within 3 %",
-        found.sample(SCENARIO, FCFS, BUSY, "tokens_per_s"),
-        found.sample(SCENARIO, OURS, BUSY, "tokens_per_s"),
+        *found.pair(SCENARIO, (FCFS, OURS), BUSY, "tokens_per_s"),
         holds=abs(changed.mean) <= 0.03,
         note=f"{changed.mean:+.1%}",
     )
@@ -219,10 +218,8 @@ _QUANTUM = "a first answering token falls in the first quantum and is rarely the
 
 def _boundary(found: Results) -> Iterator[Claim]:
     for rate in BOUNDARY_RATES:
-        (always, ours), (always_blocked, blocked) = (
-            [found.sample(SCENARIO, system, rate, figure) for system in (ALWAYS, OURS)]
-            for figure in ("violations", "blocked_p99")
-        )
+        always, ours = found.pair(SCENARIO, (ALWAYS, OURS), rate, "violations")
+        always_blocked, blocked = found.pair(SCENARIO, (ALWAYS, OURS), rate, "blocked_p99")
         yield Claim(
             PAPER,
             f"QoE violations with and without the adaptive rule, {rate:g} requests/s",
@@ -242,7 +239,7 @@ def _boundary(found: Results) -> Iterator[Claim]:
             holds=blocked.mean < 0.1,
             note=_QUANTUM,
         )
-    stays, ours = (found.sample(CROWDED, s, 0.0, "blocked_p99") for s in (STAYS, OURS))
+    stays, ours = found.pair(CROWDED, (STAYS, OURS), 0.0, "blocked_p99")
     yield Claim(
         PAPER,
         "P99 of blocking at the boundary where the source is full of reasoning",

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate, islice
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from headway.sim.cluster import ClusterSpec, SimCluster, SimRequest
 from headway.sim.experiment import Conditions, cluster_spec
 from headway.sim.kernel import Kernel
 from headway.sim.records import Record
+from headway.workload.arrivals import gaps
 
 Row = Mapping[str, float]
 _LONGEST = 1e7
@@ -64,11 +66,8 @@ def run(
 
 
 def arrivals(rng: random.Random, rate: float, num_requests: int) -> Iterator[tuple[int, float]]:
-    """Yield numbers and instants of a Poisson process."""
-    now = 0.0
-    for number in range(num_requests):
-        now += rng.expovariate(rate)
-        yield number, now
+    """Return numbers and instants of a Poisson process, drawn one by one."""
+    return islice(enumerate(accumulate(gaps("poisson", rate, rng))), num_requests)
 
 
 def with_policies(
@@ -99,10 +98,17 @@ class Results:
         )
         return PerSeed(tuple(value for _, value in found))
 
+    def pair(
+        self, scenario: str, systems: tuple[str, str], rate: float, figure: str
+    ) -> tuple[PerSeed, PerSeed]:
+        """Return a figure of two systems."""
+        before, after = (self.sample(scenario, system, rate, figure) for system in systems)
+        return before, after
+
     def change(self, scenario: str, before: str, after: str, rate: float, figure: str) -> PerSeed:
         """Return the relative change from one system to another, seed by seed."""
-        samples = (self.sample(scenario, system, rate, figure) for system in (before, after))
-        return change(*(sample.values for sample in samples))
+        pair = self.pair(scenario, (before, after), rate, figure)
+        return change(*(sample.values for sample in pair))
 
     def best(
         self, scenario: str, systems: Sequence[str], rate: float, figure: str, *, most: bool = False
@@ -110,6 +116,11 @@ class Results:
         """Return the system with the least (or most) of a figure."""
         sign = -1 if most else 1
         return min(systems, key=lambda s: (sign * self.sample(scenario, s, rate, figure).mean, s))
+
+
+def known(records: Iterable[Record], name: str) -> list[float]:
+    """Return a metric of all records that have it."""
+    return [value for record in records if (value := getattr(record, name)) is not None]
 
 
 def share_of(values: Sequence[float], share: float) -> float:

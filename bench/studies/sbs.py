@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from bench.studies import sbs_decode
 from bench.studies.claims import Claim, PerSeed, change
-from bench.studies.runs import Job, Results, Row, arrivals, run, spec_of
+from bench.studies.runs import Job, Results, Row, arrivals, known, run, spec_of
 from headway.cluster import Role
 from headway.cost.profile import load_profile
 from headway.presets import PRESETS, Preset
@@ -62,7 +62,7 @@ def measure(job: Job) -> Row:
     tokens = sum(w.device.num_prefill_tokens for w in cluster.workers)
     chunks = sum(w.device.num_prefill_passes for w in cluster.workers)
     return {
-        "ttft": statistics.fmean(r.ttft for r in records[NUM_WARM_UP:] if r.ttft is not None),
+        "ttft": statistics.fmean(known(records[NUM_WARM_UP:], "ttft")),
         "utilisation": tokens / (chunks * profile.num_units * profile.chunk_tokens),
     }
 
@@ -107,13 +107,8 @@ _WHY: Mapping[float, str] = MappingProxyType(
 )
 
 
-def _pair(found: Results, baseline: str, rate: float, figure: str) -> tuple[PerSeed, PerSeed]:
-    before, after = (found.sample(SCENARIO, s, rate, figure) for s in (baseline, PAPER))
-    return before, after
-
-
 def _at(found: Results, baseline: str, rate: float) -> Claim:
-    before, after = _pair(found, baseline, rate, "ttft")
+    before, after = found.pair(SCENARIO, (baseline, PAPER), rate, "ttft")
     changed = change(before.values, after.values)
     is_paper = rate <= PAPER_RATE
     return Claim(
@@ -131,7 +126,7 @@ def _at(found: Results, baseline: str, rate: float) -> Claim:
 def _ends(found: Results, baseline: str) -> Iterator[Claim]:
     """Compare where there is nothing to gather, and where there is too much."""
     scenario = f"{SCENARIO}, against immediate {baseline}"
-    before, after = _pair(found, baseline, RATES[0], "ttft")
+    before, after = found.pair(SCENARIO, (baseline, PAPER), RATES[0], "ttft")
     extra = PerSeed(tuple(a - b for a, b in zip(after.values, before.values, strict=True)))
     yield Claim(
         PAPER,
@@ -144,7 +139,7 @@ def _ends(found: Results, baseline: str) -> Iterator[Claim]:
         note=f"{1e3 * extra.mean:+.2f} ms",
         differences=extra,
     )
-    before, after = _pair(found, baseline, RATES[-1], "utilisation")
+    before, after = found.pair(SCENARIO, (baseline, PAPER), RATES[-1], "utilisation")
     yield Claim(
         PAPER,
         f"prefill chunk utilisation at saturation ({RATES[-1]:g} requests/s)",
@@ -155,7 +150,7 @@ def _ends(found: Results, baseline: str) -> Iterator[Claim]:
         holds=after.mean >= 0.88 and after.mean > before.mean,
         note="below saturation the arrivals alone set it; our baseline packs better than 0.52",
     )
-    curves = [_pair(found, baseline, rate, "ttft") for rate in RATES]
+    curves = [found.pair(SCENARIO, (baseline, PAPER), rate, "ttft") for rate in RATES]
     limit = curves[RATES.index(PAPER_RATE)][0].mean
     reached = rate_at(
         {rate: ours.mean for rate, (_, ours) in zip(RATES, curves, strict=True)}, limit

@@ -163,8 +163,7 @@ def _throughput(found: Results, window: str, rule: str) -> Claim:
         f"decode throughput by {rule}, {window}",
         f"{_SCENARIO}; tokens/s",
         "+15 %" if is_paper else "-",
-        found.sample(window, BASELINE, 0.0, "tokens_per_s"),
-        found.sample(window, rule, 0.0, "tokens_per_s"),
+        *found.pair(window, (BASELINE, rule), 0.0, "tokens_per_s"),
         holds=speed.mean >= (0.12 if is_paper else 0.0),
         note=f"{speed.mean:+.1%} ± {speed.spread:.1%}{_WHY[window] if is_paper else ''}",
     )
@@ -178,8 +177,7 @@ def _band(found: Results, window: str, rule: str) -> Claim:
         f"spread of KV loads over units by {rule}, {window}",
         f"{_SCENARIO}; tokens",
         "±45k to ±20k (-56 %)" if is_paper else "-",
-        found.sample(window, BASELINE, 0.0, "sigma"),
-        found.sample(window, rule, 0.0, "sigma"),
+        *found.pair(window, (BASELINE, rule), 0.0, "sigma"),
         holds=narrower.mean <= (-0.5 if is_paper else 0.0),
         note=f"{narrower.mean:+.0%} ± {narrower.spread:.0%}",
     )

@@ -24,6 +24,7 @@ from bench.studies.runs import (
     Results,
     Row,
     arrivals,
+    known,
     run,
     share_of,
     spec_of,
@@ -125,7 +126,6 @@ def measure(job: Job) -> Row:
 
 def _figures(finished: Finished, sampler: LoadSampler, set_up: StarSetUp) -> Row:
     records = finished.records
-    tpot = [r.tpot for r in records if r.tpot is not None]
     kept = sum(
         1
         for r in records
@@ -134,11 +134,11 @@ def _figures(finished: Finished, sampler: LoadSampler, set_up: StarSetUp) -> Row
     decoders = [w for w in finished.cluster.workers if w.spec.role is Role.DECODE]
     counters = finished.cluster.scheduler_core.status().counters
     return {
-        "tpot_p99": share_of(tpot, 0.99),
+        "tpot_p99": share_of(known(records, "tpot"), 0.99),
         "ooms": float(sum(w.core.preemptions.num_forced for w in decoders)),
         "variance": sampler.variance(),
         "goodput": kept / set_up.seconds,
-        "ttlt_mean": statistics.fmean(r.ttlt for r in records if r.ttlt is not None),
+        "ttlt_mean": statistics.fmean(known(records, "ttlt")),
         "moves": float(counters.num_relocations),
     }
 
@@ -218,9 +218,7 @@ def _main() -> Iterator[_Change]:
 
 
 def _changed(found: Results, row: _Change) -> Claim:
-    before, after = (
-        found.sample(row.scenario, system, row.rate, row.figure) for system in row.systems
-    )
+    before, after = found.pair(row.scenario, row.systems, row.rate, row.figure)
     changed = after.mean / before.mean - 1 if before.mean else 0.0
     where = f"{SET_UPS[row.scenario].name}, {row.rate:g} requests/s"
     return Claim(

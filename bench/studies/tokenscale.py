@@ -183,8 +183,8 @@ def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
 
 
 def _claims(found: Results, at: str, system: str) -> Iterator[Claim]:
-    before, after = (found.sample(at, each, RATE, "attainment") for each in (system, PAPER))
-    theirs, ours = (found.sample(at, each, RATE, "gpus") for each in (system, PAPER))
+    before, after = found.pair(at, (system, PAPER), RATE, "attainment")
+    theirs, ours = found.pair(at, (system, PAPER), RATE, "gpus")
     is_own = system.startswith(PAPER)
     gained, saved = after.mean - before.mean, ours.mean / theirs.mean - 1
     yield Claim(

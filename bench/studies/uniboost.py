@@ -20,6 +20,7 @@ from bench.studies.runs import (
     Results,
     Row,
     arrivals,
+    known,
     run,
     share_of,
     spec_of,
@@ -109,8 +110,7 @@ def measure(job: Job) -> Row:
 
 def _figures(finished: Finished) -> Row:
     records = finished.records[NUM_WARM_UP:]
-    ttlt = [r.ttlt for r in records if r.ttlt is not None]
-    ttft = [r.ttft for r in records if r.ttft is not None]
+    ttlt, ttft = known(records, "ttlt"), known(records, "ttft")
     preemptions = finished.cluster.workers[0].core.preemptions
     num_ended = sum(preemptions.by_request.values())
     return {
@@ -191,56 +191,45 @@ _CHANGES = (
 
 
 def _changed(found: Results, row: _Change) -> Claim:
-    before, after = (
-        found.sample(row.scenario, system, row.rate, row.figure) for system in (row.baseline, OURS)
-    )
-    changed = change(before.values, after.values)
+    changed = found.change(row.scenario, row.baseline, OURS, row.rate, row.figure)
     return Claim(
         PAPER,
         f"{row.claim} at {row.rate:g} requests/s",
         f"{SET_UPS[row.scenario].name}, against {row.baseline}; seconds",
         row.paper_value,
-        before,
-        after,
+        *found.pair(row.scenario, (row.baseline, OURS), row.rate, row.figure),
         holds=changed.mean <= row.most,
         note=f"{changed.mean:+.0%} ± {changed.spread:.0%}" + (f"; {row.why}" if row.why else ""),
     )
 
 
-def _costs(found: Results) -> list[Claim]:
-    claims = []
+def _costs(found: Results) -> Iterator[Claim]:
     for scenario, rate in (("light", 0.50), ("tight", 0.33), ("tight", 0.36)):
-        ours = found.sample(scenario, OURS, rate, "never_preempted")
+        srpt, ours = found.pair(scenario, ("srpt", OURS), rate, "never_preempted")
         preemptions = found.sample(scenario, OURS, rate, "preemptions").mean
         note = f"{preemptions:.1f} preemptions a request"
         if scenario == "tight":
             note += "; each arrival may take one credit where nothing else is free"
-        claims.append(
-            Claim(
-                PAPER,
-                f"requests that were never preempted at {rate:g} requests/s",
-                f"{SET_UPS[scenario].name}, against srpt; share",
-                "over 0.90 at ρ = 0.99",
-                found.sample(scenario, "srpt", rate, "never_preempted"),
-                ours,
-                holds=ours.mean > 0.90,
-                note=note,
-            )
+        yield Claim(
+            PAPER,
+            f"requests that were never preempted at {rate:g} requests/s",
+            f"{SET_UPS[scenario].name}, against srpt; share",
+            "over 0.90 at ρ = 0.99",
+            srpt,
+            ours,
+            holds=ours.mean > 0.90,
+            note=note,
         )
     changed = found.change("light", "fcfs", OURS, 0.50, "tokens_per_s")
-    claims.append(
-        Claim(
-            PAPER,
-            "throughput at 0.5 requests/s",
-            f"{SET_UPS['light'].name}, against fcfs; tokens/s",
-            "+1.2 %",
-            found.sample("light", "fcfs", 0.50, "tokens_per_s"),
-            found.sample("light", OURS, 0.50, "tokens_per_s"),
-            holds=changed.mean >= 0.0,
-            note=f"{changed.mean:+.1%}: arrivals set it, and the last request's end",
-        )
+    yield Claim(
+        PAPER,
+        "throughput at 0.5 requests/s",
+        f"{SET_UPS['light'].name}, against fcfs; tokens/s",
+        "+1.2 %",
+        *found.pair("light", ("fcfs", OURS), 0.50, "tokens_per_s"),
+        holds=changed.mean >= 0.0,
+        note=f"{changed.mean:+.1%}: arrivals set it, and the last request's end",
     )
-    return claims
 
 
 def _slider(found: Results) -> Claim:
