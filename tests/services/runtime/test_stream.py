@@ -77,3 +77,38 @@ async def test_a_replaced_streams_messages_come_too_late() -> None:
         await anext(stream.serve(_talk("late"), heard.append))
     await asyncio.sleep(0)
     assert heard == []
+
+
+async def test_a_handlers_bug_ends_the_stream_and_says_so() -> None:
+    ends: list[bool] = []
+
+    def take(word: str) -> None:
+        raise ZeroDivisionError
+
+    stream: Served[int] = Served(8, on_end=lambda: ends.append(True))
+    with pytest.raises(HeadwayError, match="could not be handled") as caught:
+        await anext(stream.serve(_talk("hello"), take))
+    assert caught.value.code is Code.INTERNAL
+    assert ends == [True]
+
+
+async def test_a_write_that_never_ends_is_cancelled_when_the_queue_overflows() -> None:
+    ends: list[bool] = []
+    stream: Served[int] = Served(1, on_end=lambda: ends.append(True))
+
+    async def write() -> None:
+        async for _ in stream.serve(_silent(), lambda word: None):
+            await asyncio.sleep(3600)  # the peer does not read
+
+    writing = asyncio.create_task(write())
+    stream.send(1)
+    await asyncio.sleep(0.01)
+    assert [stream.send(2), stream.send(3)] == [True, False]
+    await asyncio.wait((writing,), timeout=10)
+    assert writing.cancelled()
+    assert ends == [True]
+
+
+async def _silent() -> AsyncIterator[str]:
+    await asyncio.sleep(3600)
+    yield ""
