@@ -23,8 +23,7 @@ from headway.presets import find_preset, parse_choice
 from headway.sim.experiment import Run, cluster_spec, simulate
 from headway.sim.sampling import Sampler
 from headway.sim.scenario import load_scenario
-from headway.sim.statistics import StreamingSummary
-from headway.sim.summary import METRICS, summarise
+from headway.sim.summary import METRICS, Digest, Summary, summarise
 
 _SHOWN = (
     ("ttft_p50", 1e3, "TTFT\nP50 ms"),
@@ -145,7 +144,7 @@ def simulate_job(job: SimulationJob) -> Found:
     spec = cluster_spec(find_preset(job.preset), scenario.conditions.but(*choice))
     requests = workload.requests(job.seed)
     if job.streams:
-        summary = StreamingSummary(scenario.slo, workload.slo_of)
+        summary = Summary(scenario.slo, workload.slo_of, Digest)
         run = simulate(spec, requests, ended=summary.ended, failures=scenario.failures)
         return Found(summary.row(run.ended_at, run.gpu_seconds), {})
     sampler = Sampler() if job.plots and job.seed == 1 else None
@@ -162,7 +161,7 @@ def simulate_job(job: SimulationJob) -> Found:
         plots.kv_loads(Path(job.plots), job.name, sampler.samples)
         plots.timeline(Path(job.plots), job.name, sampler.passes)
     values = _times(run) if job.plots else {}
-    return Found(summarise(run, scenario.slo, workload.slo_of).row(), values)
+    return Found(summarise(run, scenario.slo, workload.slo_of), values)
 
 
 def _write(job: SimulationJob, run: Run) -> None:

@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM
 
 from headway.forward_pass import ForwardPass, PassItem
 from headway.request import SamplingParams, StreamKey
+from services.worker.engine.attention import ATTENTION_NAME
 from services.worker.engine.backend import TorchBackend
 from services.worker.engine.cpu.operators import Operators
 from services.worker.engine.cpu.product import FewRows
 from services.worker.engine.kv.pool import DTYPES, KvPool
-from services.worker.engine.model.attention import ATTENTION_NAME
 from services.worker.engine.model.loader import as_it_is, take_model
 
 BLOCK_SIZE = 16

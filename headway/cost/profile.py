@@ -8,16 +8,16 @@ output no longer grows (``headway.cost.velocity``). ``headway/profiles/`` holds 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from headway.cost.buckets import BUCKET_NAMES, Buckets
+from headway.cost.buckets import BUCKET_NAMES
 from headway.cost.pass_time import PassTime
 from headway.cost.schema import MAKE_ONE, Profile
-from headway.errors import Code, HeadwayError, invalid
+from headway.errors import Code, HeadwayError
+from headway.tables import number, read, refuse_others
 
 __all__ = [
     "MAKE_ONE",
@@ -68,8 +68,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
 def parse_profile(text: str, source: str) -> Profile:
     """Return the profile in a TOML text; HeadwayError names ``source`` and what is wrong."""
     try:
-        table = tomllib.loads(text)
-        return _profile(table)
+        return _profile(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         message = f"profile {source} is not TOML: {error}"
         raise HeadwayError(Code.INVALID_ARGUMENT, message, param="profile") from error
@@ -79,60 +78,12 @@ def parse_profile(text: str, source: str) -> Profile:
 
 
 def _profile(table: dict[str, Any]) -> Profile:
-    _require_keys(table, tuple(f.name for f in fields(Profile)), ())
-    given = {name: value for name, value in table.items() if name not in _TABLES}
-    given["pass_time"] = PassTime(**_checked(PassTime, _table(table, "pass_time")))
-    given["buckets"] = Buckets(**_checked(Buckets, _table(table, "buckets")))
-    decode = _table(table, "decode_tokens_per_s")
-    if decode:
-        _require_keys(decode, BUCKET_NAMES, BUCKET_NAMES)
-        given["decode_tokens_per_s"] = [_number(name, decode[name]) for name in BUCKET_NAMES]
-    return Profile(**_checked(Profile, given))
-
-
-def _table(table: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = table.get(name, {})
-    if not isinstance(value, dict):
-        raise invalid(name, value, f"a table: [{name}]")
-    return value
-
-
-def _checked(kind: type, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the given fields, each of its type, none missing and none unknown."""
-    known = {f.name: f for f in fields(kind) if f.init}
-    needed = [
-        f.name for f in known.values() if f.default is MISSING and f.default_factory is MISSING
-    ]
-    _require_keys(given, tuple(known), needed)
-    return {name: _typed(name, value, str(known[name].type)) for name, value in given.items()}
-
-
-def _require_keys(given: Mapping[str, Any], known: Sequence[str], needed: Sequence[str]) -> None:
-    for name in given:
-        if name not in known:
-            raise invalid("a key", name, f"one of {', '.join(known)}")
-    for name in needed:
-        if name not in given:
-            raise invalid(name, "missing", "given: a profile leaves nothing to chance")
-
-
-def _typed(name: str, value: Any, kind: str) -> Any:
-    if kind.startswith("str") and not isinstance(value, str):
-        raise invalid(name, value, "a text in quotes")
-    if kind.startswith("int") and type(value) is not int:
-        raise invalid(name, value, "a whole number")
-    if kind.startswith("Sequence") and not isinstance(value, list):
-        raise invalid(name, value, "a list")
-    return _number(name, value) if kind.startswith("float") else value
-
-
-def _number(name: str, value: Any) -> float:
-    if type(value) not in (int, float):
-        raise invalid(name, value, "a number")
-    try:
-        return float(value)
-    except OverflowError as error:
-        raise invalid(name, value, "a number under 1e308") from error
+    decode = table.get("decode_tokens_per_s")
+    if decode is not None:
+        refuse_others("decode_tokens_per_s", decode, BUCKET_NAMES)
+        velocities = [number(name, decode.get(name, "missing")) for name in BUCKET_NAMES]
+        table["decode_tokens_per_s"] = velocities if decode else []
+    return read(Profile, table)
 
 
 # --- writing ------------------------------------------------------------------------------

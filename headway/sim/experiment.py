@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 
+from headway.bounds import Bounded, between
 from headway.core.scheduler.events import Decision
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.core.settings import Costs, policy_settings
@@ -70,15 +71,15 @@ class Conditions:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Bounded):
     """An instance (``decode-3``, by role and number from 1) dies ``at`` so many seconds.
 
     Another of its kind is ordered ``back_after`` seconds later, if ever.
     """
 
-    at: float = 0.0
-    instance: str = ""
-    back_after: float | None = None
+    instance: str
+    at: float = between(0, 1e9, default=0.0)
+    back_after: float | None = between(0, 1e9, default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,13 @@ from typing import Any
 
 from headway.cluster import Role
 from headway.cost.profile import load_profile
-from headway.errors import Code, HeadwayError, invalid, require_between
+from headway.errors import Code, HeadwayError, invalid
 from headway.presets import QUESTIONS
 from headway.sim.experiment import Conditions, Failure
 from headway.sim.network import NetworkParams
-from headway.sim.tables import numbers, refuse_others, tables
 from headway.sim.worker import InstanceSpec
-from headway.sim.workload import Slo, Workload, parse_workload
+from headway.sim.workload import SloLimits, Workload, parse_workload
+from headway.tables import read, refuse_others, tables
 
 _TABLES = ("name", "instances", "network", "workload", "slo", "policy", "set", "failures")
 _CHANGES = (
@@ -41,7 +41,7 @@ class Scenario:
     name: str
     conditions: Conditions
     workload: Workload
-    slo: Slo
+    slo: SloLimits
     failures: Sequence[Failure] = ()
 
 
@@ -96,7 +96,7 @@ def parse_scenario(text: str, source: str, folder: Path = Path()) -> Scenario:
 def _scenario(table: Mapping[str, Any], folder: Path) -> Scenario:
     refuse_others("the scenario", table, _TABLES)
     instances = [_instances(each) for each in tables(table, "instances")]
-    network = NetworkParams(**numbers("network", table.get("network", {}), NetworkParams))
+    network = read(NetworkParams, table.get("network", {}), "network")
     policies, params = table.get("policy", {}), table.get("set", {})
     if not isinstance(policies, dict) or not all(isinstance(p, str) for p in policies.values()):
         raise invalid("policy", policies, 'a table of names: [policy] batching = "trail"')
@@ -111,19 +111,11 @@ def _scenario(table: Mapping[str, Any], folder: Path) -> Scenario:
         str(table.get("name", "scenario")),
         Conditions(tuple(instances), network, policies=policies, params=params),
         parse_workload(table.get("workload", {}), folder),
-        Slo(**numbers("slo", table.get("slo", {}), Slo)),
-        [_failure(each) for each in tables(table, "failures")] if "failures" in table else (),
+        read(SloLimits, table.get("slo", {}), "slo"),
+        [read(Failure, each, "failures") for each in tables(table, "failures")]
+        if "failures" in table
+        else (),
     )
-
-
-def _failure(table: Mapping[str, Any]) -> Failure:
-    refuse_others("failures", table, ("at", "instance", "back_after"))
-    if type(table.get("instance")) is not str:
-        raise invalid("failures.instance", table.get("instance"), 'a role and number: "decode-3"')
-    times = {name: table[name] for name in ("at", "back_after") if name in table}
-    for name, value in times.items():
-        require_between(f"failures.{name}", value, 0, 1e9)
-    return Failure(instance=table["instance"], **times)
 
 
 def _instances(table: Mapping[str, Any]) -> tuple[InstanceSpec, int]:

@@ -12,6 +12,7 @@ from headway.core.worker.events import (
     KvArrived,
     KvContinued,
     KvOffered,
+    KvQuestion,
     KvSent,
     RefuseKv,
     StartTransfer,
@@ -34,7 +35,7 @@ class Peer(Protocol):
     def post(self, event: WorkerEvent) -> None:
         """Tell it news."""
 
-    def answer(self, question: KvOffered | KvContinued) -> WorkerAction:
+    def answer(self, question: KvQuestion) -> WorkerAction:
         """Return its answer to an offer, or to more of it."""
 
 
@@ -121,7 +122,7 @@ class Transfers:
                 self._source.worker_id, target_id, num_bytes, lambda: arrived(transfer, key)
             )
 
-    def _question(self, transfer: _Transfer) -> KvOffered | KvContinued:
+    def _question(self, transfer: _Transfer) -> KvQuestion:
         part = transfer.part
         if transfer.target is not None:
             output = part.request.output_token_ids[transfer.num_known :]

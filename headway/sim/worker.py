@@ -13,8 +13,8 @@ from headway.core.worker.events import (
     AcceptKv,
     AcknowledgeKv,
     AskPredictor,
-    KvContinued,
     KvOffered,
+    KvQuestion,
     KvSent,
     PassCut,
     RefuseKv,
@@ -26,10 +26,7 @@ from headway.core.worker.events import (
 )
 from headway.cost.schema import Profile
 from headway.forward_pass import ForwardPass, PassResult
-from headway.messages import (
-    FromWorker,
-    Handoff,
-)
+from headway.messages import FromWorker, Handoff
 from headway.policies.batching import Batching
 from headway.policies.estimation import Estimation
 from headway.request import Request, StreamKey
@@ -150,7 +147,7 @@ class SimWorker:
             self._unheard.append(event)
         else:
             self._node.post(event)
-        if not isinstance(event, KvOffered | KvContinued):
+        if not isinstance(event, KvQuestion):
             self.device.cut()
 
     def _is_flying(self, key: StreamKey) -> bool:
@@ -192,7 +189,7 @@ class SimWorker:
 
     # --- KV from another instance -----------------------------------------------------
 
-    def answer(self, question: KvOffered | KvContinued) -> WorkerAction:
+    def answer(self, question: KvQuestion) -> WorkerAction:
         """Return the core's answer to an offer, or to more of it."""
         key = question.header.request.key if isinstance(question, KvOffered) else question.key
         self.post(question)

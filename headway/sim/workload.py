@@ -9,9 +9,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from headway.bounds import Bounded, between, one_of, over
 from headway.errors import invalid, require_between, require_over
 from headway.sim.cluster import SimRequest
-from headway.sim.tables import number, numbers, refuse_others, tables
+from headway.tables import number, read, refuse_others, tables
 from headway.workload.arrivals import PROCESSES, Bursts, gaps
 from headway.workload.files import load_trace
 from headway.workload.lengths import Lengths, parse_lengths
@@ -22,24 +23,17 @@ BURSTS = "bursts"
 
 
 @dataclass(frozen=True, slots=True)
-class Slo:
+class SloLimits(Bounded):
     """Limits in seconds; None: none.
 
     ``ttfat_per_reasoning_token`` is added to ``ttfat`` for every reasoning token.
     """
 
-    ttft: float | None = None
-    ttfat: float | None = None
-    tpot: float | None = None
-    ttlt: float | None = None
-    ttfat_per_reasoning_token: float = 0.0
-
-    def __post_init__(self) -> None:
-        for limit in fields(self):
-            if limit.name == "ttfat_per_reasoning_token":
-                require_between(f"slo.{limit.name}", self.ttfat_per_reasoning_token, 0, 3600)
-            elif getattr(self, limit.name) is not None:
-                require_over(f"slo.{limit.name}", getattr(self, limit.name), 0)
+    ttft: float | None = over(0, default=None)
+    ttfat: float | None = over(0, default=None)
+    tpot: float | None = over(0, default=None)
+    ttlt: float | None = over(0, default=None)
+    ttfat_per_reasoning_token: float = between(0, 3600, default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +45,11 @@ class RequestClass:
     prompt: Lengths
     reasoning: Lengths
     answer: Lengths
-    slo: Slo | None = None
+    slo: SloLimits | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(Bounded):
     """Arrivals and what they ask for.
 
     ``rate`` in requests/s, 0 for a trace's own; ends by count, by seconds, or with the trace.
@@ -65,30 +59,25 @@ class Workload:
 
     classes: Sequence[RequestClass]
     rate: float
-    process: str = "poisson"
-    burstiness: float = 1.0
+    process: str = one_of(*PROCESSES, BURSTS, default="poisson", name="workload.process")
+    burstiness: float = over(0, default=1.0, name="workload.burstiness")
     bursts: Bursts = field(default_factory=Bursts)
     num_requests: int | None = None
-    seconds: float | None = None
+    seconds: float | None = over(0, default=None, name="workload.seconds")
     trace: Recorded | None = None
 
     def __post_init__(self) -> None:
         if self.trace is None:
             require_over("workload.rate", self.rate, 0)
-        if self.process not in (*PROCESSES, BURSTS):
-            known = ", ".join((*PROCESSES, BURSTS))
-            raise invalid("workload.process", self.process, f"one of {known}")
-        require_over("workload.burstiness", self.burstiness, 0)
+        Bounded.__post_init__(self)
         if self.num_requests is None and self.seconds is None and self.trace is None:
             raise invalid("workload.num_requests", None, "given, or workload.seconds")
         if self.num_requests is not None:
             if type(self.num_requests) is not int:
                 raise invalid("workload.num_requests", self.num_requests, "a whole number")
             require_between("workload.num_requests", self.num_requests, 1, 1 << 30)
-        if self.seconds is not None:
-            require_over("workload.seconds", self.seconds, 0)
 
-    def slo_of(self, request_id: str) -> Slo | None:
+    def slo_of(self, request_id: str) -> SloLimits | None:
         """Return the SLO of a request's class, if that has one."""
         name = request_id.rpartition("-")[0]
         return next((each.slo for each in self.classes if each.name == name), None)
@@ -185,8 +174,6 @@ def _recorded(table: Mapping[str, Any], folder: Path) -> Recorded | None:
 
 
 def _servegen(table: Any, folder: Path) -> ServeGen:
-    if not isinstance(table, Mapping):
-        raise invalid("workload.servegen", table, "a table with rates and lengths, two files")
     refuse_others("workload.servegen", table, ("rates", "lengths", "start"))
     rates, lengths = (
         folder / _text(f"workload.servegen.{name}", table.get(name))
@@ -213,5 +200,5 @@ def _request_class(table: Mapping[str, Any], folder: Path) -> RequestClass:
         for name, default in (("prompt", None), ("reasoning", {**_NONE}), ("answer", None))
     )
     slo = table.get("slo")
-    own = None if slo is None else Slo(**numbers("workload.classes.slo", slo, Slo))
+    own = None if slo is None else read(SloLimits, slo, "workload.classes.slo")
     return RequestClass(str(table.get("name", "request")), share, prompt, reasoning, answer, own)

@@ -17,8 +17,7 @@ from headway.engine import Backend
 from headway.forward_pass import ForwardPass, PassItem, Sampled
 from headway.request import SamplingParams, StreamKey, TokenLogprobs
 from services.worker.engine.backend import TorchBackend
-from services.worker.engine.model.decoders import Kernels
-from services.worker.engine.options import EngineOptions
+from services.worker.engine.options import EngineOptions, Kernels
 
 VOCAB_SIZE = 97
 MAX_MODEL_LEN = 1024

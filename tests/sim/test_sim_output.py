@@ -18,8 +18,7 @@ from headway.presets import PRESETS
 from headway.sim.experiment import cluster_spec, simulate
 from headway.sim.sampling import Sample
 from headway.sim.scenario import parse_scenario
-from headway.sim.statistics import RELATIVE_ERROR, Digest, StreamingSummary
-from headway.sim.summary import summarise
+from headway.sim.summary import RELATIVE_ERROR, Digest, Summary, summarise
 
 SMALL = """
 [[instances]]
@@ -56,8 +55,8 @@ def test_streamed_figures_are_those_of_kept_records() -> None:
     scenario = parse_scenario(SMALL, "test")
     spec = cluster_spec(PRESETS["vllm-like"], scenario.conditions)
     kept = simulate(spec, scenario.workload.requests(1))
-    expected = summarise(kept, scenario.slo).row()
-    streamed = StreamingSummary(scenario.slo)
+    expected = summarise(kept, scenario.slo)
+    streamed = Summary(scenario.slo, new_values=Digest)
     run = simulate(spec, scenario.workload.requests(1), ended=streamed.ended)
     assert run.records == []
     found = streamed.row(run.ended_at, run.gpu_seconds)

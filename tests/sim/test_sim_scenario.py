@@ -17,7 +17,7 @@ from headway.sim.experiment import Failure, cluster_spec, simulate
 from headway.sim.records import Record
 from headway.sim.scenario import load_scenario, parse_scenario, scenario_names
 from headway.sim.summary import keeps
-from headway.sim.workload import Slo
+from headway.sim.workload import SloLimits
 from headway.workload.lengths import parse_lengths
 
 SMALL = """
@@ -117,11 +117,11 @@ def test_lengths_stay_within_their_bounds(
 def test_a_request_keeps_its_slo_if_it_ended_within_every_limit() -> None:
     record = Record("r", 0.0, 1, 0, 3, finished=True, first_token_at=0.4, last_token_at=0.6)
     record.num_tokens = 3
-    assert keeps(record, Slo(ttft=0.5, tpot=0.2))
-    assert not keeps(record, Slo(ttft=0.3))
-    assert not keeps(record, Slo(tpot=0.05))
+    assert keeps(record, SloLimits(ttft=0.5, tpot=0.2))
+    assert not keeps(record, SloLimits(ttft=0.3))
+    assert not keeps(record, SloLimits(tpot=0.05))
     record.finished = False
-    assert not keeps(record, Slo())
+    assert not keeps(record, SloLimits())
 
 
 def test_the_command_shows_presets_side_by_side_and_explains_a_request(
@@ -185,7 +185,7 @@ def test_an_instance_fails_on_schedule_and_all_requests_still_end() -> None:
     assert len(found.records) == 40
     assert all(record.finished for record in found.records)
     with pytest.raises(HeadwayError, match="unified-9"):
-        simulate(spec, scenario.workload.requests(1), failures=[Failure(2.0, "unified-9")])
+        simulate(spec, scenario.workload.requests(1), failures=[Failure("unified-9", 2.0)])
 
 
 def test_a_class_may_have_its_own_slo() -> None:

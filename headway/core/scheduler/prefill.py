@@ -18,7 +18,7 @@ from headway.errors import Code
 from headway.messages import Dispatch, EndForward, Rejected, UnitBatch
 from headway.policies import registry
 from headway.policies.dispatch import Dispatching, InstanceLoad, Turn
-from headway.policies.dispatch.sliding import SlidingMean
+from headway.policies.dispatch.protocol import SlidingMean
 from headway.policies.packing import Assigned, Packing, Room
 
 MAX_RETRY_AFTER = 60.0

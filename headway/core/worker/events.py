@@ -119,24 +119,11 @@ class Predicted:
     weight: float = 1.0
 
 
-TransferEvent = Handoff | TransferEnded | KvSent | KvOffered | KvContinued | KvArrived | KvAborted
-WorkerEvent = (
-    Order
-    | ChangeRole
-    | PassCut
-    | LeaderConnected
-    | GatewayGone
-    | PassResult
-    | PassFailed
-    | TransferEnded
-    | KvSent
-    | KvOffered
-    | KvContinued
-    | KvArrived
-    | KvAborted
-    | PredictorKnown
-    | Predicted
-)
+KvQuestion = KvOffered | KvContinued
+TransferEvent = TransferEnded | KvSent | KvQuestion | KvArrived | KvAborted
+PassEvent = PassResult | PassFailed | PassCut
+PeerEvent = ChangeRole | LeaderConnected | GatewayGone | PredictorKnown | Predicted
+WorkerEvent = Order | TransferEvent | PassEvent | PeerEvent
 
 # --- actions --------------------------------------------------------------------------
 

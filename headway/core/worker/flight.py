@@ -66,20 +66,14 @@ class Flight:
             if sequence.stage is Stage.SWAPPING_OUT:
                 has_failed = sequence.key in failed
                 state.units[sequence.unit].end_swap(sequence, has_failed=has_failed)
-            if sequence.ended is None and sequence.kv.host_blocks:
-                actions += leave_all(state, [sequence])
-            else:
-                actions += call_off(sequence)
+            actions += _go_or_stay(state, sequence, has_kv=bool(sequence.kv.host_blocks))
         for sequence in self.returning:
             if sequence.ended is not None:
                 state.finish(sequence, sequence.ended)
             else:
                 has_failed = sequence.key in failed
                 state.units[sequence.unit].end_swap(sequence, has_failed=has_failed)
-            if sequence.ended is None and sequence.kv.blocks:
-                actions += leave_all(state, [sequence])
-            else:
-                actions += call_off(sequence)
+            actions += _go_or_stay(state, sequence, has_kv=bool(sequence.kv.blocks))
         return actions
 
     def fail(self, state: WorkerState, event: PassFailed) -> list[WorkerAction]:
@@ -96,10 +90,7 @@ class Flight:
                 continue  # the pass before it has failed, not this request
             elif not blamed or item.key in blamed:
                 state.fail(sequence, event.message)
-            if sequence.ended is None:
-                actions += leave_all(state, [sequence])
-            else:
-                actions += call_off(sequence)
+            actions += _go_or_stay(state, sequence)
         return actions
 
     def can_be_followed(self, state: WorkerState) -> bool:
@@ -122,6 +113,15 @@ class Flight:
                 return False
             is_decoding = is_decoding or item.sample
         return is_decoding
+
+
+def _go_or_stay(
+    state: WorkerState, sequence: Sequence, *, has_kv: bool = True
+) -> list[WorkerAction]:
+    """Send a request that waited to leave, or call its move off if it has ended or lost its KV."""
+    if sequence.ended is None and has_kv:
+        return leave_all(state, [sequence])
+    return call_off(sequence)
 
 
 @contextmanager

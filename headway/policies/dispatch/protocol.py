@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import fsum, isfinite
 from typing import ClassVar, Protocol
 
 from headway.cluster import Role
-from headway.policies.dispatch.sliding import SlidingMean
+from headway.policies.packing.protocol import Packable
 from headway.request import StreamKey
 
 
@@ -40,20 +42,8 @@ class InstanceLoad:
     """True if no reader of its answers waits (PASCAL's t_i)."""
 
 
-class Waiting(Protocol):
+class Waiting(Packable, Protocol):
     """A request of the window, as a dispatch policy sees it."""
-
-    @property
-    def key(self) -> StreamKey:
-        """Breaks every tie."""
-
-    @property
-    def arrival_at(self) -> float:
-        """When the client's request reached the gateway, seconds since the epoch."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that its prefill has to compute."""
 
     @property
     def is_burst(self) -> bool:
@@ -82,6 +72,33 @@ class Expiry:
     worker_id: str
     dispatch_id: int
     waited: float
+
+
+class SlidingMean:
+    """Mean of the last ``size`` values in seconds; ``default`` before the first (Algorithm 1).
+
+    A value that is negative, NaN or infinite is dropped and counted, and never enters.
+    """
+
+    def __init__(self, size: int, default: float) -> None:
+        self._values: deque[float] = deque(maxlen=size)
+        self.value = default
+        """The mean, seconds."""
+        self.num_dropped = 0
+
+    def recall(self, mean: float) -> None:
+        """Take an earlier mean in place of the default; nonsense is ignored."""
+        if not self._values and isfinite(mean) and mean >= 0:
+            self.value = mean
+
+    def add(self, value: float) -> bool:
+        """Take one value in; False if it was dropped."""
+        if not isfinite(value) or value < 0:
+            self.num_dropped += 1
+            return False
+        self._values.append(value)
+        self.value = fsum(self._values) / len(self._values)
+        return True
 
 
 class Dispatching(ABC):

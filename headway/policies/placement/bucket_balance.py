@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from headway.bounds import Bounded, between
 from headway.cost.velocity import takes_decode
 from headway.policies.answer import Answer
-from headway.policies.placement.greedy import Rooms, by_arrival
+from headway.policies.placement.greedy import place_each
 from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
 
 
@@ -34,17 +34,14 @@ class BucketBalance(Placement):
 
     def place(self, requests: Sequence[R], units: Sequence[DecodeUnit]) -> list[Choice[R]]:
         """Place in order of arrival; a convertible keeps what it reserves for prompts."""
-        rooms = Rooms(units)
-        choices: list[Choice[R]] = []
-        for request in sorted(requests, key=by_arrival):
-            able = [unit for unit in rooms.able(request) if self._is_open(unit)]
-            if not able:
-                continue
-            bucket = request.bucket
-            best = min(able, key=lambda u: (u.count_of(bucket), u.kv_tokens, u.unit))
-            choices.append(Choice(request, best.unit, (best.count_of(bucket), best.kv_tokens)))
-            best.take(request)
-        return choices
+        return place_each(requests, units, self._pick)
+
+    def _pick(self, request: R, able: list[DecodeUnit]) -> Choice[R] | None:
+        able, bucket = [unit for unit in able if self._is_open(unit)], request.bucket
+        if not able:
+            return None
+        best = min(able, key=lambda u: (u.count_of(bucket), u.kv_tokens, u.unit))
+        return Choice(request, best.unit, (best.count_of(bucket), best.kv_tokens))
 
     def _is_open(self, unit: DecodeUnit) -> bool:
         reserved = self._reserved_tokens if unit.is_convertible else 0.0

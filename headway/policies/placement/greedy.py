@@ -60,6 +60,23 @@ class Rooms:
         ]
 
 
+def place_each(
+    requests: Sequence[R],
+    units: Sequence[DecodeUnit],
+    pick: Callable[[R, list[DecodeUnit]], Choice[R] | None],
+) -> list[Choice[R]]:
+    """Place each request, by arrival, on the unit that ``pick`` takes of those with room."""
+    rooms, by_unit = Rooms(units), {unit.unit: unit for unit in units}
+    choices: list[Choice[R]] = []
+    for request in sorted(requests, key=by_arrival):
+        able = rooms.able(request)
+        choice = pick(request, able) if able else None
+        if choice is not None:
+            by_unit[choice.unit].take(request)
+            choices.append(choice)
+    return choices
+
+
 def outlier_bound(loads: Sequence[int], k: float) -> float:
     """Return ``Q3 + k·(Q3 − Q1)`` of ascending KV loads, tokens (Algorithm 3, step 1)."""
     first, third = percentile(loads, 0.25), percentile(loads, 0.75)

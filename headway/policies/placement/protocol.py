@@ -8,19 +8,11 @@ from typing import Generic, Protocol, TypeVar
 
 from headway.blocks import blocks_for
 from headway.cluster import UnitId
-from headway.request import StreamKey
+from headway.policies.packing.protocol import Packable
 
 
-class Placeable(Protocol):
+class Placeable(Packable, Protocol):
     """A prefilled request, as a placement policy sees it."""
-
-    @property
-    def key(self) -> StreamKey:
-        """Breaks every tie."""
-
-    @property
-    def arrival_at(self) -> float:
-        """When the client's request reached the gateway, seconds since the epoch."""
 
     @property
     def num_tokens(self) -> int:

@@ -8,7 +8,7 @@ from random import Random
 
 from headway.bounds import Bounded, between
 from headway.policies.answer import Answer
-from headway.policies.placement.greedy import Rooms, by_arrival
+from headway.policies.placement.greedy import place_each
 from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
 
 
@@ -27,15 +27,10 @@ class RandomPlacement(Placement):
 
     def place(self, requests: Sequence[R], units: Sequence[DecodeUnit]) -> list[Choice[R]]:
         """Place at random; the same seed and the same questions give the same answers."""
-        rooms = Rooms(units)
-        choices: list[Choice[R]] = []
-        for request in sorted(requests, key=by_arrival):
-            able = sorted(rooms.able(request), key=lambda unit: unit.unit)
-            if able:
-                unit = self._rng.choice(able)
-                unit.take(request)
-                choices.append(Choice(request, unit.unit, ()))
-        return choices
+        return place_each(requests, units, self._pick)
+
+    def _pick(self, request: R, able: list[DecodeUnit]) -> Choice[R]:
+        return Choice(request, self._rng.choice(sorted(unit.unit for unit in able)), ())
 
 
 ANSWER = Answer("random", RandomPlacement, "the common baseline", RandomParams)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headway.cluster import UnitId
 from headway.policies.answer import Answer
-from headway.policies.placement.greedy import Rooms, by_arrival
+from headway.policies.placement.greedy import place_each
 from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
 
 
@@ -18,19 +18,12 @@ class RoundRobinPlacement(Placement):
 
     def place(self, requests: Sequence[R], units: Sequence[DecodeUnit]) -> list[Choice[R]]:
         """Units behind the last one served come first, then the round starts again."""
-        rooms = Rooms(units)
-        choices: list[Choice[R]] = []
-        for request in sorted(requests, key=by_arrival):
-            able = rooms.able(request)
-            if able:
-                best = min(able, key=self._rank)
-                best.take(request)
-                self._last = best.unit
-                choices.append(Choice(request, best.unit, ()))
-        return choices
+        return place_each(requests, units, self._pick)
 
-    def _rank(self, unit: DecodeUnit) -> tuple[bool, UnitId]:
-        return self._last is not None and unit.unit <= self._last, unit.unit
+    def _pick(self, request: R, able: list[DecodeUnit]) -> Choice[R]:
+        ids, last = [unit.unit for unit in able], self._last
+        self._last = min(ids, key=lambda unit: (last is not None and unit <= last, unit))
+        return Choice(request, self._last, ())
 
 
 ANSWER = Answer("round-robin", RoundRobinPlacement, "STAR's baseline")

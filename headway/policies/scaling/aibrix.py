@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from headway.bounds import between, over
 from headway.policies.answer import Answer
-from headway.policies.scaling.pools import Need, PoolsParams, WindowScaling, awake
+from headway.policies.scaling.pools import Need, PoolsParams, WindowScaling, awake, need_over
 from headway.policies.scaling.protocol import Fleet, Rates
 
 
@@ -41,11 +41,10 @@ class Aibrix(WindowScaling):
     def needs(self, means: Sequence[tuple[float, ...]], fleet: Fleet) -> tuple[Need, Need]:
         """Divide each by its threshold."""
         ((requests, full),) = means
-        concurrency = self._params.prefill_concurrency * self._params.target_utilisation
-        memory = self._params.decode_memory * self._params.target_utilisation
-        decode = Need(full / memory, f"{full:.2f} instances' KV memory over {memory:.2f}")
+        params, share = self._params, self._params.target_utilisation
+        decode = need_over(full, params.decode_memory * share, "instances' KV memory", 2)
         return (
-            Need(requests / concurrency, f"{requests:.1f} requests over {concurrency:.1f}"),
+            need_over(requests, params.prefill_concurrency * share, "requests", 1),
             awake(decode, fleet.decode),
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from headway.bounds import between, over
 from headway.policies.answer import Answer
-from headway.policies.scaling.pools import Need, PoolsParams, WindowScaling
+from headway.policies.scaling.pools import Need, PoolsParams, WindowScaling, need_over
 from headway.policies.scaling.protocol import Fleet, Rates
 
 
@@ -41,12 +41,10 @@ class BlitzScale(WindowScaling):
     def needs(self, means: Sequence[tuple[float, ...]], fleet: Fleet) -> tuple[Need, Need]:
         """Divide the requests by the threshold, pool by pool."""
         ((prefill, decode),) = means
-        share = self._params.target_utilisation
-        most_prefill = self._params.prefill_requests * share
-        most_decode = self._params.decode_requests * share
+        params, share = self._params, self._params.target_utilisation
         return (
-            Need(prefill / most_prefill, f"{prefill:.1f} requests over {most_prefill:.1f}"),
-            Need(decode / most_decode, f"{decode:.1f} requests over {most_decode:.1f}"),
+            need_over(prefill, params.prefill_requests * share, "requests", 1),
+            need_over(decode, params.decode_requests * share, "requests", 1),
         )
 
 

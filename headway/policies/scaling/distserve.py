@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from headway.bounds import between, over
 from headway.policies.answer import Answer
-from headway.policies.scaling.pools import Need, PoolsParams, WindowScaling
+from headway.policies.scaling.pools import Need, PoolsParams, WindowScaling, need_over
 from headway.policies.scaling.protocol import Fleet, Rates
 
 
@@ -41,11 +41,10 @@ class DistServe(WindowScaling):
     def needs(self, means: Sequence[tuple[float, ...]], fleet: Fleet) -> tuple[Need, Need]:
         """Divide the rate by the threshold, pool by pool."""
         ((rate,),) = means
-        share = self._params.target_utilisation
-        prefill, decode = self._params.prefill_per_s * share, self._params.decode_per_s * share
+        params, share = self._params, self._params.target_utilisation
         return (
-            Need(rate / prefill, f"{rate:.2f} requests/s over {prefill:.2f}"),
-            Need(rate / decode, f"{rate:.2f} requests/s over {decode:.2f}"),
+            need_over(rate, params.prefill_per_s * share, "requests/s", 2),
+            need_over(rate, params.decode_per_s * share, "requests/s", 2),
         )
 
 

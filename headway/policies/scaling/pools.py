@@ -60,6 +60,11 @@ class Need:
     held: float = 0.0
 
 
+def need_over(figure: float, threshold: float, unit: str, digits: int) -> Need:
+    """Return the instances of which each has ``threshold`` of a figure."""
+    return Need(figure / threshold, f"{figure:.{digits}f} {unit} over {threshold:.{digits}f}")
+
+
 def awake(need: Need, pool: PoolLoad) -> Need:
     """Raise a need to one instance where requests wait: an empty pool is never full."""
     if pool.num_requests == 0 or need.instances >= 1:

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from headway.engine import PassFailure
 from headway.forward_pass import PassItem
-from services.worker.engine.kv.pool import DTYPES, KvPool
-from services.worker.engine.model.attention import (
+from services.worker.engine.attention import (
     Contexts,
     DecodeGroup,
     PagedBatch,
     PrefillSpan,
     Reads,
 )
+from services.worker.engine.kv.pool import DTYPES, KvPool
 
 Ints = NDArray[np.int64]
 

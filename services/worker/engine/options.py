@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from headway.engine import ModelSize
 from headway.errors import Code, HeadwayError
-from services.worker.engine.model.decoders import Kernels
+
+Kernels = Literal["auto", "triton", "native", "torch"]
+"""Kernels between the matrix products; see ``decoder_class``."""
 
 NumBlocks = int | Callable[[ModelSize], int]
 """A number of blocks, or a function that chooses it once the model is known."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headway.forward_pass import ForwardPass
 from headway.request import SamplingParams, StreamKey
-from services.worker.engine.model.decoders import Kernels
+from services.worker.engine.options import Kernels
 from tests.fakes.engine_rig import (
     FAMILIES,
     Run,

@@ -9,7 +9,7 @@ triton = pytest.importorskip("triton")
 
 from services.worker.engine.backend import TorchBackend  # noqa: E402
 from services.worker.engine.gpu.cuda_graphs import Run  # noqa: E402
-from services.worker.engine.gpu.decoder import KernelDecoder  # noqa: E402
+from services.worker.engine.model.kernel_decoder import KernelDecoder  # noqa: E402
 from tests.fakes import engine_rig  # noqa: E402
 from tests.fakes.engine_rig import (  # noqa: E402
     FAMILIES,

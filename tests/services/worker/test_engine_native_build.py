@@ -11,9 +11,9 @@ import torch
 from headway.errors import Code, HeadwayError
 from headway.request import SamplingParams
 from services.worker.engine.cpu import build
-from services.worker.engine.cpu.decoder import NativeDecoder
 from services.worker.engine.model.decoder import Decoder
 from services.worker.engine.model.decoders import decoder_class
+from services.worker.engine.model.native_decoder import NativeDecoder
 from tests.fakes.engine_rig import Run, Schedule, load, prompt
 from tests.fakes.kernel_reference import HAS_COMPILER
 

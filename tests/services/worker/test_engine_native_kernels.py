@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.worker.engine.attention import Contexts
 from services.worker.engine.cpu.operators import (
     AttentionLayer,
     AttentionRows,
@@ -17,7 +18,6 @@ from services.worker.engine.cpu.operators import (
     Operators,
     operators_for,
 )
-from services.worker.engine.model.attention import Contexts
 from tests.fakes.kernel_reference import (
     HAS_COMPILER,
     Pool,

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from services.worker.engine.attention import Contexts
 from services.worker.engine.cpu.build import library
-from services.worker.engine.model.attention import Contexts
 
 _POINTER, _COUNT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _ARGUMENTS = {

@@ -14,9 +14,9 @@ import torch
 from torch.linalg import vector_norm
 from torch.nn.functional import embedding
 
+from services.worker.engine.attention import PagedBatch, Reads, attend
 from services.worker.engine.cpu.linear import GatedLinear, Linear, Weights
 from services.worker.engine.kv.pool import KvPool
-from services.worker.engine.model.attention import PagedBatch, Reads, attend
 from services.worker.engine.model.tensor_parallel import (
     SummedLinear,
     group_size,

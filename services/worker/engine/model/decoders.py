@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
-from typing import Literal
 
 import torch
 
 from headway.errors import Code, HeadwayError
-from services.worker.engine.cpu.decoder import NativeDecoder
 from services.worker.engine.cpu.operators import operators_for
 from services.worker.engine.model.decoder import Decoder
-
-Kernels = Literal["auto", "triton", "native", "torch"]
+from services.worker.engine.model.native_decoder import NativeDecoder
+from services.worker.engine.options import Kernels
 
 
 def decoder_class(kernels: Kernels, dtype: torch.dtype, device: torch.device) -> type[Decoder]:
@@ -48,7 +46,7 @@ def _has_triton() -> bool:
 
 
 def _triton() -> type[Decoder]:
-    from services.worker.engine.gpu.decoder import KernelDecoder  # it imports Triton
+    from services.worker.engine.model.kernel_decoder import KernelDecoder  # it imports Triton
 
     return KernelDecoder
 

@@ -13,11 +13,11 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from headway.errors import Code, HeadwayError
+from services.worker.engine.attention import ATTENTION_NAME
 from services.worker.engine.cpu.linear import Linear
 from services.worker.engine.kv.pool import DTYPES, KvShape
-from services.worker.engine.model.attention import ATTENTION_NAME
 from services.worker.engine.model.decoder import Decoder
-from services.worker.engine.model.decoders import Kernels, decoder_class
+from services.worker.engine.model.decoders import decoder_class
 from services.worker.engine.model.network_decoder import NetworkDecoder, NetworkHead
 from services.worker.engine.model.probe import own_logits, refuse_other_logits
 from services.worker.engine.model.quantization import quantization_config
@@ -29,7 +29,7 @@ from services.worker.engine.model.supported import (
     unsupported,
 )
 from services.worker.engine.model.tensor_parallel import group_size, share_of_heads, whole
-from services.worker.engine.options import EngineOptions
+from services.worker.engine.options import EngineOptions, Kernels
 
 
 @dataclass(frozen=True, slots=True)

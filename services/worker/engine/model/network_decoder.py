@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
+from services.worker.engine.attention import PagedBatch, Reads
 from services.worker.engine.kv.pool import KvPool
-from services.worker.engine.model.attention import PagedBatch, Reads
 from services.worker.engine.sampler import greatest
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.nn.functional import embedding
 
+from services.worker.engine.attention import Contexts, PagedBatch, Reads
 from services.worker.engine.gpu.cuda_graphs import (
     CudaRecorder,
     DecodeBatch,
@@ -20,7 +21,6 @@ from services.worker.engine.gpu.plan import DecodePlan, plan_decode
 from services.worker.engine.gpu.prefill import prefill_attention
 from services.worker.engine.gpu.store import rope_store
 from services.worker.engine.kv.pool import KvPool
-from services.worker.engine.model.attention import Contexts, PagedBatch, Reads
 from services.worker.engine.model.decoder import Decoder
 
 MAX_RECORDED_ROWS = 256

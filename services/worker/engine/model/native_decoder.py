@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.nn.functional import embedding
 
+from services.worker.engine.attention import PagedBatch, Reads, attend_prefills
 from services.worker.engine.cpu.operators import (
     AttentionLayer,
     AttentionRows,
@@ -15,7 +16,6 @@ from services.worker.engine.cpu.operators import (
     operators_for,
 )
 from services.worker.engine.kv.pool import KvPool
-from services.worker.engine.model.attention import PagedBatch, Reads, attend_prefills
 from services.worker.engine.model.decoder import Decoder, LayerWeights
 
 
