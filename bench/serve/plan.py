@@ -20,8 +20,7 @@ from bench.serve.prompts import (
 )
 from headway.errors import Code, HeadwayError, invalid
 from headway.workload import arrivals as processes
-from headway.workload.files import load_trace
-from headway.workload.traces import TraceRow
+from headway.workload.traces import TraceRow, load_trace
 
 DEFAULT_REQUESTS = 100
 MOST_REQUESTS = 1_000_000

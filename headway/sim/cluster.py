@@ -35,7 +35,7 @@ from headway.core.scheduler.events import (
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.core.settings import Policy
 from headway.core.worker.events import LeaderConnected, SendTokens
-from headway.core.worker.settings import MOVE_ROUNDS, WorkerSettings
+from headway.core.worker.settings import WorkerSettings
 from headway.messages import CancelStream, FromWorker
 from headway.request import Request, SamplingParams, StreamKey
 from headway.sim.device import REASONING_END, Steps
@@ -48,9 +48,7 @@ from headway.sim.worker import MODEL, InstanceSpec, Policies, SimWorker
 
 GATEWAY = "gateway"
 MOST_STEPS = 1 << 20
-SIMULATED_WORKER = WorkerSettings(
-    max_steps=MOST_STEPS, move_rounds=MOVE_ROUNDS, end_of_reasoning=(REASONING_END,)
-)
+SIMULATED_WORKER = WorkerSettings(max_steps=MOST_STEPS, end_of_reasoning=(REASONING_END,))
 SIMULATED_GATEWAY = GatewaySettings(max_model_len=1 << 40, max_waiting=1 << 30, request_timeout=1e9)
 """No limits: overload shows as latency."""
 SARATHI = Policy("batching", "sarathi", MappingProxyType({}))

@@ -17,7 +17,7 @@ ORDINARY, REASONING_END, EOS = 0, 1, 2
 """The three token ids that a simulated model knows."""
 
 
-class Lengths(Protocol):
+class TrueLengths(Protocol):
     """The lengths that a request will have: known to the simulated model alone."""
 
     @property
@@ -99,7 +99,7 @@ class Device:
         pass_time: PassTime,
         blocks_per_unit: int,
         swap_per_token: float,
-        lengths: Mapping[StreamKey, Lengths],
+        lengths: Mapping[StreamKey, TrueLengths],
         ended: Callable[[PassResult, Steps, int], None],
         pace: Callable[[float], float] | None = None,
     ) -> None:

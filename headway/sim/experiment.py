@@ -8,6 +8,7 @@ from functools import partial
 from types import MappingProxyType
 
 from headway.bounds import Bounded, between
+from headway.core.defaults import ASSUMED_PROFILE, SIMULATED_REPORT_INTERVAL
 from headway.core.scheduler.events import Decision
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.core.settings import Costs, policy_settings
@@ -33,9 +34,6 @@ from headway.sim.worker import InstanceSpec
 Instances = Sequence[tuple[InstanceSpec, int]]
 _LOOK_EVERY = 60.0
 _LIVE = WorkerSettings()
-_TOKENSCALE_PROFILE = "llama-8b-a100"
-"""Velocities that TokenScale's routing reads here unless it is given others: published results
-are of these, whatever the instances."""
 _ENDLESS = FlowControl(num_cycles=1 << 30)
 
 
@@ -50,7 +48,7 @@ class Conditions:
 
     instances: Instances
     network: NetworkParams = field(default_factory=NetworkParams)
-    report_interval: float = 0.5  # coarser than live, for speed
+    report_interval: float = SIMULATED_REPORT_INTERVAL
     linger: float | None = None
     watermark: float = _LIVE.watermark
     max_running: int = _LIVE.max_running
@@ -128,12 +126,16 @@ def cluster_spec(preset: Preset, conditions: Conditions) -> ClusterSpec:
 
 
 def _costs(preset: Preset, conditions: Conditions) -> Costs:
-    """Return what requests and tokens cost on these instances, for policies that ask."""
+    """Return what requests and tokens cost on these instances, for policies that ask.
+
+    TokenScale's routing reads the assumed velocities unless it is given others: published results
+    are of these, whatever the instances.
+    """
     costs = Costs.of([(kind.role, kind.profile) for kind, _ in conditions.instances])
     is_given = "profile" in preset.params_of("dispatch")
     if is_given or not registry.find("dispatch", preset.dispatch).reads_profile:
         return costs
-    return replace(costs, profile=load_profile(_TOKENSCALE_PROFILE))
+    return replace(costs, profile=load_profile(ASSUMED_PROFILE))
 
 
 def simulate(

@@ -30,7 +30,7 @@ from headway.messages import FromWorker, Handoff
 from headway.policies.batching import Batching
 from headway.policies.estimation import Estimation
 from headway.request import Request, StreamKey
-from headway.sim.device import EOS, Device, Lengths, Steps
+from headway.sim.device import EOS, Device, Steps, TrueLengths
 from headway.sim.node import Node
 from headway.sim.transfers import Links, Transfers
 
@@ -92,7 +92,7 @@ class SimWorker:
         spec: InstanceSpec,
         policies: Policies,
         settings: WorkerSettings,
-        lengths: Mapping[StreamKey, Lengths],
+        lengths: Mapping[StreamKey, TrueLengths],
         around: Surroundings,
         pace: Callable[[float], float] | None = None,
     ) -> None:

@@ -14,10 +14,9 @@ from headway.errors import invalid, require_between, require_over
 from headway.sim.cluster import SimRequest
 from headway.tables import number, read, refuse_others, tables
 from headway.workload.arrivals import PROCESSES, Bursts, gaps
-from headway.workload.files import load_trace
 from headway.workload.lengths import Lengths, parse_lengths
 from headway.workload.servegen import ServeGen, load_servegen
-from headway.workload.traces import Recorded, TraceRow
+from headway.workload.traces import Recorded, TraceRow, load_trace
 
 BURSTS = "bursts"
 

@@ -1,14 +1,17 @@
-"""Rows of a text, CSV with a header or JSON lines; what is wrong is refused with file and line."""
+"""Rows of CSV with a header or of JSON lines; a refusal names the file and the line."""
 
 from __future__ import annotations
 
 import csv
+import gzip
 import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 from headway.errors import Code, HeadwayError
 
@@ -121,3 +124,39 @@ def _csv_records(
             limit = f"{len(header)} values, as in the header"
             raise _refusal(name, number, "the row", line.strip(), limit)
         yield number, {key: text.strip() or None for key, text in zip(header, values, strict=True)}
+
+
+# --- files ----------------------------------------------------------------------------
+
+
+def load_column(path: Path, column: str) -> list[float]:
+    """A column of a CSV or of JSON lines, gzipped (.gz) or not; numbers, each 0 or more."""
+    found: list[float] = []
+    with open_text(path, "file") as lines:
+        rows = read_rows(lines, str(path))
+        if column not in rows.keys:
+            limit = f"one of {', '.join(rows.keys)}"
+            raise rows.wrong(rows.number, BadValueError("the column", column, limit))
+        for number, record in rows.records:
+            try:
+                found.append(instant(record, column, "a number"))
+            except BadValueError as bad:
+                raise rows.wrong(number, bad) from None
+    if not found:
+        raise HeadwayError(Code.INVALID_ARGUMENT, f"{path} has a header and no rows")
+    return found
+
+
+@contextmanager
+def open_text(path: Path, param: str) -> Iterator[IO[str]]:
+    """A file's lines; HeadwayError about ``param`` where it cannot be read."""
+    try:
+        if path.suffix == ".gz":
+            with gzip.open(path, "rt", encoding="utf-8") as lines:
+                yield lines
+        else:
+            with path.open(encoding="utf-8") as lines:
+                yield lines
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        message = f"cannot read {path}: {error}"
+        raise HeadwayError(Code.INVALID_ARGUMENT, message, param=param) from None

@@ -22,9 +22,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from headway.errors import Code, HeadwayError, invalid, require_between
-from headway.workload.empirical import Empirical, empirical
-from headway.workload.files import open_text
-from headway.workload.rows import BadValueError, Record, Rows, instant, read_rows
+from headway.workload.lengths import Empirical, empirical
+from headway.workload.rows import BadValueError, Record, Rows, instant, open_text, read_rows
 from headway.workload.traces import TraceRow
 
 _GAPS: Mapping[str, Callable[[random.Random, float], float]] = MappingProxyType(
@@ -57,7 +56,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class ClientLengths:
     """A client's from ``starts_at`` (s) on; tokens, and reasoning as a share of the output."""
 
     starts_at: float
@@ -79,7 +78,7 @@ class ServeGen:
 
     windows: tuple[Window, ...]
     length: float
-    lengths: Mapping[int, tuple[Lengths, ...]]
+    lengths: Mapping[int, tuple[ClientLengths, ...]]
 
     @property
     def mean_rate(self) -> float:
@@ -103,7 +102,7 @@ class ServeGen:
             for at, client in sorted(drawn):
                 yield self._lengths(client, at).row((at - start) / speed, rng)
 
-    def _lengths(self, client: int, at: float) -> Lengths:
+    def _lengths(self, client: int, at: float) -> ClientLengths:
         found = self.lengths[client]
         return found[max(0, bisect_right(found, at, key=lambda each: each.starts_at) - 1)]
 
@@ -158,9 +157,9 @@ def _arrivals(record: Record) -> tuple[float, str, float]:
     return rate, str(gaps), shape
 
 
-def read_lengths(lines: Iterable[str], name: str) -> Mapping[int, tuple[Lengths, ...]]:
+def read_lengths(lines: Iterable[str], name: str) -> Mapping[int, tuple[ClientLengths, ...]]:
     """Return lengths by client and time, without windows that have empty histograms."""
-    rows, found = read_rows(lines, name), dict[int, list[Lengths]]()
+    rows, found = read_rows(lines, name), dict[int, list[ClientLengths]]()
     _require_keys(rows, ("client", "window_start_s", "input_tokens", "output_tokens"))
     for number, record in rows.records:
         try:
@@ -172,7 +171,7 @@ def read_lengths(lines: Iterable[str], name: str) -> Mapping[int, tuple[Lengths,
         except BadValueError as bad:
             raise rows.wrong(number, bad) from None
         if prompt and output:
-            found.setdefault(client, []).append(Lengths(at, prompt, output, ratio))
+            found.setdefault(client, []).append(ClientLengths(at, prompt, output, ratio))
     return {
         client: tuple(sorted(each, key=lambda lengths: lengths.starts_at))
         for client, each in sorted(found.items())

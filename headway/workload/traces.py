@@ -13,10 +13,11 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Protocol
 
 from headway.errors import Code, HeadwayError
-from headway.workload.rows import BadValueError, Record, Rows, instant, read_rows, tokens
+from headway.workload.rows import BadValueError, Record, Rows, instant, open_text, read_rows, tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,12 @@ class Trace:
         """Rows by arrival at a mean of ``rate``, 0 for the trace's own; a coarse clock's spread."""
         trace = self.spread(self.step, rng) if self.step else self  # else they come in volleys
         return iter((trace.faster(rate / trace.mean_rate) if rate else trace).rows)
+
+
+def load_trace(path: Path, most_rows: int | None = None) -> Trace:
+    """From a file, gzipped (.gz) or not; HeadwayError says why it cannot be read."""
+    with open_text(path, "trace") as lines:
+        return read_trace(lines, str(path), most_rows=most_rows)
 
 
 def read_trace(lines: Iterable[str], name: str, *, most_rows: int | None = None) -> Trace:

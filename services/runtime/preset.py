@@ -8,13 +8,11 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from headway.cluster import Role
+from headway.core.defaults import ASSUMED_PROFILE
 from headway.core.settings import Costs, needs_profile
 from headway.cost.profile import load_profile
 from headway.presets import NO_PARAMS, Preset, find_preset, parse_choice
 from services.runtime.config import ServiceConfig
-
-_ASSUMED_PROFILE = "llama-8b-a100"
-"""Velocities for policies that need some, used if no profile is given."""
 
 
 class PresetConfig(ServiceConfig):
@@ -49,5 +47,5 @@ class PresetConfig(ServiceConfig):
         """Return the profile's costs of the instances; velocities alone without a profile."""
         if self.profile:
             return Costs.of([(Role.UNIFIED, load_profile(self.profile))])
-        assumed = load_profile(_ASSUMED_PROFILE) if needs_profile(self.chosen()) else None
+        assumed = load_profile(ASSUMED_PROFILE) if needs_profile(self.chosen()) else None
         return Costs(profile=assumed)

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from headway.core.settings import PolicySettings, policy_settings
-from headway.core.worker.settings import MOVE_ROUNDS, WorkerSettings
+from headway.core.worker.settings import WorkerSettings
 from services.runtime.config import ModelName
 from services.runtime.preset import PresetConfig
 from services.runtime.rooms import SHIPPED_MODEL
@@ -93,7 +93,7 @@ class WorkerConfig(EngineConfig):
         False, description="plan a pass while the one before it runs; prefill workers never do"
     )
     move_rounds: int = Field(
-        MOVE_ROUNDS,
+        _DEFAULTS.move_rounds,
         ge=0,
         description="rounds of KV sent while a moving request still runs, 0: none",
     )

@@ -23,7 +23,7 @@ from headway.cost.fit import MeasuredPass
 from headway.cost.pass_time import PassTime, Share
 from headway.errors import HeadwayError
 from headway.metrics import percentile
-from headway.workload.files import load_trace
+from headway.workload.traces import load_trace
 
 TRUTH = PassTime(base=0.002, per_prefill_token=5e-5, per_request=1e-4, per_kv_token=1e-7)
 WORKER = {

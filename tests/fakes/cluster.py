@@ -166,7 +166,7 @@ class Cluster:
             1000,
             8,
         )
-        core = WorkerCore(info, [EOS], Sarathi(), WorkerSettings())
+        core = WorkerCore(info, [EOS], Sarathi(), WorkerSettings(move_rounds=0))
         self.workers[worker_id] = FakeWorker(info, core, PagedFake(shape["block_size"]))
 
     def kill(self, place: int) -> None:

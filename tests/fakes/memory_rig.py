@@ -174,7 +174,8 @@ class EngineWorker:
             backend.info.kv_bytes_per_token,
         )
         host_tokens = backend.info.num_host_blocks * backend.info.block_size
-        limits = WorkerSettings(host_tokens=host_tokens, **settings)  # type: ignore[arg-type]  # any
+        chosen: dict[str, object] = {"move_rounds": 0, **settings}
+        limits = WorkerSettings(host_tokens=host_tokens, **chosen)  # type: ignore[arg-type]  # any
         self.core = WorkerCore(info, (), registry.make("batching", batching), limits)
         self.backend = backend
         self.client = client

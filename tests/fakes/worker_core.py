@@ -30,7 +30,9 @@ def make_worker(
     **settings: Any,
 ) -> WorkerHarness:
     info = WorkerInfo("w", "w:1", role, "m", units, chunk, block_size, blocks, 1000, 8)
-    core = WorkerCore(info, [EOS], batching or Sarathi(), WorkerSettings(**settings))
+    core = WorkerCore(
+        info, [EOS], batching or Sarathi(), WorkerSettings(**{"move_rounds": 0, **settings})
+    )
     return WorkerHarness(core, block_size)
 
 

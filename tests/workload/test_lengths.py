@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import HeadwayError
-from headway.workload.empirical import empirical
-from headway.workload.lengths import parse_lengths
+from headway.workload.lengths import empirical, parse_lengths
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 

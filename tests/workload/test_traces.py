@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import HeadwayError
-from headway.workload.files import load_trace
-from headway.workload.traces import Trace, TraceRow, read_trace
+from headway.workload.traces import Trace, TraceRow, load_trace, read_trace
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens"
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"

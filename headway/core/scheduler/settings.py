@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from headway.core.defaults import WATERMARK
 from headway.policies.batching.gamma_ada import GammaFit
 from headway.policies.packing.flow_control import FlowControl
 
@@ -46,7 +47,7 @@ class SchedulerSettings:
     flow_control: FlowControl = field(default_factory=FlowControl)
     max_waiting: int = 4096
     """Most requests in all windows; further ones are refused."""
-    kv_watermark: float = 0.1
+    kv_watermark: float = WATERMARK
     """Share of a unit's blocks that a dispatch leaves free unless the unit is empty."""
     graces: Graces = field(default_factory=Graces)
     moves: MoveLimits = field(default_factory=MoveLimits)

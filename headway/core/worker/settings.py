@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MOVE_ROUNDS = 4
-"""Rounds of a move, live and in the simulator."""
+from headway.core.defaults import MOVE_ROUNDS, REPORT_INTERVAL, WATERMARK
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
     """Settings of a worker's planning, reports and KV."""
 
-    watermark: float = 0.1
+    watermark: float = WATERMARK
     """Share of a unit's blocks that admission keeps free, [0, 1)."""
-    report_interval: float = 0.05
+    report_interval: float = REPORT_INTERVAL
     """Seconds between reports while a worker only decodes."""
     num_dispatches_remembered: int = 1024
     """Number of dispatches whose repetition is recognised."""
@@ -37,7 +36,7 @@ class WorkerSettings:
     """True if a request may start with cached KV of an equal beginning."""
     predict_every: int = 0
     """k, tokens of a request between two predictions of its remaining length (STAR), 0 for none."""
-    move_rounds: int = 0
+    move_rounds: int = MOVE_ROUNDS
     """Most rounds that send full blocks of a moving request while it runs; 0: stop it first."""
     runs_ahead: bool = False
     """True if a pass is planned while the one before it is in flight (one step a pass)."""

@@ -7,12 +7,13 @@ import shlex
 from collections.abc import Mapping
 
 from headway.errors import Code, HeadwayError
+from services.autoscaler.actuators.protocol import Actuator
 
 _TIMEOUT = 120.0  # removed containers drain within it
 _SHOWN = 300  # characters of the command's error output
 
 
-class ComposeActuator:
+class ComposeActuator(Actuator):
     """An actuator that calls ``command ps`` and ``command up --scale``; ``services`` by role."""
 
     name = "compose"
@@ -27,9 +28,6 @@ class ComposeActuator:
         for role, service in self._services.items():
             found[role] = len((await self._run("ps", "--quiet", service)).split())
         return found
-
-    async def starts(self) -> None:
-        """Return None: compose does not report starts."""
 
     async def scale(self, role: str, num_instances: int) -> None:
         """Run compose until it returns; a container that is removed gets SIGTERM and drains."""
@@ -65,10 +63,3 @@ class ComposeActuator:
             message = f"{shlex.join((*self._command, *arguments))} failed: {said}"
             raise HeadwayError(Code.UNAVAILABLE, message)
         return out.decode(errors="replace")
-
-    async def change_role(self, source: str, target: str, num_instances: int) -> int:
-        """Return 0: a container cannot change its role."""
-        return 0
-
-    async def close(self) -> None:
-        """Do nothing: there are no connections."""

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import Code, HeadwayError
+from services.autoscaler.actuators.protocol import Actuator
 
 _TIMEOUT = 5.0
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
-class KubernetesActuator:
+class KubernetesActuator(Actuator):
     """Asks the API server; ``deployments`` are their names by role.
 
     Inside a cluster the pod's own service account is used, elsewhere the kubeconfig.
@@ -42,9 +43,6 @@ class KubernetesActuator:
             if scale is not None:
                 found[role] = scale.spec.replicas or 0
         return found
-
-    async def starts(self) -> None:
-        """Return None: the API server does not report starts."""
 
     async def scale(self, role: str, num_instances: int) -> None:
         """Patch ``spec.replicas``; pods that are removed get SIGTERM and drain."""
@@ -98,10 +96,6 @@ class KubernetesActuator:
             raise HeadwayError(Code.UNAVAILABLE, message) from error
         context = (active or {}).get("context", {})
         self._namespace = self._namespace or context.get("namespace", "default")
-
-    async def change_role(self, source: str, target: str, num_instances: int) -> int:
-        """Return 0: a pod cannot change its role."""
-        return 0
 
     async def close(self) -> None:
         """Close the connections."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from services.autoscaler.actuators.protocol import Actuator
 
-class NoActuator:
+
+class NoActuator(Actuator):
     """An actuator that does nothing."""
 
     name = "none"
@@ -14,15 +16,5 @@ class NoActuator:
         """Return no roles."""
         return {}
 
-    async def starts(self) -> None:
-        """Return None: there is nothing to measure."""
-
     async def scale(self, role: str, num_instances: int) -> None:
         """Do nothing."""
-
-    async def change_role(self, source: str, target: str, num_instances: int) -> int:
-        """Return 0: no instance changes its role."""
-        return 0
-
-    async def close(self) -> None:
-        """Do nothing: there are no connections."""

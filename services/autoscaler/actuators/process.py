@@ -8,6 +8,7 @@ import grpc
 
 from headway.core.autoscaler.starts import StartsReport
 from headway.errors import Code, HeadwayError
+from services.autoscaler.actuators.protocol import Actuator
 from services.runtime.channel import Channels
 from services.runtime.config import ServiceConfig
 from services.runtime.identity.roles import ServiceRole
@@ -18,7 +19,7 @@ _CALL_TIMEOUT = 5.0
 """Seconds, including the time to reconnect."""
 
 
-class ProcessActuator:
+class ProcessActuator(Actuator):
     """An actuator that calls the cluster's supervisor, which it finds by its membership."""
 
     name = "process"

@@ -1,0 +1,16 @@
+"""Defaults that more than one core or service uses, live and simulated, each said once."""
+
+WATERMARK = 0.1
+"""Share of a unit's KV blocks that dispatches and admission keep free."""
+
+REPORT_INTERVAL = 0.05
+"""Seconds between the reports of a worker that only decodes."""
+
+SIMULATED_REPORT_INTERVAL = 0.5
+"""The same in the simulator, which would otherwise spend most of its time on reports."""
+
+MOVE_ROUNDS = 4
+"""Most rounds that send full blocks of a moving request while it runs."""
+
+ASSUMED_PROFILE = "llama-8b-a100"
+"""Profile whose velocities stand in where a policy needs some and none are given."""
