@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, inf, isfinite
 
+from headway.bounds import between
 from headway.errors import require_between
 from headway.policies.answer import Answer
 from headway.policies.batching.boost import ServiceTime
@@ -38,27 +39,22 @@ _CRITICAL, _BY_AGE, _SUPPLIED = 0.0, 1.0, 2.0
 class ClocksParams(CreditParams):
     """Parameters of the order, and MemGuard's levels and cost of a swap."""
 
-    order_slowdown: float = 1.0
-    """Seconds of waiting that a second of service weighs, in a pass. 0: by arrival. 0 to 100."""
-    keep_slowdown: float = 2.0
+    order_slowdown: float = between(0, 100, default=1.0)
+    """Seconds of waiting that a second of service weighs, in a pass. 0: by arrival."""
+    keep_slowdown: float = between(0, 100, default=2.0)
     """The same where blocks are taken."""
-    critical_slack: float = 0.7
-    """Seconds of tokens in hand under which a reader is critical, 0 to 60."""
+    critical_slack: float = between(0, 60, default=0.7)
+    """Seconds of tokens in hand under which a reader is critical."""
     resume_slack: float = 2.0
     """Seconds in hand at which a critical reader is supplied again, ``critical_slack`` to 60."""
-    quantum: int = 32
-    """Output tokens after which a rank by age is computed again, 1 to 65536."""
-    reader_pace: float = 0.1
-    """Seconds in which a reader reads one token, 0.001 to 10."""
+    quantum: int = between(1, 1 << 16, default=32)
+    """Output tokens after which a rank by age is computed again."""
+    reader_pace: float = between(0.001, 10, default=0.1)
+    """Seconds in which a reader reads one token."""
 
     def __post_init__(self) -> None:
         super(ClocksParams, self).__post_init__()
-        require_between("order_slowdown", self.order_slowdown, 0, 100)
-        require_between("keep_slowdown", self.keep_slowdown, 0, 100)
-        require_between("critical_slack", self.critical_slack, 0, 60)
         require_between("resume_slack", self.resume_slack, self.critical_slack, 60)
-        require_between("quantum", self.quantum, 1, 1 << 16)
-        require_between("reader_pace", self.reader_pace, 0.001, 10)
 
 
 class PassTime:

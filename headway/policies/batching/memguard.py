@@ -12,7 +12,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from math import inf
 
-from headway.bounds import between
+from headway.bounds import Bounded, between
 from headway.errors import invalid
 from headway.policies.answer import Answer
 from headway.policies.batching.boost import Boosted, BoostParams, ServiceTime, prompt_work
@@ -37,7 +37,7 @@ def next_level_at(num_tokens: int, k: int) -> int:
 
 
 @dataclass(frozen=True)  # without slots: it is a second base of others
-class CreditParams:
+class CreditParams(Bounded):
     """``k``: tokens of the first level, 1 to 2^20, a multiple of the KV block size.
 
     ``swap_per_token``: seconds in which a token's KV goes to host memory and comes back; 0 where
@@ -48,6 +48,7 @@ class CreditParams:
     swap_per_token: float = between(0, 1, default=0.0)
 
     def __post_init__(self) -> None:
+        Bounded.__post_init__(self)
         if self.k != int(self.k) or not 1 <= self.k <= 1 << 20:
             raise invalid("k", self.k, "a whole number of tokens from 1 to 2^20")
 

@@ -1,8 +1,8 @@
 """``skip-join-mlfq``: a multi-level feedback queue that knows the prompt (FastServe).
 
-Level i has a quantum of ``quantum · 2^i`` tokens. A newcomer joins at the first level whose quantum
-holds its prompt, skipping those that it would fall through at once; who has used its quantum
-falls a level, and who has waited too long returns to the first.
+Level i has a quantum of ``quantum · 2^i`` tokens. A new request joins the first level whose quantum
+holds its prompt. It thereby skips the levels that it would leave at once. A request that has used
+its quantum goes down a level. One that has waited too long returns to the first level.
 """
 
 from __future__ import annotations

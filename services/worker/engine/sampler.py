@@ -1,9 +1,9 @@
 """From logits to tokens: each draw is a function of the logits, the seed and the position.
 
-The order is vLLM's: penalties and masks, temperature, min-p, top-k, top-p. Everything random
-is in float64, and the distribution is inverted in the vocabulary's order: a float32 rounding
-of the logits, which differs with the batch around a request, moves a draw only when the
-uniform lies within as much of a boundary.
+The order is vLLM's: penalties and masks, temperature, min-p, top-k, top-p. Probabilities are
+float64. A draw is the first token, in the vocabulary's order, whose cumulative probability exceeds
+a uniform number. The other requests of a batch change the rounding of float32 logits. Such a change
+alters a draw only if the uniform number lies that close to a boundary between two tokens.
 """
 
 from __future__ import annotations

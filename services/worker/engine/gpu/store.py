@@ -23,11 +23,11 @@ def rope_store(
 ) -> torch.Tensor:
     """Rotate queries and keys, store keys and values, return the queries (rows, heads, size).
 
-    ``qkv`` (rows, (heads + 2 KV heads) * size), contiguous, has queries, keys, values in this
-    order; ``cos`` and ``sin`` (rows, size / 2 or more) hold the rows' angles, one per pair of
-    dimensions ``i`` and ``i + size / 2``; rows of a negative slot among ``slots`` (rows,) are
-    not stored. ``norms`` are the (size,) weights of an RMSNorm over each query and each key
-    head before the rotation.
+    ``qkv`` (rows, (heads + 2 KV heads) * size), contiguous, holds queries, then keys, then values.
+    ``cos`` and ``sin`` (rows, size / 2 or more) hold each row's angles, one for each pair of
+    dimensions ``i`` and ``i + size / 2``. ``slots`` (rows,): a row with a negative slot is not
+    stored. ``norms``: weights (size,) of the RMSNorm that each query head and each key head gets
+    before the rotation.
     """
     rows, (_, num_kv_heads, size) = len(qkv), keys.shape
     assert all(tensor.is_contiguous() for tensor in (qkv, keys, values))

@@ -1,8 +1,8 @@
 """The decoder of the Llama, Mistral, Qwen2 and Qwen3 families over one flattened, ragged batch.
 
-The same arithmetic as transformers' modules in fewer, larger operators: queries, keys and values
-are one product, and so are the MLP's gate and up; Qwen3's norms and the rotation are applied to
-queries and keys at once; the rotation's angles are looked up.
+It computes what transformers' modules compute, with fewer and larger operators. One matrix product
+gives queries, keys and values; another gives the MLP's gate and up. Qwen3's norms and the rotation
+are applied to queries and keys together. The rotation's angles come from a table.
 """
 
 from __future__ import annotations
