@@ -42,6 +42,8 @@ WATCH_INTERVAL, ABSENCE_GRACE = 0.25, 2.0
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 _JOURNAL_PAUSE = 0.5
 _MARGIN = 0.1
+SUPERSEDED = "a newer leader has come"
+"""A worker's farewell to a leader that a newer one has replaced."""
 
 
 class SchedulerProcess(Process):
@@ -351,7 +353,8 @@ class WorkerLink:
             return
         self._stream = None
         worker_id = self._member.member_id
-        self._post(WorkerGone(worker_id, f"worker {worker_id}: {reason}"))
+        if reason != SUPERSEDED:
+            self._post(WorkerGone(worker_id, f"worker {worker_id}: {reason}"))
         is_long = self._process.now() - self._opened_at >= _LONGEST_PAUSE
         self._pause = _SHORTEST_PAUSE if is_long else min(2 * self._pause, _LONGEST_PAUSE)
         self._process.after(self._pause, self._dial)
