@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from headway.core.worker.events import LeaderConnected
+from headway.core.worker.leaders import require_newest
 from headway.errors import Code, HeadwayError, invalid
 from headway.messages import ControlHello, FromWorker, Order
 from services.runtime import wire
@@ -18,9 +19,13 @@ class ControlSession:
     """The stream of at most one leader; a newer fencing token replaces an older one."""
 
     def __init__(
-        self, post: Callable[[LeaderConnected | Order], None], num_reports_queued: int = 65_536
+        self,
+        post: Callable[[LeaderConnected | Order], None],
+        now: Callable[[], float],
+        num_reports_queued: int = 65_536,
     ) -> None:
         self._post = post
+        self._now = now
         self._fencing_token = 0
         self._num_reports_queued = num_reports_queued
         self._stream: Served[FromWorker] | None = None
@@ -44,12 +49,7 @@ class ControlSession:
         hello = wire.TO_WORKER.unpack(first) if first is not None else None
         if not isinstance(hello, ControlHello):
             raise invalid("the first message", type(hello).__name__, "a ControlHello")
-        if hello.fencing_token < self._fencing_token:
-            raise HeadwayError(
-                Code.FAILED_PRECONDITION,
-                f"fencing token is {hello.fencing_token}; a leader with {self._fencing_token} "
-                "has come since: this scheduler no longer leads",
-            )
+        require_newest(hello.fencing_token, self._fencing_token, now=self._now())
         self._log.info("scheduler_connected", scheduler_id=hello.scheduler_id)
         self._fencing_token = hello.fencing_token
         if self._stream is not None:

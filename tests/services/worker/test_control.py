@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
+import pytest
+
 from headway.core.worker.events import LeaderConnected
+from headway.errors import HeadwayError
 from headway.messages import Accepted, CancelStream, ControlHello, Order
 from headway.request import StreamKey
 from protos import worker_pb2
@@ -43,7 +47,7 @@ async def test_an_order_that_comes_after_a_newer_leaders_hello_is_not_obeyed() -
         if isinstance(order, LeaderConnected):
             session.report(Accepted(1))  # as the core would send its snapshot
 
-    session = ControlSession(post)
+    session = ControlSession(post, time.time)
     older, newer = Leader(session, 1), Leader(session, 2)
     await anext(older.reports)
     older.send(CancelStream(StreamKey("g", 1)))
@@ -56,3 +60,18 @@ async def test_an_order_that_comes_after_a_newer_leaders_hello_is_not_obeyed() -
     await until(obeyed, 4)
     stopped = [order.key.stream_id for order in obeyed if isinstance(order, CancelStream)]
     assert stopped == [1, 3]
+
+
+@pytest.mark.parametrize("token", [2**64 - 1, 2**32, int(time.time()) + 2 * 86_400])
+async def test_a_token_that_no_store_gives_out_does_not_shut_out_the_next_leader(
+    token: int,
+) -> None:
+    obeyed: list[LeaderConnected | Order] = []
+    session = ControlSession(obeyed.append, time.time)
+    with pytest.raises(HeadwayError, match="compare the clocks"):
+        await anext(Leader(session, token).reports)
+    assert obeyed == []
+    ahead = Leader(session, int(time.time()) + 600)  # clocks differ by minutes
+    reading = asyncio.ensure_future(anext(ahead.reports))
+    await until(obeyed, 1)
+    reading.cancel()
