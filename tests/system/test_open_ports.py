@@ -39,16 +39,15 @@ def listening(pids: set[int]) -> Iterator[tuple[str, int]]:
                 yield host, int(port, 16)
 
 
-async def code_of(address: str, method: str) -> grpc.StatusCode | None:
+async def code_of(channel: grpc.aio.Channel, method: str) -> grpc.StatusCode | None:
     """How a stranger's call ends; None for a call that was taken."""
-    async with grpc.aio.insecure_channel(address) as channel:
-        shape: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(method)
-        call: Any = shape(iter([b""]), timeout=5)
-        try:
-            await call.read()
-        except grpc.aio.AioRpcError as error:
-            return error.code()
-        return None
+    shape: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(method)
+    call: Any = shape(iter([b""]), timeout=5)
+    try:
+        await call.read()
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return None
 
 
 async def test_all_ports_are_loopback_and_refuse_a_stranger(
@@ -80,15 +79,16 @@ async def test_all_ports_are_loopback_and_refuse_a_stranger(
 
 async def refuses(port: int, *, clients: bool) -> None:
     """Check that no method of ours is a stranger's, but the clients' on their port."""
-    for method in WHO_MAY_CALL:
-        if clients and method.startswith(("/headway.v1.Gateway/", "/grpc.health")):
-            continue
-        code: grpc.StatusCode | None = grpc.StatusCode.INTERNAL
-        for _ in range(10):  # gRPC's word for a stream that ends while its caller still sends
-            if code is grpc.StatusCode.INTERNAL:
-                code = await code_of(f"127.0.0.1:{port}", method)
-        refused = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED)
-        assert code in refused, f"{method} at {port}: {code}"
+    refused = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        for method in WHO_MAY_CALL:
+            if clients and method.startswith(("/headway.v1.Gateway/", "/grpc.health")):
+                continue
+            code: grpc.StatusCode | None = grpc.StatusCode.INTERNAL
+            for _ in range(10):  # gRPC's word for a stream that ends while its caller still sends
+                if code is grpc.StatusCode.INTERNAL:
+                    code = await code_of(channel, method)
+            assert code in refused, f"{method} at {port}: {code}"
 
 
 def shows_nothing(pids: list[int], run_folder: Path, password: str) -> None:
