@@ -86,7 +86,7 @@ class HttpTarget:
             "services.gateway",
             *cluster,
             *("--model", SHIPPED_MODEL, "--http-port", str(self._port)),
-            *("--head-timeout", "0.3", "--body-timeout", "0.3", "--request-timeout", "10"),
+            *("--head-timeout", "0.3", "--body-timeout", "0.3", "--idle-timeout", "0.3"),
         )
         with self._log.open("wb") as log:
             return [
