@@ -8,14 +8,16 @@ ACQUIRE = """
 -- A renewal keeps the token; every change of leader raises it. It is never below the clock's
 -- seconds, and above what the candidate has seen: it goes on rising even where the store has lost
 -- what it held, within a second of an election, too.
--- A lease or token that cannot be read counts as none: tokens are of at most 10 digits, below 2^32.
+-- A lease or token that cannot be read counts as none, and so does one more than a day ahead of the
+-- clock: no worker would obey it.
+local now = tonumber(redis.call('TIME')[1])
 local function text(key)
   local found = redis.pcall('GET', key)
   return type(found) == 'string' and found or ''
 end
 local function token_of(digits)
   local found = digits and #digits <= 10 and tonumber(digits) or 0
-  return found < 4294967295 and found or 0
+  return found < now + 86000 and found or 0
 end
 local of, candidate = string.match(text(KEYS[1]), '^(%d+)|([^|]+)|.')
 local token = token_of(of)
@@ -25,7 +27,7 @@ else
   local last = token_of(string.match(text(KEYS[2]), '^%d+$'))
   local seen = tonumber(ARGV[4])
   if last < seen then seen = seen + 16 end  -- a loss: some may have led since the candidate looked
-  token = math.max(last + 1, seen + 1, tonumber(redis.call('TIME')[1]))
+  token = math.max(last + 1, seen + 1, now)
 end
 redis.call('SET', KEYS[2], string.format('%.0f', token))
 local lease = string.format('%.0f', token) .. '|' .. ARGV[1] .. '|' .. ARGV[2]
