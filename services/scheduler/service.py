@@ -62,7 +62,15 @@ class SchedulerService:
             await self._leadership.stop()
 
     async def _elected(self, fencing_token: int) -> None:
-        self._term = Term(self._runtime, self._settings, self.links, self._metrics, fencing_token)
+        assert self._leadership is not None, "it has elected this scheduler"
+        self._term = Term(
+            self._runtime,
+            self._settings,
+            self.links,
+            self._metrics,
+            fencing_token,
+            self._leadership.resign,
+        )
         await self._term.begin()
 
     async def _deposed(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from headway.core.scheduler.admission import wanted_reports
 from headway.core.scheduler.core import SchedulerCore, SchedulerStatus
@@ -49,6 +50,7 @@ class Term:
         gateways: GatewayLinks,
         metrics: SchedulerMetrics,
         fencing_token: int,
+        resign: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self._runtime = runtime
         self._config = runtime.config
@@ -64,6 +66,8 @@ class Term:
             self._core, self._perform, runtime.clock
         )
         self._links: dict[str, WorkerLink] = {}
+        self._refusing: set[str] = set()
+        self._resign = resign
         self._closing: set[asyncio.Task[None]] = set()
         self._ended = False
         self.has_begun = False
@@ -126,11 +130,23 @@ class Term:
             self._hello,
             self._post,
             max_queued=self._config.max_queued_messages,
+            refused=self._refused,
         )
+
+    def _refused(self, worker_id: str, is_refused: bool) -> None:
+        """Resign if every worker has seen a leader with a newer fencing token."""
+        if is_refused:
+            self._refusing.add(worker_id)
+        else:
+            self._refusing.discard(worker_id)
+        if self._links and self._refusing >= self._links.keys():
+            self._log.error("refused_by_all_workers", num_workers=len(self._links))
+            self._resign("all workers refuse its fencing token")
 
     def _left(self, member: Member) -> None:
         """Close the link of a worker whose lease has expired, whatever the state of its stream."""
         link = self._links.pop(member.member_id, None)
+        self._refusing.discard(member.member_id)
         if link is None:
             return
         task = asyncio.create_task(link.close())

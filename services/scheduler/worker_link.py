@@ -20,6 +20,9 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 _SUPERSEDED = Code.FAILED_PRECONDITION.name
 """With this code alone a worker ends the stream of a leader that a newer one has replaced."""
 
+_NEWER_LEADER = "FAILED_PRECONDITION: fencing token is"
+"""How a worker refuses a leader when it has seen a newer token."""
+
 
 class WorkerLink:
     """The link to one worker. Orders are dropped while it is closed: the core knows it is gone."""
@@ -33,11 +36,13 @@ class WorkerLink:
         post: Callable[[WorkerReported | WorkerGone], None],
         *,
         max_queued: int,
+        refused: Callable[[str, bool], None] = lambda worker_id, is_refused: None,
     ) -> None:
         self._worker_id = worker_id
         self._address = address
         self._post = post
         self._max_queued = max_queued
+        self._refused = refused
         self._num_units = 0
         self._log = get_logger().bind(worker_id=worker_id)
         self._stream: Dialled[Order] = Dialled(
@@ -67,6 +72,7 @@ class WorkerLink:
             self._log.warning("worker_follows_another_leader", reason=reason)
             return  # it lives and keeps its requests: this term is about to end
         self._post(WorkerGone(self._worker_id, f"worker {self._worker_id}: {reason}"))
+        self._refused(self._worker_id, _NEWER_LEADER in reason)
         self._log.info("worker_stream_ended", address=self._address, reason=reason)
 
     def _take(self, packed: Any) -> None:
@@ -76,6 +82,7 @@ class WorkerLink:
             raise invalid("worker_id", message.info.worker_id, limit)
         if isinstance(message, Snapshot):
             self._num_units = message.info.num_units
+            self._refused(self._worker_id, False)
         for unit in _units(message):
             if unit >= self._num_units:
                 raise invalid("unit", unit, f"below the worker's {self._num_units} DP units")

@@ -7,6 +7,7 @@ from headway.messages import CancelStream, ControlHello
 from services.runtime.config import ServiceConfig
 from services.scheduler.worker_link import WorkerLink
 from tests.fakes.scheduler_rig import Rig, key, until
+from tests.fakes.worker_service import Leader, served
 
 
 async def test_a_worker_that_does_not_read_is_cut_off_and_dialled_again(rig: Rig) -> None:
@@ -26,3 +27,24 @@ async def test_a_worker_that_does_not_read_is_cut_off_and_dialled_again(rig: Rig
     assert "3 messages are unread" in told[1].reason
     assert isinstance(told[2], WorkerReported)
     assert worker.orders == []
+
+
+async def test_a_worker_that_has_seen_a_newer_leader_is_reported_as_refusing(
+    store_url: str, cluster: str
+) -> None:
+    refusals: list[tuple[str, bool]] = []
+    async with served(store_url, cluster, "w", engine="fake") as (stub, runtime):
+        await Leader(stub, 7).greet()
+        link = WorkerLink(
+            ServiceConfig(),
+            "w",
+            runtime.address,
+            ControlHello("s", 6),
+            lambda event: None,
+            max_queued=3,
+            refused=lambda *said: refusals.append(said),
+        )
+        try:
+            await until(lambda: ("w", True) in refusals, "it is refused")
+        finally:
+            await link.close()
