@@ -170,7 +170,7 @@ class Store:
         loses its data may have forgotten the last one. It stays below 2^32. An unreadable lease or
         token counts as none.
         """
-        if _LEASE.fullmatch(f"1|{candidate_id}|{address}") is None:
+        if "|" in candidate_id or _LEASE.fullmatch(f"1|{candidate_id}|{address}") is None:
             limit = "a name and an address in visible ASCII, a name without a |"
             raise invalid("candidate_id and address", (candidate_id, address), limit)
         async with self._reached():
