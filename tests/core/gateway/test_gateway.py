@@ -2,90 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from headway.cluster import Role
-from headway.core.gateway.core import GatewayCore, GatewaySettings
 from headway.core.gateway.events import (
     CancelTokens,
     Deliver,
-    Fail,
-    GatewayAction,
     Release,
     SchedulerConnected,
     SchedulerDisconnected,
-    Submit,
     WorkerDetached,
 )
 from headway.errors import Code
-from headway.messages import CancelStream, Lost, Placed, Rejected, StreamFailure, TokenBatch
-from headway.request import FinishReason, Request, SamplingParams, StreamKey, TokenLogprobs
-
-SETTINGS = GatewaySettings(max_model_len=100, max_waiting=3, request_timeout=60.0)
-
-
-def gateway(settings: GatewaySettings = SETTINGS, *, connected: bool = True) -> GatewayCore:
-    core = GatewayCore("g", "g:1", settings)
-    if connected:
-        core.handle(SchedulerConnected(), now=0.0)
-    return core
-
-
-def submit(name: str, *, max_tokens: int = 10, num_prompt: int = 4, at: float = 0.0) -> Submit:
-    sampling = SamplingParams(max_tokens=max_tokens)
-    return Submit(Request(name, "m", tuple(range(num_prompt)), sampling, at))
-
-
-def opened(core: GatewayCore, name: str = "r", *, now: float = 0.0, on: str = "w") -> Request:
-    """Submit it; the scheduler places it on a worker, unless ``on`` is empty."""
-    request = requests_in(core.handle(submit(name, at=now), now=now))[0]
-    place(core, request, on)
-    return request
-
-
-def place(core: GatewayCore, request: Request, on: str = "w", target: str = "") -> None:
-    if on:
-        core.handle(Placed(request.key, on, 0, Role.UNIFIED, target), now=0.0)
-
-
-def resubmitted(core: GatewayCore, *, now: float, on: str = "w") -> Request:
-    (request,) = requests_in(core.wake(now=now))
-    place(core, request, on)
-    return request
-
-
-def requests_in(actions: Sequence[GatewayAction]) -> list[Request]:
-    return [a for a in actions if isinstance(a, Request)]
-
-
-def failures_in(actions: Sequence[GatewayAction]) -> list[Fail]:
-    return [a for a in actions if isinstance(a, Fail)]
-
-
-def delivered(actions: Sequence[GatewayAction]) -> list[int | None]:
-    return [d.token_id for a in actions if isinstance(a, Deliver) for d in a.deliveries]
-
-
-def tokens(
-    stream_id: int,
-    first: int,
-    token_ids: Sequence[int],
-    *,
-    end: FinishReason | None = None,
-    worker: str = "w",
-) -> TokenBatch:
-    count = len(token_ids)
-    reasons: list[FinishReason | None] = [None] * count
-    if end is not None:
-        reasons[-1] = end
-    return TokenBatch(
-        worker, [stream_id] * count, list(range(first, first + count)), token_ids, reasons, {}
-    )
-
-
-def failure(stream_id: int, reason: FinishReason = FinishReason.ERROR) -> TokenBatch:
-    return TokenBatch("w", [], [], [], [], {}, [StreamFailure(stream_id, reason, "no luck")])
+from headway.messages import CancelStream, Lost, Placed, Rejected
+from headway.request import FinishReason, StreamKey, TokenLogprobs
+from tests.fakes.gateway_core import (
+    SETTINGS,
+    delivered,
+    failure,
+    failures_in,
+    gateway,
+    opened,
+    place,
+    requests_in,
+    resubmitted,
+    submit,
+    tokens,
+)
 
 
 def test_a_request_goes_to_the_scheduler_and_its_tokens_to_the_client() -> None:

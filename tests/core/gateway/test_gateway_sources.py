@@ -11,7 +11,7 @@ from headway.core.gateway.core import GatewayCore
 from headway.core.gateway.events import CancelTokens, SchedulerConnected
 from headway.messages import Lost, Placed, TokenBatch
 from headway.request import FinishReason, Request
-from tests.core.gateway.test_gateway import (
+from tests.fakes.gateway_core import (
     SETTINGS,
     delivered,
     failure,

@@ -42,7 +42,8 @@ async def test_a_prefilled_request_is_handed_on(rig: Rig) -> None:
     order = source.of(Handoff)[0]
     assert (order.target_worker_id, order.target_address) == ("d", target.address)
     source.report(HandoffResult(order.key, "d", 0, ok=True))
-    await until(lambda: gateway.placed == [(1, "p"), (1, "d")], "the gateway knows")
+    placed = [(1, "p"), (1, "p"), (1, "d")]  # at p, on its way to d, at d
+    await until(lambda: gateway.placed == placed, "the gateway knows")
 
 
 async def test_a_cancel_reaches_the_worker(rig: Rig) -> None:
