@@ -96,10 +96,13 @@ class SchedulerState:
         return key in self._ended
 
     def answer_again(self, key: StreamKey) -> None:
-        """Repeat the answer to an ended attempt, whose gateway may have missed the first one."""
-        answer = self._ended[key]
-        if answer is not None:
-            self.tell_gateway(key.gateway_id, answer)
+        """Repeat the answer to an ended attempt, whose gateway may have missed the first one.
+
+        One that was answered by its tokens is lost: its gateway still lacks the end, because it was
+        away when another worker took the request, and takes tokens only from workers it knows.
+        """
+        answer = self._ended[key] or Lost((key,), "it has ended, and its last tokens are not here")
+        self.tell_gateway(key.gateway_id, answer)
 
     # --- records for the next leader --------------------------------------------------
 
