@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from headway.core.gateway.core import GatewayCore, GatewaySettings
@@ -17,6 +16,7 @@ from headway.core.gateway.events import (
     Release,
     Submit,
 )
+from headway.core.gateway.stream_ids import StreamIds
 from headway.core.reasoning import Markers
 from headway.errors import Code, HeadwayError
 from headway.messages import CancelStream
@@ -66,12 +66,11 @@ class GatewayService:
         self._sink_server, self.sink_address = sink_server, sink_server.bind()
         self.http_address = ""  # known once it listens
         self.metrics = GatewayMetrics(runtime.metrics, config.policies().worker.reader_pace)
-        draw_stream_id = partial(secrets.randbits, 64)
         self._core = GatewayCore(
             config.service_id,
             self.sink_address,
             _settings(config, model),
-            draw_stream_id=draw_stream_id,
+            draw_stream_id=StreamIds(secrets.token_bytes(32)),
         )
         self._driver = Driver(self._core, self._perform, runtime.clock)
         post = self._driver.post

@@ -20,9 +20,6 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 _SUPERSEDED = Code.FAILED_PRECONDITION.name
 """With this code alone a worker ends the stream of a leader that a newer one has replaced."""
 
-_NEWER_LEADER = "FAILED_PRECONDITION: fencing token is"
-"""How a worker refuses a leader when it has seen a newer token."""
-
 
 class WorkerLink:
     """The link to one worker. Orders are dropped while it is closed: the core knows it is gone."""
@@ -70,9 +67,10 @@ class WorkerLink:
         reason = await self._stream.once(self._address, Outbox(self._max_queued))
         if _SUPERSEDED in reason:
             self._log.warning("worker_follows_another_leader", reason=reason)
+            self._refused(self._worker_id, True)
             return  # it lives and keeps its requests: this term is about to end
         self._post(WorkerGone(self._worker_id, f"worker {self._worker_id}: {reason}"))
-        self._refused(self._worker_id, _NEWER_LEADER in reason)
+        self._refused(self._worker_id, False)
         self._log.info("worker_stream_ended", address=self._address, reason=reason)
 
     def _take(self, packed: Any) -> None:

@@ -48,7 +48,9 @@ class Cluster:
     def openai(self, key: str = "none") -> AsyncOpenAI:
         """The official client, unchanged; without its retries, so that errors are seen."""
         if key not in self._clients:
-            self._clients[key] = AsyncOpenAI(api_key=key, base_url=f"{self.url}/v1", max_retries=0)
+            self._clients[key] = AsyncOpenAI(
+                api_key=key, base_url=f"{self.url}/v1", max_retries=0, timeout=120
+            )
         return self._clients[key]
 
     def http(self) -> httpx.AsyncClient:
@@ -106,7 +108,7 @@ async def cluster(
 
 async def until(holds: Callable[[], bool]) -> None:
     """Poll, with a deadline."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while not holds():
             await asyncio.sleep(0.01)
 

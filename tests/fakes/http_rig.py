@@ -126,6 +126,6 @@ def post(body: bytes, path: bytes = b"/echo") -> bytes:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not holds():
             await asyncio.sleep(0.01)

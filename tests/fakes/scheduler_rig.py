@@ -47,7 +47,7 @@ from services.scheduler.config import SchedulerConfig
 from services.scheduler.service import SchedulerService
 
 M = TypeVar("M")
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:

@@ -14,7 +14,7 @@ from proof.chaos.proxy import Link, Proxy, Rules, find_dialler
 from services.local.store import free_port
 
 LINK: Link = ("us", "echo")
-_PATIENCE = 10.0
+_PATIENCE = 60.0
 
 
 @dataclass

@@ -33,7 +33,9 @@ async def running(
 
 @pytest.fixture
 def client(running: LocalCluster) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"{running.base_url}/v1", api_key="none", max_retries=0)
+    return AsyncOpenAI(
+        base_url=f"{running.base_url}/v1", api_key="none", max_retries=0, timeout=120
+    )
 
 
 async def ask(

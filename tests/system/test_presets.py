@@ -40,7 +40,9 @@ def start(store_url: str, cluster: str, tmp_path: Path, monkeypatch: pytest.Monk
 
 async def answer(running: LocalCluster, **options: object) -> str:
     """To a question that the model answers correctly, streamed."""
-    async with AsyncOpenAI(base_url=f"{running.base_url}/v1", api_key="none") as client:
+    async with AsyncOpenAI(
+        base_url=f"{running.base_url}/v1", api_key="none", timeout=120
+    ) as client:
         stream = await client.chat.completions.create(  # type: ignore[call-overload]  # options vary
             model="headway-mini",
             messages=[{"role": "user", "content": PROMPT}],

@@ -25,6 +25,7 @@ SHORT_LIVED = {
     ("worker/kv_receiver.py", "_to_the_end"),
     # one stream, request, transfer, or order each
     ("runtime/stream.py", "serve"),
+    ("runtime/channel.py", "to"),  # closes a channel that was replaced
     ("gateway/http/edge.py", "_in_task"),
     ("worker/token_link.py", "__init__"),
     ("worker/kv_sender.py", "start"),

@@ -10,7 +10,7 @@ from services.local.store import LocalStore
 from services.runtime.membership import MembershipLease, MembershipWatch
 from services.runtime.store import Member, Store
 
-PATIENCE = 15.0
+PATIENCE = 60.0
 Seen = asyncio.Queue[tuple[str, str]]
 
 
