@@ -32,6 +32,6 @@ async def served(config: AutoscalerConfig) -> AsyncIterator[tuple[AutoscalerServ
 
 async def decided(service: AutoscalerService) -> None:
     await service.start()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while service.decisions.newest is None:
             await asyncio.sleep(0.01)

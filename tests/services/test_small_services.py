@@ -70,7 +70,7 @@ async def test_the_autoscaler_publishes_its_targets(store_url: str, cluster: str
         stub = autoscaler_pb2_grpc.AutoscalerStub(channel)
         report = autoscaler_pb2.RateReport(gateway_id="g", requests_per_s=4.0)
         await stub.ReportRates(report)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while "4.00 requests/s" not in (await store.read_targets() or {}).get("reason", ""):
                 await asyncio.sleep(0.01)
         targets = await stub.GetTargets(autoscaler_pb2.GetTargetsRequest())

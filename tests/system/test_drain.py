@@ -50,7 +50,8 @@ async def test_streams_of_a_decoder_that_drains_go_on_elsewhere_token_for_token(
         httpx.AsyncClient(base_url=running.base_url, timeout=PATIENCE) as client,
     ):
         numbers = range(11, 17)
-        expected = {n: "".join(await answer(client, n)) for n in numbers}
+        undisturbed = await asyncio.gather(*(answer(client, n) for n in numbers))
+        expected = {n: "".join(pieces) for n, pieces in zip(numbers, undisturbed, strict=True)}
         asked = {n: asyncio.create_task(answer(client, n)) for n in numbers}
         actuator = ProcessActuator(ServiceConfig(store=store_url, cluster=cluster), running.store)
 

@@ -138,7 +138,7 @@ async def attach(
         call = gateway_pb2_grpc.TokenSinkStub(channel).Attach(bring())
         told: list[gateway_pb2.TokenControl] = []
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 async for control in call:
                     told.append(control)
                     ended.set()

@@ -81,7 +81,7 @@ async def test_a_task_that_ends_by_itself_ends_the_process(
     ending: Ending, work: Callable[[], Coroutine[Any, Any, None]]
 ) -> None:
     essential(work(), "leadership")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await ending.begins.wait()
     assert ending.failure == "leadership"
 
@@ -95,6 +95,6 @@ async def test_a_task_that_is_cancelled_or_may_return_does_not(ending: Ending) -
     await asyncio.sleep(0)
     assert not ending.begins.is_set()
     essential(_raise(ValueError("a bug")), "journal", may_return=True)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await ending.begins.wait()
     assert ending.failure == "journal"

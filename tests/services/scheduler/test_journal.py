@@ -52,7 +52,7 @@ async def read(store: Store) -> tuple[SavedRequest, ...]:
 
 
 async def until_read(store: Store, *expected: SavedRequest) -> None:
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60):
         while await read(store) != expected:
             await asyncio.sleep(0.01)
 
@@ -153,7 +153,7 @@ async def test_a_successor_begins_with_what_the_last_leader_wrote(rig: Rig) -> N
     await until(lambda: worker.dispatched == [1], "the worker has it")
     written = "headway_scheduler_journal_writes_total"
     await until(lambda: leader.metrics()[written] >= 1, "it is written down")
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60):
         while [each.worker_id for each in await read(rig.store)] != ["w"]:
             await asyncio.sleep(0.01)
     worker.silent = True

@@ -250,7 +250,7 @@ async def test_a_scheduler_can_be_stopped_at_any_moment(rig: Rig) -> None:
         scheduler = await rig.scheduler(leader_ttl=0.3)
         for _ in range(5 * num_turns):
             await asyncio.sleep(0)
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(60):
             await scheduler.service.stop()
         assert await rig.store.leader() is None
 

@@ -34,7 +34,7 @@ class Leader:
 
 
 async def until(orders: list[LeaderConnected | Order], num: int) -> None:
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60):
         while len(orders) < num:
             await asyncio.sleep(0)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -206,14 +207,15 @@ class Memory(RuleBasedStateMachine):
             assert list(worker.leaks()) == []
 
 
-def test_memory_never_shows_in_what_is_generated(llama: str) -> None:
+@pytest.mark.parametrize("num_examples", [15, pytest.param(100, marks=pytest.mark.slow)])
+def test_memory_never_shows_in_what_is_generated(llama: str, num_examples: int) -> None:
     class Here(Memory):
         folder = llama
 
     run_state_machine_as_test(
         Here,
         settings=settings(
-            max_examples=100,
+            max_examples=num_examples,
             stateful_step_count=40,
             deadline=None,
             derandomize=True,

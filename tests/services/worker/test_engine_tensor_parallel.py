@@ -16,10 +16,18 @@ from services.worker.loading import load_backend
 from tests.fakes.engine_rig import prompt, reference_output
 
 ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.timeout(900)
 RANK = "tests.fakes.tensor_parallel_rank"
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama",
+        pytest.param("qwen2", marks=pytest.mark.slow),
+        pytest.param("qwen3", marks=pytest.mark.slow),
+    ],
+)
 def test_two_processes_give_the_tokens_of_generate(
     checkpoints: dict[str, str], family: str, tmp_path: Path
 ) -> None:
@@ -32,7 +40,7 @@ def test_two_processes_give_the_tokens_of_generate(
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
