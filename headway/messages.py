@@ -102,11 +102,15 @@ class WantedReports:
 
 @dataclass(frozen=True, slots=True)
 class ControlHello:
-    """A scheduler's first message to a worker; the newest fencing token wins."""
+    """A scheduler's first message to a worker; the newest fencing token wins.
+
+    ``worker_id``: the worker that it means, "" for whichever has the address.
+    """
 
     scheduler_id: str
     fencing_token: int
     wants: WantedReports = WantedReports()
+    worker_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,8 +110,11 @@ class ControlHello(_message.Message):
     SCHEDULER_ID_FIELD_NUMBER: _builtins.int
     FENCING_TOKEN_FIELD_NUMBER: _builtins.int
     WANTS_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
     scheduler_id: _builtins.str
     fencing_token: _builtins.int
+    worker_id: _builtins.str
+    """the worker that is meant; another one at its address refuses"""
     @_builtins.property
     def wants(self) -> Global___WantedReports:
         """absent: nothing beside what is always reported"""
@@ -122,10 +125,11 @@ class ControlHello(_message.Message):
         scheduler_id: _builtins.str = ...,
         fencing_token: _builtins.int = ...,
         wants: Global___WantedReports | None = ...,
+        worker_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["wants", b"wants"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "scheduler_id", b"scheduler_id", "wants", b"wants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "scheduler_id", b"scheduler_id", "wants", b"wants", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -23,6 +23,7 @@ from headway.core.scheduler.events import (
     WorkerReported,
 )
 from headway.core.scheduler.places import Moving
+from headway.core.worker.leaders import SUPERSEDED
 from headway.messages import ControlHello, Dispatch, GatewayHello, HandoffResult, Snapshot
 from headway.request import StreamKey
 from proof.vopr.network import End, Packed, packed, parsed
@@ -42,8 +43,6 @@ WATCH_INTERVAL, ABSENCE_GRACE = 0.25, 2.0
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 _JOURNAL_PAUSE = 0.5
 _MARGIN = 0.1
-SUPERSEDED = "a newer leader has come"
-"""A worker's farewell to a leader that a newer one has replaced."""
 
 
 class SchedulerProcess(Process):
@@ -314,7 +313,7 @@ class WorkerLink:
         self._process = process
         self._world = world
         self._member = member
-        self._hello = hello
+        self._hello = replace(hello, worker_id=member.member_id)
         self._post = post
         self._stream: End | None = None
         self._closed = False

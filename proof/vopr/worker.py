@@ -24,7 +24,9 @@ from headway.core.worker.events import (
     WorkerAction,
     WorkerEvent,
 )
+from headway.core.worker.leaders import SUPERSEDED, farewell, require_meant
 from headway.engine import PassFailure
+from headway.errors import HeadwayError
 from headway.forward_pass import ForwardPass
 from headway.messages import (
     CancelStream,
@@ -218,13 +220,19 @@ class WorkerProcess(KvProcess):
     def _greeted(self, stream: End, message: Packed) -> None:
         hello = wire.TO_WORKER.unpack(parsed(message))
         assert isinstance(hello, ControlHello), "a leader greets first"
+        try:
+            require_meant(hello, self.worker_id)
+        except HeadwayError as error:
+            self.world.hit("a leader means the worker before")
+            stream.close(error.message)
+            return
         if hello.fencing_token < self.fencing_token:
             self.world.hit("a worker refuses a deposed leader")
-            stream.close("a newer leader has come")
+            stream.close(SUPERSEDED)
             return
-        self.fencing_token = hello.fencing_token
         if self._control is not None:
-            self._control.close("a newer leader has come")
+            self._control.close(farewell(hello.fencing_token, self.fencing_token).message)
+        self.fencing_token = hello.fencing_token
         self._control = stream
         stream.on_message = lambda order: self._obey(order, hello.fencing_token)
         stream.on_break = lambda _: self._control_ended(stream)

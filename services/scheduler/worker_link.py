@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from headway.core.scheduler.events import WorkerGone, WorkerReported
@@ -48,7 +49,7 @@ class WorkerLink:
             wire.dial_control,
             lambda orders: wire.TO_WORKER.pack(orders[0]),
             self._take,
-            hello=wire.TO_WORKER.pack(hello),
+            hello=wire.TO_WORKER.pack(replace(hello, worker_id=worker_id)),
         )
         dialling = redial(self._attempt, shortest=_SHORTEST_PAUSE, longest=_LONGEST_PAUSE)
         self._task = essential(dialling, f"link to {worker_id}")

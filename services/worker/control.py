@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from headway.core.worker.events import LeaderConnected
-from headway.core.worker.leaders import require_newest
-from headway.errors import Code, HeadwayError, invalid
+from headway.core.worker.leaders import farewell, require_meant, require_newest
+from headway.errors import invalid
 from headway.messages import ControlHello, FromWorker, Order
 from services.runtime import wire
 from services.runtime.failpoints import failpoint
@@ -23,9 +23,12 @@ class ControlSession:
         post: Callable[[LeaderConnected | Order], None],
         now: Callable[[], float],
         num_reports_queued: int = 65_536,
+        *,
+        worker_id: str = "",
     ) -> None:
         self._post = post
         self._now = now
+        self._worker_id = worker_id
         self._fencing_token = 0
         self._num_reports_queued = num_reports_queued
         self._stream: Served[FromWorker] | None = None
@@ -49,11 +52,12 @@ class ControlSession:
         hello = wire.TO_WORKER.unpack(first) if first is not None else None
         if not isinstance(hello, ControlHello):
             raise invalid("the first message", type(hello).__name__, "a ControlHello")
+        require_meant(hello, self._worker_id)
         require_newest(hello.fencing_token, self._fencing_token, now=self._now())
         self._log.info("scheduler_connected", scheduler_id=hello.scheduler_id)
-        self._fencing_token = hello.fencing_token
         if self._stream is not None:
-            self._stream.end(HeadwayError(Code.FAILED_PRECONDITION, "a newer leader has come"))
+            self._stream.end(farewell(hello.fencing_token, self._fencing_token))
+        self._fencing_token = hello.fencing_token
         return hello
 
     def _obey(self, packed: Any) -> None:

@@ -67,7 +67,9 @@ class WorkerService:
             self._core, self._perform, runtime.clock
         )
         self._engine = EngineThread(backend, self._post)
-        self.control = ControlSession(self._post, runtime.clock.now)
+        self.control = ControlSession(
+            self._post, runtime.clock.now, worker_id=runtime.config.service_id
+        )
         self.receiver = KvReceiver(backend, self._post)
         self._tokens = TokenLinks(config, self._post)
         self._sender = KvSender(config, backend, self._post, self._metrics)

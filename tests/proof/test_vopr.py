@@ -41,6 +41,16 @@ def test_the_standard_seeds_reach_every_fault_and_every_state(reached: Counter[s
     assert [state for state in STATES if not reached[state]] == []
 
 
+FOUND = (212, 338, 437, 623, 660, 677, 727, 805)
+"""Seeds of longer runs whose histories broke a promise once."""
+
+
+@pytest.mark.timeout(600)
+def test_a_seed_that_has_found_a_bug_keeps_every_promise() -> None:
+    broken = {seed: history.violations for seed in FOUND if (history := run(draw(seed))).violations}
+    assert broken == {}
+
+
 def test_the_same_seed_gives_the_same_history_in_any_process() -> None:
     call = "from proof.vopr import draw, history; print(history.run(draw.draw(5)).digest)"
     digests = {run(draw(5)).digest, run(draw(5)).digest}

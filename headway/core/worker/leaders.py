@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headway.errors import Code, HeadwayError
+from headway.messages import ControlHello
 
 MOST_AHEAD = 86_400.0
 """The store's tokens are its clock's seconds, plus one for each election within a second.
@@ -10,6 +11,8 @@ MOST_AHEAD = 86_400.0
 Hosts' clocks may differ by minutes. A token further ahead is no store's: it would shut out every
 leader to come.
 """
+
+SUPERSEDED = "a newer leader has come"
 
 
 def require_newest(fencing_token: int, newest: int, *, now: float) -> None:
@@ -29,3 +32,21 @@ def require_newest(fencing_token: int, newest: int, *, now: float) -> None:
             f"fencing token is {fencing_token}; the store gives out its clock's seconds, and the "
             f"clock here says {now:.0f}: compare the clocks of worker and store",
         )
+
+
+def require_meant(hello: ControlHello, worker_id: str) -> None:
+    """Raise NOT_FOUND for a leader that means the worker that had this address before."""
+    if hello.worker_id not in ("", worker_id):
+        message = f"this is worker {worker_id}, not {hello.worker_id}, which had its address before"
+        raise HeadwayError(Code.NOT_FOUND, message)
+
+
+def farewell(fencing_token: int, former: int) -> HeadwayError:
+    """Return the end of a leader's stream that another stream replaces; tokens of both.
+
+    FAILED_PRECONDITION says that a newer leader has this worker's requests now. A leader that has
+    opened a second stream itself is told otherwise: orders on the first one are lost.
+    """
+    if fencing_token > former:
+        return HeadwayError(Code.FAILED_PRECONDITION, SUPERSEDED)
+    return HeadwayError(Code.UNAVAILABLE, "its leader has opened a newer stream")

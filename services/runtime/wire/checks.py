@@ -11,6 +11,7 @@ from headway.cluster import WorkerInfo
 from headway.core.autoscaler.events import RateReport
 from headway.errors import invalid
 from headway.messages import (
+    ControlHello,
     EndForward,
     KvHeader,
     KvPart,
@@ -136,6 +137,7 @@ BY_FIELD: Mapping[type, Mapping[str, Check]] = MappingProxyType(
     {
         Request: {"deadline_at": _deadline, "predicted_output_tokens": _expected_length},
         Placed: {"target_worker_id": an_id_or_none},
+        ControlHello: {"worker_id": an_id_or_none},
         Rejected: {"retry_after": lambda value, name: max(0.0, finite(value, name))},
         WorkerInfo: {
             "num_units": _num_units,

@@ -48,3 +48,21 @@ async def test_a_worker_that_has_seen_a_newer_leader_is_reported_as_refusing(
             await until(lambda: ("w", True) in refusals, "it is refused")
         finally:
             await link.close()
+
+
+async def test_a_second_stream_of_the_same_leader_ends_the_first_one_and_is_no_takeover(
+    store_url: str, cluster: str
+) -> None:
+    told: list[WorkerReported | WorkerGone] = []
+    async with served(store_url, cluster, "w", engine="fake") as (stub, runtime):
+        hello = ControlHello("s", 7)
+        link = WorkerLink(ServiceConfig(), "w", runtime.address, hello, told.append, max_queued=3)
+        try:
+            await until(lambda: len(told) == 1, "it greets")
+            await Leader(stub, 7).greet()
+            await until(lambda: len(told) >= 3, "its orders may be lost, so it greets again")
+        finally:
+            await link.close()
+    assert isinstance(told[1], WorkerGone)
+    assert "a newer stream" in told[1].reason
+    assert isinstance(told[2], WorkerReported)
