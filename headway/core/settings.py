@@ -11,6 +11,7 @@ from headway.cluster import Role
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.core.worker.settings import WorkerSettings
 from headway.cost.schema import Profile
+from headway.cost.velocity import prefill_velocity
 from headway.policies import registry
 from headway.policies.answer import Answer
 from headway.policies.batching import Batching
@@ -26,6 +27,8 @@ class Costs:
 
     first_pass: float = 0.0
     """Seconds of a pass over half a chunk, before any report."""
+    prefill_tokens_per_s: float = 0.0
+    """V_P of a prefiller."""
     swap_per_token: float = 0.0
     """Seconds to host memory and back."""
     per_request: float = 0.0
@@ -44,11 +47,14 @@ class Costs:
         prefill = next((each for role, each in instances if role.prefills), None)
         decode = next((each for role, each in instances if role.decodes), None)
         convertible = next((p for role, p in instances if role is Role.CONVERTIBLE), decode)
-        first_pass = 0.0
+        first_pass = velocity = 0.0
         if prefill is not None:
             first_pass = prefill.pass_time.seconds(prefill.chunk_tokens / 2, 0, 0, 0)
+            measured = prefill.prefill_tokens_per_s
+            velocity = measured or prefill_velocity(prefill.pass_time, prefill.memory)
         return cls(
             first_pass=first_pass,
+            prefill_tokens_per_s=velocity,
             swap_per_token=2 * profile.swap_per_token if profile.host_capacity_tokens else 0.0,
             per_request=decode.pass_time.per_request if decode is not None else 0.0,
             per_kv_token=decode.pass_time.per_kv_token if decode is not None else 0.0,
@@ -114,7 +120,12 @@ def policy_settings(
     costs = costs or Costs()
     worker = worker or WorkerSettings()
     policy = partial(_policy, preset)
-    dispatch = policy("dispatch", default_pass_time=costs.first_pass, profile=costs.profile)
+    dispatch = policy(
+        "dispatch",
+        default_pass_time=costs.first_pass,
+        prefill_tokens_per_s=costs.prefill_tokens_per_s,
+        profile=costs.profile,
+    )
     packing, rescheduling, pacing = policy("packing"), policy("rescheduling"), policy("pacing")
     reader_pace = {**pacing.answer.parameters(), **pacing.params}.get("tpot", worker.reader_pace)
     batching = policy("batching", swap_per_token=costs.swap_per_token, reader_pace=reader_pace)

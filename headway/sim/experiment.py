@@ -120,6 +120,7 @@ def cluster_spec(preset: Preset, conditions: Conditions) -> ClusterSpec:
         worker=found.worker,
         batching=found.batching,
         estimation=replace(found.estimation, name=name) if name else None,
+        gateway=replace(SIMULATED_GATEWAY, burst=found.burst.name, burst_params=found.burst.params),
         network=network,
         pace=conditions.pace,
     )

@@ -186,15 +186,48 @@ async def test_pascal_moves_answers_and_paces_them_unless_told_otherwise(start: 
         assert await running.metric("headway_gateway_qoe_count") > 0
 
 
+async def burst_of_fifty(running: LocalCluster) -> None:
+    """Fifty prompts at once, all different."""
+    prompts = [f"Add {', '.join(map(str, range(n, n + 25)))}." for n in range(50)]
+    await asyncio.gather(*(generate(running, 4, prompt) for prompt in prompts))
+
+
+CONVERTED = 'headway_scheduler_dispatches_total{rule="convertible"}'
+NEVER_LATE = ",".join(f"dispatch.ttft_{size}=600" for size in ("short", "medium", "long"))
+
+
 async def test_tokenscale_sends_bursts_to_convertible_decoders(start: Start) -> None:
     flags = ("--decode", "1", "--convertible", "1")
     async with start("tokenscale", *flags) as running:
 
         async def has_helped() -> bool:
-            prompts = [f"Add {', '.join(map(str, range(n, n + 25)))}." for n in range(50)]
-            await asyncio.gather(*(generate(running, 4, prompt) for prompt in prompts))
-            rule = 'headway_scheduler_dispatches_total{rule="convertible"}'
-            return await running.metric(rule, "scheduler") > 0 and await has_burst(running)
+            await burst_of_fifty(running)
+            is_used = await running.metric(CONVERTED, "scheduler") > 0
+            return is_used and await has_burst(running)
+
+        await until(has_helped)
+
+
+async def test_under_headway_a_convertible_prefills_nothing_but_bursts(start: Start) -> None:
+    """On any machine: no SLO is so short that a prompt could be late for it."""
+    flags = ("--decode", "1", "--convertible", "1")
+    async with start("headway", *flags, set=NEVER_LATE, policy="burst=off") as running:
+        for _ in range(3):
+            await burst_of_fifty(running)
+        assert (
+            await running.metric("headway_scheduler_dispatched_requests_total", "scheduler") > 150
+        )
+        assert await running.metric(CONVERTED, "scheduler") == 0
+
+
+async def test_under_headway_a_convertible_takes_part_in_a_burst(start: Start) -> None:
+    flags = ("--decode", "1", "--convertible", "1")
+    async with start("headway", *flags, set=NEVER_LATE) as running:
+
+        async def has_helped() -> bool:
+            await burst_of_fifty(running)
+            is_used = await running.metric(CONVERTED, "scheduler") > 0
+            return await has_burst(running) and is_used
 
         await until(has_helped)
 

@@ -224,13 +224,17 @@ class Instance:
     def _remaining(self) -> list[tuple[int, int]]:
         """Return C_avail in tokens and the free KV blocks of every unit; cached until a change.
 
-        ``C_avail = C_chunk − U_flight − R_queued``, negative if the backlog exceeds a pass. Blocks
-        that queued, dispatched and arriving requests will need are not free.
+        ``C_avail = C_chunk − U_flight − R_queued``, negative if the backlog exceeds a pass; a
+        convertible's chunk also holds its decode batch B. Blocks that queued, dispatched and
+        arriving requests will need are not free.
         """
         if not self._left:
             chunk, size = self.info.chunk_tokens, self.info.block_size
             queued = [load.queued_prefill_tokens for load in self._loads]
-            tokens = [chunk - num_tokens for num_tokens in queued]
+            tokens = [
+                chunk - num_tokens - self._decode_batch(load)
+                for load, num_tokens in zip(self._loads, queued, strict=True)
+            ]
             blocks = [
                 x.num_free_blocks - blocks_for(n, size)
                 for x, n in zip(self._loads, queued, strict=True)
@@ -243,6 +247,10 @@ class Instance:
                 blocks[inbound.unit] -= blocks_for(inbound.num_tokens, size)
             self._left = list(zip(tokens, blocks, strict=True))
         return self._left
+
+    def _decode_batch(self, load: UnitLoad) -> int:
+        """Return B, the tokens that decoding takes of a convertible's chunk; 0 elsewhere."""
+        return load.num_running if self.info.role is Role.CONVERTIBLE else 0
 
     def in_flight(self, unit: int) -> int:
         """Return U_flight in tokens: dispatched, not yet acknowledged."""
@@ -323,7 +331,10 @@ class Instance:
         return InstanceLoad(
             self.info.worker_id,
             task_depth=queued + len(self._flights),
-            queued_tokens=sum(self.info.chunk_tokens - room.capacity for room in rooms),
+            queued_tokens=sum(
+                self.info.chunk_tokens - room.capacity - self._decode_batch(load)
+                for room, load in zip(rooms, self._loads, strict=True)
+            ),
             num_outstanding=len(self._keys),
             num_queued=max(len(self._keys) - num_running, 0),
             has_capacity=any(room.capacity > 0 for room in rooms),
@@ -333,6 +344,7 @@ class Instance:
             free_tokens=max(_free_tokens(room) for room in rooms),
             kv_tokens=queued + sum(x.kv_tokens + x.host_tokens for x in self._loads) + in_flight,
             is_on_schedule=all(load.is_on_schedule for load in self._loads),
+            chunk_tokens=self.info.chunk_tokens * len(rooms),
         )
 
 

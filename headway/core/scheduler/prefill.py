@@ -87,7 +87,7 @@ class PrefillPool:
         active = instance is not None and instance.takes_prefill
         if active and instance is not None and instance.info.model == self.model:
             self._active[worker_id] = None
-            self._dispatching.join(worker_id)
+            self._dispatching.join(worker_id, instance.info.role)
         else:
             self._active.pop(worker_id, None)
             self._dispatching.leave(worker_id)
@@ -207,10 +207,9 @@ class PrefillPool:
 
     def _use(self, turn: Turn, now: float) -> bool:
         instance = self._instances[turn.worker_id]
-        parts = ([], self.window.pick(turn.keys)) if turn.keys is not None else self.window.split()
         legacy, new = (
             [e for e in part if e.request is not None and instance.could_hold(e.request)]
-            for part in parts
+            for part in self.window.split(turn.keys)
         )
         if turn.max_requests is not None:
             legacy, new = [], [*legacy, *new][: turn.max_requests]

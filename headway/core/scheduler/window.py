@@ -53,10 +53,6 @@ class DispatchWindow:
         """Requests that may be dispatched, by arrival here; a live view."""
         return self._admitted.values()
 
-    def pick(self, keys: Iterable[StreamKey]) -> list[Tracked]:
-        """Return the admitted requests with these keys, in the keys' order."""
-        return [self._admitted[key] for key in keys if key in self._admitted]
-
     @property
     def entries(self) -> list[Tracked]:
         """Return all requests in order of arrival."""
@@ -78,11 +74,14 @@ class DispatchWindow:
         """The earliest deadline; infinite for none."""
         return self._deadlines[0][0] if self._deadlines else inf
 
-    def split(self) -> tuple[list[Tracked], list[Tracked]]:
-        """Return (requests left over from earlier cycles, new requests)."""
+    def split(self, keys: Iterable[StreamKey] | None = None) -> tuple[list[Tracked], list[Tracked]]:
+        """Return (requests left over from earlier cycles, new requests), of these keys if given."""
         legacy: list[Tracked] = []
         new: list[Tracked] = []
-        for entry in self._admitted.values():
+        for key in self._admitted if keys is None else keys:
+            entry = self._admitted.get(key)
+            if entry is None:
+                continue
             (legacy if _is_left_over(entry) else new).append(entry)
         return legacy, new
 

@@ -8,6 +8,7 @@ from random import Random
 from types import MappingProxyType
 
 from headway.bounds import Bounded, between, one_of, over
+from headway.cluster import Role
 from headway.policies.answer import Answer
 from headway.policies.dispatch.protocol import Dispatching, InstanceLoad, Turn, Waiting
 
@@ -57,7 +58,7 @@ class Immediate(Dispatching):
         self._turns: dict[str, int] = {}
         self._num_turns = 0
 
-    def join(self, worker_id: str) -> None:
+    def join(self, worker_id: str, role: Role = Role.PREFILL) -> None:
         """Add an instance to choose from."""
         self._turns.setdefault(worker_id, 0)
 

@@ -40,6 +40,8 @@ class InstanceLoad:
     """KV in blocks and in host memory, and what is queued."""
     is_on_schedule: bool = True
     """True if no reader of its answers waits (PASCAL's t_i)."""
+    chunk_tokens: int = 0
+    """C_chunk over its units."""
 
 
 class Waiting(Packable, Protocol):
@@ -139,8 +141,8 @@ class Dispatching(ABC):
         """Reported pass times that were negative, NaN or infinite, and dropped."""
         return self._pass_times.num_dropped
 
-    def join(self, worker_id: str) -> None:
-        """Take in an instance that takes prefill work from now on; a repeat does nothing."""
+    def join(self, worker_id: str, role: Role = Role.PREFILL) -> None:
+        """Take in an instance that takes prefill work from now on; a repeat may change its role."""
 
     def leave(self, worker_id: str) -> None:
         """Forget an instance that takes no more; unknown ids are ignored."""

@@ -1,7 +1,8 @@
 """``sbs``: Staggered Batch Scheduling's adaptive interval and triple-checked readiness.
 
 Algorithm 1 and section 4.1 of the paper; ``docs/sbs.md`` says what it leaves open and how that
-is settled here.
+is settled here. Convertible decoders are in the table only while they are armed
+(``docs/composition.md``, stage 2).
 """
 
 from __future__ import annotations
@@ -11,17 +12,23 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
 
-from headway.bounds import Bounded, between, over
+from headway.bounds import between, over
+from headway.cluster import Role
 from headway.policies.answer import Answer
+from headway.policies.dispatch.feasibility import TtftSlos, infeasible
 from headway.policies.dispatch.protocol import Dispatching, Expiry, InstanceLoad, Turn, Waiting
+from headway.request import StreamKey
 
-TOP_UP = "top-up"
+TOP_UP, CONVERTIBLE = "top-up", "convertible"
+_BESIDE = (TOP_UP, CONVERTIBLE)
+"""Rules of turns that the interval does not wait for."""
 
 
 @dataclass(slots=True)
 class _Instance:
     """``awaited_id``: the last dispatch, while its EndForward is out. ``turn``: its number."""
 
+    role: Role
     awaited_id: int | None = None
     watchdog_at: float = inf
     fallback: bool = False
@@ -31,16 +38,19 @@ class _Instance:
 
 
 @dataclass(frozen=True, slots=True)
-class SbsParams(Bounded):
+class SbsParams(TtftSlos):
     """``default_pass_time``: the profiled T̄ before the first report, s. ``window``: W, passes.
 
     ``watchdog_floor``: the least watchdog, seconds, for passes shorter than a machine's hiccups.
+    ``prefill_tokens_per_s``: V_P of one prefiller, which judges whether a first token can come
+    within its SLO; 0: a chunk in each T̄.
     """
 
     default_pass_time: float = over(0, default=0.05)
     window: int = between(1, 100_000, default=32)
     watchdog_factor: float = between(1, 1e6, default=5.0)
     watchdog_floor: float = between(0, 1e6, default=0.0)
+    prefill_tokens_per_s: float = between(0, 1e12, default=0.0)
 
 
 class StaggeredBatch(Dispatching):
@@ -49,7 +59,7 @@ class StaggeredBatch(Dispatching):
     lingers: ClassVar[bool] = True
 
     def __init__(self, params: SbsParams | None = None) -> None:
-        params = params or SbsParams()
+        self._params = params = params or SbsParams()
         super().__init__(params.window, params.default_pass_time)
         self._watchdog_factor = params.watchdog_factor
         self._watchdog_floor = params.watchdog_floor
@@ -61,17 +71,21 @@ class StaggeredBatch(Dispatching):
 
     @property
     def interval(self) -> float:
-        """``I = (T̄ + L_net) / N_active``; infinite without an instance: nothing is dispatched."""
-        num_active = len(self._instances)
+        """``I = (T̄ + L_net) / N_active``; infinite without an instance: nothing is dispatched.
+
+        Convertible decoders are not active, unless there is no other instance.
+        """
+        num_active = sum(i.role is not Role.CONVERTIBLE for i in self._instances.values())
+        num_active = num_active or len(self._instances)
         return self._cycle_time / num_active if num_active else inf
 
     @property
     def _cycle_time(self) -> float:
         return self._pass_times.value + self._latencies.value
 
-    def join(self, worker_id: str) -> None:
-        """Add an instance to N_active."""
-        self._instances.setdefault(worker_id, _Instance())
+    def join(self, worker_id: str, role: Role = Role.PREFILL) -> None:
+        """Add an instance, to N_active unless it is convertible."""
+        self._instances.setdefault(worker_id, _Instance(role)).role = role
 
     def leave(self, worker_id: str) -> None:
         """Remove an instance from N_active."""
@@ -91,16 +105,18 @@ class StaggeredBatch(Dispatching):
         self.passed(turn, now=now)
 
     def passed(self, turn: Turn, *, now: float) -> None:
-        """Start the interval to the next turn; top-ups do not count."""
-        if turn.rule != TOP_UP:
+        """Start the interval to the next turn; top-ups and convertibles do not count."""
+        if turn.rule not in _BESIDE:
             self._cycle_at = now
 
     def ended(
         self, worker_id: str, dispatch_ids: Sequence[int], pass_time: float | None, *, now: float
     ) -> None:
         """Ready if this ended the dispatch last given; late and repeated ids release nothing."""
-        super().ended(worker_id, dispatch_ids, pass_time, now=now)
         instance = self._instances.get(worker_id)
+        if instance is not None and instance.role is Role.CONVERTIBLE:
+            pass_time = None  # T̄ is of passes that only prefill
+        super().ended(worker_id, dispatch_ids, pass_time, now=now)
         if instance is None:
             return
         instance.fallback = False
@@ -141,8 +157,46 @@ class StaggeredBatch(Dispatching):
     ) -> list[Turn]:
         """Return top-ups, then the interval's turn, or idle instances if waiting wins nothing.
 
-        Longest without a dispatch first; instances that the watchdog gave up come last.
+        Longest without a dispatch first; instances that the watchdog gave up come last. An armed
+        convertible comes behind idle prefillers and before busy ones.
         """
+        convertibles = [load for load in loads if load.role is Role.CONVERTIBLE]
+        if not convertibles or len(convertibles) == len(loads):
+            return self._turns(loads, num_waiting, now)
+        prefillers = [load for load in loads if load.role is not Role.CONVERTIBLE]
+        turns = self._turns(prefillers, num_waiting, now)
+        due_in = 0.0 if turns else max(0.0, self._cycle_at + self.interval - now)
+        ready = [load for load in convertibles if _can_take(load) and self._ready_at(load) <= now]
+        keys = self._excess(prefillers, waiting, due_in, now) if ready else []
+        armed = sorted(ready, key=self._rank) if keys else []
+        idle = {load.worker_id for load in prefillers if load.task_depth == 0}
+        first = [turn for turn in turns if turn.worker_id in idle]
+        beside = [Turn(load.worker_id, CONVERTIBLE, keys=keys) for load in armed]
+        return [*first, *beside, *(turn for turn in turns if turn.worker_id not in idle)]
+
+    def _excess(
+        self,
+        prefillers: Sequence[InstanceLoad],
+        waiting: Collection[Waiting],
+        due_in: float,
+        now: float,
+    ) -> list[StreamKey]:
+        """Return what convertibles may prefill: burst requests, and those late elsewhere.
+
+        ``due_in``: seconds to the prefillers' next turn.
+        """
+        regular = [request for request in waiting if not request.is_burst]
+        velocity = self._params.prefill_tokens_per_s or self._chunk_rate(prefillers)
+        ahead = [max(due_in, load.queued_tokens / velocity) for load in prefillers]
+        late = infeasible(regular, ahead, velocity, self._params, now)
+        return [r.key for r in waiting if r.is_burst] + [request.key for request in late]
+
+    def _chunk_rate(self, prefillers: Sequence[InstanceLoad]) -> float:
+        """Return the tokens/s of the mean prefiller that computes a chunk in each T̄."""
+        num_tokens = sum(load.chunk_tokens for load in prefillers) / len(prefillers)
+        return max(num_tokens, 1.0) / self._pass_times.value if self._pass_times.value else inf
+
+    def _turns(self, loads: Sequence[InstanceLoad], num_waiting: int, now: float) -> list[Turn]:
         ready = [load for load in loads if _can_take(load) and self._ready_at(load) <= now]
         ready.sort(key=self._rank)
         turns = [Turn(load.worker_id, TOP_UP) for load in ready if self._has_leftovers(load, now)]
@@ -171,7 +225,8 @@ class StaggeredBatch(Dispatching):
         times = [i.watchdog_at for i in self._instances.values() if i.awaited_id is not None]
         if num_waiting:
             due_at = self._cycle_at + self.interval
-            ready_at = [self._ready_at(load) for load in loads if _can_take(load)]
+            regular = [load for load in loads if load.role is not Role.CONVERTIBLE] or loads
+            ready_at = [self._ready_at(load) for load in regular if _can_take(load)]
             times += [turn_at for r in ready_at if (turn_at := max(r, due_at)) > now]
         earliest = min(times, default=inf)
         return earliest if earliest < inf else None

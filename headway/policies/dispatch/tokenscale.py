@@ -9,10 +9,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from headway.bounds import Bounded, between, one_of, over
+from headway.bounds import between, one_of, over
 from headway.cluster import Role
-from headway.cost.schema import MEDIUM_TTFT_SLO, Profile, require_profile
+from headway.cost.schema import Profile, require_profile
 from headway.policies.answer import Answer
+from headway.policies.dispatch.feasibility import TtftSlos
 from headway.policies.dispatch.protocol import Dispatching, InstanceLoad, Turn, Waiting
 from headway.request import StreamKey
 
@@ -21,24 +22,18 @@ FIRST, LEAST = "first", "least"
 
 
 @dataclass(frozen=True, slots=True)
-class TokenScaleRoutingParams(Bounded):
+class TokenScaleRoutingParams(TtftSlos):
     """``profile`` of the prefillers, and ``convertible_profile`` (None: the same).
 
-    TTFT SLOs by prompt length, seconds: ``ttft_short`` up to the profile's short input,
-    ``ttft_medium`` up to its medium one, ``ttft_long`` beyond. ``tpot_slo``: what a convertible
-    decoder's passes may take, seconds. ``margin``: share of the SLO that is kept for what a
-    velocity leaves out (dispatch, the rest of the pass that runs; the paper's is 0).
-    ``fit``: among feasible instances the ``first`` by id, or the one with the ``least`` work
-    ahead. ``default_pass_time``: shown before the first pass, seconds. ``window``: passes.
+    The TTFT SLOs' edges are the profile's short and medium inputs. ``tpot_slo``: what a
+    convertible decoder's passes may take, seconds. ``fit``: among feasible instances the ``first``
+    by id, or the one with the ``least`` work ahead. ``default_pass_time``: shown before the first
+    pass, seconds. ``window``: passes.
     """
 
     profile: Profile | None = None
     convertible_profile: Profile | None = None
-    ttft_short: float = over(0, default=0.25)
-    ttft_medium: float = over(0, default=MEDIUM_TTFT_SLO)
-    ttft_long: float = over(0, default=2.0)
     tpot_slo: float = over(0, default=0.1)
-    margin: float = between(0, 0.9, default=0.1)
     fit: str = one_of(FIRST, LEAST, default=FIRST)
     default_pass_time: float = over(0, default=0.05)
     window: int = between(1, 100_000, default=32)
@@ -89,9 +84,7 @@ class TokenScaleRouting(Dispatching):
 
     def ttft_slo(self, num_tokens: int) -> float:
         """Return the TTFT SLO of a prompt, seconds."""
-        if num_tokens <= self._short:
-            return self._params.ttft_short
-        return self._params.ttft_medium if num_tokens <= self._medium else self._params.ttft_long
+        return self._params.ttft_slo(num_tokens, self._short, self._medium)
 
     def turns(
         self,
