@@ -79,6 +79,8 @@ class Failed:
     at: float
     code: str
     message: str = ""
+    is_excused: bool = False
+    """True if the faults excuse any code: its workers have died, for example."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +238,7 @@ class Checker:
                 self._violated(Fault.LOST, asked.request_id, record.at, detail)
         elif isinstance(record, Failed):
             answer.end = record.code
-            if record.code not in self._errors:
+            if record.code not in self._errors and not record.is_excused:
                 detail = f"{record.code}: {record.message}"
                 self._violated(Fault.BAD_ERROR, asked.request_id, record.at, detail)
         else:

@@ -109,9 +109,14 @@ class SimulatedCluster(Operator):
         process = self.processes.pop(name, None)
         if process is not None:
             self.world.happened(f"end {name}")
+            self._died(process)
             process.kill()
             self.world.network.gone(process, silent=silent)
         return process
+
+    def _died(self, process: Process) -> None:
+        if isinstance(process, WorkerProcess):
+            self.world.deaths.append(self.world.kernel.now)
 
     def _gone(self, name: str) -> None:
         self.end(name)
@@ -125,6 +130,7 @@ class SimulatedCluster(Operator):
 
         def notice() -> None:
             if process.is_paused and process.is_alive:
+                self._died(process)
                 self.world.network.hangs(process)
 
         self.world.kernel.after(KEEPALIVE, notice)

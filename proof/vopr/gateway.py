@@ -18,6 +18,7 @@ from headway.core.gateway.events import (
     SchedulerConnected,
     SchedulerDisconnected,
     Submit,
+    WorkerBack,
     WorkerDetached,
 )
 from headway.messages import GatewayHello, Lost
@@ -33,6 +34,7 @@ from services.runtime import wire
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 0.25
 _LEADER_CHECK_INTERVAL = 0.1
+_SUSPECTED = "the workers that ran this request died"
 
 
 class GatewayProcess(Process):
@@ -56,10 +58,12 @@ class GatewayProcess(Process):
         self._driver: Driver[GatewayEvent, GatewayAction] = Driver(self, self.core, self._perform)
         self.clients: dict[str, bool] = {}
         """Requests whose clients still read."""
+        self._began_at: dict[str, float] = {}
         self._scheduler: End | None = None
         self._leader: Lease | None = None
         self._pause = _SHORTEST_PAUSE
         self._attached: dict[str, End] = {}
+        self._processes: dict[str, Process] = {}
         self._meter = RateMeter(now=self.now())
         world.network.listen(self, "Attach", self._attach)
         self._look_for_leader()
@@ -70,6 +74,7 @@ class GatewayProcess(Process):
     def submit(self, request: Request, *, is_read: bool) -> None:
         """Take a client's request."""
         self.clients[request.request_id] = True
+        self._began_at[request.request_id] = self.kernel.now
         self._meter.arrived(len(request.prompt_token_ids), request.predicted_output_tokens)
         self._driver.post(Submit(replace(request, arrival_at=self.now()), is_read))
 
@@ -92,17 +97,23 @@ class GatewayProcess(Process):
             self._deliver(action)
         elif isinstance(action, Fail):
             if self.clients.pop(action.request_id, False):
-                error = action.error
-                self._world.hit(f"a request fails: {error.code.name}")
-                self._world.record(
-                    Failed(action.request_id, self.kernel.now, error.code.name, error.message)
-                )
+                self._fail(action)
         elif isinstance(action, CancelTokens):
             self._cancel(action)
         elif self._scheduler is not None:
             if isinstance(action, Request) and action.attempt:
                 self._world.hit("a request is resubmitted")
             self._scheduler.send(packed(wire.FROM_GATEWAY.pack(action)), repeatable=True)
+
+    def _fail(self, action: Fail) -> None:
+        """Tell the client; two deaths of workers excuse that its request is suspected."""
+        error, now = action.error, self.kernel.now
+        self._world.hit(f"a request fails: {error.code.name}")
+        is_excused = _SUSPECTED in error.message and self._world.workers_died(
+            self._began_at[action.request_id], self.core.settings.max_deaths
+        )
+        failed = Failed(action.request_id, now, error.code.name, error.message, is_excused)
+        self._world.record(failed)
 
     def _deliver(self, action: Deliver) -> None:
         if action.pauses:
@@ -196,6 +207,10 @@ class GatewayProcess(Process):
             older.close("a newer stream has been opened")
             self._driver.post(WorkerDetached(worker_id))
         self._attached[worker_id] = stream
+        if self._processes.get(worker_id) is stream.peer.process:
+            self._world.hit("a worker is back")
+            self._driver.post(WorkerBack(worker_id))
+        self._processes[worker_id] = stream.peer.process
         stream.on_message = self._tokens
         stream.on_break = lambda _: self._detach(worker_id, stream)
         self._driver.post(batch)

@@ -15,6 +15,7 @@ from proof.vopr.world import BLOCK_SIZE, World
 
 REMEMBERED = frozenset(
     {
+        "_doubted",  # the last ended attempts of gateways whose streams broke, bounded
         "_ended",  # the last ended attempts, of the scheduler and of a worker, bounded
         "_finished",  # of an instance: its last finished requests, bounded
         "decisions",  # the last explanations, bounded

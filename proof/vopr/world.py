@@ -75,6 +75,8 @@ class World:
     sometimes: Counter[str] = field(default_factory=Counter)
     broken: list[Broken] = field(default_factory=list)
     num_passes: int = 0
+    deaths: list[float] = field(default_factory=list)
+    """When workers ended, or stood still for so long that everybody gave them up."""
     last_progress_at: float = 0.0
     """When a client read something last."""
     _digest: hashlib.blake2b = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
@@ -90,6 +92,10 @@ class World:
         self.last_progress_at = self.kernel.now
         if self.checker.violations:
             raise BrokenPromise
+
+    def workers_died(self, since: float, number: int) -> bool:
+        """Return whether so many workers have died since an instant."""
+        return sum(at >= since for at in self.deaths) >= number
 
     def happened(self, what: str) -> None:
         """Add to the hash of this history."""

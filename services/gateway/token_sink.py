@@ -8,7 +8,7 @@ from functools import partial
 
 import grpc
 
-from headway.core.gateway.events import WorkerDetached
+from headway.core.gateway.events import WorkerBack, WorkerDetached
 from headway.errors import Code, HeadwayError, invalid
 from headway.messages import TokenBatch
 from protos import gateway_pb2, gateway_pb2_grpc
@@ -19,6 +19,7 @@ from services.runtime.stream import Served
 
 Context = grpc.aio.ServicerContext[gateway_pb2.TokenBatch, gateway_pb2.TokenControl]
 _MOST_CONTROLS = 65_536
+_MOST_FORMER = 4096
 
 
 class TokenSink(gateway_pb2_grpc.TokenSinkServicer):
@@ -26,7 +27,7 @@ class TokenSink(gateway_pb2_grpc.TokenSinkServicer):
 
     def __init__(
         self,
-        post: Callable[[TokenBatch | WorkerDetached], None],
+        post: Callable[[TokenBatch | WorkerBack | WorkerDetached], None],
         find_digest: Callable[[str], Awaitable[str]],
     ) -> None:
         """``find_digest`` looks a worker's nonce up in the membership: its digest, or ""."""
@@ -34,6 +35,7 @@ class TokenSink(gateway_pb2_grpc.TokenSinkServicer):
         self._find_digest = find_digest
         self._attached: dict[str, Served[tuple[int, ...]]] = {}
         self._nonces: dict[str, str] = {}
+        self._former: dict[str, str] = {}  # nonces of streams that have ended, newest last
         self._log = get_logger()
 
     @property
@@ -100,10 +102,15 @@ class TokenSink(gateway_pb2_grpc.TokenSinkServicer):
         stream = Served(_MOST_CONTROLS, on_end=partial(self._detach, worker_id))
         self._attached[worker_id], self._nonces[worker_id] = stream, nonce
         self._log.info("worker_attached", worker_id=worker_id)
+        if self._former.pop(worker_id, "") == nonce:
+            self._post(WorkerBack(worker_id))
         return stream
 
     def _detach(self, worker_id: str) -> None:
-        del self._attached[worker_id], self._nonces[worker_id]
+        del self._attached[worker_id]
+        self._former[worker_id] = self._nonces.pop(worker_id)
+        if len(self._former) > _MOST_FORMER:
+            del self._former[next(iter(self._former))]
         self._log.info("worker_detached", worker_id=worker_id)
         self._post(WorkerDetached(worker_id))
 

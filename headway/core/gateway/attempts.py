@@ -5,13 +5,16 @@ twice before it made progress is suspected to be the cause:
 
 - If it was this gateway's only request on both workers, it gets no further attempt.
 - Otherwise it gets one more when no other suspect runs. If its worker dies again, it was the cause.
+
+A death shows as a broken token stream and as the scheduler's word, which count once. A worker that
+opens its token stream again, or goes on sending tokens, has not died.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headway.core.gateway.state import OpenRequest, OpenRequests
+from headway.core.gateway.state import Death, OpenRequest, OpenRequests
 from headway.errors import Code, HeadwayError
 
 PROGRESS = 16
@@ -24,8 +27,8 @@ One token is too few: a request may get it from a prefill worker and kill each d
 def forgive(state: OpenRequest) -> None:
     """Forget earlier attempts and deaths if the request has made progress since."""
     if len(state.output) - state.num_tokens_before >= PROGRESS:
-        state.num_tries = state.num_deaths = 0
-        state.num_alone = 0
+        state.num_tries = 0
+        state.deaths.clear()
     state.num_tokens_before = len(state.output)
 
 
@@ -38,7 +41,7 @@ def too_many_attempts(most: int, reason: str, retry_after: float) -> HeadwayErro
 def too_many_deaths(state: OpenRequest, reason: str) -> HeadwayError:
     """Return the refusal of a request that seems to kill its workers."""
     message = (
-        f"the workers that ran this request died {state.num_deaths} times, and other requests are "
+        f"the workers that ran this request died {len(state.deaths)} times, and other requests are "
         f"not the cause: it is not tried again; the last time: {reason}"
     )
     return HeadwayError(Code.INTERNAL, message)
@@ -52,21 +55,43 @@ class Suspects:
         self._most = most
         self._waiting: dict[str, None] = {}
         self._on_trial = ""
+        self._silent: set[str] = set()  # workers that the scheduler has lost, until they say more
 
-    def died(self, states: Sequence[OpenRequest]) -> list[OpenRequest]:
+    def died(self, states: Sequence[OpenRequest], *, is_told: bool) -> list[OpenRequest]:
         """Count a worker's death for all requests that it had; return those that are the cause."""
         guilty = []
         for state in states:
             forgive(state)
-            state.num_deaths += 1
-            state.num_alone += len(states) == 1
-            if state.num_deaths < self._most:
+            death = Death(state.worker_id, len(states) == 1, is_told)
+            if is_told:
+                self._silent.add(state.worker_id)
+            if is_told and state.deaths[-1:] == [death._replace(is_told=False)]:
+                state.deaths[-1] = death  # the broken stream was that of the same death
                 continue
-            if state.request_id == self._on_trial or state.num_alone >= self._most:
+            state.deaths.append(death)
+            if len(state.deaths) < self._most:
+                continue
+            num_alone = sum(each.was_alone for each in state.deaths)
+            if state.request_id == self._on_trial or num_alone >= self._most:
                 guilty.append(state)
             else:
                 self._waiting[state.request_id] = None
         return guilty
+
+    def detached(self, worker_id: str) -> None:
+        """Expect no more tokens of a worker whose stream has broken."""
+        self._silent.discard(worker_id)
+
+    def heard(self, worker_id: str) -> None:
+        """Take back a death of a worker that sends tokens over the stream it had."""
+        if worker_id in self._silent:
+            self.lives(worker_id)
+
+    def lives(self, worker_id: str) -> None:
+        """Take back the deaths of a worker whose process is still the same."""
+        self._silent.discard(worker_id)
+        for state in self._requests:
+            state.deaths = [each for each in state.deaths if each.worker_id != worker_id]
 
     def may_run(self, state: OpenRequest) -> bool:
         """Return whether it may be tried again now, and not after other suspects."""

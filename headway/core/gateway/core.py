@@ -29,6 +29,7 @@ from headway.core.gateway.events import (
     SchedulerConnected,
     SchedulerDisconnected,
     Submit,
+    WorkerBack,
     WorkerDetached,
 )
 from headway.core.gateway.order import Taken, name_sources, take_tokens
@@ -139,6 +140,7 @@ class GatewayCore:
         actions: list[GatewayAction] = []
         match event:
             case TokenBatch():
+                self._suspects.heard(event.worker_id)
                 self._on_tokens(event, actions, now)
             case Submit():
                 self._on_submit(event, actions, now)
@@ -148,8 +150,11 @@ class GatewayCore:
                     self._drop(state, actions)
             case WorkerDetached(worker_id):
                 had = [s for s in self._requests if s.worker_id == worker_id]
+                self._suspects.detached(worker_id)
                 reason = f"the token stream of its worker {worker_id} broke"
-                self._on_death(had, actions, now, reason)
+                self._on_death(had, self._suspects.died(had, is_told=False), actions, now, reason)
+            case WorkerBack(worker_id):
+                self._suspects.lives(worker_id)
             case SchedulerConnected() | SchedulerDisconnected():
                 self._on_link(isinstance(event, SchedulerConnected), actions, now)
             case Placed() | Rejected() | Lost():
@@ -344,16 +349,21 @@ class GatewayCore:
     def _on_lost(self, lost: Lost, actions: list[GatewayAction], now: float) -> None:
         had = [s for key in lost.keys if (s := self._requests.by_stream.get(key.stream_id))]
         if lost.died:
-            self._on_death(had, actions, now, lost.reason)
+            guilty = self._suspects.died(had, is_told=True)
+            self._on_death(had, guilty, actions, now, lost.reason)
             return
         for state in had:
             self._try_again(state, actions, now, lost.reason)
 
     def _on_death(
-        self, had: Sequence[OpenRequest], actions: list[GatewayAction], now: float, reason: str
+        self,
+        had: Sequence[OpenRequest],
+        guilty: Sequence[OpenRequest],
+        actions: list[GatewayAction],
+        now: float,
+        reason: str,
     ) -> None:
         """Try the requests of a dead worker again, except those that seem to have killed it."""
-        guilty = self._suspects.died(had)
         for state in had:
             if state in guilty:
                 self._fail(state, too_many_deaths(state, reason), actions)

@@ -38,6 +38,13 @@ class WorkerDetached:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerBack:
+    """A new token stream of a worker's process that had one before: it has not died."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerConnected:
     """A new stream to a scheduler leader, which may not know our requests."""
 
@@ -51,6 +58,7 @@ GatewayEvent = (
     Submit
     | Release
     | TokenBatch
+    | WorkerBack
     | WorkerDetached
     | SchedulerConnected
     | SchedulerDisconnected

@@ -23,6 +23,16 @@ class Held(NamedTuple):
     said: Delivery | StreamFailure
 
 
+class Death(NamedTuple):
+    """The loss of a worker that had a request, as far as is known."""
+
+    worker_id: str
+    was_alone: bool
+    """True if the worker had no other request of this gateway."""
+    is_told: bool
+    """True if the scheduler has said it, False if the token stream broke."""
+
+
 @dataclass(slots=True, eq=False)
 class OpenRequest:
     """One request that has not ended."""
@@ -54,10 +64,8 @@ class OpenRequest:
     """Tokens of workers that are no source, or not yet."""
     num_tries: int = 0
     """Attempts since it last made progress."""
-    num_deaths: int = 0
+    deaths: list[Death] = field(default_factory=list)
     """Deaths of its workers since it last made progress."""
-    num_alone: int = 0
-    """Those at which the worker had no other request of this gateway."""
     num_tokens_before: int = 0
     """Output tokens at the last failed attempt."""
     num_failures: int = 0

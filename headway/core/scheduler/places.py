@@ -105,6 +105,11 @@ class Tracked:
         """True if it is known to decode on a unit and does not move."""
         return isinstance(self.place, OnUnit) and self.place.decoding
 
+    def concerns(self, worker_id: str) -> bool:
+        """Return whether it is on this worker, or moves there."""
+        target = self.target
+        return worker_id in (self.worker_id, target.worker_id if target is not None else None)
+
     def is_arriving_at(self, worker_id: str) -> bool:
         """Return whether it moves to this worker from a source that has not reported."""
         place = self.place

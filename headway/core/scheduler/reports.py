@@ -159,6 +159,8 @@ class WorkerReports:
                 self._state.end(key, Lost((key,), reason) if was_cancelled or has_failed else None)
             elif has_failed:  # its end may not have reached its gateway
                 self._state.lose([key], reason)
+        elif has_failed and not entry.concerns(worker_id):
+            return  # it waits to be computed again, or is computed elsewhere
         elif not was_cancelled:
             self.end(entry, but=worker_id)
         elif entry.worker_id == worker_id:

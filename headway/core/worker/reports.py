@@ -43,6 +43,7 @@ class Reports:
         self._wants = WantedReports()
         self._reported_at = self._load_reported_at = 0.0
         self._ended: deque[tuple[float, FinishedRequest]] = deque(maxlen=_MOST_ENDED)
+        self._doubted: deque[FinishedRequest] = deque(maxlen=_MOST_ENDED)
         self.work = WorkMeter()
         self.draining = False
 
@@ -60,7 +61,8 @@ class Reports:
         self._wants = wants
         self._state.predictions.is_reported = wants.lengths
         self.work.is_on = wants.work
-        self._state.news.finished.clear()  # the snapshot reports it by omitting them
+        # The snapshot reports what has ended by omitting it; a doubt may have met no leader.
+        self._state.news.finished[:] = self._doubted
         return self.snapshot(), self.load_report(self._reported_at)
 
     def end_forward(
@@ -102,6 +104,7 @@ class Reports:
             if finished.key.gateway_id == gateway_id:
                 failed = replace(finished, finish_reason=FinishReason.ERROR)
                 self._state.news.finished.append(failed)
+                self._doubted.append(failed)
             else:
                 self._ended.append((at, finished))
 

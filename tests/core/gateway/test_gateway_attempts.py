@@ -12,6 +12,7 @@ from headway.core.gateway.events import (
     GatewayAction,
     SchedulerConnected,
     Submit,
+    WorkerBack,
     WorkerDetached,
 )
 from headway.errors import Code
@@ -66,6 +67,11 @@ class World:
             {},
         )
         self.take(self.core.handle(batch, now=self.now))
+
+    def told(self, name: str) -> None:
+        lost = Lost((self.attempts[name].key,), "its worker is gone", True)
+        self.take(self.core.handle(lost, now=self.now))
+        self.wait()
 
     def kill(self, worker_id: str) -> None:
         self.take(self.core.handle(WorkerDetached(worker_id), now=self.now))
@@ -154,3 +160,47 @@ def test_a_token_a_life_is_no_progress() -> None:
         world.generate(worker_id, "poison", 1)
         world.kill(worker_id)
     assert list(world.failed) == ["poison"]
+
+
+def test_a_broken_stream_and_the_schedulers_word_are_one_death() -> None:
+    world = World()
+    world.submit("r")
+    world.place("w", "r")
+    world.kill("w")
+    world.place("w", "r")  # the scheduler has not noticed yet
+    world.told("r")
+    assert not world.failed
+    world.place("w", "r")
+    world.told("r")
+    assert "died 2 times" in world.failed["r"].error.message
+
+
+def test_a_worker_whose_process_opens_its_stream_again_has_not_died() -> None:
+    world = World()
+    world.submit("r")
+    for number in range(6):
+        world.place("w", "r")
+        world.generate("w", "r", 1)
+        world.kill("w")
+        if number < 5:
+            world.take(world.core.handle(WorkerBack("w"), now=world.now))
+    assert not world.failed
+    world.place("v", "r")
+    world.kill("v")
+    assert "died 2 times" in world.failed["r"].error.message
+
+
+def test_a_worker_that_goes_on_sending_tokens_has_not_died() -> None:
+    world = World()
+    world.submit("r", "other")
+    world.place("w", "other")
+    other = dict(world.attempts)
+    for _ in range(5):
+        world.place("w", "r")
+        world.told("r")
+        world.attempts.update({"other": other["other"]})
+        world.generate("w", "other", 1)
+    assert not world.failed
+    world.kill("w")
+    assert not world.failed
+    assert sorted(world.attempts) == ["other"]

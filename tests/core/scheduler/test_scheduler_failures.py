@@ -10,6 +10,7 @@ from headway.core.scheduler.settings import SchedulerSettings
 from headway.messages import (
     CancelHandoff,
     CancelStream,
+    Dispatch,
     EndForward,
     FinishedRequest,
     Handoff,
@@ -97,6 +98,16 @@ def test_a_new_leader_answers_that_a_failed_request_is_lost() -> None:
     scheduler.post(WorkerReported("u", EndForward(2, 0.0, (), (), finished=(failed(1),))))
     scheduler.submit(1)
     assert scheduler.lost() == [1]
+
+
+def test_a_failure_elsewhere_does_not_end_a_request_that_runs_here() -> None:
+    """A worker says again to a new leader what its gateway may have missed."""
+    scheduler = make_scheduler(("u", Role.UNIFIED), ("v", Role.UNIFIED))
+    scheduler.submit(1)
+    there = "v" if scheduler.orders("u", Dispatch) else "u"
+    scheduler.post(WorkerReported(there, EndForward(2, 0.0, (), (), finished=(failed(1),))))
+    assert scheduler.core.status().num_tracked == 1
+    assert scheduler.lost() == []
 
 
 def test_a_cancelled_request_is_not_lost() -> None:

@@ -154,6 +154,18 @@ def test_what_has_just_ended_for_a_gateway_that_is_gone_is_reported_as_failed() 
     assert len(reports(worker)) == num_reports
 
 
+def test_a_doubt_that_met_no_leader_is_said_to_the_next_one() -> None:
+    worker = make_worker()
+    mine = make_request(1, gateway_id="gone", max_tokens=2)
+    worker.post(dispatch(mine))
+    worker.run_all()
+    worker.post(GatewayGone("gone"))
+    num_reports = len(reports(worker))
+    worker.post(LeaderConnected())
+    (finished,) = reports(worker)[num_reports].finished
+    assert (finished.key, finished.finish_reason) == (mine.key, FinishReason.ERROR)
+
+
 def test_what_ended_long_before_its_gateway_was_gone_is_not_doubted() -> None:
     worker = make_worker()
     worker.post(dispatch(make_request(1, gateway_id="gone", max_tokens=2)))

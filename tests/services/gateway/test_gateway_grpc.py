@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
 
-from headway.core.gateway.events import Delivery
+from headway.core.gateway.events import Delivery, WorkerBack
 from headway.core.gateway.shares import Place
 from headway.errors import HeadwayError
 from headway.request import Request, SamplingParams
@@ -220,6 +220,18 @@ async def test_a_worker_takes_its_own_stream_over_also_after_a_restart(
         async with attached(running, "w", nonce) as second:
             assert await first.code() is grpc.StatusCode.OK
             assert not second.done()
+
+
+async def test_a_worker_that_opens_its_stream_again_is_back_and_a_new_process_is_not(
+    running: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posted: list[object] = []
+    monkeypatch.setattr(running.service.sink, "_post", posted.append)
+    for nonce, num_back in (("own", 0), ("own", 1), ("new", 1)):
+        async with attached(running, "w", nonce):
+            await until(lambda: running.service.sink.num_attached == 1)
+        await until(lambda: running.service.sink.num_attached == 0)
+        assert posted.count(WorkerBack("w")) == num_back
 
 
 async def test_what_a_stranger_says_about_a_known_stream_reaches_no_client(
