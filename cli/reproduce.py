@@ -15,6 +15,7 @@ from bench import plots
 from bench.output import num_cores, write_json
 from bench.studies import tokenscale
 from bench.studies.claims import Claim
+from bench.studies.runs import KEEP_VARIABLE
 from cli.options import (
     POLICY_VARIABLE,
     SET_VARIABLE,
@@ -23,6 +24,7 @@ from cli.options import (
     chosen,
     require_ranges,
 )
+from headway.errors import invalid, require_between
 from headway.presets import parse_choice
 
 PAPERS = ("sbs", "uniboost", "star", "pascal", "tokenscale")
@@ -31,10 +33,11 @@ PAPERS = ("sbs", "uniboost", "star", "pascal", "tokenscale")
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Register the options."""
     add = parser.add_argument
-    add("paper", choices=(*PAPERS, "composition", "all"), help="whose claims")
-    add("--seeds", type=int, default=5, metavar="N", help="runs of everything (5)")
+    add("paper", choices=(*PAPERS, "composition", "dominance", "all"), help="whose claims")
+    add("--seeds", default="5", metavar="N", help="runs of everything (5), or seeds: 101,102,103")
     add("--processes", type=int, default=0, metavar="N", help="in parallel; 0: one a core")
     add_json(parser, "write the rows")
+    add("--keep", type=Path, metavar="FILE", help="of every run's row: a study goes on from there")
     add("--plots", type=Path, metavar="DIR", help="draw each paper's claims")
     add_policy_options(parser)
     parser.set_defaults(run=run)
@@ -42,20 +45,36 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table; HeadwayError for numbers out of range."""
-    require_ranges(args, seeds=(1, 1000), processes=(0, 1024))
+    require_ranges(args, processes=(0, 1024))
+    seeds = parse_seeds(args.seeds)
     choice = chosen(args)
     parse_choice(*choice)
     os.environ.update(zip((POLICY_VARIABLE, SET_VARIABLE), choice, strict=True))  # every run's
+    os.environ[KEEP_VARIABLE] = str(args.keep or "")
     num_processes = args.processes or num_cores()
     claims: list[Claim] = []
     for paper in PAPERS if args.paper == "all" else (args.paper,):
         study = importlib.import_module(f"bench.studies.{paper}")
-        claims += study.reproduce(range(1, args.seeds + 1), num_processes)
+        claims += study.reproduce(seeds, num_processes)
     _print(claims)
     write_json(args.json, [claim.packed() for claim in claims])
     if args.plots is not None:
         _plot(args.plots, claims, num_processes)
     return 0
+
+
+def parse_seeds(text: str) -> Sequence[int]:
+    """Return seeds 1 to N for a number, and those of a list by comma (``101,`` is one seed)."""
+    try:
+        given = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        given = []
+    if not given or len(set(given)) < len(given) or min(given) < 0:
+        raise invalid("--seeds", text, "a number of runs, or different seeds by comma: 101,102")
+    if "," in text:
+        return given
+    require_between("--seeds", given[0], 1, 1000)
+    return range(1, given[0] + 1)
 
 
 def _plot(folder: Path, claims: Sequence[Claim], num_processes: int) -> None:

@@ -23,9 +23,12 @@ from headway.presets import find_preset, parse_choice
 from headway.sim.experiment import Run, cluster_spec, simulate
 from headway.sim.sampling import Sampler
 from headway.sim.scenario import load_scenario
+from headway.sim.solo import SoloTime
 from headway.sim.summary import METRICS, Digest, Summary, summarise
 
-_SHOWN = (
+Column = tuple[str, float, str]
+"""A figure, the factor to its unit, and its title."""
+_SHOWN: Sequence[Column] = (
     ("ttft_p50", 1e3, "TTFT\nP50 ms"),
     ("ttft_p99", 1e3, "TTFT\nP99 ms"),
     ("ttfat_p99", 1e3, "TTFAT\nP99 ms"),
@@ -35,6 +38,18 @@ _SHOWN = (
     ("attainment", 100.0, "SLO\n%"),
     ("gpu_seconds", 1 / 3600, "GPU\nh"),
 )
+_BY_CLASS: Sequence[Column] = (
+    ("chat_ttft_p99", 1e3, "chat TTFT\nP99 ms"),
+    ("short_ttfat_p99", 1.0, "short TTFAT\nP99 s"),
+    ("long_ttfat_p99", 1.0, "long TTFAT\nP99 s"),
+    ("unread_ttlt_p99", 1.0, "unread TTLT\nP99 s"),
+    ("lateness_p99", 1.0, "late\nP99 s"),
+    ("slowdown_p99", 1.0, "slowdown\nP99"),
+    ("qoe_kept", 100.0, "QoE\n%"),
+    ("ttlt_p99_solo", 100.0, "TTLT P99\nsolo %"),
+    ("preemptions", 1.0, "preempted\na request"),
+)
+"""Figures by class of request (``headway.felt``)."""
 
 
 class SimulationJob(NamedTuple):
@@ -143,10 +158,11 @@ def simulate_job(job: SimulationJob) -> Found:
     choice = parse_choice(job.policy, job.set)
     spec = cluster_spec(find_preset(job.preset), scenario.conditions.but(*choice))
     requests = workload.requests(job.seed)
+    solo = SoloTime.on(scenario.conditions.instances)
     if job.streams:
-        summary = Summary(scenario.slo, workload.slo_of, Digest)
+        summary = Summary(scenario.slo, workload.slo_of, Digest, solo)
         run = simulate(spec, requests, ended=summary.ended, failures=scenario.failures)
-        return Found(summary.row(run.ended_at, run.gpu_seconds), {})
+        return Found(summary.row(run), {})
     sampler = Sampler() if job.plots and job.seed == 1 else None
     run = simulate(
         spec,
@@ -161,7 +177,7 @@ def simulate_job(job: SimulationJob) -> Found:
         plots.kv_loads(Path(job.plots), job.name, sampler.samples)
         plots.timeline(Path(job.plots), job.name, sampler.passes)
     values = _times(run) if job.plots else {}
-    return Found(summarise(run, scenario.slo, workload.slo_of), values)
+    return Found(summarise(run, scenario.slo, workload.slo_of, solo), values)
 
 
 def _write(job: SimulationJob, run: Run) -> None:
@@ -230,18 +246,27 @@ def _number(value: float) -> str:
 
 
 def _print(table: Sequence[Mapping[str, object]]) -> None:
-    titles = ("preset", "rate\n1/s", *(title for _, _, title in _SHOWN))
-    shown = make_table(titles, _cells(table), collapse_padding=True)
-    for column in shown.columns:
+    by_class = [each for each in _BY_CLASS if any(each[0] in row for row in table)]
+    for shown in (_SHOWN, by_class):
+        if shown:
+            _print_columns(table, shown)
+
+
+def _print_columns(table: Sequence[Mapping[str, object]], shown: Sequence[Column]) -> None:
+    titles = ("preset", "rate\n1/s", *(title for _, _, title in shown))
+    printed = make_table(titles, _cells(table, shown), collapse_padding=True)
+    for column in printed.columns:
         column.no_wrap = True
-    Console().print(shown)
+    Console().print(printed)
 
 
-def _cells(table: Sequence[Mapping[str, object]]) -> Iterator[Sequence[str]]:
+def _cells(
+    table: Sequence[Mapping[str, object]], shown: Sequence[Column]
+) -> Iterator[Sequence[str]]:
     for row in table:
         cells = [
             _number(float(str(row[name])) * scale) if name in row else "-"
-            for name, scale, _ in _SHOWN
+            for name, scale, _ in shown
         ]
         rate = "-" if row["rate"] is None else f"{row['rate']:g}"
         yield (str(row["preset"]), rate, *cells)

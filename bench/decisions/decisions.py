@@ -165,6 +165,7 @@ class _Queued:
     num_phase_tokens: int = 0
     predicted_remaining: float | None = None
     true_remaining: int | None = None
+    reasons: bool = False
     opens_answer: bool = False
     is_read: bool = True
     in_hand_until: float = 0.0

@@ -11,8 +11,10 @@ from rich.console import Console
 from bench import plots
 from bench.cluster.offered import print_failures, replayed
 from bench.demo.burst import make_burst
-from bench.demo.table import Values, figures, print_table, values_of
+from bench.demo.table import Values, figures, print_table, titled, values_of
 from bench.output import write_json
+from bench.serve.classes import Alone, by_class
+from bench.serve.replay import ReplayedRequest
 from services.local.cluster import LocalCluster
 from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
 from services.local.store import free_port
@@ -24,6 +26,7 @@ async def compare(args: argparse.Namespace, policies: Sequence[PolicyOptions]) -
     model = Path(args.model).name
     burst = make_burst(model, args.num_requests, args.rate, args.seed)
     runs: dict[str, Values] = {}
+    replays: dict[str, list[ReplayedRequest]] = {}
     num_failed = 0
     for each in policies:
         preset = each.preset
@@ -36,8 +39,12 @@ async def compare(args: argparse.Namespace, policies: Sequence[PolicyOptions]) -
             requests = await replayed(cluster.url, burst.reasoning, burst.chats)
         requests.sort(key=lambda one: (one.planned.arrival_at, one.planned.task))
         num_failed += print_failures(console, preset, requests)
-        runs[preset] = values_of(requests)
-    table = {preset: figures(values) for preset, values in runs.items()}
+        runs[preset], replays[preset] = values_of(requests), requests
+    alone = Alone.of(each for requests in replays.values() for each in requests)
+    table = {
+        preset: figures(values) | titled(by_class(replays[preset], alone))
+        for preset, values in runs.items()
+    }
     title = f"{burst.num_requests} requests, {len(burst.reasoning.requests)} of them reason"
     print_table(console, title, table)
     write_json(args.json, table)

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from bench.output import make_table
 from bench.serve.replay import ReplayedRequest
+from headway.felt import READER_PACE, TITLES
 from headway.metrics import VIOLATION, percentile, qoe
 
-READER_PACE = 0.1  # seconds a token
 Values = Mapping[str, Sequence[float]]
 _SHOWN = (
     ("ttft", "TTFT"),
@@ -56,6 +56,11 @@ def figures(values: Values) -> dict[str, float]:
         kept = [value >= VIOLATION for value in values["qoe"]]
         found[f"QoE of {VIOLATION} or more, %"] = 100.0 * fmean(kept)
     return found
+
+
+def titled(by_class: Mapping[str, float]) -> dict[str, float]:
+    """Return the tails of each class by the words that head them."""
+    return {title: by_class[name] for name, title in TITLES.items() if name in by_class}
 
 
 def print_table(console: Console, title: str, runs: Mapping[str, Mapping[str, float]]) -> None:

@@ -13,8 +13,10 @@ from rich import box
 from rich.console import Console
 
 from bench.output import make_table, write_json
+from bench.serve.classes import by_class
 from bench.serve.replay import ReplayedRequest
-from headway.metrics import METRICS, RequestTimes, Slo, Spread, goodput, percentile
+from headway.felt import TITLES
+from headway.metrics import METRICS, VIOLATION, RequestTimes, Slo, Spread, goodput, percentile
 
 Summary = dict[str, Any]
 
@@ -38,6 +40,7 @@ def summarise(outcomes: Sequence[ReplayedRequest], slo: Slo, duration: float) ->
         "slo": dict(slo.limits),
         "goodput": kept,
         "slo_attainment": kept * duration / len(outcomes) if outcomes else 0.0,
+        "by_class": by_class(outcomes),
         "accuracy": _accuracy(outcomes),
         "errors": dict(Counter(each.error_kind for each in outcomes if each.error_kind)),
         "tokens_per_event": _tokens_per_event(outcomes),
@@ -138,7 +141,7 @@ def print_report(console: Console, title: str, summary: Summary, notes: Iterable
     titles = ("ms", "mean", "P50", "P90", "P99")
     console.print(make_table(titles, rows, box=box.HEAVY_HEAD))
     for label, value in [*_facts(summary), *(("note", note) for note in notes)]:
-        console.print(f"{label:<14} {value}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{label:<29} {value}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _facts(summary: Summary) -> list[tuple[str, str]]:
@@ -160,6 +163,10 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
             f" within {slo or 'no limits'}",
         ),
     ]
+    felt = summary["by_class"]
+    facts += [(title, f"{felt[name]:.3g}") for name, title in TITLES.items() if name in felt]
+    if "qoe_kept" in felt:
+        facts.append((f"QoE >= {VIOLATION}", f"{felt['qoe_kept']:.1%} of readers"))
     if summary["accuracy"]:
         facts.append(("right answers", _accuracy_text(summary["accuracy"])))
     errors = summary["errors"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -82,8 +82,13 @@ def change(baseline: Sequence[float], ours: Sequence[float]) -> PerSeed:
 
 def run_all(work: Callable[[T], R], jobs: Iterable[T], num_processes: int) -> list[R]:
     """Return what ``work`` makes of every job, in order; one process is this one."""
-    listed = list(jobs)
+    return list(run_each(work, jobs, num_processes))
+
+
+def run_each(work: Callable[[T], R], jobs: Iterable[T], num_processes: int) -> Iterator[R]:
+    """Yield what ``work`` makes of every job, in order and as soon as it is known."""
     if num_processes <= 1:
-        return [work(job) for job in listed]
+        yield from map(work, jobs)
+        return
     with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(work, listed))
+        yield from pool.map(work, jobs)

@@ -31,6 +31,7 @@ from bench.studies.runs import (
 )
 from headway.cluster import Role
 from headway.cost.profile import load_profile
+from headway.felt import READER_PACE, TITLES
 from headway.metrics import VIOLATION
 from headway.presets import PRESETS, Preset
 from headway.sim.cluster import SimRequest
@@ -48,7 +49,6 @@ SHARES = (0.1, 0.3, 0.5, 0.7, 0.85, 1.0, 1.1, 1.2)
 BUSY = tuple(round(SATURATION * share, 3) for share in (0.85, 1.0, 1.1, 1.2))
 SINGLES = ("sbs", "uniboost", "star", "pascal", "tokenscale")
 PLAIN, OURS = "vllm-like", "headway"
-_PACE = 0.1
 _ALL = 0.995  # where nearly all keep their SLO, a few requests of thousands lead nowhere
 _HOST_TOKENS = 400_000
 BURSTS = Bursts(factor=3.0, length=10.0, share=0.25)
@@ -110,24 +110,21 @@ def measure(job: Job) -> Row:
 def figures(finished: Finished) -> Row:
     """Return what users felt, over all requests; seconds and shares."""
     records = finished.records
-    quality = [r.qoe(_PACE) or 0.0 for r in records]
-    kept = [_keeps(r, q) for r, q in zip(records, quality, strict=True)]
+    quality = [r.qoe(READER_PACE) or 0.0 for r in records]
     times = {name: known(records, name) for name in ("ttft", "ttfat", "ttlt", "tpot")}
     return {
         **{f"{name}_p50": share_of(values, 0.50) for name, values in times.items()},
         **{f"{name}_p99": share_of(values, 0.99) for name, values in times.items()},
         "qoe": statistics.fmean(quality),
-        "attainment": statistics.fmean(kept),
-        "preemptions": sum(
-            w.core.preemptions.num_voluntary + w.core.preemptions.num_forced
-            for w in finished.cluster.workers
-        )
-        / len(records),
+        "attainment": statistics.fmean(keeps_slo(r) for r in records),
+        **finished.by_class,
         "gpu_hours": 12 * finished.cluster.ended_at / 3600,
     }
 
 
-def _keeps(record: Record, quality: float) -> bool:
+def keeps_slo(record: Record) -> bool:
+    """Return whether a reader's request started in time and was paced as it is read."""
+    quality = record.qoe(READER_PACE) or 0.0
     if quality < VIOLATION or record.ttft is None or record.ttfat is None:
         return False
     if not record.num_reasoning_tokens:
@@ -157,15 +154,21 @@ _NAMES = ("ttft", "ttfat", "ttlt", "tpot")
 
 
 def _felt(found: Results, system: str, rate: float) -> str:
-    """Say P50/P99 of all times, and QoE."""
+    """Say P50/P99 of all times, QoE, and the tails of each class."""
     times = (
         f"{name.upper()} {found.sample(SCENARIO, system, rate, f'{name}_p50').mean:.3g}/"
         f"{found.sample(SCENARIO, system, rate, f'{name}_p99').mean:.3g}"
         for name in _NAMES
     )
     qoe = found.sample(SCENARIO, system, rate, "qoe").mean
+    tails = (
+        f"{title} {found.sample(SCENARIO, system, rate, name).mean:.3g}"
+        for name, title in TITLES.items()
+        if name in found.rows[next(iter(found.rows))]
+    )
     hours = found.sample(SCENARIO, system, rate, "gpu_hours").mean
-    return f"{system}: {', '.join(times)} s, QoE {qoe:.3f}, {hours:.2f} GPU-hours"
+    shown = ", ".join((*times, f"QoE {qoe:.3f}", *tails))
+    return f"{system}: {shown}, {hours:.2f} GPU-hours"
 
 
 def _against_plain(found: Results, share: float) -> Claim:

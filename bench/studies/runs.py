@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import statistics
@@ -12,15 +13,18 @@ from itertools import accumulate, islice
 from types import MappingProxyType
 from typing import NamedTuple
 
-from bench.studies.claims import PerSeed, change, run_all
+from bench.studies.claims import PerSeed, change, run_each
 from headway.cluster import Role
 from headway.presets import PRESETS, Preset, parse_choice
 from headway.sim.cluster import ClusterSpec, SimCluster, SimRequest
 from headway.sim.experiment import Conditions, cluster_spec
 from headway.sim.kernel import Kernel
 from headway.sim.records import Record
+from headway.sim.solo import SoloTime
+from headway.sim.summary import felt_by_class
 from headway.workload.arrivals import gaps
 
+KEEP_VARIABLE = "HEADWAY_KEEP_RUNS"
 Row = Mapping[str, float]
 _LONGEST = 1e7
 
@@ -39,6 +43,13 @@ class Finished(NamedTuple):
 
     records: Sequence[Record]
     cluster: SimCluster
+
+    @property
+    def by_class(self) -> dict[str, float]:
+        """What users of each class felt, and preemptions a request."""
+        num_preemptions = sum(worker.num_preemptions for worker in self.cluster.workers)
+        row = felt_by_class(self.records, SoloTime.on(self.cluster.spec.instances))
+        return {**row, "preemptions": num_preemptions / max(1, len(self.records))}
 
 
 def spec_of(preset: Preset, conditions: Conditions) -> ClusterSpec:
@@ -79,6 +90,38 @@ def with_policies(
     return replace(preset, params=MappingProxyType(merged), **names)
 
 
+class KeptRows:
+    """Rows of a study's runs, and a file of JSON lines that keeps them, so that it may go on.
+
+    The file knows nothing of the code: rows of older code are to be removed by hand. A last line
+    that was cut off is left out.
+    """
+
+    def __init__(self, path: str, study: str) -> None:
+        self._path = path
+        self._study = study
+        self.rows: dict[Job, Row] = {}
+        if path and os.path.exists(path):
+            with open(path, encoding="utf-8") as file:
+                for line in file:
+                    self._read(line)
+
+    def _read(self, line: str) -> None:
+        try:
+            study, job, row = json.loads(line)
+        except ValueError:
+            return
+        if study == self._study:
+            self.rows[Job(*job)] = row
+
+    def add(self, job: Job, row: Row) -> None:
+        """Take in a row, and write it where there is a file."""
+        self.rows[job] = row
+        if self._path:
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write("\n" + json.dumps([self._study, job, row]))
+
+
 @dataclass(frozen=True, slots=True)
 class Results:
     """Rows of figures by job."""
@@ -87,8 +130,12 @@ class Results:
 
     @classmethod
     def of(cls, measure: Callable[[Job], Row], jobs: Sequence[Job], num_processes: int) -> Results:
-        """Measure every job."""
-        return cls(dict(zip(jobs, run_all(measure, jobs, num_processes), strict=True)))
+        """Measure every job that the file of kept rows, if one is given, does not have."""
+        kept = KeptRows(os.environ.get(KEEP_VARIABLE, ""), measure.__module__)
+        left = [job for job in jobs if job not in kept.rows]
+        for job, row in zip(left, run_each(measure, left, num_processes), strict=True):
+            kept.add(job, row)
+        return cls({job: kept.rows[job] for job in jobs})
 
     def sample(self, scenario: str, system: str, rate: float, figure: str) -> PerSeed:
         """Return a figure over the seeds."""

@@ -62,7 +62,7 @@ class SimRequest:
 
     ``num_reasoning_tokens`` counts up to and with the end of reasoning, 0 for none.
     ``prefix_hashes``: of the prompt's blocks of 512 tokens from its beginning; equal ones hold
-    the same tokens.
+    the same tokens. ``is_read``: whether its client reads the answer as it comes.
     """
 
     request_id: str
@@ -71,6 +71,7 @@ class SimRequest:
     num_output_tokens: int
     num_reasoning_tokens: int = 0
     prefix_hashes: tuple[int, ...] = ()
+    is_read: bool = True
 
     @property
     def num_answer_tokens(self) -> int:
@@ -199,6 +200,7 @@ class SimCluster:
             request.num_prompt_tokens,
             request.num_reasoning_tokens,
             request.num_output_tokens,
+            is_read=request.is_read,
         )
         sampling = SamplingParams(max_tokens=request.num_output_tokens)
         prompt = range(request.num_prompt_tokens)  # any tokens will do
@@ -206,7 +208,7 @@ class SimCluster:
         asked = Request(
             request.request_id, MODEL, prompt, sampling, request.arrival_at, reasons=reasons
         )
-        self.gateway.post(Submit(asked))
+        self.gateway.post(Submit(asked, request.is_read))
 
     def _close(self, request_id: str, *, error: str = "") -> None:
         record = self.records.pop(request_id)

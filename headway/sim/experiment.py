@@ -89,6 +89,7 @@ class Run:
     ended_at: float
     gpu_seconds: float
     num_passes: int
+    num_preemptions: int = 0
 
 
 def cluster_spec(preset: Preset, conditions: Conditions) -> ClusterSpec:
@@ -168,7 +169,9 @@ def simulate(
         w.spec.profile.num_gpus * (cluster.ended_at - w.started_at) for w in cluster.workers
     )
     num_passes = sum(w.device.num_passes for w in cluster.workers)
-    return Run(records, cluster.decisions, cluster.ended_at, gpu_seconds, num_passes)
+    num_preemptions = sum(w.num_preemptions for w in cluster.workers)
+    ended_at = cluster.ended_at
+    return Run(records, cluster.decisions, ended_at, gpu_seconds, num_passes, num_preemptions)
 
 
 def _fail(cluster: SimCluster, failure: Failure) -> None:

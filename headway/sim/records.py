@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.felt import FeltRequest, Reading
 from headway.metrics import qoe
 
 
@@ -42,6 +43,7 @@ class Record:
     num_tokens: int = 0
     finished: bool = False
     error: str = ""
+    is_read: bool = True
 
     def add(self, segment: Segment) -> None:
         """Tokens came."""
@@ -57,13 +59,13 @@ class Record:
 
     def instants(self, first: int = 0) -> NDArray[np.float64]:
         """When the tokens from the ``first`` one on came, (n,)."""
-        pieces, before = [np.empty(0)], 0
-        for num_tokens, first_at, step, growth in self.segments:
-            if before + num_tokens > first:
-                k = np.arange(max(0, first - before), num_tokens, dtype=np.float64)
-                pieces.append(first_at + k * step + k * (k - 1) / 2 * growth)
-            before += num_tokens
-        return np.concatenate(pieces)
+        if not self.segments:
+            return np.empty(0)
+        table = np.array(self.segments, dtype=np.float64)
+        counts = table[:, 0].astype(np.int64)
+        first_at, step, growth = np.repeat(table[:, 1:], counts, axis=0).T
+        k = np.arange(len(step)) - np.repeat(np.cumsum(counts) - counts, counts).astype(np.float64)
+        return np.asarray(first_at + k * step + k * (k - 1) / 2 * growth)[first:]
 
     def qoe(self, tpot: float) -> float | None:
         """Return the answer's QoE for a reader who takes ``tpot`` seconds a token."""
@@ -92,3 +94,13 @@ class Record:
         if self.ttlt is None or self.ttft is None or self.num_tokens < 2:
             return None
         return (self.ttlt - self.ttft) / (self.num_tokens - 1)
+
+    def felt(self, solo: float | None = None) -> FeltRequest | None:
+        """Return what its user felt; None where it did not finish."""
+        if self.ttft is None or self.ttlt is None:
+            return None
+        answer = self.instants(self.num_reasoning_tokens)
+        reading = Reading.of(answer) if self.is_read else None
+        return FeltRequest(
+            self.num_reasoning_tokens, self.ttft, self.ttfat, self.ttlt, reading, solo
+        )

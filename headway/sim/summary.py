@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import ceil, log
 from typing import Protocol
 
 from headway.errors import require_between
+from headway.felt import FeltRequest, figures
 from headway.metrics import Spread
 from headway.sim.experiment import Run
 from headway.sim.records import Record
+from headway.sim.solo import SoloTime
 from headway.sim.workload import SloLimits
 
 METRICS = ("ttft", "ttfat", "tpot", "ttlt")
@@ -18,6 +20,7 @@ RELATIVE_ERROR = 0.005
 _GROWTH = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 _LOG_GROWTH = log(_GROWTH)
 _LEAST = 1e-9
+_MOST_FELT = 100_000
 
 
 class Values(Protocol):
@@ -84,22 +87,47 @@ class Digest:
 
 
 @dataclass(slots=True)
+class FeltSample:
+    """Every request, and of more than 100,000 every second, fourth and so on."""
+
+    kept: list[FeltRequest] = field(default_factory=list)
+    _every: int = 1
+    _num_seen: int = 0
+
+    @property
+    def is_next(self) -> bool:
+        """True if the next request is one that is kept."""
+        return self._num_seen % self._every == 0
+
+    def add(self, request: FeltRequest | None) -> None:
+        """Take in a request; None for one that is not kept or did not finish."""
+        self._num_seen += 1
+        if request is not None:
+            self.kept.append(request)
+        if len(self.kept) > _MOST_FELT:
+            del self.kept[1::2]
+            self._every *= 2
+
+
+@dataclass(slots=True)
 class Summary:
     """The figures of records as they end; times in seconds, shares of all that arrived.
 
     ``slo_of``: a request's own SLO by its id, where it has one. ``new_values``: ``KeptValues``, or
-    ``Digest`` for long runs in constant memory.
+    ``Digest`` for long runs in constant memory. ``solo``: the time of a request that runs alone.
     """
 
     slo: SloLimits
     slo_of: Callable[[str], SloLimits | None] = lambda request_id: None
     new_values: Callable[[], Values] = KeptValues
+    solo: SoloTime | None = None
     num_requests: int = 0
     num_finished: int = 0
     num_kept: int = 0
     num_tokens: int = 0
     first_at: float = float("inf")
     values: dict[str, Values] = field(default_factory=dict)
+    felt: FeltSample = field(default_factory=FeltSample)
 
     def ended(self, record: Record) -> None:
         """Take in a request that is over."""
@@ -112,9 +140,16 @@ class Summary:
             value = getattr(record, metric)
             if value is not None:
                 self.values.setdefault(metric, self.new_values()).add(value)
+        self.felt.add(self._felt(record) if self.felt.is_next else None)
 
-    def row(self, ended_at: float, gpu_seconds: float) -> dict[str, float]:
+    def _felt(self, record: Record) -> FeltRequest | None:
+        if self.solo is None:
+            return record.felt()
+        return record.felt(self.solo.of(record.num_prompt_tokens, record.num_tokens))
+
+    def row(self, run: Run) -> dict[str, float]:
         """Return a flat row for tables and JSON: ``ttft_p99`` and so on."""
+        ended_at = run.ended_at
         seconds = max(ended_at - min(self.first_at, ended_at), 1e-9)
         spreads = {m: self.values[m].spread() for m in METRICS if m in self.values}
         flat = {
@@ -124,23 +159,37 @@ class Summary:
         }
         return {
             **flat,
+            **figures(self.felt.kept),
+            "preemptions": run.num_preemptions / max(self.num_requests, 1),
             "num_requests": self.num_requests,
             "num_finished": self.num_finished,
             "attainment": self.num_kept / max(self.num_requests, 1),
             "goodput": self.num_kept / seconds,
             "tokens_per_s": self.num_tokens / seconds,
-            "gpu_seconds": gpu_seconds,
+            "gpu_seconds": run.gpu_seconds,
         }
 
 
 def summarise(
-    run: Run, slo: SloLimits, slo_of: Callable[[str], SloLimits | None] = lambda request_id: None
+    run: Run,
+    slo: SloLimits,
+    slo_of: Callable[[str], SloLimits | None] = lambda request_id: None,
+    solo: SoloTime | None = None,
 ) -> dict[str, float]:
-    """Return the row of a run that kept its records; without an ended request it has no spreads."""
-    summary = Summary(slo, slo_of)
+    """Return the row of a run that kept its records.
+
+    Without an ended request it has no spreads, and without ``solo`` no slowdowns.
+    """
+    summary = Summary(slo, slo_of, solo=solo)
     for record in run.records:
         summary.ended(record)
-    return summary.row(run.ended_at, run.gpu_seconds)
+    return summary.row(run)
+
+
+def felt_by_class(records: Iterable[Record], solo: SoloTime) -> dict[str, float]:
+    """Return what users of each class felt."""
+    felt = (each.felt(solo.of(each.num_prompt_tokens, each.num_tokens)) for each in records)
+    return figures(each for each in felt if each is not None)
 
 
 def keeps(record: Record, slo: SloLimits) -> bool:

@@ -136,6 +136,11 @@ class SimWorker:
         num_full = request.num_tokens // self.spec.profile.block_size
         return [(h, part) for h in traced for part in range(per_hash)][:num_full]
 
+    @property
+    def num_preemptions(self) -> int:
+        """Number of times that a request lost its blocks here."""
+        return self.core.preemptions.num_voluntary + self.core.preemptions.num_forced
+
     def post(self, event: WorkerEvent) -> None:
         """News from outside: a pass of several steps ends with the one under way.
 

@@ -37,7 +37,10 @@ class SloLimits(Bounded):
 
 @dataclass(frozen=True, slots=True)
 class RequestClass:
-    """A kind of request, its share of all, and its own SLO, instead of the others', if any."""
+    """A kind of request, its share of all, and its own SLO, instead of the others', if any.
+
+    ``read``: the share whose clients read the answer as it comes; others wait for its end.
+    """
 
     name: str
     share: float
@@ -45,6 +48,7 @@ class RequestClass:
     reasoning: Lengths
     answer: Lengths
     slo: SloLimits | None = None
+    read: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,10 @@ class Workload(Bounded):
             (kind,) = rng.choices(self.classes, shares)
             num_prompt, num_reasoning = max(1, kind.prompt(rng)), kind.reasoning(rng)
             num_output = num_reasoning + max(1, kind.answer(rng))
-            yield SimRequest(f"{kind.name}-{place}", now, num_prompt, num_output, num_reasoning)
+            is_read = kind.read >= 1.0 or rng.random() < kind.read
+            yield SimRequest(
+                f"{kind.name}-{place}", now, num_prompt, num_output, num_reasoning, is_read=is_read
+            )
 
     def _arrivals(self, rng: random.Random) -> Iterator[TraceRow]:
         if self.trace is not None:
@@ -190,7 +197,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def _request_class(table: Mapping[str, Any], folder: Path) -> RequestClass:
-    known = ("name", "share", "prompt", "reasoning", "answer", "slo")
+    known = ("name", "share", "prompt", "reasoning", "answer", "slo", "read")
     refuse_others("workload.classes", table, known)
     share = number("workload.classes.share", table.get("share", 1.0))
     require_over("workload.classes.share", share, 0)
@@ -200,4 +207,7 @@ def _request_class(table: Mapping[str, Any], folder: Path) -> RequestClass:
     )
     slo = table.get("slo")
     own = None if slo is None else read(SloLimits, slo, "workload.classes.slo")
-    return RequestClass(str(table.get("name", "request")), share, prompt, reasoning, answer, own)
+    read_share = number("workload.classes.read", table.get("read", 1.0))
+    require_between("workload.classes.read", read_share, 0, 1)
+    name = str(table.get("name", "request"))
+    return RequestClass(name, share, prompt, reasoning, answer, own, read_share)

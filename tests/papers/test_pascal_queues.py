@@ -29,6 +29,7 @@ class Queued:
     running: bool = True
     predicted_remaining: float | None = None
     true_remaining: int | None = None
+    reasons: bool = False
     opens_answer: bool = False
     is_read: bool = True
     in_hand_until: float = -inf

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from hypothesis import strategies as st
 from bench.studies import tokenscale
 from cli import main
 from headway.cluster import UnitId
+from headway.felt import FeltRequest
 from headway.metrics import percentile
 from headway.presets import PRESETS
+from headway.sim import summary
 from headway.sim.experiment import cluster_spec, simulate
 from headway.sim.sampling import Sample
 from headway.sim.scenario import parse_scenario
@@ -59,7 +62,7 @@ def test_streamed_figures_are_those_of_kept_records() -> None:
     streamed = Summary(scenario.slo, new_values=Digest)
     run = simulate(spec, scenario.workload.requests(1), ended=streamed.ended)
     assert run.records == []
-    found = streamed.row(run.ended_at, run.gpu_seconds)
+    found = streamed.row(run)
     assert found.keys() == expected.keys()
     for name in ("ttft_mean", "attainment", "goodput", "num_finished", "tokens_per_s"):
         assert found[name] == pytest.approx(expected[name])
@@ -177,3 +180,13 @@ def test_units_that_come_and_go_have_a_load_while_they_are_there(tmp_path: Path)
     samples = [Sample(0.0, {}, 0), Sample(1.0, {one: 5}, 1), Sample(2.0, {one: 5, two: 9}, 2)]
     plots.kv_loads(tmp_path, "test", samples)
     assert (tmp_path / "kv-load-test.png").exists()
+
+
+def test_of_very_many_requests_an_even_sample_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summary, "_MOST_FELT", 10)
+    sample = summary.FeltSample()
+    for n in range(100):
+        sample.add(FeltRequest(n, 0.1, 0.1, 1.0, None) if sample.is_next else None)
+    numbers = [each.num_reasoning_tokens for each in sample.kept]
+    assert 5 <= len(numbers) <= 10
+    assert len({after - before for before, after in pairwise(numbers)}) == 1

@@ -140,3 +140,27 @@ def test_mooncakes_requests_run_with_their_prefixes() -> None:
     assert all(before.arrival_at <= after.arrival_at for before, after in pairwise(requests))
     spec = cluster_spec(PRESETS["vllm-like"], scenario.conditions)
     assert all(record.finished for record in simulate(spec, requests).records)
+
+
+def test_a_class_says_which_share_of_its_requests_is_read() -> None:
+    each = "\n[[workload.classes]]\nprompt = 5\nanswer = 9\n"
+    plain, half, none = (
+        list(read(f"rate = 5\nnum_requests = 400{each}{line}").requests(1))
+        for line in ("", "read = 0.5", "read = 0")
+    )
+    assert all(request.is_read for request in plain)
+    assert 150 < sum(request.is_read for request in half) < 250
+    assert not any(request.is_read for request in none)
+    with pytest.raises(HeadwayError, match="read"):
+        read(f"rate = 5\nnum_requests = 4{each}read = 2")
+
+
+def test_who_waits_for_the_end_has_no_readers_clock() -> None:
+    text = "rate = 5\nnum_requests = 9\n[[workload.classes]]\nprompt = 5\nanswer = 9\nread = 0\n"
+    scenario = parse_scenario(CLUSTER + text, "test")
+    run = simulate(
+        cluster_spec(PRESETS["headway"], scenario.conditions), scenario.workload.requests(1)
+    )
+    felt = [record.felt() for record in run.records]
+    assert len(felt) == 9
+    assert all(each is not None and each.reading is None for each in felt)

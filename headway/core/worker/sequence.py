@@ -148,6 +148,11 @@ class Sequence(Life):
         return len(self.output) - (self.reader.answer_start or 0)
 
     @property
+    def reasons(self) -> bool:
+        """True if its output begins with reasoning."""
+        return self.request.reasons
+
+    @property
     def opens_answer(self) -> bool:
         """True if its next token is the first that its reader sees."""
         return self.request.is_read and self.reader.answer_start == len(self.output)

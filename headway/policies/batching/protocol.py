@@ -69,6 +69,10 @@ class Candidate(Protocol):
         """True if its client reads the answer as it comes; else it has no reader's clock."""
 
     @property
+    def reasons(self) -> bool:
+        """True if its answer begins with reasoning, as far as its client says."""
+
+    @property
     def opens_answer(self) -> bool:
         """True if its next token is the first that its reader sees."""
 

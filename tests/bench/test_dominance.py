@@ -1,0 +1,74 @@
+"""The study of dominance: cells, seeds, kept rows, and what counts as paying."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from bench.studies import dominance
+from bench.studies.claims import PerSeed
+from bench.studies.runs import KEEP_VARIABLE, Job, KeptRows, Results
+from cli.reproduce import parse_seeds
+from headway.errors import HeadwayError
+
+
+def test_seeds_are_a_number_of_runs_or_a_list() -> None:
+    assert list(parse_seeds("3")) == [1, 2, 3]
+    assert list(parse_seeds("101,205")) == [101, 205]
+    assert list(parse_seeds("101,")) == [101]
+
+
+@pytest.mark.parametrize("text", ["", "0", "x", "1,1", "-1,2", "2000"])
+def test_other_seeds_are_refused(text: str) -> None:
+    with pytest.raises(HeadwayError, match="--seeds"):
+        parse_seeds(text)
+
+
+def test_a_cell_draws_the_same_requests_for_a_seed_and_its_share_of_each_class() -> None:
+    cell = dominance.CELLS["half unread"]
+    drawn = list(dominance.requests(cell, 101))
+    assert drawn == list(dominance.requests(cell, 101))
+    assert len(drawn) == cell.num_requests
+    unread = sum(not each.is_read for each in drawn) / len(drawn)
+    reasons = sum(each.num_reasoning_tokens > 0 for each in drawn) / len(drawn)
+    assert 0.4 < unread < 0.6
+    assert 0.3 < reasons < 0.5
+
+
+@pytest.mark.parametrize("system", dominance.SYSTEMS)
+def test_every_system_runs(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = {name: replace(each, num_requests=12) for name, each in dominance.CELLS.items()}
+    monkeypatch.setattr(dominance, "CELLS", MappingProxyType(cells))
+    row = dominance.measure(Job("half unread", system, 1.0, 7))
+    assert row == dominance.measure(Job("half unread", system, 1.0, 7))
+    assert 0.0 <= row["attainment"] <= 1.0
+    assert row["unread_slowdown_p99"] >= 1.0
+
+
+def test_nobody_pays_for_what_nobody_feels() -> None:
+    before = PerSeed((1.0, 1.0))
+    assert dominance.pays_nothing(before, PerSeed((1.0, 1.04)))
+    assert not dominance.pays_nothing(before, PerSeed((1.2, 1.2)))
+    assert not dominance.pays_nothing(PerSeed((100.0,)), PerSeed((103.0,)))
+
+
+def _row(job: Job) -> dict[str, float]:
+    return {"value": job.rate}
+
+
+def test_a_study_goes_on_from_the_rows_that_were_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    monkeypatch.setenv(KEEP_VARIABLE, str(file))
+    jobs = [Job("s", "a", 1.0, 1), Job("s", "a", 2.0, 1)]
+    assert Results.of(_row, jobs[:1], 1).rows[jobs[0]] == {"value": 1.0}
+    with file.open("a", encoding="utf-8") as cut:
+        cut.write('\n["cut o')
+    kept = KeptRows(str(file), _row.__module__)
+    assert list(kept.rows) == jobs[:1]
+    kept.add(jobs[0], {"value": 5.0})
+    assert Results.of(_row, jobs, 1).rows == {jobs[0]: {"value": 5.0}, jobs[1]: {"value": 2.0}}
