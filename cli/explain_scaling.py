@@ -16,6 +16,7 @@ from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
 from services.runtime.identity.roles import ServiceRole
+from services.runtime.identity.tls_files import tls_options
 from services.runtime.store import Store
 
 _TIMEOUT = 10.0
@@ -31,6 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--store", default="", help="redis:// URL of the cluster's store; default: $HEADWAY_STORE")
     add("--cluster", default="default", help="name of the cluster in the store")
     add("--cluster-secret-file", type=Path, help=f"default: {_SECRET}, if it is there")
+    add("--certs", type=Path, metavar="DIR", help="with an operator's certificate: run/certs")
     add("--last", type=int, default=0, metavar="N", help="decisions looked at (default: all kept)")
     add("--all", dest="every", action="store_true", help="those that changed nothing, too")
 
@@ -51,7 +53,8 @@ async def _ask(args: argparse.Namespace) -> Sequence[PublishTargets]:
     store = {"store": args.store} if args.store else {}
     config = ServiceConfig(service_id="explain", cluster=args.cluster, **store)
     secret = _secret_file(args) or config.cluster_secret_file
-    config = config.model_copy(update={"cluster_secret_file": secret})
+    tls = tls_options(args.certs / ServiceRole.OPERATOR) if args.certs else {}
+    config = config.model_copy(update={"cluster_secret_file": secret, **tls})
     address = args.autoscaler or await _find(config)
     async with open_channel(address, config, ServiceRole.AUTOSCALER) as channel:
         try:

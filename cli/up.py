@@ -27,7 +27,7 @@ _SERVICE_FLAGS = (
 
 _SAME = (
     *("model", "model_name", "schedulers", "device", "dtype", "dp", "predictor", "host", "port"),
-    *("api_key_file", "metrics_port", "log_level", "drain_timeout"),
+    *("listen", "certs", "api_key_file", "metrics_port", "log_level", "drain_timeout"),
 )
 """Options that a cluster has under the same name."""
 
@@ -49,8 +49,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     add("--dp", type=int, default=1, metavar="N", help="DP units per worker (default 1)")
     add("--predictor", default="", help="folder of its versions; default: the model's predictor/")
-    add("--host", default="127.0.0.1", help="HTTP address (default: loopback)")
+    add("--host", default="127.0.0.1", help="clients' address (default: loopback)")
     add("--port", type=int, default=8000, help="HTTP port (default 8000); gRPC takes the next one")
+    add("--listen", default="127.0.0.1", help="services' address; beyond loopback others may join")
+    add("--certs", default="", metavar="DIR", help="default beyond loopback: certs in --log-dir")
     add("--store", default="", help="redis:// URL; default: a private server of its own")
     add("--cluster", default="default", help="name of the cluster in the store")
     add("--api-key-file", default="", help="who may call (see `headway key`); default: anybody")
@@ -139,5 +141,8 @@ def _say_hello(options: ClusterOptions) -> None:
         '"messages": [{"role": "user", "content": "Add 17, 25, 8."}]}'
     )
     headers = f"-H 'Content-Type: application/json'{key}"
-    _say(f"\nHeadway serves {name}: HTTP on {url}, gRPC on 127.0.0.1:{options.port + 1}. Try:\n")
+    grpc = f"gRPC on {options.grpc_address}{' (mutual TLS)' if options.needs_certificates else ''}"
+    _say(f"\nHeadway serves {name}: HTTP on {url}, {grpc}. Try:\n")
+    if options.needs_certificates and not options.api_key_file:
+        _say("Whoever reaches it may ask it anything: give --api-key-file (`headway key`).\n")
     _say(f"  curl -N {url}/v1/chat/completions {headers} -d '{body}'\n")

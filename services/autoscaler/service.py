@@ -28,6 +28,7 @@ from services.runtime import wire
 from services.runtime.driver import Driver
 from services.runtime.essential import essential
 from services.runtime.failpoints import failpoint
+from services.runtime.identity.guard import require_id
 from services.runtime.service import Runtime
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -136,6 +137,7 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
     ) -> autoscaler_pb2.RateReportReply:
         """Take a gateway's rates."""
         try:
+            require_id(context, request.gateway_id)
             self._post(wire.RATE_REPORT.unpack(request))
         except HeadwayError as error:
             await wire.abort(context, error)

@@ -13,6 +13,7 @@ from headway.errors import Code, HeadwayError, invalid
 from headway.messages import TokenBatch
 from protos import gateway_pb2, gateway_pb2_grpc
 from services.runtime import wire
+from services.runtime.identity.guard import require_id
 from services.runtime.logs import get_logger
 from services.runtime.membership import digest_of
 from services.runtime.stream import Served
@@ -59,15 +60,14 @@ class TokenSink(gateway_pb2_grpc.TokenSinkServicer):
     ) -> AsyncIterator[gateway_pb2.TokenControl]:
         """See ``protos/gateway.proto``."""
         try:
-            nonce = wire.nonce_of(context)
-            async for stream_ids in self._serve(aiter(request_iterator), nonce):
+            async for stream_ids in self._serve(aiter(request_iterator), context):
                 yield gateway_pb2.TokenControl(cancel_stream_ids=stream_ids)
         except HeadwayError as error:
             self._log.error("worker_talks_nonsense", error=error.message)
             await wire.abort(context, error)
 
     async def _serve(
-        self, batches: AsyncIterator[gateway_pb2.TokenBatch], nonce: str
+        self, batches: AsyncIterator[gateway_pb2.TokenBatch], context: Context
     ) -> AsyncIterator[tuple[int, ...]]:
         packed = await anext(batches, None)
         if packed is None:
@@ -75,6 +75,8 @@ class TokenSink(gateway_pb2_grpc.TokenSinkServicer):
         first = wire.unpack_token_batch(packed)
         if not first.worker_id:
             raise invalid("worker_id", "", "named in the first batch of a stream")
+        require_id(context, first.worker_id)
+        nonce = wire.nonce_of(context)
         await self._require_own(first.worker_id, nonce)
         stream = self._attach(first.worker_id, nonce)
         self._post(first)

@@ -28,7 +28,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from headway.errors import Code, HeadwayError, invalid
 from services.runtime.identity.private_file import read_private
-from services.runtime.identity.roles import ServiceRole, server_name, spiffe_id
+from services.runtime.identity.roles import ROLE_DOMAIN, ServiceRole, server_name, spiffe_id
+from services.runtime.identity.tls_files import tls_options
 
 AUTHORITY_DAYS = 3650
 DAYS = 365
@@ -74,8 +75,7 @@ def issue(
     signs = _CLIENTS if role is ServiceRole.CLIENT else _PEERS
     authority, authority_key = _authority(folder, signs)
     key = ec.generate_private_key(ec.SECP256R1())
-    names = [x509.UniformResourceIdentifier(spiffe_id(cluster, role, name))]
-    alternative = x509.SubjectAlternativeName([*names, *_host_names(cluster, role, hosts)])
+    alternative = x509.SubjectAlternativeName(_names(cluster, role, name, hosts))
     certificate = (
         _builder(_name(name), key.public_key(), days)
         .issuer_name(authority.subject)
@@ -103,18 +103,26 @@ def keep_certificates(
 ) -> list[str]:
     """Make what is missing: authorities, and a certificate per role under the role's name.
 
-    A certificate is renewed in the last third of its days. Return the names that were issued.
+    A certificate is renewed in the last third of its days, and if it lacks a name; it keeps the
+    hosts that it has. A folder of certificates without their authority is taken as it is:
+    FAILED_PRECONDITION if one is missing. Return the names that were issued.
     """
-    if not (folder / "authority" / f"{_PEERS}.key").exists():  # a volume begins as an empty folder
-        make_authorities(folder)
+    has_authority = (folder / "authority" / f"{_PEERS}.key").exists()
+    if not has_authority and not any((folder / role / "cert.pem").exists() for role in ServiceRole):
+        make_authorities(folder)  # a volume begins as an empty folder
+        has_authority = True
     made = []
     for role in ServiceRole:
-        place = folder / role
-        if (place / "cert.pem").exists() and days_left(place / "cert.pem") > days / 3:
-            continue
+        place, known_as = folder / role, [*hosts.get(role, ())]
+        if (place / "cert.pem").exists():
+            carried = _carried(place / "cert.pem")
+            is_complete = set(_names(cluster, role, role, known_as)) <= set(carried)
+            is_fresh = days_left(place / "cert.pem") > days / 3
+            if not has_authority or (is_complete and is_fresh):
+                continue
+            known_as += _hosts(carried)
         fresh = place / ".new"
         shutil.rmtree(fresh, ignore_errors=True)
-        known_as = hosts.get(role, ())
         issue(folder, role, role, cluster=cluster, hosts=known_as, days=days, place=fresh)
         for path in sorted(fresh.iterdir()):
             path.replace(place / path.name)
@@ -123,12 +131,16 @@ def keep_certificates(
     return made
 
 
-def tls_options(place: Path) -> Mapping[str, Path]:
-    """Return the options of a service with the certificate in a folder."""
-    files = {"tls_cert": "cert.pem", "tls_key": "key.pem", "tls_ca": "ca.pem"}
-    if (place / "clients.pem").exists():
-        files["tls_client_ca"] = "clients.pem"
-    return {option: (place / file).absolute() for option, file in files.items()}
+def _carried(certificate: Path) -> list[x509.GeneralName]:
+    """Return the names in a certificate."""
+    read = x509.load_pem_x509_certificate(certificate.read_bytes())
+    return [*read.extensions.get_extension_for_class(x509.SubjectAlternativeName).value]
+
+
+def _hosts(names: Iterable[x509.GeneralName]) -> list[str]:
+    """Return the hosts among the names of a certificate, without the name of its role."""
+    hosts = [each for each in names if isinstance(each, x509.DNSName | x509.IPAddress)]
+    return [text for each in hosts if not (text := str(each.value)).endswith(ROLE_DOMAIN)]
 
 
 def days_left(certificate: Path) -> float:
@@ -163,13 +175,16 @@ def _name(common_name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
 
 
-def _host_names(
-    cluster: str, role: ServiceRole, hosts: Iterable[str]
-) -> Iterable[x509.GeneralName]:
-    """Return the name that services check, and the hosts that other callers check."""
+def _names(
+    cluster: str, role: ServiceRole, name: str, hosts: Iterable[str]
+) -> list[x509.GeneralName]:
+    """Return who it is, the name that services check, and the hosts that other callers check."""
+    found: list[x509.GeneralName] = [
+        x509.UniformResourceIdentifier(spiffe_id(cluster, role, name)),
+    ]
     if role is ServiceRole.CLIENT:
-        return []
-    found: list[x509.GeneralName] = [x509.DNSName(server_name(cluster, role))]
+        return found
+    found.append(x509.DNSName(server_name(cluster, role)))
     for host in dict.fromkeys((*_LOCAL, *hosts)):
         try:
             found.append(x509.IPAddress(ipaddress.ip_address(host)))

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from headway.errors import Code, HeadwayError
 from services.local import prometheus
@@ -22,9 +23,15 @@ from services.local.supervisor import Supervisor
 from services.local.worker_scaler import WorkerScaler
 from services.runtime.config import ServiceConfig
 from services.runtime.essential import Ending, essential
+from services.runtime.identity.roles import ServiceRole
+from services.runtime.identity.tls_files import tls_options
 
 SECRET_FILE = "cluster.secret"
 """In the run folder, made at the first start; ``headway explain scaling`` looks for it there."""
+CERTIFICATES = "certs"
+"""In the run folder, unless the options name another."""
+_ASKED = (ServiceRole.GATEWAY, ServiceRole.AUTOSCALER)
+"""Roles that are called from outside the cluster, by the names of their hosts."""
 
 Say = Callable[[str], None]
 
@@ -36,7 +43,8 @@ def say_nothing(line: str) -> None:
 class LocalCluster:
     """A cluster that is started and stopped; as a context manager it serves inside.
 
-    Without a ``store`` URL it has a private one. ``say`` takes lines for a terminal.
+    Without a ``store`` URL it has a private one. ``say`` takes lines for a terminal. Where other
+    machines reach it, services prove their roles by certificates, which are made if missing.
     """
 
     def __init__(
@@ -48,10 +56,13 @@ class LocalCluster:
         store: str = "",
         name: str = "default",
     ) -> None:
+        if options.needs_certificates and not options.certs:
+            options = replace(options, certs=str(log_folder / CERTIFICATES))
         self.options = options
         self.log_folder = log_folder
         self._machine = machine(options.device)
         self._store_folder = tempfile.TemporaryDirectory(prefix="headway-store-")
+        tls = self._keep_certificates(name)  # first: options of services follow from the files
         specs = process_specs(options, *self._machine)
         specs = prometheus.in_order(specs, options.metrics_port)
         if not store:
@@ -62,7 +73,9 @@ class LocalCluster:
             service_id="supervisor",
             store=store,
             cluster=name,
+            listen=options.service_listen,
             drain_timeout=options.drain_timeout,
+            **tls,
         )
         if self.config.cluster_secret_file is None:
             secret = (log_folder / SECRET_FILE).absolute()
@@ -105,6 +118,17 @@ class LocalCluster:
 
     async def __aexit__(self, *error: object) -> None:
         await self.stop()
+
+    def _keep_certificates(self, cluster: str) -> dict[str, Any]:
+        """Return the supervisor's TLS options; none without certificates."""
+        if not self.options.certs:
+            return {}
+        # on loopback the library is not needed, and loading it takes a quarter of a second
+        from services.local.certificates import keep_certificates
+
+        folder, hosts = Path(self.options.certs), self.options.known_hosts()
+        keep_certificates(folder, cluster=cluster, hosts=dict.fromkeys(_ASKED, hosts))
+        return {**tls_options(folder / ServiceRole.SUPERVISOR)}
 
     def _make_scaler(self) -> WorkerScaler | None:
         """Return the service that starts and drains workers; None without autoscaling."""

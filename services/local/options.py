@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +21,8 @@ from headway.presets import (
     parse_choice,
 )
 from services.local.supervised import ProcessSpec
+from services.runtime.config import is_loopback
+from services.runtime.identity.tls_files import tls_options
 from services.runtime.rooms import model_folder
 
 
@@ -89,6 +92,8 @@ class ClusterOptions:
     predictor: str = ""  # folder of a trained predictor; default: the model's
     host: str = "127.0.0.1"
     port: int = 8000  # of HTTP; gRPC has the next one
+    listen: str = "127.0.0.1"  # host of the services' ports; the private store has none
+    certs: str = ""  # folder of certificates by role; "": none, and loopback alone
     api_key_file: str = ""
     metrics_port: int = 0  # the first of the processes' ports for Prometheus; 0: none
     log_level: str = "info"
@@ -99,8 +104,27 @@ class ClusterOptions:
     @property
     def url(self) -> str:
         """Base URL of the HTTP interface."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        return f"http://{_address(self.host, self.port)}"
+
+    @property
+    def grpc_address(self) -> str:
+        """Where gRPC clients go; "" without a port of its own."""
+        return _address(self.host, self.port + 1) if self.port else ""
+
+    @property
+    def service_listen(self) -> str:
+        """Address that a service binds, with any free port."""
+        return _address(self.listen, 0)
+
+    def known_hosts(self) -> tuple[str, ...]:
+        """Return names and addresses by which other machines know this one."""
+        given = {self.host, self.listen} - {"0.0.0.0", "::"}
+        return (*sorted(given), socket.gethostname())
+
+    @property
+    def needs_certificates(self) -> bool:
+        """Return whether other machines reach one of its gRPC ports."""
+        return not all(is_loopback(_address(host, 0)) for host in (self.host, self.listen))
 
     @property
     def served_name(self) -> str:
@@ -154,8 +178,20 @@ def _spec(
     options: ClusterOptions, service: str, service_id: str, *flags: str, role: str = ""
 ) -> ProcessSpec:
     every = ("--log-level", options.log_level, "--drain-timeout", str(options.drain_timeout))
+    listens = ("--listen", options.service_listen)
     more = options.service_flags.get(service, ())
-    return ProcessSpec(service, service_id, (*every, *flags, *more), role=role)
+    given = (*every, *listens, *_tls_flags(options, service), *flags, *more)
+    return ProcessSpec(service, service_id, given, role=role)
+
+
+def _tls_flags(options: ClusterOptions, service: str) -> tuple[str, ...]:
+    """Return the certificate of the service's role, where the cluster has some."""
+    if not options.certs:
+        return ()
+    files = tls_options(Path(options.certs) / service).items()
+    return tuple(
+        text for name, path in files for text in (f"--{name.replace('_', '-')}", str(path))
+    )
 
 
 def _policy_flags(options: ClusterOptions) -> tuple[str, ...]:
@@ -179,7 +215,8 @@ def _model_flags(options: ClusterOptions) -> tuple[str, ...]:
 def _gateway_flags(options: ClusterOptions) -> tuple[str, ...]:
     return (
         *(*_model_flags(options), "--http-host", options.host, "--http-port", str(options.port)),
-        *(("--listen", f"127.0.0.1:{options.port + 1}") if options.port else ()),
+        *(("--listen", options.grpc_address) if options.port else ()),
+        *("--sink-listen", options.service_listen),
         *(("--api-key-file", options.api_key_file) if options.api_key_file else ()),
     )
 
@@ -210,3 +247,8 @@ def _chunk_flags(options: ClusterOptions, role: str) -> tuple[str, ...]:
         return ()
     chunk = load_profile(options.policies.profile).convertible_chunk_tokens
     return () if chunk is None else ("--chunk-tokens", str(chunk))
+
+
+def _address(host: str, port: int) -> str:
+    """Return ``host:port``, an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

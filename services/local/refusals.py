@@ -95,21 +95,27 @@ def refuse_log_folder(folder: Path) -> None:
 
 
 def refuse_taken_ports(options: ClusterOptions) -> None:
-    """Raise UNAVAILABLE if HTTP's port or gRPC's, which is the next one, is taken."""
+    """Raise UNAVAILABLE if a port is taken (HTTP's, gRPC's next to it), or an address not ours."""
     if not 0 < options.port < 65535:
         raise invalid("--port", options.port, "from 1 to 65534")
+    _refuse_taken("--host", options.host, options.port, options.port + 1)
+    _refuse_taken("--listen", options.listen, 0)
+
+
+def _refuse_taken(flag: str, host: str, *ports: int) -> None:
     try:
-        family = socket.getaddrinfo(options.host, options.port)[0][0]
+        family = socket.getaddrinfo(host, ports[0])[0][0]
     except OSError as error:
-        raise invalid("--host", options.host, f"an address ({error.strerror})") from error
-    for port in (options.port, options.port + 1):
+        raise invalid(flag, host, f"an address ({error.strerror})") from error
+    for port in ports:
         with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((options.host, port))
+                probe.bind((host, port))
             except OSError as error:
-                message = f"cannot listen on {options.host}:{port} ({error.strerror})"
-                raise HeadwayError(Code.UNAVAILABLE, f"{message}: choose a --port") from error
+                message = f"cannot listen on {host}:{port} ({error.strerror})"
+                advice = "choose a --port" if port else f"choose another {flag}"
+                raise HeadwayError(Code.UNAVAILABLE, f"{message}: {advice}") from error
 
 
 def _readable(flag: str, name: str) -> Path:

@@ -69,21 +69,6 @@ def private_store(folder: Path) -> PrivateStore:
     return PrivateStore((find_server(), str(options)), socket_path, url)
 
 
-def store_command(port: int, folder: str) -> tuple[str, ...]:
-    """Return the command of a server on a loopback port that keeps its data in memory alone."""
-    return (
-        find_server(),
-        *("--bind", "127.0.0.1", "--port", str(port)),
-        *("--dir", folder, "--save", "", "--appendonly", "no"),
-        *("--daemonize", "no", "--loglevel", "warning"),
-    )
-
-
-def store_url(port: int) -> str:
-    """Return the value for ``--store``."""
-    return f"redis://127.0.0.1:{port}/0"
-
-
 def free_port(count: int = 1) -> int:
     """Return a loopback port that nobody holds now, and the ``count - 1`` after it.
 
@@ -107,46 +92,53 @@ def _is_free(port: int) -> bool:
 
 
 class LocalStore:
-    """A server on a loopback port, by default a free one. A context manager."""
+    """A private store with a folder of its own, for tests and measurements. A context manager."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="headway-store-")
-        self.port = port or free_port()
+        self._store = private_store(Path(self._folder.name))
+        self.start()
+
+    @property
+    def url(self) -> str:
+        """Return the value for ``--store``."""
+        return self._store.url
+
+    def start(self) -> None:
+        """Start the server; after ``end`` again, at the same place and without its data."""
         self.process = subprocess.Popen(
-            tethered([*store_command(self.port, self._folder.name)]),
+            tethered([*self._store.command]),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
         self._wait()
 
-    @property
-    def url(self) -> str:
-        """Return the value for ``--store``."""
-        return store_url(self.port)
-
     def _wait(self) -> None:
         deadline = time.monotonic() + _PATIENCE
         while time.monotonic() < deadline and self.process.poll() is None:
-            try:
-                with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
-                    connection.sendall(b"PING\r\n")
-                    if connection.recv(16).startswith(b"+PONG"):
-                        return
-            except OSError:
-                pass
-            time.sleep(0.01)
+            with socket.socket(socket.AF_UNIX) as connection:
+                try:
+                    connection.connect(str(self._store.socket))
+                except OSError:
+                    time.sleep(0.01)
+                else:
+                    return
         self.close()
-        raise HeadwayError(Code.UNAVAILABLE, f"the store did not come up on port {self.port}")
+        raise HeadwayError(Code.UNAVAILABLE, f"the store did not come up at {self._store.socket}")
 
-    def close(self) -> None:
-        """End the server and drop its data; a repeat does nothing."""
+    def end(self) -> None:
+        """End the server; a repeat does nothing."""
         self.process.terminate()
         try:
             self.process.wait(5)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+    def close(self) -> None:
+        """End the server, and remove its folder; a repeat does nothing."""
+        self.end()
         self._folder.cleanup()
 
     def __enter__(self) -> LocalStore:

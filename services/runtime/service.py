@@ -14,7 +14,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from headway.errors import HeadwayError
+from headway.errors import Code, HeadwayError
 from services.runtime import event_record
 from services.runtime.clock import Clock
 from services.runtime.config import ServiceConfig
@@ -28,6 +28,8 @@ from services.runtime.watchdog import watch_event_loop
 
 C = TypeVar("C", bound=ServiceConfig)
 STOP_GRACE = 1.0
+_REFUSED = 2
+"""Exit status of a start that would fail again: the supervisor tries no more."""
 _LAST_PATIENCE = 5.0
 """Seconds that a service has to let go after one of its essential tasks has ended."""
 
@@ -71,8 +73,9 @@ def run_service(
 ) -> None:
     """Run until SIGTERM or SIGINT: drain, stop, exit 0. A second signal exits at once.
 
-    Exits with 1 if the service cannot start, crashes, or loses a task that it lives by; with
-    128 + signal number at a second signal.
+    Exits with 1 if the service cannot start, crashes, or loses a task that it lives by; with 2
+    if a file or the store refuses it, so that it would fail again; with 128 + signal number at
+    a second signal.
     """
     names = (config.service_name(), config.service_id)
     lines = configure_logs(config.log_level, config.log_format, *names)
@@ -81,7 +84,7 @@ def run_service(
         uvloop.run(_live(config, build, lines))
     except HeadwayError as error:
         get_logger().error("cannot_start", error=error.message)
-        _leave(1)
+        _leave(_REFUSED if error.code is Code.FAILED_PRECONDITION else 1)
     except Exception as error:
         get_logger().error("crashed", error=repr(error), exc_info=error)
         _leave(1)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -29,8 +30,8 @@ from typing import Any
 import redis.asyncio as redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as LostConnection
-from redis.exceptions import RedisError, ResponseError
 
 from headway.errors import Code, HeadwayError, invalid
 from services.runtime import store_scripts
@@ -95,7 +96,11 @@ class Store:
 
     @classmethod
     async def connect(cls, url: str, cluster: str, *, patience: float = 30.0) -> Store:
-        """Connect, trying again for ``patience`` seconds; then UNAVAILABLE."""
+        """Connect, trying again for ``patience`` seconds; then UNAVAILABLE.
+
+        FAILED_PRECONDITION at once if the store refuses the password or its certificate is not
+        of the authority that is trusted: waiting would not help.
+        """
         try:
             client = redis.from_url(
                 url,
@@ -306,6 +311,9 @@ async def _answers(client: redis.Redis, shown_url: str, patience: float) -> None
         try:
             await client.ping()
         except (RedisError, OSError) as error:
+            if reason := _distrust(error):
+                message = f"the store at {shown_url} {reason}"
+                raise HeadwayError(Code.FAILED_PRECONDITION, message) from error
             if loop.time() >= give_up_at:
                 message = (
                     f"the store at {shown_url} does not answer ({error}): start it, or give --store"
@@ -320,6 +328,18 @@ async def _answers(client: redis.Redis, shown_url: str, patience: float) -> None
             if said:
                 get_logger().info("store_reached", store=shown_url)
             return
+
+
+def _distrust(error: BaseException | None) -> str:
+    """Return why one side does not trust the other; "" if it was something else."""
+    while error is not None:
+        if isinstance(error, AuthenticationError):
+            return f"refuses the password ({error}): see HEADWAY_STORE"
+        if isinstance(error, ssl.SSLCertVerificationError):
+            reason = error.verify_message
+            return f"shows a certificate that is not trusted ({reason}): see ?ssl_ca_certs=FILE"
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 def _leader(text: str) -> Leader | None:

@@ -19,6 +19,7 @@ from headway.messages import (
 from headway.request import Request
 from protos import scheduler_pb2, scheduler_pb2_grpc
 from services.runtime import wire
+from services.runtime.identity.guard import require_id
 from services.runtime.logs import get_logger
 from services.runtime.stream import Served
 from services.scheduler.explanations import lines_about
@@ -83,7 +84,7 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
     ) -> AsyncIterator[scheduler_pb2.SchedulerMessage]:
         """See ``protos/scheduler.proto``."""
         try:
-            async for answers in self._serve(aiter(request_iterator)):
+            async for answers in self._serve(aiter(request_iterator), context):
                 yield wire.TO_GATEWAY.pack_all(answers)
         except HeadwayError as error:
             await wire.abort(context, error)
@@ -100,7 +101,7 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
         return scheduler_pb2.ExplainReply(decisions=found)
 
     async def _serve(
-        self, messages: AsyncIterator[scheduler_pb2.GatewayMessage]
+        self, messages: AsyncIterator[scheduler_pb2.GatewayMessage], context: Any
     ) -> AsyncIterator[list[ToGateway]]:
         try:
             async with asyncio.timeout(_HELLO_TIMEOUT):
@@ -108,6 +109,7 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
         except TimeoutError:
             message = f"no GatewayHello arrived within {_HELLO_TIMEOUT:g} s: send it first"
             raise HeadwayError(Code.DEADLINE_EXCEEDED, message) from None
+        require_id(context, gateway_id)
         post = self._post
         if post is None:
             raise self._not_leading()

@@ -12,10 +12,11 @@ import pytest
 from cli import main, up
 from headway.errors import HeadwayError
 from services.gateway.config import GatewayConfig
+from services.local.cluster import LocalCluster
 from services.local.options import process_specs
-from services.local.service_flags import parse_service_flags
+from services.local.service_flags import CONFIGS, parse_service_flags
 from services.local.store import free_port
-from services.runtime.config import load_config
+from services.runtime.config import ServiceConfig, load_config, read_config
 from services.runtime.rooms import ROOMS
 from services.worker.config import WorkerConfig
 
@@ -60,6 +61,7 @@ def said_of(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
         (("--device", "gpu"), "device is 'gpu'"),
         (("--host", "no.such.host.invalid"), "--host is 'no.such.host.invalid'"),
         (("--policy", "scaling=token-velocity"), "is for --autoscale"),
+        (("--listen", "no.such.host.invalid"), "--listen is 'no.such.host.invalid'"),
         (("--worker.listen", "127.0.0.1:1"), "unknown argument --worker.listen"),
     ],
 )
@@ -103,6 +105,61 @@ def test_flags_of_a_service_reach_it_and_no_other() -> None:
             assert load_config(GatewayConfig, spec.flags).max_waiting == 9
         else:
             assert not any("host-kv" in flag or "max-waiting" in flag for flag in spec.flags)
+
+
+def listens(config: ServiceConfig) -> set[str]:
+    """Hosts that a service binds for gRPC."""
+    more = [config.sink_listen] if isinstance(config, GatewayConfig) else []
+    return {address.rpartition(":")[0] for address in (config.listen, *more)}
+
+
+def test_a_cluster_of_this_machine_alone_has_no_certificates(tmp_path: Path) -> None:
+    for flags in ((), ("--host", "127.0.0.2"), ("--host", "::1")):
+        cluster = LocalCluster(up.parse(flags), tmp_path)
+        assert cluster.config.tls_cert is None
+        for process in cluster.supervisor.processes:
+            if process.spec.service in CONFIGS:
+                config = read_config(CONFIGS[process.spec.service], process.spec.flags)
+                assert config.tls_cert is None
+                assert listens(config) <= {"127.0.0.1", "127.0.0.2", "[::1]"}
+    assert not (tmp_path / "certs").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "outside"),
+    [
+        (("--host", "0.0.0.0"), {"127.0.0.1", "0.0.0.0"}),
+        (("--host", "0.0.0.0", "--listen", "0.0.0.0"), {"0.0.0.0"}),
+        (("--listen", "::"), {"127.0.0.1", "[::]"}),
+        (("--host", "10.0.0.5"), {"127.0.0.1", "10.0.0.5"}),
+    ],
+)
+def test_a_cluster_that_others_reach_has_a_certificate_for_each_role(
+    flags: tuple[str, ...], outside: set[str], tmp_path: Path
+) -> None:
+    cluster = LocalCluster(up.parse(flags), tmp_path)
+    assert cluster.config.tls_key == (tmp_path / "certs/supervisor/key.pem").absolute()
+    found: set[str] = set()
+    for process in cluster.supervisor.processes:
+        service = process.spec.service
+        if service not in CONFIGS:
+            continue
+        config = read_config(CONFIGS[service], process.spec.flags)
+        place = (tmp_path / "certs" / service).absolute()
+        files = (config.tls_cert, config.tls_key, config.tls_ca)
+        assert files == tuple(place / name for name in ("cert.pem", "key.pem", "ca.pem"))
+        assert (config.tls_client_ca is not None) is (service == "gateway")
+        found |= listens(config)
+    assert found == outside
+
+
+def test_other_certificates_are_used_where_they_are_given(tmp_path: Path) -> None:
+    given = tmp_path / "given"
+    flags = ("--host", "127.0.0.1", "--certs", str(given))
+    for _ in range(2):  # made, then used
+        cluster = LocalCluster(up.parse(flags), tmp_path / "run")
+        assert cluster.config.tls_cert == (given / "supervisor/cert.pem").absolute()
+    assert not (tmp_path / "run" / "certs").exists()
 
 
 def test_a_value_needs_a_flag_before_it() -> None:

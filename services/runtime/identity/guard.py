@@ -60,10 +60,26 @@ def by_certificate(cluster: str) -> Identify:
     """Return what reads the role from the caller's certificate."""
 
     def identify(context: Context) -> Caller:
-        named = [uri.decode() for uri in context.auth_context().get("peer_spiffe_id", ())]
-        return read_spiffe_id(named[0] if named else "", cluster)
+        return read_spiffe_id(_shown_spiffe_id(context), cluster)
 
     return identify
+
+
+def require_id(context: Context, service_id: str) -> None:
+    """Raise PERMISSION_DENIED if the caller's certificate is that of another service.
+
+    A certificate that is named as its role is shared by all services of the role.
+    """
+    role, _, name = _shown_spiffe_id(context).partition("://")[2].partition("/")[2].partition("/")
+    if name not in ("", role, service_id):
+        message = f"the caller says that it is {service_id!r}; its certificate names {role} {name}"
+        raise HeadwayError(Code.PERMISSION_DENIED, message)
+
+
+def _shown_spiffe_id(context: Context) -> str:
+    """Return the URI in the caller's certificate; "" without one, or with several."""
+    named = [*context.auth_context().get("peer_spiffe_id", ())]
+    return named[0].decode() if len(named) == 1 else ""
 
 
 def as_client(context: Context) -> Caller:

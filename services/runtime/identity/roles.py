@@ -25,6 +25,8 @@ class ServiceRole(StrEnum):
     """Somebody whose requests the gateway serves."""
 
 
+ROLE_DOMAIN = ".headway"
+"""Ends the DNS names that certificates carry for their roles."""
 PEERS = frozenset(ServiceRole) - {ServiceRole.CLIENT}
 
 
@@ -58,7 +60,7 @@ def server_name(cluster: str, role: ServiceRole) -> str:
 
     Who dials a server checks this name, so that a certificate holds at any address.
     """
-    return f"{role}.{cluster}.headway"
+    return f"{role}.{cluster}{ROLE_DOMAIN}"
 
 
 def listed(roles: Iterable[ServiceRole]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +52,14 @@ class TlsSource:
                 raise _unreadable(path, error) from error
             found.append((stat.st_ino, stat.st_mtime_ns, stat.st_size))
         return found
+
+
+def tls_options(place: Path) -> Mapping[str, Path]:
+    """Return the options of a service with the certificate in a folder."""
+    files = {"tls_cert": "cert.pem", "tls_key": "key.pem", "tls_ca": "ca.pem"}
+    if (place / "clients.pem").exists():
+        files["tls_client_ca"] = "clients.pem"
+    return {option: (place / file).absolute() for option, file in files.items()}
 
 
 def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:

@@ -195,15 +195,16 @@ async def test_a_store_that_is_gone_is_unavailable_and_its_return_is_noticed(
     cluster: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with LocalStore() as server:
-        store, port = await Store.connect(server.url, cluster), server.port
-    for _ in range(3):
-        with pytest.raises(HeadwayError) as refused:
-            await store.leader()
-        assert refused.value.code is Code.UNAVAILABLE
-    with LocalStore(port=port):
+        store = await Store.connect(server.url, cluster)
+        server.end()
+        for _ in range(3):
+            with pytest.raises(HeadwayError) as refused:
+                await store.leader()
+            assert refused.value.code is Code.UNAVAILABLE
+        server.start()
         assert await store.leader() is None
         assert await lead(store, "one") is not None
-    await store.close()
+        await store.close()
     said = capsys.readouterr().out
     assert (said.count("store_lost"), said.count("store_reached")) == (1, 1)
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from headway.errors import HeadwayError
-from services.local import store as local_store
+from services.local.cluster import store_spec
+from services.local.store import free_port, private_store
 from services.local.supervisor import ProcessSpec, Supervisor
 from services.runtime import health
 from services.runtime.config import ServiceConfig
@@ -130,16 +132,18 @@ async def test_a_service_that_is_called_wrongly_is_given_up_at_once(
 async def test_a_store_that_dies_is_restarted_and_services_come_back_to_it(
     cluster: str, tmp_path: Path
 ) -> None:
-    port = local_store.free_port()
-    command = local_store.store_command(port, str(tmp_path))
-    specs = [
-        ProcessSpec("store", "store", command=command, address=f"127.0.0.1:{port}"),
-        ProcessSpec("predictor", "predictor"),
-    ]
-    async with supervised(specs, local_store.store_url(port), cluster, tmp_path) as (
-        supervisor,
-        said,
-    ):
+    with tempfile.TemporaryDirectory() as folder:  # a socket's path is short
+        private = private_store(Path(folder))
+        specs = [store_spec(private), ProcessSpec("predictor", "predictor")]
+        said = await _outlives_its_store(specs, private.url, cluster, tmp_path)
+    assert not any(line.startswith("predictor") and "died" in line for line in said)
+
+
+async def _outlives_its_store(
+    specs: list[ProcessSpec], url: str, cluster: str, folder: Path
+) -> list[str]:
+    """Kill the store and wait until the predictor is a member again; what was said."""
+    async with supervised(specs, url, cluster, folder) as (supervisor, said):
         await supervisor.serving()
         first_pid = supervisor.processes[0].pid
         assert first_pid is not None
@@ -147,17 +151,17 @@ async def test_a_store_that_dies_is_restarted_and_services_come_back_to_it(
         while supervisor.processes[0].pid in (None, first_pid):
             await asyncio.sleep(0.02)
         await supervisor.serving()
-        store = await Store.connect(local_store.store_url(port), cluster)
+        store = await Store.connect(url, cluster)
         while not await store.members("predictor"):
             await asyncio.sleep(0.02)
         await store.close()
-    assert not any(line.startswith("predictor") and "died" in line for line in said)
+    return said
 
 
 async def test_a_process_that_ignores_sigterm_is_killed(
     store_url: str, cluster: str, tmp_path: Path
 ) -> None:
-    port = local_store.free_port()
+    port = free_port()
     code = (
         "import signal, socket; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         f"server = socket.create_server(('127.0.0.1', {port}))\n"

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from cryptography import x509
 
 from cli import main
 from headway.errors import HeadwayError
@@ -82,6 +83,37 @@ def test_all_makes_what_is_missing_and_renews_what_ends(tmp_path: Path) -> None:
     assert keep_certificates(tmp_path, days=300) == list(ServiceRole)
     assert days_left(tmp_path / "worker" / "cert.pem") > 299
     assert sorted(modes(tmp_path / "worker")) == ["ca.pem", "cert.pem", "key.pem"]
+
+
+def names_in(certificate: Path) -> set[str]:
+    read = x509.load_pem_x509_certificate(certificate.read_bytes())
+    names = read.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return {str(name.value) for name in names}
+
+
+def test_a_certificate_that_lacks_a_host_or_the_cluster_is_issued_again(tmp_path: Path) -> None:
+    gateway, hosts = tmp_path / "gateway" / "cert.pem", {ServiceRole.GATEWAY: ["a.example"]}
+    keep_certificates(tmp_path, hosts=hosts)
+    more = {ServiceRole.GATEWAY: ["10.0.0.5"]}
+    assert keep_certificates(tmp_path, hosts=more) == ["gateway"]
+    assert keep_certificates(tmp_path, hosts=hosts) == [], "it keeps the hosts that it has"
+    assert {"a.example", "10.0.0.5", "gateway.default.headway"} <= names_in(gateway)
+    assert keep_certificates(tmp_path, cluster="other", hosts=more) == list(ServiceRole)
+    carried = names_in(gateway)
+    assert {"spiffe://other/gateway/gateway", "gateway.other.headway", "a.example"} <= carried
+    assert not any("default" in name for name in carried)
+
+
+def test_copied_certificates_are_used_without_their_authority(tmp_path: Path) -> None:
+    keep_certificates(tmp_path)
+    shutil.rmtree(tmp_path / "authority")
+    before = (tmp_path / "worker" / "cert.pem").read_bytes()
+    assert keep_certificates(tmp_path, hosts={WORKER: ["b.example"]}, days=9999) == []
+    assert (tmp_path / "worker" / "cert.pem").read_bytes() == before
+    assert not (tmp_path / "authority").exists()
+    shutil.rmtree(tmp_path / "worker")
+    with pytest.raises(HeadwayError, match=r"peers\.key"):
+        keep_certificates(tmp_path)
 
 
 @pytest.mark.parametrize("file", ["tls_key", "cluster_secret_file"])
