@@ -35,8 +35,6 @@ class Costs:
     """Seconds of a decode pass."""
     per_kv_token: float = 0.0
     """Seconds of a decode pass."""
-    reserved_tokens: float = 0.0
-    """KV tokens that a convertible decoder reserves for prompts (TokenScale, equation 6)."""
     profile: Profile | None = None
     """Velocities of the instances."""
 
@@ -46,7 +44,6 @@ class Costs:
         profile = instances[0][1]
         prefill = next((each for role, each in instances if role.prefills), None)
         decode = next((each for role, each in instances if role.decodes), None)
-        convertible = next((p for role, p in instances if role is Role.CONVERTIBLE), decode)
         first_pass = velocity = 0.0
         if prefill is not None:
             first_pass = prefill.pass_time.seconds(prefill.chunk_tokens / 2, 0, 0, 0)
@@ -58,7 +55,6 @@ class Costs:
             swap_per_token=2 * profile.swap_per_token if profile.host_capacity_tokens else 0.0,
             per_request=decode.pass_time.per_request if decode is not None else 0.0,
             per_kv_token=decode.pass_time.per_kv_token if decode is not None else 0.0,
-            reserved_tokens=convertible.reserved_tokens if convertible is not None else 0.0,
             profile=profile,
         )
 
@@ -133,7 +129,6 @@ def policy_settings(
         "placement",
         c=costs.per_request,
         d=costs.per_kv_token,
-        reserved_tokens=costs.reserved_tokens,
     )
     lingers = cast("type[Dispatching]", dispatch.answer.make).lingers
     return PolicySettings(

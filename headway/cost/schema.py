@@ -8,13 +8,15 @@ from dataclasses import dataclass, field, replace
 from headway.bounds import Bounded, between, over
 from headway.cost.buckets import BUCKET_NAMES, NUM_BUCKETS, Buckets
 from headway.cost.pass_time import PassTime
-from headway.cost.velocity import Memory, convertible_velocity, reserved_tokens
+from headway.cost.velocity import Memory, convertible_velocity
 from headway.errors import Code, HeadwayError, invalid, require_between, require_over
 
 MAKE_ONE = "`headway profile run --model MODEL --out FILE.toml`"
 """The command that makes a profile: what every error about a missing one names."""
 MEDIUM_TTFT_SLO = 0.4
 """Seconds for the first token of a medium prompt (TokenScale, table 1)."""
+TPOT_SLO = 0.1
+"""Seconds between tokens (TokenScale, table 1)."""
 _MOST = 1 << 40
 
 
@@ -103,12 +105,6 @@ class Profile(Bounded):
             return self._known("convertible_tokens_per_s", self.convertible_tokens_per_s)
         chunk = self._known("convertible_chunk_tokens", self.convertible_chunk_tokens)
         return convertible_velocity(chunk, decode_batch, tpot_slo)
-
-    @property
-    def reserved_tokens(self) -> float:
-        """KV that a convertible decoder keeps for prompts (equation 6); 0 without a V_conv."""
-        velocity = self.convertible_tokens_per_s
-        return 0.0 if velocity is None else reserved_tokens(velocity, MEDIUM_TTFT_SLO)
 
     def _known(self, name: str, value: float | None) -> float:
         if value is None:

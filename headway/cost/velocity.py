@@ -66,7 +66,7 @@ def reserved_tokens(velocity: float, ttft_slo: float) -> float:
 
 def takes_decode(kv_tokens: int, kv_capacity_tokens: int, reserved_tokens: float) -> bool:
     """Return whether new decode work leaves a convertible decoder's reserved memory M free."""
-    return kv_tokens <= kv_capacity_tokens - reserved_tokens
+    return reserved_tokens <= 0 or kv_tokens <= kv_capacity_tokens - reserved_tokens
 
 
 # --- measuring --------------------------------------------------------------------------

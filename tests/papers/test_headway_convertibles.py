@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
-from headway.cluster import Role, UnitLoad
+from headway.cluster import Role, UnitId, UnitLoad
+from headway.core.scheduler.instance import Instance
 from headway.core.scheduler.settings import SchedulerSettings
+from headway.policies import registry
 from headway.policies.dispatch import InstanceLoad, Turn
 from headway.policies.dispatch.sbs import CONVERTIBLE, SbsParams, StaggeredBatch
+from headway.policies.placement import DecodeUnit
+from headway.request import StreamKey
 from tests.fakes.scheduler_text import SchedulerHarness, make_info, make_request
 from tests.fakes.tokenscale import Prompt
 
 PASS = 0.05
+KEY = StreamKey("g", 1)
 SLOS = SbsParams(default_pass_time=PASS, prefill_tokens_per_s=10_000, margin=0.0)
 
 
@@ -178,3 +183,59 @@ def test_traffic_without_a_burst_never_reaches_a_convertible() -> None:
         cluster.wait(0.1)
     assert cluster.dispatched("k") == []
     assert sorted(cluster.dispatched("p")) == list(range(1, 41))
+
+
+# --- reserved memory (equation 6) -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    num_tokens: int = 10
+    key: StreamKey = KEY
+    arrival_at: float = 0.0
+    num_growth_tokens: int = 1
+    bucket: int = 0
+    barred: tuple[UnitId, ...] = ()
+
+
+def unit(worker_id: str, kv: int, reserved: float = 0.0) -> DecodeUnit:
+    return DecodeUnit(UnitId(worker_id, 0), 1, kv, 50, 100, 10, reserved_tokens=reserved)
+
+
+@pytest.mark.parametrize("name", ["min-cost", "bucket-balance", "least-kv", "lex", "pascal"])
+def test_every_placement_leaves_a_convertibles_reserve_to_prompts(name: str) -> None:
+    policy = registry.make("placement", name)
+    busy, reserved = unit("a", 900), unit("k", 501, reserved=500.0)
+    assert [c.unit.worker_id for c in policy.place([Prefilled()], [busy, reserved])] == ["a"]
+    barely = unit("k", 500, reserved=500.0)
+    assert [c.unit.worker_id for c in policy.place([Prefilled()], [busy, barely])] == ["k"]
+
+
+def test_an_answer_does_not_move_into_a_convertibles_reserve() -> None:
+    policy = registry.make("placement", "min-cost")
+    full, reserved = unit("a", 999), unit("k", 501, reserved=500.0)
+    assert policy.boundary(Prefilled(), full, [full, reserved]) is None
+
+
+def test_the_reserve_is_what_arrives_in_the_ttft_slo_at_the_chunk_less_the_batch() -> None:
+    """(100 − 30) / 0.1 s for 0.4 s are 280 tokens."""
+    info = make_info("k", Role.CONVERTIBLE)
+    convertible = Instance(info, 0.1)
+    convertible.report((UnitLoad(0, 0, 30, 720, 28),), now=0.0)
+    (found,) = convertible.decode_units()
+    assert found.reserved_tokens == pytest.approx(280)
+    assert found.is_open
+    convertible.report((UnitLoad(0, 0, 30, 721, 27),), now=0.0)
+    assert not convertible.decode_units()[0].is_open
+    assert not convertible.is_open(0)
+
+
+def test_a_small_pool_reserves_at_most_half() -> None:
+    convertible = Instance(make_info("k", Role.CONVERTIBLE, chunk=10_000), 0.1)
+    assert convertible.decode_units()[0].reserved_tokens == 500
+
+
+def test_other_decoders_reserve_nothing() -> None:
+    decoder = Instance(make_info("d", Role.DECODE), 0.1)
+    decoder.report((UnitLoad(0, 0, 30, 1000, 0),), now=0.0)
+    assert decoder.decode_units()[0].is_open

@@ -9,6 +9,8 @@ from math import inf
 
 from headway.blocks import blocks_for
 from headway.cluster import Role, UnitId, UnitLoad, WorkerInfo
+from headway.cost.schema import MEDIUM_TTFT_SLO, TPOT_SLO
+from headway.cost.velocity import convertible_velocity, reserved_tokens
 from headway.messages import Dispatch
 from headway.policies.dispatch import InstanceLoad
 from headway.policies.packing import Room
@@ -252,6 +254,19 @@ class Instance:
         """Return B, the tokens that decoding takes of a convertible's chunk; 0 elsewhere."""
         return load.num_running if self.info.role is Role.CONVERTIBLE else 0
 
+    def _reserved_tokens(self, load: UnitLoad) -> float:
+        """Return M of a convertible's unit, tokens (equation 6); at most half of its KV."""
+        if self.info.role is not Role.CONVERTIBLE:
+            return 0.0
+        info = self.info
+        velocity = convertible_velocity(info.chunk_tokens, self._decode_batch(load), TPOT_SLO)
+        wanted = reserved_tokens(velocity, MEDIUM_TTFT_SLO)
+        return min(wanted, info.num_blocks * info.block_size / 2)
+
+    def is_open(self, unit: int) -> bool:
+        """Return whether a unit takes more decode work."""
+        return self.takes_decode and self.decode_units()[unit].is_open
+
     def in_flight(self, unit: int) -> int:
         """Return U_flight in tokens: dispatched, not yet acknowledged."""
         return sum(
@@ -300,6 +315,7 @@ class Instance:
                     load.num_fresh_answering,
                     load.is_on_schedule,
                     is_convertible=self.info.role is Role.CONVERTIBLE,
+                    reserved_tokens=self._reserved_tokens(load),
                 )
             )
         return units

@@ -183,5 +183,5 @@ def _unit_report(instance: Instance, running: RunningRequests) -> UnitReport:
         ),
         future=np.asarray(running.future, dtype=np.float64) + arriving,
         num_tokens=sum(running.num_tokens) + arriving,
-        accepts=instance.takes_decode,
+        accepts=instance.is_open(running.unit),
     )

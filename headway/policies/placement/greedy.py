@@ -47,7 +47,7 @@ class Rooms:
         return None if min(wanted.values(), default=1) > self._most_free else wanted
 
     def able(self, request: Placeable) -> list[DecodeUnit]:
-        """Units that are not barred and have the blocks."""
+        """Units that are open, not barred and have the blocks."""
         wanted = self.wanted(request)
         if wanted is None:
             return []
@@ -57,6 +57,7 @@ class Rooms:
             for u in self._units
             if wanted[u.block_size, u.num_blocks] <= u.num_free_blocks
             and not (barred and u.unit in barred)
+            and u.is_open
         ]
 
 
@@ -157,7 +158,7 @@ def _take_best(
         entry = heappop(heap)
         unit = entry[2]
         has_room = wanted[unit.block_size, unit.num_blocks] <= unit.num_free_blocks
-        if not has_room or (barred and unit.unit in barred):
+        if not has_room or (barred and unit.unit in barred) or not unit.is_open:
             passed.append(entry)
         elif outliers.masks(unit):
             masked = masked or entry

@@ -47,6 +47,7 @@ class MinCost(Placement):
             unit
             for unit in units
             if unit.unit != here.unit
+            and unit.is_open
             and unit.kv_tokens + request.num_tokens <= self._params.alarm * unit.capacity_tokens
         ]
         if not able:

@@ -52,6 +52,7 @@ class PascalPlacement(Placement):
         """Algorithm 2: the fewest reasoning requests; None to stay."""
         if not self._params.migrates:
             return None
+        units = [unit for unit in units if unit.is_open or unit.unit == here.unit]
         compliant = [unit for unit in units if unit.is_on_schedule]
 
         def score(unit: DecodeUnit) -> tuple[float, ...]:

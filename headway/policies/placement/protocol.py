@@ -8,6 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from headway.blocks import blocks_for
 from headway.cluster import UnitId
+from headway.cost.velocity import takes_decode
 from headway.policies.packing.protocol import Packable
 
 
@@ -40,8 +41,8 @@ class DecodeUnit:
 
     ``host_tokens``: KV in host memory. ``num_reasoning`` is PASCAL's r_i, ``num_fresh_answering``
     a_i (answers within their first quantum), ``is_on_schedule`` t_i. ``bucket_counts``: requests
-    by bucket, as many as there are buckets, or none. ``is_convertible``: it keeps room for
-    prompts.
+    by bucket, as many as there are buckets, or none. ``reserved_tokens``: room that a convertible
+    decoder keeps for prompts (TokenScale, equation 6).
     """
 
     unit: UnitId
@@ -56,10 +57,16 @@ class DecodeUnit:
     is_on_schedule: bool = True
     bucket_counts: list[int] = field(default_factory=list)
     is_convertible: bool = False
+    reserved_tokens: float = 0.0
 
     def count_of(self, bucket: int) -> int:
         """Requests of a bucket."""
         return self.bucket_counts[bucket] if self.bucket_counts else 0
+
+    @property
+    def is_open(self) -> bool:
+        """False if it keeps what room it has for prompts: it takes no more decode work."""
+        return takes_decode(self.kv_tokens, self.capacity_tokens, self.reserved_tokens)
 
     @property
     def capacity_tokens(self) -> int:
