@@ -79,9 +79,7 @@ def run(args: argparse.Namespace) -> int:
         ours = ("--port", str(port), "--metrics-port", str(port + 2))
         options = up.parse([*_SHAPE, *ours, *args.service_flags])
         refuse_wrong_options(options, args.log_dir)
-        report = asyncio.run(
-            run_on_cluster(plan, options, args.log_dir, _say, proxied=bool(plan.kinds))
-        )
+        report = asyncio.run(run_on_cluster(plan, options, args.log_dir, _say))
     print("\n".join(["", *report.lines()]))
     if args.json is not None:
         report.write(args.json)

@@ -154,6 +154,7 @@ class Campaign:
         """Wait for quiet; ask for everything once more, and note what is not as before."""
         left = self.report.left
         if rig is not None:
+            left += rig.broken
             left += [f"{name} does not serve" for name in await rig.serving(_QUIET)]
         await self._load.ask_all()
         self._checker.finish(self._load.now())
@@ -181,11 +182,10 @@ class Campaign:
         return found
 
 
-async def run_on_cluster(
-    plan: Plan, options: ClusterOptions, log_folder: Path, say: Say, *, proxied: bool
-) -> Report:
+async def run_on_cluster(plan: Plan, options: ClusterOptions, log_folder: Path, say: Say) -> Report:
     """Start a cluster, run the campaign on it, and stop it."""
-    rig = Rig(options, log_folder, proxied=proxied)
+    certified = "certificates" in plan.kinds
+    rig = Rig(options, log_folder, proxied=bool(plan.kinds), certified=certified)
     say(f"starting a cluster; logs in {log_folder}/")
     endpoint = Endpoint.parse(f"http://{options.host}:{options.port}")
     async with rig:

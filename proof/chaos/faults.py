@@ -15,6 +15,7 @@ import redis.asyncio as redis
 from proof.chaos.proxy import Link
 from proof.chaos.rig import NoTargetError, Rig
 from services.runtime.failpoints import FAILPOINTS
+from services.runtime.identity.roles import ServiceRole
 
 SERVICES = ("scheduler", "worker", "predictor", "autoscaler")
 """Those that clients do not notice; a gateway's death ends its clients' connections."""
@@ -122,6 +123,27 @@ def _name(link: Link) -> str:
     return f"{link[0]} to {link[1]}"
 
 
+# --- certificates ---------------------------------------------------------------------
+
+
+async def certificates(rig: Rig, rng: random.Random) -> str:
+    """Swap a service's certificate: another of its authority, or for seconds a stranger's."""
+    if rig.certificates is None:
+        raise NoTargetError
+    with rig.target(rng, SERVICES) as process:
+        name, role = process.spec.service_id, ServiceRole(process.spec.service)
+        is_stranger = rng.random() < 0.5
+        rig.certificates.replace(role, name, by_stranger=is_stranger)
+        await rig.cut_off(name)
+        if is_stranger:
+            await asyncio.sleep(rng.uniform(0.2, 2.0))
+            if await rig.is_reached(process):
+                rig.broken.append(f"{name} is trusted with a stranger's certificate")
+            rig.certificates.replace(role, name)
+            return f"{name}: a stranger's, refused"
+        return f"{name}: issued again"
+
+
 # --- disk and store -------------------------------------------------------------------
 
 
@@ -206,6 +228,7 @@ FAULTS: Mapping[str, Fault] = MappingProxyType(
         "partition": partition,
         "delay": delay,
         "reset": reset,
+        "certificates": certificates,
         "disk-full": disk_full,
         "store-stopped": store_stopped,
         "store-killed": store_killed,

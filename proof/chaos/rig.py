@@ -8,14 +8,16 @@ import random
 import resource
 import signal
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import httpx
 import redis.asyncio as redis
 
 from headway.errors import HeadwayError
+from proof.chaos.certificates import Certificates
 from proof.chaos.proxy import Link, Proxy, Rules, find_dialler
 from services.local import prometheus
 from services.local.cluster import LocalCluster
@@ -23,9 +25,12 @@ from services.local.options import ClusterOptions
 from services.local.store import free_port
 from services.local.supervised import SupervisedProcess
 from services.runtime import failpoints
+from services.runtime.health import is_serving
+from services.runtime.identity.roles import ServiceRole
 
 _NAME = "chaos"
 _KIB = 1024
+_LONGEST_LOOK = 2.0  # seconds
 _SETTLED = 1.0  # seconds: shorter connections are health checks
 
 
@@ -39,15 +44,31 @@ class Rig:
     Only processes that this cluster has started are touched.
     """
 
-    def __init__(self, options: ClusterOptions, log_folder: Path, *, proxied: bool) -> None:
+    def __init__(
+        self, options: ClusterOptions, log_folder: Path, *, proxied: bool, certified: bool = False
+    ) -> None:
+        """``certified``: services know each other by certificates, else by the secret."""
         self.lines: list[str] = []
-        self.cluster = LocalCluster(options, log_folder, self.lines.append, name=_NAME)
+        self.certificates = Certificates(_NAME) if certified else None
+        with self.certificates.in_environment() if self.certificates else nullcontext():
+            self.cluster = LocalCluster(options, log_folder, self.lines.append, name=_NAME)
+        self._certify()
         self.rules = Rules()
+        self.broken: list[str] = []
+        """Promises beside the clients' that a fault has seen broken."""
         self._proxies: list[Proxy] = []
         self._busy: set[str] = set()
         self._store: redis.Redis | None = None
         if proxied:
             self._place_proxies()
+
+    def _certify(self) -> None:
+        for process in self.processes:
+            spec = process.spec
+            if self.certificates is not None and not spec.command:
+                issued = self.certificates.issue(ServiceRole(spec.service), spec.service_id)
+                options = [(f"--{name.replace('_', '-')}", str(issued[name])) for name in issued]
+                process.spec = replace(spec, flags=(*spec.flags, *chain(*options)))
 
     def _place_proxies(self) -> None:
         services = [each for each in self.processes if not each.spec.command]
@@ -84,6 +105,8 @@ class Rig:
         await self.cluster.stop()
         for proxy in self._proxies:
             await proxy.stop()
+        if self.certificates is not None:
+            self.certificates.close()
 
     # --- processes --------------------------------------------------------------------
 
@@ -201,6 +224,20 @@ class Rig:
         for connection in found:
             connection.reset()
         return len(found)
+
+    async def cut_off(self, service_id: str) -> None:
+        """Break every connection of a service: it has to show its certificate anew."""
+        for proxy in self._proxies:
+            for connection in list(proxy.connections):
+                if service_id in await connection.find_link():
+                    connection.reset()
+
+    async def is_reached(self, process: SupervisedProcess) -> bool:
+        """Return whether a service answers a caller that knows the cluster's authority."""
+        if not process.address:
+            return False
+        role = ServiceRole(process.spec.service)
+        return await is_serving(process.address, self.cluster.config, role, within=_LONGEST_LOOK)
 
     @property
     def store(self) -> redis.Redis:
