@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-_KINDS = ("http", "wire", "cores", "store")
+_KINDS = ("http", "schema", "wire", "cores", "store")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Register the options."""
     parser.epilog = "A finding is made small and saved. Exit status 1 where something was found."
     add = parser.add_argument
-    add("kind", choices=_KINDS, help="http: over sockets; wire: messages; cores: their order")
+    add(
+        "kind",
+        choices=_KINDS,
+        help="http: over sockets; schema: by /openapi.json; wire: messages; cores: their order",
+    )
     add("--inputs", type=int, default=10_000, metavar="N", help="how many (10000)")
     add("--seed", type=int, default=1, metavar="N", help="of all inputs (1)")
     add("--try", dest="file", type=Path, metavar="FILE", help="try one saved input alone")

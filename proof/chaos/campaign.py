@@ -65,6 +65,7 @@ class Campaign:
         self._load = Load(endpoint, jobs, self._checker, patience=plan.patience)
         self._began_at = 0.0
         self._running: set[asyncio.Task[None]] = set()
+        self._num_striking = 0
         self.report = Report(plan.seed)
 
     async def run(self, rig: Rig | None) -> Report:
@@ -108,7 +109,7 @@ class Campaign:
                 await asyncio.sleep(max(0.0, plan.seconds - self._since()))
                 return
             await asyncio.sleep(pause)
-            if len(self._running) >= plan.at_once:
+            if self._num_striking >= plan.at_once:
                 continue
             number += 1
             kind, own = rng.choice(plan.kinds), random.Random(f"{plan.seed}/{number}")
@@ -118,10 +119,13 @@ class Campaign:
 
     async def _inject(self, rig: Rig, kind: str, rng: random.Random) -> None:
         began_at = self._since()
+        self._num_striking += 1
         try:
             target = await FAULTS[kind](rig, rng)
         except NoTargetError:
             return
+        finally:
+            self._num_striking -= 1  # others may strike while this one's recovery is measured
         ended_at = self._since()
         recovery = await self._recovered()
         shown = "not within a minute" if recovery is None else f"after {recovery:.2f} s"

@@ -25,7 +25,7 @@ from services.local.tether import tethered
 from services.runtime.rooms import SHIPPED_MODEL, child_environment, module_command
 
 _START_PATIENCE = 60.0
-_PATIENCE = 15.0  # seconds for all answers; a head or body that never ends takes 0.3
+PATIENCE = 15.0  # seconds for all answers; a head or body that never ends takes 0.3
 _PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/v1/nothing", "*")
 _VALUES = (
     *("null", "true", "-1", "0", "1", "2", "1e400", "-0.0", "1.5", "NaN", "9" * 40, '""', '"x"'),
@@ -109,7 +109,7 @@ class HttpTarget:
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(url, body.encode(), headers)
         try:
-            with urllib.request.urlopen(request, timeout=_PATIENCE) as response:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as response:
                 return bool(response.status == 200)
         except (OSError, urllib.error.URLError):
             return False
@@ -152,7 +152,7 @@ class HttpTarget:
         try:
             read = self._exchange(given)
         except TimeoutError:
-            return f"no end of the answers within {_PATIENCE:g} s"
+            return f"no end of the answers within {PATIENCE:g} s"
         except OSError as error:
             if any(each.poll() is not None for each in self._processes):
                 return "the gateway's process has ended"
@@ -165,8 +165,8 @@ class HttpTarget:
 
     def _exchange(self, given: bytes) -> bytes:
         address = ("127.0.0.1", self._port)
-        deadline = time.monotonic() + _PATIENCE
-        with socket.create_connection(address, timeout=_PATIENCE) as connection:
+        deadline = time.monotonic() + PATIENCE
+        with socket.create_connection(address, timeout=PATIENCE) as connection:
             connection.sendall(given + _LAST)
             read = []
             while piece := connection.recv(65_536):

@@ -25,10 +25,10 @@ pytestmark = [
     pytest.mark.system,
     pytest.mark.slow,
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
 ]
 
-PATIENCE = 120.0
+PATIENCE = 240.0
 PROCESS = {
     "gateway": "gateway",
     "scheduler": "scheduler",

@@ -75,7 +75,7 @@ def test_no_order_of_messages_breaks_a_core(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["http", "store"])
+@pytest.mark.parametrize("kind", ["http", "schema", "store"])
 def test_a_real_gateway_and_a_real_store_take_what_is_damaged(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
