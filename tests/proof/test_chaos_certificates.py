@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 
 from proof.chaos.certificates import Certificates
 from services.runtime.config import ServiceConfig
@@ -19,7 +21,7 @@ async def test_a_service_is_reached_but_with_a_strangers_certificate() -> None:
         caller = ServiceConfig(cluster="chaos")
     assert caller.tls_cert is not None
     assert ServiceConfig().tls_cert is None
-    issued = certificates.issue(WORKER, "w")
+    issued: Mapping[str, Any] = certificates.issue(WORKER, "w")
     server = GrpcServer(ServiceConfig(cluster="chaos", listen="127.0.0.1:0", **issued))
     address = await server.start()
     await server.set_serving(True)
