@@ -161,3 +161,21 @@ def test_the_pipeline_moves_an_answer_only_from_a_full_unit_to_one_with_room() -
     assert choice.unit.worker_id == "b"
     assert MinCost().boundary(Reasoned(), full, [full, busy]) is None
     assert MinCost().boundary(Reasoned(), busy, [full, free, busy]) is None
+
+
+def test_where_neither_has_room_an_answer_goes_to_a_third_that_has() -> None:
+    here, chosen, roomy = unit("a", 1000, reasoning=5), unit("b", 950), unit("c", 100, reasoning=2)
+    assert answers_at(here, chosen, roomy) == "c"
+    assert answers_at(here, chosen, roomy, adaptive=False) == "b"
+
+
+def test_an_answer_does_not_stay_on_a_full_instance_for_a_reader_who_waits_elsewhere() -> None:
+    here = unit("a", 1000, reasoning=5)
+    assert answers_at(here, unit("b", 100, on_schedule=False)) == "b"
+    assert answers_at(here, unit("b", 950, on_schedule=False)) == "stays"
+
+
+def test_kv_that_waits_in_host_memory_for_blocks_leaves_no_room_for_an_answer() -> None:
+    here = unit("a", 500, host=600, reasoning=5)
+    assert answers_at(here, unit("b", 100, on_schedule=False)) == "b"
+    assert answers_at(unit("a", 100, reasoning=5), unit("b", 500, host=600)) == "stays"

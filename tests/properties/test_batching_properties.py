@@ -24,6 +24,7 @@ BOUNDED = ("clocks", "headway", "uniboost", "uniboost-memguard")
 
 SMALL: dict[str, dict[str, Any]] = {
     "clocks": {"k": K, "quantum": 2, "critical_slack": 0.1, "resume_slack": 0.3},
+    "one-clock": {"quantum": 2, "critical_slack": 0.1, "resume_slack": 0.3},
     "headway": {"k": K, "slack_step": 0.05, "critical_slack": 0.1},
     "ltr": {"patience": 0.5, "quantum": 5},
     "pascal": {"quantum": 5, "demote_tokens": 20},

@@ -20,7 +20,7 @@ is later by more than the swap costs. MemGuard's credit allows that once a level
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, inf, isfinite
+from math import inf
 
 from headway.bounds import between
 from headway.errors import require_between
@@ -28,10 +28,9 @@ from headway.policies.answer import Answer
 from headway.policies.batching.boost import ServiceTime
 from headway.policies.batching.memguard import CreditParams, MemGuard
 from headway.policies.batching.protocol import Candidate, Ranked
+from headway.policies.batching.reader_clock import PassTime, ReaderClocks
 from headway.request import Phase, StreamKey
 
-_SOON = 1e-3  # seconds; no rank ends at once
-_MEMORY, _DRIFT = 0.98, 1.25  # of the mean pass time
 _CRITICAL, _BY_AGE, _SUPPLIED = 0.0, 1.0, 2.0
 
 
@@ -57,43 +56,6 @@ class ClocksParams(CreditParams):
         require_between("resume_slack", self.resume_slack, self.critical_slack, 60)
 
 
-class PassTime:
-    """The mean duration of a pass, over the last fifty or so.
-
-    It is adopted when it has drifted by a quarter, so that ranks hold for a while.
-    """
-
-    def __init__(self) -> None:
-        self._sum = self._weight = 0.0
-        self.seconds = 0.0
-
-    def passed(self, pass_time: float, num_steps: int) -> bool:
-        """Count ``num_steps`` equal passes; return whether the mean was adopted anew."""
-        if not (isfinite(pass_time) and pass_time > 0.0):
-            return False
-        kept = _MEMORY**num_steps
-        self._sum = kept * self._sum + (1 - kept) * pass_time
-        self._weight = kept * self._weight + (1 - kept)
-        mean = self._sum / self._weight
-        if self.seconds and 1 / _DRIFT < mean / self.seconds < _DRIFT:
-            return False
-        self.seconds = mean
-        return True
-
-
-@dataclass(slots=True)
-class _Clock:
-    """A reader as last looked at; that look counts until its tokens or its time are over."""
-
-    is_critical: bool
-    in_hand_until: float
-    until_tokens: float
-    until_at: float
-
-    def counts(self, candidate: Candidate, now: float) -> bool:
-        return candidate.attained_tokens < self.until_tokens and now < self.until_at
-
-
 class Clocks(MemGuard):
     """Critical readers first, then age against service, then supplied readers."""
 
@@ -101,7 +63,7 @@ class Clocks(MemGuard):
         self._params = params = params or ClocksParams()
         super().__init__(params, ServiceTime())
         self._pass_time = PassTime()
-        self._clocks: dict[StreamKey, _Clock] = {}
+        self._clocks = ReaderClocks(params)
         self._epoch = 0
 
     @property
@@ -116,14 +78,14 @@ class Clocks(MemGuard):
 
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
         """Rank by class, then seconds."""
-        until = candidate.attained_tokens + self._tokens_left(candidate)
+        until = candidate.attained_tokens + self._clocks.tokens_left(candidate)
         if candidate.opens_answer:
             if candidate.num_output_tokens:
                 until = candidate.attained_tokens + 1
             return Ranked((_CRITICAL, candidate.arrival_at), until)
         if candidate.phase is not Phase.ANSWERING or not candidate.is_read:
             return Ranked((_BY_AGE, self._age(candidate, self._params.order_slowdown)), until)
-        clock = self._look(candidate, now)
+        clock = self._clocks.look(candidate, now)
         if clock.is_critical:
             return Ranked((_CRITICAL, candidate.arrival_at), clock.until_tokens)
         if candidate.running:
@@ -134,7 +96,7 @@ class Clocks(MemGuard):
 
     def gain(self, victim: Candidate, for_: Candidate) -> float:
         """Seconds by which the victim has had more for its age; many for a critical request."""
-        if self._is_urgent(for_) and not self._is_urgent(victim):
+        if self._clocks.is_urgent(for_) and not self._clocks.is_urgent(victim):
             return inf
         slowdown = self._params.keep_slowdown
         return self._age(victim, slowdown) - self._age(for_, slowdown)
@@ -142,44 +104,12 @@ class Clocks(MemGuard):
     def forget(self, key: StreamKey) -> None:
         """Forget its credits and its reader."""
         super().forget(key)
-        self._clocks.pop(key, None)
-
-    def _look(self, candidate: Candidate, now: float) -> _Clock:
-        """Return what counts of its reader; who was critical stays so until ``resume_slack``."""
-        clock, params = self._clocks.get(candidate.key), self._params
-        if clock is not None and clock.counts(candidate, now):
-            return clock
-        was_critical = clock is None or clock.is_critical
-        slack = candidate.in_hand_until - now
-        if slack < (params.resume_slack if was_critical else params.critical_slack):
-            lacking = ceil((params.resume_slack - max(slack, 0.0)) / params.reader_pace)
-            until_tokens, until_at = candidate.attained_tokens + max(1, lacking), inf
-        else:
-            until_tokens = candidate.attained_tokens + self._tokens_left(candidate)
-            until_at = max(candidate.in_hand_until - params.critical_slack, now + _SOON)
-        found = _Clock(until_at == inf, candidate.in_hand_until, until_tokens, until_at)
-        self._clocks[candidate.key] = found
-        return found
-
-    def _is_urgent(self, candidate: Candidate) -> bool:
-        """Return whether it was ranked critical."""
-        if candidate.opens_answer:
-            return True
-        if candidate.phase is not Phase.ANSWERING or not candidate.is_read:
-            return False
-        clock = self._clocks.get(candidate.key)
-        return clock is None or clock.is_critical
+        self._clocks.forget(key)
 
     def _age(self, candidate: Candidate, slowdown: float) -> float:
         """Return the arrival plus weighted service, s since the epoch, in steps of a quantum."""
-        num_tokens = (
-            candidate.num_output_tokens - candidate.num_output_tokens % self._params.quantum
-        )
-        return candidate.arrival_at + slowdown * num_tokens * self._pass_time.seconds
-
-    def _tokens_left(self, candidate: Candidate) -> int:
-        """Return the output tokens until the next quantum."""
-        return self._params.quantum - candidate.num_output_tokens % self._params.quantum
+        solo = self._clocks.num_whole(candidate) * self._pass_time.seconds
+        return candidate.arrival_at + slowdown * solo
 
 
 ANSWER = Answer("clocks", Clocks, "Headway, places and blocks by their own clocks", ClocksParams)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headway.blocks import blocks_for
 from headway.bounds import Bounded, between
 from headway.policies.answer import Answer
 from headway.policies.placement.greedy import by_arrival, place_greedily
@@ -34,6 +35,12 @@ def _first_choice(unit: DecodeUnit) -> tuple[float, ...]:
     return float(not unit.is_on_schedule), unit.kv_tokens + unit.host_tokens
 
 
+def _score(unit: DecodeUnit, here: DecodeUnit, *, counts_fresh: bool = False) -> tuple[float, ...]:
+    """Algorithm 2: the fewest that reason, the least KV, the present unit."""
+    busy = unit.num_reasoning + (unit.num_fresh_answering if counts_fresh else 0)
+    return busy, unit.kv_tokens + unit.host_tokens, unit.unit != here.unit
+
+
 class PascalPlacement(Placement):
     """New requests where readers do not wait and KV is least, answers where reasoning is least."""
 
@@ -49,25 +56,35 @@ class PascalPlacement(Placement):
     def boundary(
         self, request: R, here: DecodeUnit, units: Sequence[DecodeUnit]
     ) -> Choice[R] | None:
-        """Algorithm 2: the fewest reasoning requests; None to stay."""
+        """Algorithm 2, the adaptive rule, and a unit with room instead of two without; or stay."""
         if not self._params.migrates:
             return None
         units = [unit for unit in units if unit.is_open or unit.unit == here.unit]
+        best = self._least_reasoning(units, here)
+        if self._params.adaptive and not self._takes(request, best, here):
+            if self._takes(request, here, here):
+                return None
+            able = [unit for unit in units if self._takes(request, unit, here)]
+            best = self._least_reasoning(able, here) if able else best
+        return None if best.unit == here.unit else Choice(request, best.unit, _score(best, here))
+
+    def _least_reasoning(self, units: Sequence[DecodeUnit], here: DecodeUnit) -> DecodeUnit:
+        """Algorithm 2: of the units where no reader waits, the one with the fewest that reason."""
         compliant = [unit for unit in units if unit.is_on_schedule]
+        return min(
+            compliant or units, key=lambda u: (_score(u, here, counts_fresh=not compliant), u.unit)
+        )
 
-        def score(unit: DecodeUnit) -> tuple[float, ...]:
-            busy = unit.num_reasoning + (0 if compliant else unit.num_fresh_answering)
-            return busy, unit.kv_tokens + unit.host_tokens, unit.unit != here.unit
-
-        best = min(compliant or units, key=lambda unit: (score(unit), unit.unit))
-        if best.unit == here.unit:
-            return None
-        if self._params.adaptive and self._has_room(here) and not self._fits(request, best):
-            return None
-        return Choice(request, best.unit, score(best))
+    def _takes(self, request: R, unit: DecodeUnit, here: DecodeUnit) -> bool:
+        """Return whether the answer has room there; one that stays needs a block."""
+        return self._has_room(unit) if unit.unit == here.unit else self._fits(request, unit)
 
     def _has_room(self, unit: DecodeUnit, num_wanted: int = 1) -> bool:
-        """Return whether so many blocks leave the headroom free; an answer that stays needs one."""
+        """Return whether so many blocks leave the headroom free; an answer that stays needs one.
+
+        Whoever has lost its blocks to others comes back before an answer: its KV counts as well.
+        """
+        num_wanted += blocks_for(unit.host_tokens, unit.block_size)
         return unit.num_free_blocks - num_wanted >= self._params.headroom * unit.num_blocks
 
     def _fits(self, request: R, unit: DecodeUnit) -> bool:
