@@ -41,7 +41,7 @@ def test_star_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pascal_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pascal, "NUM_REQUESTS", 40)
     claims = pascal.reproduce([1], 1)
-    assert len(claims) == 18
+    assert len(claims) == 22
     assert is_told([c for c in claims if "adaptive" not in c.claim])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.studies import sbs, sbs_decode
+from bench.studies import pascal, sbs, sbs_decode
 from bench.studies.claims import Claim, PerSeed, change, run_all
 from bench.studies.runs import Job
 
@@ -77,3 +77,13 @@ def test_placement_by_load_evens_out_what_round_robin_leaves_uneven(rule: str) -
     theirs = sbs_decode.measure(Job("every pass", "round-robin", 0.0, seed=1))
     assert ours["sigma"] < theirs["sigma"]
     assert ours["tokens_per_s"] > theirs["tokens_per_s"]
+
+
+@pytest.mark.parametrize(
+    ("num_values", "expected"),
+    [(9, 9.0), (10, 10.0), (19, 18.0), (20, 20.0), (99, 95.0), (100, 100.0)],
+)
+def test_the_tail_of_a_bin_is_the_papers_percentile_for_its_size(
+    num_values: int, expected: float
+) -> None:
+    assert pascal.tail([float(n + 1) for n in range(num_values)]) == expected
