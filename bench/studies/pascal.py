@@ -229,11 +229,11 @@ def _migration(found: Results, rate: float) -> Iterator[Claim]:
             before,
             ours,
             holds=ours.mean < before.mean,
-            note=f"without {before.mean:.3g}, with {ours.mean:.3g}: answers gather where few reason,"
-            " and their KV grows there",
+            note=f"without {before.mean:.3g}, with {ours.mean:.3g}; {_GATHER}",
         )
 
 
+_GATHER = "answers gather where few reason, and their KV grows there"
 _QUANTUM = "a first answering token falls in the first quantum and is rarely the one that waits"
 
 
