@@ -51,11 +51,13 @@ _HOST_TOKENS = 400_000
 _PACE = 0.1
 FCFS, RR, OURS = "fcfs", "rr", "pascal"
 STAYS, ALWAYS = "pascal without migration", "pascal without the adaptive rule"
+FROM_FULL = "pascal, answers leave full units only"
 SYSTEMS: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
         OURS: {},
         STAYS: {"migrates": False},
         ALWAYS: {"adaptive": False},
+        FROM_FULL: {"from_full": True},
     }
 )
 
@@ -229,7 +231,8 @@ def _migration(found: Results, rate: float) -> Iterator[Claim]:
             before,
             ours,
             holds=ours.mean < before.mean,
-            note=f"without {before.mean:.3g}, with {ours.mean:.3g}; {_GATHER}",
+            note=f"without {before.mean:.3g}, with {ours.mean:.3g}, from full units only "
+            f"{found.sample(SCENARIO, FROM_FULL, rate, figure).mean:.3g}; {_GATHER}",
         )
 
 

@@ -179,3 +179,12 @@ def test_kv_that_waits_in_host_memory_for_blocks_leaves_no_room_for_an_answer() 
     here = unit("a", 500, host=600, reasoning=5)
     assert answers_at(here, unit("b", 100, on_schedule=False)) == "b"
     assert answers_at(unit("a", 100, reasoning=5), unit("b", 500, host=600)) == "stays"
+
+
+def test_answers_may_be_told_to_leave_full_instances_only() -> None:
+    policy = PascalPlacement(PascalPlacementParams(from_full=True))
+    roomy, full, empty = unit("a", 100, reasoning=5), unit("a", 1000, reasoning=5), unit("b", 100)
+    assert policy.boundary(Reasoned(), roomy, [roomy, empty]) is None
+    choice = policy.boundary(Reasoned(), full, [full, empty])
+    assert choice is not None
+    assert choice.unit.worker_id == "b"

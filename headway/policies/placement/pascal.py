@@ -22,11 +22,13 @@ from headway.policies.placement.protocol import (
 class PascalPlacementParams(Bounded):
     """``migrates``: whether answers may be given elsewhere than where the reasoning was.
     ``adaptive``: whether a request stays where there is room, if the chosen unit has none.
+    ``from_full``: whether an answer leaves only a unit that has no room for it.
     ``headroom``: the share of a unit's blocks that must stay free for it to have room.
     """
 
     migrates: bool = True
     adaptive: bool = True
+    from_full: bool = False
     headroom: float = between(0, 1, default=0.1)
 
 
@@ -58,6 +60,8 @@ class PascalPlacement(Placement):
     ) -> Choice[R] | None:
         """Algorithm 2, the adaptive rule, and a unit with room instead of two without; or stay."""
         if not self._params.migrates:
+            return None
+        if self._params.from_full and self._takes(request, here, here):
             return None
         units = [unit for unit in units if unit.is_open or unit.unit == here.unit]
         best = self._least_reasoning(units, here)
