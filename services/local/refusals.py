@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 from pathlib import Path
 
 from headway.core.settings import require_policies
@@ -86,12 +87,22 @@ def refuse_wrong_configurations(options: ClusterOptions) -> None:
 
 
 def refuse_log_folder(folder: Path) -> None:
-    """Raise HeadwayError for a folder that cannot be made or written to."""
+    """Raise HeadwayError for a folder that cannot be made or written to, or is open to others.
+
+    Who can write there could choose the cluster's secret, or have logs written elsewhere.
+    """
     there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not there.is_dir():
         raise invalid("--log-dir", str(folder), f"a folder: {there} is a file")
     if not os.access(there, os.W_OK | os.X_OK):
         raise invalid("--log-dir", str(folder), f"a folder to write to: {there} is not")
+    found = folder.stat() if folder.exists() else None
+    if found and found.st_uid not in (0, os.geteuid()):
+        limit = f"a folder of your own: it belongs to the user with id {found.st_uid}"
+        raise invalid("--log-dir", str(folder), limit)
+    if found and found.st_mode & stat.S_IWOTH:
+        limit = f"a folder that not everybody may write to: chmod o-w {folder}"
+        raise invalid("--log-dir", str(folder), limit)
 
 
 def refuse_taken_ports(options: ClusterOptions) -> None:

@@ -23,6 +23,13 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),  # two servers on one port would share it silently
     ("grpc.server.max_pending_requests", 16_384),
 )
+_CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_concurrent_streams", 256),  # of a connection; a client's further calls wait
+    ("grpc.http2.max_ping_strikes", 2),
+    ("grpc.max_metadata_size", 8192),
+    ("grpc.absolute_max_metadata_size", 16_384),
+)
+"""Bounds for callers that are not trusted: gRPC has none on the calls of a connection."""
 
 
 class GrpcServer:
@@ -38,7 +45,8 @@ class GrpcServer:
         self._tls = tls_source(config, for_clients=for_clients)
         self._port = ""
         guard = Guard(self._identify())
-        self._server = grpc.aio.server(options=_OPTIONS, interceptors=(guard,))
+        options = (*_OPTIONS, *(_CLIENT_OPTIONS if for_clients else ()))
+        self._server = grpc.aio.server(options=options, interceptors=(guard,))
         self._health = health.aio.HealthServicer()
         self._names: list[str] = []
         self._address = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -105,6 +106,21 @@ def test_flags_of_a_service_reach_it_and_no_other() -> None:
             assert load_config(GatewayConfig, spec.flags).max_waiting == 9
         else:
             assert not any("host-kv" in flag or "max-waiting" in flag for flag in spec.flags)
+
+
+def test_a_run_folder_that_others_may_write_to_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    flags = ("--port", str(free_port(2)), "--log-dir", str(folder))
+    folder.chmod(0o777)
+    assert f"chmod o-w {folder}" in said_of(capsys, *flags)
+    if os.getuid() == 0:
+        folder.chmod(0o755)
+        os.chown(folder, 65_534, 65_534)
+        assert "belongs to the user with id 65534" in said_of(capsys, *flags)
+    assert list(folder.iterdir()) == []
 
 
 def listens(config: ServiceConfig) -> set[str]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import socket
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,41 @@ async def test_reflection_lists_services_where_it_is_turned_on() -> None:
             names = {service.name for service in reply.list_services_response.service}
             assert "grpc.health.v1.Health" in names
             break
+    await server.stop(0)
+
+
+async def streams_allowed(address: str) -> int:
+    """How many streams a server lets one connection open, by its first SETTINGS (RFC 9113)."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+    async with asyncio.timeout(60):
+        head = await reader.readexactly(9)
+        settings = await reader.readexactly(int.from_bytes(head[:3], "big"))
+    writer.close()
+    assert head[3] == 4
+    found = struct.iter_unpack(">HI", settings)
+    return next((int(value) for name, value in found if name == 3), 2**32)
+
+
+async def test_a_client_opens_only_so_many_streams_on_a_connection() -> None:
+    server, internal = GrpcServer(config(), for_clients=True), GrpcServer(config())
+    assert await streams_allowed(await server.start()) == 256
+    assert await streams_allowed(await internal.start()) > 10_000, "gateways need one for each call"
+    await server.stop(0)
+    await internal.stop(0)
+
+
+async def test_metadata_without_end_is_refused() -> None:
+    server = GrpcServer(config(), for_clients=True)
+    address = await server.start()
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for size, is_taken in ((1000, True), (40_000, False)):
+            call = stub.Check(
+                health_pb2.HealthCheckRequest(), metadata=(("k", "v" * size),), timeout=60
+            )
+            assert ((await call.code()) is grpc.StatusCode.OK) is is_taken
     await server.stop(0)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from cryptography import x509
 from google.protobuf.descriptor import FileDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
@@ -15,6 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 import protos
 from headway.errors import Code, HeadwayError
 from proof.chaos.proxy import Proxy, Rules
+from services.local import certificates
 from services.local.store import free_port
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
@@ -253,6 +255,26 @@ async def test_a_clients_certificate_is_a_client_whatever_it_says(tmp_path: Path
     async with open_channel(address, peer, ServiceRole.GATEWAY) as channel:
         code, _ = await code_of(channel, "/headway.v1.TokenSink/Attach")
         assert code is grpc.StatusCode.UNAVAILABLE
+    await server.stop(0)
+
+
+async def test_a_certificate_with_two_roles_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, names = tmp_path / "tls", certificates._names
+    server, _, address = await served(certified(files, ServiceRole.WORKER))
+
+    def both(cluster: str, role: ServiceRole, name: str, hosts: Any) -> list[x509.GeneralName]:
+        other = x509.UniformResourceIdentifier(spiffe_id(cluster, ServiceRole.SCHEDULER, name))
+        return [*names(cluster, role, name, hosts), other]
+
+    monkeypatch.setattr(certificates, "_names", both)
+    double = certified(files, ServiceRole.OPERATOR, "double")
+    async with open_channel(address, double, ServiceRole.WORKER) as channel:
+        for method in ("/headway.v1.Worker/Control", "/headway.v1.Worker/SetRole"):
+            code, message = await code_of(channel, method)
+            assert code is grpc.StatusCode.PERMISSION_DENIED
+            assert "'nobody'" in message
     await server.stop(0)
 
 
