@@ -110,6 +110,7 @@ class ExplainedDecision:
     others: tuple[tuple[str, tuple[float, ...], int], ...]
     together_with: tuple[str, ...]
     num_left: int
+    constants: tuple[tuple[str, float, str], ...] = ()
 
     def text(self) -> str:
         """Return a paragraph for people."""
@@ -127,6 +128,9 @@ class ExplainedDecision:
             lines.append(f"{'':16} {mark} {unit:<20} {shown}, {num_free} free blocks")
         if len(self.others) > MOST_OTHERS:
             lines.append(f"{'':18} and {len(self.others) - MOST_OTHERS} more")
+        if self.constants:
+            used = ", ".join(f"{name} {value:.3g} ({of})" for name, value, of in self.constants)
+            lines.append(f"{'':18} constants: {used}")
         return "\n".join(lines)
 
 
@@ -160,4 +164,8 @@ def _read_decision(request_id: str, decision: dict[str, Any]) -> Iterator[Explai
             others=tuple(sorted(others, key=lambda o: (o[0] != unit, o[0]))),
             together_with=tuple(n for n in names if n != request_id),
             num_left=int(decision["left"]),
+            constants=tuple(
+                (str(name), float(value), str(source))
+                for name, value, source in decision.get("constants", ())
+            ),
         )

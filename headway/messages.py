@@ -7,7 +7,7 @@ Each message of ``protos/`` that a core reads or writes has its dataclass here. 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import inf
 
 from headway.cluster import Role, UnitLoad, WorkerInfo
@@ -15,6 +15,7 @@ from headway.errors import Code, require_between
 from headway.request import FinishReason, Request, StreamKey, TokenLogprobs
 
 MIN_GAMMA, MAX_GAMMA = 1e-9, 1e9  # 1/s
+MAX_COST = 3600.0  # seconds
 
 # --- gateway and scheduler ------------------------------------------------------------
 
@@ -211,6 +212,27 @@ class FinishedRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredCosts:
+    """Costs that a worker has measured while it serves: coefficients of its pass time, seconds.
+
+    ``base`` of a pass, per prompt token, per token × token of context, per decoding request and per
+    KV token. ``swap_per_token``: to host memory or back. 0 where nothing is known. Values that are
+    no times are refused (HeadwayError).
+    """
+
+    base: float = 0.0
+    per_prefill_token: float = 0.0
+    per_prefill_context: float = 0.0
+    per_request: float = 0.0
+    per_kv_token: float = 0.0
+    swap_per_token: float = 0.0
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            require_between(each.name, getattr(self, each.name), 0.0, MAX_COST)
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """A worker's description and requests; its first message to a scheduler."""
 
@@ -218,6 +240,7 @@ class Snapshot:
     loads: tuple[UnitLoad, ...]
     held: tuple[HeldRequest, ...] = ()
     draining: bool = False
+    costs: MeasuredCosts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +298,8 @@ class EndForward:
     """Running requests whose reasoning has just ended."""
     work: tuple[PassWork, ...] = ()
     """Passes since the last report, if asked for: those with prompt tokens, and those without."""
+    costs: MeasuredCosts | None = None
+    """Costs as measured by now; None if they have not changed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -424,6 +424,7 @@ class Snapshot(_message.Message):
     LOADS_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    COSTS_FIELD_NUMBER: _builtins.int
     draining: _builtins.bool
     @_builtins.property
     def info(self) -> _common_pb2.WorkerInfo: ...
@@ -431,6 +432,10 @@ class Snapshot(_message.Message):
     def loads(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.UnitLoad]: ...
     @_builtins.property
     def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldRequest]: ...
+    @_builtins.property
+    def costs(self) -> Global___MeasuredCosts:
+        """absent: nothing measured"""
+
     def __init__(
         self,
         *,
@@ -438,14 +443,56 @@ class Snapshot(_message.Message):
         loads: _abc.Iterable[_common_pb2.UnitLoad] | None = ...,
         held: _abc.Iterable[Global___HeldRequest] | None = ...,
         draining: _builtins.bool = ...,
+        costs: Global___MeasuredCosts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["info", b"info"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "info", b"info"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "held", b"held", "info", b"info", "loads", b"loads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "draining", b"draining", "held", b"held", "info", b"info", "loads", b"loads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Snapshot: _TypeAlias = Snapshot  # noqa: Y015
+
+@_typing.final
+class MeasuredCosts(_message.Message):
+    """What passes cost here, as measured while serving; seconds, 0 to 3600, and 0 where unknown."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BASE_FIELD_NUMBER: _builtins.int
+    PER_PREFILL_TOKEN_FIELD_NUMBER: _builtins.int
+    PER_PREFILL_CONTEXT_FIELD_NUMBER: _builtins.int
+    PER_REQUEST_FIELD_NUMBER: _builtins.int
+    PER_KV_TOKEN_FIELD_NUMBER: _builtins.int
+    SWAP_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    base: _builtins.float
+    """of a pass"""
+    per_prefill_token: _builtins.float
+    per_prefill_context: _builtins.float
+    """a token of a chunk × a token before the chunk"""
+    per_request: _builtins.float
+    """that decodes"""
+    per_kv_token: _builtins.float
+    """of those"""
+    swap_per_token: _builtins.float
+    """to host memory, or back"""
+    def __init__(
+        self,
+        *,
+        base: _builtins.float = ...,
+        per_prefill_token: _builtins.float = ...,
+        per_prefill_context: _builtins.float = ...,
+        per_request: _builtins.float = ...,
+        per_kv_token: _builtins.float = ...,
+        swap_per_token: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "per_kv_token", b"per_kv_token", "per_prefill_context", b"per_prefill_context", "per_prefill_token", b"per_prefill_token", "per_request", b"per_request", "swap_per_token", b"swap_per_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasuredCosts: _TypeAlias = MeasuredCosts  # noqa: Y015
 
 @_typing.final
 class HeldRequest(_message.Message):
@@ -523,6 +570,7 @@ class EndForward(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     ANSWERING_FIELD_NUMBER: _builtins.int
     WORK_FIELD_NUMBER: _builtins.int
+    COSTS_FIELD_NUMBER: _builtins.int
     pass_id: _builtins.int
     pass_time: _builtins.float
     """seconds; 0: no pass ran (news between passes)"""
@@ -546,6 +594,10 @@ class EndForward(_message.Message):
     def work(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PassWork]:
         """since the last report: with prompt tokens, and without"""
 
+    @_builtins.property
+    def costs(self) -> Global___MeasuredCosts:
+        """absent: as reported before"""
+
     def __init__(
         self,
         *,
@@ -557,10 +609,11 @@ class EndForward(_message.Message):
         finished: _abc.Iterable[Global___FinishedRequest] | None = ...,
         answering: _abc.Iterable[Global___HeldRequest] | None = ...,
         work: _abc.Iterable[_common_pb2.PassWork] | None = ...,
+        costs: Global___MeasuredCosts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answering", b"answering", "dispatch_ids", b"dispatch_ids", "finished", b"finished", "loads", b"loads", "pass_id", b"pass_id", "pass_time", b"pass_time", "prefilled", b"prefilled", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answering", b"answering", "costs", b"costs", "dispatch_ids", b"dispatch_ids", "finished", b"finished", "loads", b"loads", "pass_id", b"pass_id", "pass_time", b"pass_time", "prefilled", b"prefilled", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

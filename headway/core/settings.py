@@ -2,61 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
-from headway.cluster import Role
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.core.worker.settings import WorkerSettings
-from headway.cost.schema import Profile
-from headway.cost.velocity import prefill_velocity
+from headway.cost.costs import Costs
+from headway.errors import Code, HeadwayError
 from headway.policies import registry
 from headway.policies.answer import Answer
 from headway.policies.batching import Batching
 from headway.policies.batching.gamma_ada import GammaFit
 from headway.policies.dispatch import Dispatching
 from headway.policies.estimation import Estimation
-from headway.presets import Preset
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Costs of the instances, for policies that need them; 0 or None if unknown."""
-
-    first_pass: float = 0.0
-    """Seconds of a pass over half a chunk, before any report."""
-    prefill_tokens_per_s: float = 0.0
-    """V_P of a prefiller."""
-    swap_per_token: float = 0.0
-    """Seconds to host memory and back."""
-    per_request: float = 0.0
-    """Seconds of a decode pass."""
-    per_kv_token: float = 0.0
-    """Seconds of a decode pass."""
-    profile: Profile | None = None
-    """Velocities of the instances."""
-
-    @classmethod
-    def of(cls, instances: Sequence[tuple[Role, Profile]]) -> Costs:
-        """Return the costs of instances with these profiles; the first of a role stands for all."""
-        profile = instances[0][1]
-        prefill = next((each for role, each in instances if role.prefills), None)
-        decode = next((each for role, each in instances if role.decodes), None)
-        first_pass = velocity = 0.0
-        if prefill is not None:
-            first_pass = prefill.pass_time.seconds(prefill.chunk_tokens / 2, 0, 0, 0)
-            measured = prefill.prefill_tokens_per_s
-            velocity = measured or prefill_velocity(prefill.pass_time, prefill.memory)
-        return cls(
-            first_pass=first_pass,
-            prefill_tokens_per_s=velocity,
-            swap_per_token=2 * profile.swap_per_token if profile.host_capacity_tokens else 0.0,
-            per_request=decode.pass_time.per_request if decode is not None else 0.0,
-            per_kv_token=decode.pass_time.per_kv_token if decode is not None else 0.0,
-            profile=profile,
-        )
+from headway.presets import QUESTIONS, Preset
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,20 +77,11 @@ def policy_settings(
     costs = costs or Costs()
     worker = worker or WorkerSettings()
     policy = partial(_policy, preset)
-    dispatch = policy(
-        "dispatch",
-        default_pass_time=costs.first_pass,
-        prefill_tokens_per_s=costs.prefill_tokens_per_s,
-        profile=costs.profile,
-    )
-    packing, rescheduling, pacing = policy("packing"), policy("rescheduling"), policy("pacing")
+    dispatch = policy("dispatch", profile=costs.profile)
+    packing, placement = policy("packing"), policy("placement")
+    rescheduling, pacing = policy("rescheduling"), policy("pacing")
     reader_pace = {**pacing.answer.parameters(), **pacing.params}.get("tpot", worker.reader_pace)
-    batching = policy("batching", swap_per_token=costs.swap_per_token, reader_pace=reader_pace)
-    placement = policy(
-        "placement",
-        c=costs.per_request,
-        d=costs.per_kv_token,
-    )
+    batching = policy("batching", reader_pace=reader_pace)
     lingers = cast("type[Dispatching]", dispatch.answer.make).lingers
     return PolicySettings(
         scheduler=replace(
@@ -143,11 +95,13 @@ def policy_settings(
             rescheduling=rescheduling.name,
             rescheduling_params=rescheduling.params,
             gamma_fit=_gamma_fit(batching),
+            costs=costs,
         ),
         worker=replace(
             worker,
             linger=worker.linger if lingers else 0.0,
             reader_pace=reader_pace,
+            costs=costs,
         ),
         batching=batching,
         estimation=policy("estimation"),
@@ -177,6 +131,18 @@ def require_policies(preset: Preset, costs: Costs | None = None) -> None:
     registry.make("rescheduling", settings.rescheduling, **settings.rescheduling_params)
     for policy in (found.batching, found.estimation, found.burst, found.pacing, found.scaling):
         policy.make()
+
+
+def require_live(preset: Preset) -> None:
+    """Refuse a preset with a policy that decides nothing outside the simulator (HeadwayError)."""
+    for question in QUESTIONS:
+        answer = registry.find(question, getattr(preset, question))
+        if answer.instead:
+            message = (
+                f"{question} {answer.name} decides by what only the simulator knows: choose "
+                f"{answer.instead}, or run it with `headway simulate`"
+            )
+            raise HeadwayError(Code.INVALID_ARGUMENT, message, param=question)
 
 
 def needs_profile(preset: Preset) -> bool:

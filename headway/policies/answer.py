@@ -30,6 +30,8 @@ class Answer:
     ``reference``: the paper and its algorithm, section or equation, or the system it is from.
     ``params``: the frozen dataclass of its parameters, which refuses what is out of range.
     ``simulated_as``: the answer that stands for it where there are no hidden states, "" for none.
+    ``instead``: of one that decides by what only the simulator knows, the answers to choose live.
+    ``left_out``: the part of it that only the simulator performs; a live service says so.
     """
 
     name: str
@@ -37,6 +39,8 @@ class Answer:
     reference: str
     params: type | None = None
     simulated_as: str | None = None
+    instead: str = ""
+    left_out: str = ""
 
     @property
     def description(self) -> str:

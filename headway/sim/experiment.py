@@ -11,8 +11,9 @@ from headway.bounds import Bounded, between
 from headway.core.defaults import ASSUMED_PROFILE, SIMULATED_REPORT_INTERVAL
 from headway.core.scheduler.events import Decision
 from headway.core.scheduler.settings import SchedulerSettings
-from headway.core.settings import Costs, policy_settings
+from headway.core.settings import policy_settings
 from headway.core.worker.settings import WorkerSettings
+from headway.cost.costs import Costs
 from headway.cost.profile import load_profile
 from headway.errors import invalid
 from headway.policies import registry
@@ -130,12 +131,11 @@ def cluster_spec(preset: Preset, conditions: Conditions) -> ClusterSpec:
 def _costs(preset: Preset, conditions: Conditions) -> Costs:
     """Return what requests and tokens cost on these instances, for policies that ask.
 
-    TokenScale's routing reads the assumed velocities unless it is given others: published results
-    are of these, whatever the instances.
+    Routing by velocities reads the assumed ones where the instances' profile has none.
     """
     costs = Costs.of([(kind.role, kind.profile) for kind, _ in conditions.instances])
-    is_given = "profile" in preset.params_of("dispatch")
-    if is_given or not registry.find("dispatch", preset.dispatch).reads_profile:
+    asks = registry.find("dispatch", preset.dispatch).reads_profile
+    if not asks or (costs.profile and costs.profile.prefill_tokens_per_s is not None):
         return costs
     return replace(costs, profile=load_profile(ASSUMED_PROFILE))
 

@@ -24,6 +24,7 @@ from headway.core.worker.events import (
     WorkerAction,
     WorkerEvent,
 )
+from headway.cost.costs import Costs
 from headway.cost.schema import Profile
 from headway.forward_pass import ForwardPass, PassResult
 from headway.messages import FromWorker, Handoff
@@ -47,11 +48,15 @@ class InstanceSpec:
     profile: Profile
     max_model_len: int = 1 << 20
 
+    @property
+    def deployed(self) -> Profile:
+        """The profile, with the restricted chunk of a convertible decoder."""
+        is_convertible = self.role is Role.CONVERTIBLE
+        return self.profile.as_convertible() if is_convertible else self.profile
+
     def info(self, worker_id: str) -> WorkerInfo:
         """Return its description for the scheduler."""
-        profile = self.profile
-        if self.role is Role.CONVERTIBLE:
-            profile = profile.as_convertible()
+        profile = self.deployed
         return WorkerInfo(
             worker_id=worker_id,
             address=worker_id,
@@ -99,13 +104,17 @@ class SimWorker:
         self.worker_id = worker_id
         self.spec = spec
         self.started_at = around.kernel.now
-        info = spec.info(worker_id)
+        info, profile = spec.info(worker_id), spec.deployed
         self.num_blocks = info.num_blocks
         self.core = WorkerCore(
             info,
             (EOS,),
             policies.batching(),
-            replace(settings, host_tokens=spec.profile.host_capacity_tokens),
+            replace(
+                settings,
+                host_tokens=profile.host_capacity_tokens,
+                costs=Costs.of([(Role.UNIFIED, profile)]),  # it may have to compute prompts again
+            ),
             lambda key: lengths[key].num_output_tokens,
             policies.estimation(),
             self._hashes,

@@ -8,8 +8,9 @@ from functools import partial
 from random import Random
 
 from headway.cluster import Role
-from headway.core.settings import Costs, PolicySettings, policy_settings
+from headway.core.settings import PolicySettings, policy_settings
 from headway.core.worker.settings import WorkerSettings
+from headway.cost.costs import Costs
 from headway.cost.profile import load_profile
 from headway.presets import find_preset
 from headway.request import Request, SamplingParams

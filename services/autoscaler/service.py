@@ -70,6 +70,9 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
 
     async def start(self) -> None:
         """Start deciding from the current number of instances."""
+        policy = self._runtime.config.scaling_policy().answer
+        if policy.left_out:
+            self._log.warning("policy_in_part", policy=policy.name, left_out=policy.left_out)
         ordered = await self._steering.begin()
         if ordered == OrderedReport():
             ordered = await self._read_back()

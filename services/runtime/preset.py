@@ -9,7 +9,8 @@ from pydantic import Field, field_validator, model_validator
 
 from headway.cluster import Role
 from headway.core.defaults import ASSUMED_PROFILE
-from headway.core.settings import Costs, needs_profile
+from headway.core.settings import needs_profile, require_live
+from headway.cost.costs import Costs
 from headway.cost.profile import load_profile
 from headway.presets import NO_PARAMS, Preset, find_preset, parse_choice
 from services.runtime.config import ServiceConfig
@@ -33,7 +34,7 @@ class PresetConfig(ServiceConfig):
 
     @model_validator(mode="after")
     def _a_choice(self) -> PresetConfig:
-        parse_choice(self.policy, self.set)
+        require_live(self.chosen())
         return self
 
     def chosen(self, below: Mapping[str, Mapping[str, Any]] = NO_PARAMS) -> Preset:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import TextIO
+from typing import Any, TextIO
 
 from headway.core.scheduler.events import Decision
 
@@ -23,7 +23,7 @@ def lines_about(request_id: str, decisions: Iterable[Decision]) -> list[str]:
 
 def decision_line(decision: Decision) -> str:
     """Return the decision as JSON, without a line end."""
-    packed = {
+    packed: dict[str, Any] = {
         "question": decision.question,
         "at": decision.decided_at,
         "rule": decision.rule,
@@ -37,4 +37,6 @@ def decision_line(decision: Decision) -> str:
             for c in decision.chosen
         ],
     }
+    if decision.constants:
+        packed["constants"] = [[c.name, c.value, c.source.value] for c in decision.constants]
     return json.dumps(packed, separators=(",", ":"))

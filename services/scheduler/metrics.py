@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -131,6 +131,7 @@ class SchedulerMetrics:
             for pool in status.pools:
                 gauge.add_metric([pool.model], read(pool))
             yield gauge
+        yield _constants(status.pools)
         for name, text, value in (
             ("workers", "Workers connected", status.num_workers),
             ("tracked_requests", "Requests between submission and their end", status.num_tracked),
@@ -146,6 +147,19 @@ class SchedulerMetrics:
             ),
         ):
             yield GaugeMetricFamily(f"headway_scheduler_{name}", text, value=value)
+
+
+def _constants(pools: Iterable[PoolStatus]) -> Metric:
+    """Return the constants that decisions use, each with its source."""
+    gauge = GaugeMetricFamily(
+        "headway_scheduler_decision_constants",
+        "Constants that decisions use (seconds, γ in 1/s): default, given, profile or measured",
+        labels=["model", "constant", "source"],
+    )
+    for pool in pools:
+        for name, value, source in pool.constants:
+            gauge.add_metric([pool.model, name, source.value], value)
+    return gauge
 
 
 def chunk_utilisation(decision: Decision) -> float:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from headway.cluster import UnitLoad
 from headway.core.worker.events import WorkerAction, WorkerEvent
 from headway.core.worker.room import Preemptions
 from headway.core.worker.unit import PrefixCounts
+from headway.cost.costs import Constant
 from headway.forward_pass import ForwardPass
-from headway.messages import EndForward, Tuned
+from headway.messages import EndForward, MeasuredCosts, Tuned
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _MISSED = (0, 1, 2, 4, 8, 16, 32, 64, 128)
@@ -48,6 +50,14 @@ class CoreCounts(Protocol):
     def preemptions(self) -> Preemptions:
         """Return how many requests lost their blocks."""
 
+    @property
+    def constants(self) -> Sequence[Constant]:
+        """Return the constants that its policy uses."""
+
+    @property
+    def measured_costs(self) -> MeasuredCosts | None:
+        """Return the measured costs as last adopted."""
+
 
 class WorkerMetrics:
     """Metrics of one worker. Names begin with ``headway_worker_``; units are in the names."""
@@ -79,7 +89,7 @@ class WorkerMetrics:
             buckets=_MISSED,
         )
 
-    def collect(self) -> Iterator[CounterMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         """Yield the core's totals, when the registry is scraped."""
         prefixes, preemptions = self._core.prefix_counts, self._core.preemptions
         yield CounterMetricFamily(
@@ -100,6 +110,23 @@ class WorkerMetrics:
         family.add_metric(["voluntary"], preemptions.num_voluntary)
         family.add_metric(["forced"], preemptions.num_forced)
         yield family
+        constants = GaugeMetricFamily(
+            "headway_worker_decision_constants",
+            "Constants that the worker's policy uses, seconds: default, given, profile or measured",
+            labels=["constant", "source"],
+        )
+        for name, value, source in self._core.constants:
+            constants.add_metric([name, source.value], value)
+        yield constants
+        costs = GaugeMetricFamily(
+            "headway_worker_measured_costs",
+            "Pass-time coefficients and swaps as last adopted, seconds; none before",
+            labels=["cost"],
+        )
+        for name, value in asdict(self._core.measured_costs or MeasuredCosts()).items():
+            if value:
+                costs.add_metric([name], value)
+        yield costs
 
     def heard(self, event: WorkerEvent) -> None:
         """Show the γ that the scheduler sent; no other event is measured."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from headway.core.scheduler.settings import SchedulerSettings
-from headway.core.settings import Costs, policy_settings
+from headway.core.settings import policy_settings
 from headway.core.worker.settings import WorkerSettings
+from headway.cost.costs import Costs
 from headway.cost.profile import load_profile
 from headway.errors import HeadwayError
 from headway.policies import registry
+from headway.policies.readers import constants_of, teach
 from headway.presets import PRESETS, find_preset
 
 
@@ -33,16 +35,26 @@ def test_every_policy_of_every_preset_can_be_made(name: str) -> None:
 def test_what_is_known_of_the_instances_reaches_those_who_ask_alone() -> None:
     costs = Costs(first_pass=0.2, swap_per_token=1e-6, per_request=1e-4)
     ours = policy_settings(PRESETS["headway"], costs)
-    assert ours.scheduler.dispatch_params["default_pass_time"] == 0.2
-    assert ours.batching.params["swap_per_token"] == 1e-6
-    assert ours.scheduler.placement_params == {"c": 1e-4}
-    assert not policy_settings(PRESETS["pascal"], costs).batching.params
+    assert ours.scheduler.costs == ours.worker.costs == costs
+    dispatch = registry.make("dispatch", "sbs", **ours.scheduler.dispatch_params)
+    teach(dispatch, costs)
+    assert dispatch.mean_pass_time == 0.2
+    batching = ours.make_batching()
+    teach(batching, costs)
+    assert constants_of(batching)[0].value == 1e-6
+    placement = registry.make("placement", "min-cost", **ours.scheduler.placement_params)
+    teach(placement, costs)
+    assert [constant.value for constant in constants_of(placement)] == [1e-4, 0.0]
+    assert not constants_of(policy_settings(PRESETS["pascal"], costs).make_batching())
 
 
 def test_the_presets_word_stands_over_what_is_known() -> None:
     slow = PRESETS["sbs"].but({}, {"dispatch": {"default_pass_time": 0.4}})
     found = policy_settings(slow, Costs(first_pass=0.2))
     assert found.scheduler.dispatch_params["default_pass_time"] == 0.4
+    dispatch = registry.make("dispatch", "sbs", **found.scheduler.dispatch_params)
+    teach(dispatch, found.scheduler.costs)
+    assert dispatch.mean_pass_time == 0.4
 
 
 def test_a_policy_that_is_replaced_takes_its_parameters_along() -> None:

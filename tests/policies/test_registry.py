@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from headway.core.settings import policy_settings, require_live
 from headway.errors import HeadwayError
 from headway.policies import registry
 from headway.policies.placement.iqr_lex import IqrLex
+from headway.presets import PRESETS, find_preset
+from services.worker.config import WorkerConfig
 from tests.fakes.policies import make_policy
 
 
@@ -128,3 +131,30 @@ def test_a_text_that_is_no_such_value_is_refused(
 ) -> None:
     with pytest.raises(HeadwayError, match=f"{name} {param} is 'many'; it must be {limit}"):
         registry.make(question, name, **{param: "many"})
+
+
+def test_what_only_the_simulator_knows_is_refused_live_with_the_way_out() -> None:
+    declared = [
+        (question, answer)
+        for question, answers in registry.REGISTRY.items()
+        for answer in answers.values()
+        if answer.instead
+    ]
+    assert {answer.name for _, answer in declared} == {"oracle", "noisy-oracle", "star-oracle"}
+    for question, answer in declared:
+        with pytest.raises(HeadwayError, match=answer.instead):
+            WorkerConfig(policy=f"{question}={answer.name}")
+        preset = find_preset("star").but({question: answer.name})
+        policy_settings(preset)  # the simulator takes it
+
+
+def test_every_preset_decides_live() -> None:
+    for preset in PRESETS.values():
+        require_live(preset)
+
+
+def test_what_a_policy_does_in_the_simulator_alone_is_declared() -> None:
+    declared = {a.name for a in registry.REGISTRY["scaling"].values() if a.left_out}
+    assert declared == {
+        name for name in registry.REGISTRY["scaling"] if make_policy("scaling", name).loads_live
+    }

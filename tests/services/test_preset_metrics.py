@@ -11,7 +11,8 @@ from headway.core.scheduler.core import SchedulerCore
 from headway.core.scheduler.events import Chosen, Considered, Decision, SendToWorker
 from headway.core.worker.room import Preemptions
 from headway.core.worker.unit import PrefixCounts
-from headway.messages import Tuned
+from headway.cost.costs import Constant, Source
+from headway.messages import MeasuredCosts, Tuned
 from headway.request import StreamKey
 from services.scheduler.metrics import SchedulerMetrics
 from services.worker.metrics import WorkerMetrics
@@ -23,6 +24,8 @@ class Counts:
 
     preemptions: Preemptions = field(default_factory=Preemptions)
     prefix_counts: PrefixCounts = field(default_factory=PrefixCounts)
+    constants: tuple[Constant, ...] = ()
+    measured_costs: MeasuredCosts | None = None
 
 
 def decision(question: str) -> Decision:
@@ -56,6 +59,18 @@ def test_requests_that_are_held_back_are_shown_by_the_leader() -> None:
     registry = CollectorRegistry()
     SchedulerMetrics(lambda: replace(SchedulerCore().status(), num_held_back=3), registry)
     assert registry.get_sample_value("headway_scheduler_held_back_requests") == 3
+
+
+def test_a_worker_shows_what_it_measured_and_what_it_decides_by() -> None:
+    registry = CollectorRegistry()
+    counts = Counts(constants=(Constant("swap", 2e-6, Source.MEASURED),))
+    WorkerMetrics(registry, counts)
+    costs = "headway_worker_measured_costs"
+    assert registry.get_sample_value(costs, {"cost": "per_request"}) is None
+    counts.measured_costs = MeasuredCosts(per_request=1e-4)
+    assert registry.get_sample_value(costs, {"cost": "per_request"}) == 1e-4
+    labels = {"constant": "swap", "source": "measured"}
+    assert registry.get_sample_value("headway_worker_decision_constants", labels) == 2e-6
 
 
 def test_preemptions_are_counted_by_kind() -> None:

@@ -168,8 +168,8 @@ class SchedulerCore:
         self._grace_until = now + self.settings.graces.election
         self._memory.recall(event.saved, unheard, now=now)
         for learned in event.learned:
-            self._pool(learned.model).recall(learned)
             self._gamma.recall(learned.model, learned.gamma)
+            self._pool(learned.model).recall(learned)
 
     @property
     def _leads(self) -> bool:
@@ -291,10 +291,13 @@ class SchedulerCore:
                 if round_trip is not None:
                     self._pool(instance.info.model).accepted(round_trip)
             case EndForward():
+                self._state.costs.heard(instance.info, message.costs)
                 self._fleet.passed(worker_id, message.pass_time)
                 self._fleet.worked(instance, message.work)
                 if self._gamma.completed(instance, message.finished, now=now):
-                    self._pool(instance.info.model).save()
+                    pool = self._pool(instance.info.model)
+                    pool.tune(self._state.gammas[pool.model])
+                    pool.save()
                 self._reports.end_forward(instance, message, now=now)
                 for held in message.answering:
                     self._mover.answering(instance, held, now=now)
@@ -312,6 +315,7 @@ class SchedulerCore:
         self._unheard.pop(worker_id, None)
         self._pool(model)
         self._reports.snapshot(worker_id, snapshot, now=now)
+        self._state.costs.heard(snapshot.info, snapshot.costs)
         self._mover.drains.update(self._instances[worker_id])
         self._gamma.tell(self._instances[worker_id])
         self._memory.heard(worker_id)
@@ -332,6 +336,7 @@ class SchedulerCore:
         for pool in self._pools.values():
             pool.update(worker_id)
         self._mover.forget(worker_id)
+        self._state.costs.forget(worker_id)
         self._reports.lose_all(instance, reason, now=now)
 
     # --- pools ------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from headway.cost.buckets import NUM_BUCKETS
 from headway.messages import CancelStream, Handoff, HandoffResult, HeldRequest
 from headway.policies import registry
 from headway.policies.placement import Choice, DecodeUnit, Placement
+from headway.policies.readers import constants_of
 from headway.request import StreamKey
 
 
@@ -84,6 +85,7 @@ class DecodePlacer:
             settings = self._state.settings
             placement = registry.make("placement", settings.placement, **settings.placement_params)
             self._placements[model] = placement
+            self._state.costs.add_reader(model, placement)
         return placement
 
     def units(self, model: str) -> list[DecodeUnit]:
@@ -153,7 +155,10 @@ class DecodePlacer:
             for e in (c.request,)
         )
         rule, model = self._state.settings.placement, choices[0].request.model
-        self._state.explain(Decision(question, now, model, rule, considered, chosen, num_left))
+        used = constants_of(self.placement(model))
+        self._state.explain(
+            Decision(question, now, model, rule, considered, chosen, num_left, used)
+        )
 
     # --- results ----------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headway.cluster import UnitId
+from headway.cost.costs import Constant
 from headway.messages import (
     CancelStream,
     FromWorker,
@@ -181,6 +182,8 @@ class Decision:
     chosen: tuple[Chosen, ...]
     num_left: int
     """Requests that were considered and still wait."""
+    constants: tuple[Constant, ...] = ()
+    """The constants that the policies used, if they read any costs."""
 
 
 SchedulerAction = SendToWorker | SendToGateway | Persist | Note | Decision

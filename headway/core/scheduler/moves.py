@@ -20,6 +20,7 @@ from headway.core.scheduler.places import OnUnit, Tracked
 from headway.core.scheduler.state import SchedulerState
 from headway.messages import HeldRequest, LoadReport, RunningRequests
 from headway.policies import registry
+from headway.policies.readers import constants_of
 from headway.policies.rescheduling import Move, Requests, Rescheduling, UnitReport
 from headway.request import StreamKey
 
@@ -87,6 +88,7 @@ class Mover:
                 "rescheduling", settings.rescheduling, **settings.rescheduling_params
             )
             self._policies[model] = policy
+            self._state.costs.add_reader(model, policy)
         return policy
 
     def _reported(self, model: str) -> Iterable[tuple[Instance, LoadReport]]:
@@ -149,7 +151,8 @@ class Mover:
             for m in moves
         )
         rule = self._state.settings.rescheduling
-        self._state.explain(Decision("rescheduling", now, model, rule, considered, chosen, 0))
+        used = constants_of(self._policy(model))
+        self._state.explain(Decision("rescheduling", now, model, rule, considered, chosen, 0, used))
 
     # --- at the end of reasoning (PASCAL, Algorithm 2) ----------------------------------
 

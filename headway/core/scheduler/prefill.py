@@ -14,12 +14,14 @@ from headway.core.scheduler.places import Tracked
 from headway.core.scheduler.prefixes import Prefixes
 from headway.core.scheduler.state import SchedulerState
 from headway.core.scheduler.window import DispatchWindow
+from headway.cost.costs import Constant, Source
 from headway.errors import Code
 from headway.messages import Dispatch, EndForward, Rejected, UnitBatch
 from headway.policies import registry
 from headway.policies.dispatch import Dispatching, InstanceLoad, Turn
 from headway.policies.dispatch.protocol import SlidingMean
 from headway.policies.packing import Assigned, Packing, Room
+from headway.policies.readers import GammaReader, constants_of
 
 MAX_RETRY_AFTER = 60.0
 _MOST_FRUITLESS = 32
@@ -43,6 +45,8 @@ class PoolStatus:
     mean_pass_time: float
     dispatch_latency: float
     num_bad_times: int
+    constants: tuple[Constant, ...]
+    """Constants that dispatches and placements of the model use."""
 
 
 class PrefillPool:
@@ -64,6 +68,8 @@ class PrefillPool:
         self._packing: Packing = registry.make(
             "packing", settings.packing, **settings.packing_params
         )
+        for policy in (self._dispatching, self._packing):
+            state.costs.add_reader(model, policy)
         self._velocities = SlidingMean(32, 0.0)
         self._prefixes = Prefixes() if settings.prefix_hits else None
         self._num_fruitless = 0
@@ -121,11 +127,19 @@ class PrefillPool:
         if self._dispatching.num_bad_times > num_bad:
             self._state.note("bad_pass_time", worker_id=worker_id, detail=repr(pass_time))
 
+    def tune(self, gamma: float) -> None:
+        """Pack by the γ that is fitted for the pool's workers, too (UniBoost)."""
+        if isinstance(self._packing, GammaReader):
+            self._packing.tune(gamma, Source.MEASURED)
+
     def recall(self, learned: Learned) -> None:
         """Continue from what an earlier leader measured."""
         self.window.cycle = learned.cycle
         self._dispatching.recall(learned.mean_pass_time, learned.dispatch_latency)
         self._velocities.recall(learned.velocity)
+        gamma = self._state.gammas.get(self.model)
+        if gamma is not None:
+            self.tune(gamma)
 
     def save(self) -> None:
         """Save the measurements, including γ, for the next leader."""
@@ -272,8 +286,9 @@ class PrefillPool:
             for a in assigned
         )
         num_left = self.window.num_admitted
+        used = constants_of(self._dispatching, self._packing)
         self._state.explain(
-            Decision("dispatch", now, self.model, turn.rule, considered, chosen, num_left)
+            Decision("dispatch", now, self.model, turn.rule, considered, chosen, num_left, used)
         )
 
     # --- time and status --------------------------------------------------------------
@@ -305,4 +320,5 @@ class PrefillPool:
             dispatching.mean_pass_time,
             dispatching.dispatch_latency,
             dispatching.num_bad_times,
+            self._state.costs.constants(self.model),
         )

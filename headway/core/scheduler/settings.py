@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from headway.core.defaults import WATERMARK
+from headway.cost.costs import Costs
 from headway.policies.batching.gamma_ada import GammaFit
 from headway.policies.packing.flow_control import FlowControl
 
@@ -44,6 +45,8 @@ class SchedulerSettings:
     rescheduling_params: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     gamma_fit: GammaFit | None = None
     """Parameters of the γ fit (γ-Ada); None if the workers' policy has no γ."""
+    costs: Costs = field(default_factory=Costs)
+    """Costs of the instances as far as a profile tells them; workers measure the others."""
     flow_control: FlowControl = field(default_factory=FlowControl)
     max_waiting: int = 4096
     """Most requests in all windows; further ones are refused."""

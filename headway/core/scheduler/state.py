@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from headway.core.scheduler.costs import PoolCosts
 from headway.core.scheduler.events import (
     Decision,
     Learned,
@@ -57,6 +58,7 @@ class SchedulerState:
         self._changed: dict[StreamKey, None] = {}
         self._learned: dict[str, Learned] = {}
         self.gammas: dict[str, float] = {}
+        self.costs = PoolCosts(settings)
         self._num_dispatches = 0
 
     def next_dispatch_id(self) -> int:

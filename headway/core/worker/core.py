@@ -39,6 +39,8 @@ from headway.core.worker.settings import WorkerSettings
 from headway.core.worker.state import WorkerState
 from headway.core.worker.steps import cut_steps, reserve_steps, return_steps
 from headway.core.worker.unit import HashesOf, PrefixCounts, WorkerUnit
+from headway.core.worker.work import shares_of, steps_of
+from headway.cost.costs import Constant
 from headway.forward_pass import ForwardPass, PassResult, Sampled
 from headway.messages import (
     Accepted,
@@ -49,6 +51,7 @@ from headway.messages import (
     Drain,
     GiveBack,
     Handoff,
+    MeasuredCosts,
     Tuned,
 )
 from headway.policies.batching import Batching
@@ -78,7 +81,8 @@ class WorkerCore:
             info.chunk_tokens, settings.watermark, settings.max_running, self._state.max_len
         )
         self._planner = PassPlanner(batching, limits)
-        self._reports = Reports(self._state, settings.report_interval)
+        self._planner.learn(self._state.costs.costs)
+        self._reports = Reports(self._state, settings.report_interval, batching.fresh_tokens)
         self._flights: deque[Flight] = deque()
         self._pass_id = 0
         self._step_time = 0.0
@@ -125,6 +129,16 @@ class WorkerCore:
     def preemptions(self) -> Preemptions:
         """Preemption counts since the start."""
         return self._planner.preemptions
+
+    @property
+    def constants(self) -> tuple[Constant, ...]:
+        """Return the constants that the policy uses, with their sources."""
+        return self._planner.constants
+
+    @property
+    def measured_costs(self) -> MeasuredCosts | None:
+        """Return the measured costs as last adopted; None before."""
+        return self._state.costs.report
 
     def find(self, key: StreamKey) -> Sequence | None:
         """Return the request with that key, for reading only."""
@@ -291,7 +305,7 @@ class WorkerCore:
         state, flight = self._state, self._flights.popleft()
         flight.land(result.pass_id)
         state.rates.ran(flight.forward_pass, result)
-        self._reports.work.ran(flight.in_pass, result)
+        self._measure(flight, result)
         actions += flight.end_swaps(state)
         drawn = {sampled.key: sampled for sampled in result.sampled}
         running: list[Sequence] = []
@@ -321,6 +335,15 @@ class WorkerCore:
             return_steps(state, running)
         actions += departures.leave_all(state, running)
         self._report_pass(result, flight, actions, now)
+
+    def _measure(self, flight: Flight, result: PassResult) -> None:
+        """Measure what the pass cost; the policy learns of costs that have changed."""
+        shares, swaps = shares_of(flight.in_pass), flight.forward_pass
+        self._reports.work.ran(shares, result)
+        if swaps.swapped_out or swaps.swapped_in:
+            return
+        if self._state.costs.ran(shares, result.pass_time, steps_of(result)):
+            self._planner.learn(self._state.costs.costs)
 
     def _draw(self, sequence: Sequence, sampled: Sampled, step: float, now: float) -> bool:
         """Add a request's drawn tokens; end or hand it off if due; return whether it continues."""

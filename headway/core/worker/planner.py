@@ -12,9 +12,11 @@ from headway.core.worker.lifecycle import Stage
 from headway.core.worker.room import BlockAllocator, Preemptions
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.unit import WorkerUnit
+from headway.cost.costs import Constant, Costs
 from headway.forward_pass import PassItem
 from headway.policies.batching import Batching
 from headway.policies.batching.queue import Entry, RankedQueue
+from headway.policies.readers import constants_of, teach
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,15 @@ class PassPlanner:
         """Report a completed request to the policy."""
         self.preemptions.by_request[sequence.num_preemptions] += 1
         self._policy.completed(sequence, now=now)
+
+    def learn(self, costs: Costs) -> None:
+        """Report the worker's costs to the policy, if it reads them."""
+        teach(self._policy, costs)
+
+    @property
+    def constants(self) -> tuple[Constant, ...]:
+        """Return the constants that the policy uses, with their sources."""
+        return constants_of(self._policy)
 
     def tune(self, gamma: float) -> None:
         """Report the pool's γ, 1/s, to the policy."""

@@ -25,8 +25,6 @@ from headway.messages import (
 from headway.policies.rescheduling import Horizon, simulate_future
 from headway.request import FinishReason, Phase
 
-FRESH_TOKENS = 500
-"""Tokens of an answer's first quantum (PASCAL, Algorithm 2: ``a_i``)."""
 DOUBTFUL = 10.0
 """Seconds in which the last tokens of a request have surely reached its gateway, or its stream is
 known to be broken."""
@@ -35,10 +33,14 @@ _ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class Reports:
-    """Reports on one worker, at least every ``interval`` seconds."""
+    """Reports on one worker, at least every ``interval`` seconds.
 
-    def __init__(self, state: WorkerState, interval: float) -> None:
+    An answer is fresh for its first ``fresh_tokens`` (PASCAL, Algorithm 2: ``a_i``).
+    """
+
+    def __init__(self, state: WorkerState, interval: float, fresh_tokens: int) -> None:
         self._state = state
+        self._fresh_tokens = fresh_tokens
         self._interval = interval
         self._wants = WantedReports()
         self._reported_at = self._load_reported_at = 0.0
@@ -88,6 +90,7 @@ class Reports:
                 if s is not None and s.ended is not FinishReason.CANCELLED
             ),
             work=self.work.take(),
+            costs=state.costs.take_news(),
         )
         news.clear()
         return report
@@ -110,7 +113,7 @@ class Reports:
 
     def _loads(self, now: float) -> tuple[UnitLoad, ...]:
         if self._wants.phases:
-            return tuple(_with_phases(unit, now) for unit in self._state.units)
+            return tuple(_with_phases(unit, now, self._fresh_tokens) for unit in self._state.units)
         return self._state.loads
 
     def load_report(self, now: float) -> LoadReport | None:
@@ -134,10 +137,11 @@ class Reports:
             if sequence.stage is Stage.ARRIVING:
                 sequence.is_told = True
         held = tuple([s.held() for s in sequences])
-        return Snapshot(state.info, state.loads, held, self.draining)
+        state.costs.take_news()  # the snapshot reports it
+        return Snapshot(state.info, state.loads, held, self.draining, state.costs.report)
 
 
-def _with_phases(unit: WorkerUnit, now: float) -> UnitLoad:
+def _with_phases(unit: WorkerUnit, now: float, fresh_tokens: int) -> UnitLoad:
     """Return the unit's load with ``r_i``, ``a_i`` and ``t_i`` of PASCAL."""
     num_reasoning = num_fresh = 0
     is_on_schedule = True
@@ -145,7 +149,7 @@ def _with_phases(unit: WorkerUnit, now: float) -> UnitLoad:
         if sequence.phase is not Phase.ANSWERING:
             num_reasoning += sequence.request.reasons
             continue
-        num_fresh += sequence.num_phase_tokens < FRESH_TOKENS
+        num_fresh += sequence.num_phase_tokens < fresh_tokens
         if not _is_on_schedule(sequence, now):
             is_on_schedule = False
     return replace(

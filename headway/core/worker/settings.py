@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headway.core.defaults import MOVE_ROUNDS, REPORT_INTERVAL, WATERMARK
+from headway.cost.costs import Costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class WorkerSettings:
     """Most rounds that send full blocks of a moving request while it runs; 0: stop it first."""
     runs_ahead: bool = False
     """True if a pass is planned while the one before it is in flight (one step a pass)."""
+    costs: Costs = field(default_factory=Costs)
+    """Costs of the worker as far as a profile tells them; it measures the others."""
     swaps_beside: bool = False
     """True if KV comes back from host memory during a pass and its request joins the next one,
     instead of before the request's own pass."""

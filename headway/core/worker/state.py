@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from headway.cluster import UnitLoad, WorkerInfo
+from headway.core.worker.costs import CostMeter
 from headway.core.worker.lifecycle import Stage
 from headway.core.worker.outbox import TokenOutbox
 from headway.core.worker.prediction import Oracle, Predictions
@@ -63,6 +64,8 @@ class WorkerState:
         self.readers = Readers(settings)
         self.predictions = Predictions(info.role, settings.predict_every, oracle, estimation)
         self.rates = MemoryRates()
+        can_swap = settings.host_tokens > 0
+        self.costs = CostMeter(info, settings.costs, self.rates, can_swap=can_swap)
         self.units = [
             WorkerUnit(unit, info, settings, self.rates, hashes_of)
             for unit in range(info.num_units)

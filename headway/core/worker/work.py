@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import isfinite
 
 from headway.core.worker.flight import Share
 from headway.cost.pass_time import Share as Work
 from headway.forward_pass import PassResult
 from headway.messages import PassWork
-
-_NOTHING = Work()
 
 
 class WorkMeter:
@@ -24,15 +22,13 @@ class WorkMeter:
         self.is_on = False
         """True if the scheduler reads it."""
 
-    def ran(self, in_pass: Iterable[Share], result: PassResult) -> None:
+    def ran(self, shares: Sequence[Work], result: PassResult) -> None:
         """Add a pass that has ended, unless its time is zero or unknown."""
         pass_time = result.pass_time
-        if not (self.is_on and isfinite(pass_time) and pass_time > 0):
+        if not (self.is_on and shares and isfinite(pass_time) and pass_time > 0):
             return
-        num_steps = max((1 + len(drawn.before) for drawn in result.sampled), default=1)
-        share = _share(in_pass)
-        if share == _NOTHING:
-            return
+        num_steps = steps_of(result)
+        share = Work(*(max(term) for term in zip(*shares, strict=True)))
         # in each step after the first the KV has grown by a token a request
         kv_tokens = num_steps * share.kv_tokens + share.batch * (num_steps * (num_steps - 1) // 2)
         prefills = share.prefill_tokens > 0
@@ -54,7 +50,13 @@ class WorkMeter:
         return work
 
 
-def _share(in_pass: Iterable[Share]) -> Work:
+def steps_of(result: PassResult) -> int:
+    """Return how many steps a pass had."""
+    return max((1 + len(drawn.before) for drawn in result.sampled), default=1)
+
+
+def shares_of(in_pass: Iterable[Share]) -> list[Work]:
+    """Return what each DP unit with work has in the first step of a pass."""
     units: dict[int, list[int]] = {}
     for item, sequence in in_pass:
         part = units.setdefault(sequence.unit, [0, 0, 0, 0])
@@ -65,6 +67,4 @@ def _share(in_pass: Iterable[Share]) -> Work:
         else:
             part[0] += count
             part[1] += count * item.start
-    if not units:
-        return _NOTHING
-    return Work(*(max(term) for term in zip(*units.values(), strict=True)))
+    return [Work(*part) for part in units.values()]

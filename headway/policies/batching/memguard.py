@@ -9,14 +9,17 @@ preemption to give at each level. So one that generates S tokens is voluntarily 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
 from headway.bounds import Bounded, between
+from headway.cost.costs import Constant, Costs, Source
 from headway.errors import invalid
 from headway.policies.answer import Answer
 from headway.policies.batching.boost import Boosted, BoostParams, ServiceTime, prompt_work
 from headway.policies.batching.protocol import Batching, Candidate, Ranked
+from headway.policies.readers import CostReader
 from headway.request import StreamKey
 
 
@@ -40,8 +43,8 @@ def next_level_at(num_tokens: int, k: int) -> int:
 class CreditParams(Bounded):
     """``k``: tokens of the first level, 1 to 2^20, a multiple of the KV block size.
 
-    ``swap_per_token``: seconds in which a token's KV goes to host memory and comes back; 0 where
-    it is computed again, at the service time per token.
+    ``swap_per_token``: seconds in which a token's KV goes to host memory and comes back; 0: as the
+    worker's swaps take, by profile or measured. Where there are none it is computed again.
     """
 
     k: int = 64
@@ -53,16 +56,41 @@ class CreditParams(Bounded):
             raise invalid("k", self.k, "a whole number of tokens from 1 to 2^20")
 
 
-class MemGuard(Batching):
+class MemGuard(Batching, CostReader):
     """One voluntary preemption a request and level, for a gain over what the swap costs."""
 
     preempts = True
 
     def __init__(self, params: CreditParams, service: ServiceTime) -> None:
         self.k = int(params.k)
-        self._swap_per_token = params.swap_per_token
+        self._given_swap = params.swap_per_token
         self._service = service
         self._preempted_at: dict[StreamKey, int] = {}
+        self.learn(Costs())
+
+    def learn(self, costs: Costs) -> None:
+        """Take the worker's swap and prefill costs."""
+        swap, again = costs.swap_per_token, costs.prefill_per_token
+        self._known: Constant | None = None
+        if self._given_swap:
+            self._known = Constant("swap", self._given_swap, Source.GIVEN)
+        elif swap and swap <= (again or inf):
+            self._known = Constant("swap", swap, costs.source_of("swap_per_token"))
+        elif again:
+            self._known = Constant("recompute", again, costs.source_of("prefill_per_token"))
+
+    def constants(self) -> Sequence[Constant]:
+        """Return the seconds until a token's KV is back."""
+        return (self._restore,)
+
+    @property
+    def _restore(self) -> Constant:
+        """Seconds until a token's KV is back: by swap, or computed again, whichever is sooner.
+
+        While nothing is known it is computed again at the mean service time.
+        """
+        known = self._known
+        return known or Constant("recompute", self._service.seconds_per_token, Source.MEASURED)
 
     @abstractmethod
     def gain(self, victim: Candidate, for_: Candidate) -> float:
@@ -78,8 +106,7 @@ class MemGuard(Batching):
 
     def swap_cost(self, victim: Candidate) -> float:
         """Seconds until its KV is back, out and in."""
-        per_token = self._swap_per_token or self._service.seconds_per_token
-        return victim.num_kv_tokens * per_token
+        return victim.num_kv_tokens * self._restore.value
 
     def preempted(self, victim: Candidate, *, voluntary: bool) -> None:
         """Spend the level's credit on a voluntary preemption; one by need costs none."""

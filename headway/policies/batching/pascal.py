@@ -35,6 +35,7 @@ class Pascal(Batching):
 
     def __init__(self, params: PascalParams | None = None) -> None:
         self._params = params or PascalParams()
+        self.fresh_tokens = self._params.quantum
 
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
         """Rank by queue, quanta used since the phase began, then arrival."""

@@ -124,6 +124,9 @@ class Batching(ABC):
     fits_gamma: ClassVar[bool] = False
     """True if γ is fitted to end-to-end latencies, as its parameters' ``fit()`` says (γ-Ada)."""
 
+    fresh_tokens: int = 500
+    """Answering tokens within which an answer is fresh: the first quantum (PASCAL's a_i)."""
+
     @property
     def epoch(self) -> int:
         """Changes when all ranks must be drawn anew."""

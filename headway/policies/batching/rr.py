@@ -25,7 +25,7 @@ class RoundRobinBatching(Batching):
     preempts = True
 
     def __init__(self, params: RoundRobinParams | None = None) -> None:
-        self._quantum = (params or RoundRobinParams()).quantum
+        self._quantum = self.fresh_tokens = (params or RoundRobinParams()).quantum
 
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
         """Rank by quanta used, then arrival."""

@@ -84,14 +84,25 @@ class SlidingMean:
 
     def __init__(self, size: int, default: float) -> None:
         self._values: deque[float] = deque(maxlen=size)
+        self._is_recalled = False
         self.value = default
         """The mean, seconds."""
         self.num_dropped = 0
 
+    @property
+    def is_measured(self) -> bool:
+        """True once a value or an earlier mean has replaced the default."""
+        return self._is_recalled or bool(self._values)
+
+    def begin(self, default: float) -> None:
+        """Take another default, if it is still needed."""
+        if not self.is_measured:
+            self.value = default
+
     def recall(self, mean: float) -> None:
         """Take an earlier mean in place of the default; nonsense is ignored."""
         if not self._values and isfinite(mean) and mean >= 0:
-            self.value = mean
+            self.value, self._is_recalled = mean, True
 
     def add(self, value: float) -> bool:
         """Take one value in; False if it was dropped."""

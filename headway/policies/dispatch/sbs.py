@@ -14,14 +14,18 @@ from typing import ClassVar
 
 from headway.bounds import between, over
 from headway.cluster import Role
+from headway.cost.costs import Constant, Costs, Source
 from headway.policies.answer import Answer
 from headway.policies.dispatch.feasibility import TtftSlos, infeasible
 from headway.policies.dispatch.protocol import Dispatching, Expiry, InstanceLoad, Turn, Waiting
+from headway.policies.readers import CostReader, chosen
 from headway.request import StreamKey
 
 TOP_UP, CONVERTIBLE = "top-up", "convertible"
 _BESIDE = (TOP_UP, CONVERTIBLE)
 """Rules of turns that the interval does not wait for."""
+_FIRST_PASS = 0.05
+"""T̄ while nothing is known, seconds."""
 
 
 @dataclass(slots=True)
@@ -39,33 +43,51 @@ class _Instance:
 
 @dataclass(frozen=True, slots=True)
 class SbsParams(TtftSlos):
-    """``default_pass_time``: the profiled T̄ before the first report, s. ``window``: W, passes.
+    """``default_pass_time``: T̄ before the first report, s; None: as the pool's passes cost, by
+    profile or measured. ``window``: W, passes.
 
     ``watchdog_floor``: the least watchdog, seconds, for passes shorter than a machine's hiccups.
     ``prefill_tokens_per_s``: V_P of one prefiller, which judges whether a first token can come
-    within its SLO; 0: a chunk in each T̄.
+    within its SLO; 0: the pool's, by profile or measured, and a chunk in each T̄ before.
     """
 
-    default_pass_time: float = over(0, default=0.05)
+    default_pass_time: float | None = over(0, default=None)
     window: int = between(1, 100_000, default=32)
     watchdog_factor: float = between(1, 1e6, default=5.0)
     watchdog_floor: float = between(0, 1e6, default=0.0)
     prefill_tokens_per_s: float = between(0, 1e12, default=0.0)
 
 
-class StaggeredBatch(Dispatching):
+class StaggeredBatch(Dispatching, CostReader):
     """Dispatches a batch an instance and pass, in turns, an adaptive interval apart."""
 
     lingers: ClassVar[bool] = True
 
     def __init__(self, params: SbsParams | None = None) -> None:
         self._params = params = params or SbsParams()
-        super().__init__(params.window, params.default_pass_time)
+        self._given = params.default_pass_time
+        super().__init__(params.window, self._given or _FIRST_PASS)
+        self.learn(Costs())
         self._watchdog_factor = params.watchdog_factor
         self._watchdog_floor = params.watchdog_floor
         self._instances: dict[str, _Instance] = {}
         self._cycle_at = -inf
         self._num_turns = 0
+
+    # --- T̄ before the first report -----------------------------------------------------
+
+    def learn(self, costs: Costs) -> None:
+        """Begin with a pass over half a chunk, until one is reported."""
+        known, source = costs.first_pass or None, costs.source_of("first_pass")
+        self._first_pass = chosen("T̄", self._given, known, source, _FIRST_PASS)
+        self._pass_times.begin(self._first_pass.value)
+        self._velocity = self._params.prefill_tokens_per_s or costs.prefill_tokens_per_s
+
+    def constants(self) -> Sequence[Constant]:
+        """Return T̄ and where it is from."""
+        if self._pass_times.is_measured:
+            return (Constant("T̄", self.mean_pass_time, Source.MEASURED),)
+        return (self._first_pass,)
 
     # --- Algorithm 1 ------------------------------------------------------------------
 
@@ -186,7 +208,7 @@ class StaggeredBatch(Dispatching):
         ``due_in``: seconds to the prefillers' next turn.
         """
         regular = [request for request in waiting if not request.is_burst]
-        velocity = self._params.prefill_tokens_per_s or self._chunk_rate(prefillers)
+        velocity = self._velocity or self._chunk_rate(prefillers)
         ahead = [max(due_in, load.queued_tokens / velocity) for load in prefillers]
         late = infeasible(regular, ahead, velocity, self._params, now)
         return [r.key for r in waiting if r.is_burst] + [request.key for request in late]

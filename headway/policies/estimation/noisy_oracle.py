@@ -68,4 +68,10 @@ def _mean_distance(sigma: float) -> float:
     return exp(sigma * sigma / 2) * erf(sigma / sqrt(2))
 
 
-ANSWER = Answer("noisy-oracle", NoisyOracle, "STAR, accuracy sensitivity", NoisyOracleParams)
+ANSWER = Answer(
+    "noisy-oracle",
+    NoisyOracle,
+    "STAR, accuracy sensitivity",
+    NoisyOracleParams,
+    instead="estimation countdown or bucket-mean",
+)

@@ -18,4 +18,6 @@ class Oracle:
         return None if left is None else max(1.0, float(left))
 
 
-ANSWER = Answer("oracle", Oracle, "STAR, perfect prediction")
+ANSWER = Answer(
+    "oracle", Oracle, "STAR, perfect prediction", instead="estimation countdown or bucket-mean"
+)

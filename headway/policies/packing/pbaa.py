@@ -12,36 +12,57 @@ from heapq import heapify, heappop, heappush
 
 from headway.bounds import Bounded, between, one_of, over
 from headway.cluster import UnitId
+from headway.cost.costs import Constant, Costs, Source
 from headway.policies.answer import Answer
 from headway.policies.batching.boost import boosted
 from headway.policies.packing.protocol import Assigned, Hits, P, Room
+from headway.policies.readers import CostReader, GammaReader, chosen
 
 LONGEST, BOOST = "longest", "boost"
+_GAMMA, _PER_TOKEN = 0.5, 1e-4
+"""While nothing is known, 1/s and seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class PbaaParams(Bounded):
     """``order``: who is packed first. ``longest`` as printed, requests left over from earlier
     cycles before new ones; ``boost`` by Φ of the prompt, least first, in which leftovers age by
-    themselves. ``gamma``: γ of that, 1/s. ``seconds_per_token``: of prefill, a prompt token's part
-    of the pool's time.
+    themselves. ``gamma``: γ of that, 1/s; None: the pool's, as fitted for its workers, and 0.5
+    before. ``seconds_per_token``: of prefill, a prompt token's part of the pool's time; None: as
+    its passes cost, by profile or measured.
     """
 
     order: str = one_of(LONGEST, BOOST, default=LONGEST)
-    gamma: float = between(1e-9, 1e9, default=0.5)
-    seconds_per_token: float = over(0, 1, default=1e-4)
+    gamma: float | None = between(1e-9, 1e9, default=None)
+    seconds_per_token: float | None = over(0, 1, default=None)
 
 
-class Pbaa:
+class Pbaa(CostReader, GammaReader):
     """Two greedy passes, legacy first; each longest first, into the emptiest unit."""
 
     def __init__(self, params: PbaaParams | None = None) -> None:
         self._params = params or PbaaParams()
+        self._gamma = chosen("γ", self._params.gamma, None, Source.DEFAULT, _GAMMA)
+        self.learn(Costs())
+
+    def learn(self, costs: Costs) -> None:
+        """Take the seconds of a prompt token."""
+        known, source = costs.prefill_per_token or None, costs.source_of("prefill_per_token")
+        given = self._params.seconds_per_token
+        self._per_token = chosen("prompt token", given, known, source, _PER_TOKEN)
+
+    def tune(self, gamma: float, source: Source) -> None:
+        """Take the pool's γ, unless one was given."""
+        self._gamma = chosen("γ", self._params.gamma, gamma, source, _GAMMA)
+
+    def constants(self) -> Sequence[Constant]:
+        """Return what Φ uses; the printed order uses nothing."""
+        return (self._gamma, self._per_token) if self._params.order == BOOST else ()
 
     def _in_order(self, requests: Sequence[P]) -> list[P]:
         if self._params.order == LONGEST:
             return _longest_first(requests)
-        gamma, seconds = self._params.gamma, self._params.seconds_per_token
+        gamma, seconds = self._gamma.value, self._per_token.value
         return sorted(
             requests,
             key=lambda r: (boosted(r.arrival_at, max(1, r.num_tokens) * seconds, gamma), r.key),

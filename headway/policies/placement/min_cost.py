@@ -6,31 +6,48 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.bounds import Bounded, between
+from headway.cost.costs import Constant, Costs
 from headway.policies.answer import Answer
 from headway.policies.placement.greedy import place_greedily
 from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
+from headway.policies.readers import CostReader, chosen
+
+_C, _D = 1e-4, 1e-7
+"""Lock-step decode of DeepSeek-V3, seconds: while nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class MinCostParams(Bounded):
-    """``c`` and ``d``: seconds a request and a KV token add to a pass, from the profile (defaults:
-    lock-step decode of DeepSeek-V3, 0.1 ms and 0.1 µs). A unit is masked above ``k``
-    interquartile ranges *and* ``alarm`` of its capacity. An answer moves only away from a unit
-    that is ``full``, and only to one that it leaves below ``alarm``.
+    """``c`` and ``d``: seconds a request and a KV token add to a pass; None: as the pool's passes
+    do, by profile or measured. A unit is masked above ``k`` interquartile ranges *and* ``alarm``
+    of its capacity. An answer moves only away from a unit that is ``full``, and only to one that
+    it leaves below ``alarm``.
     """
 
-    c: float = between(0, 1e6, default=1e-4)
-    d: float = between(0, 1e6, default=1e-7)
+    c: float | None = between(0, 1e6, default=None)
+    d: float | None = between(0, 1e6, default=None)
     k: float = between(0, 1e6, default=1.5)
     alarm: float = between(0, 1, default=0.9)
     full: float = between(0, 1, default=0.97)
 
 
-class MinCost(Placement):
+class MinCost(Placement, CostReader):
     """Places requests where the next forward pass stays shortest."""
 
     def __init__(self, params: MinCostParams | None = None) -> None:
         self._params = params or MinCostParams()
+        self.learn(Costs())
+
+    def learn(self, costs: Costs) -> None:
+        """Take c and d, which only count together."""
+        params, source = self._params, costs.source_of("per_request")
+        c, d = (costs.per_request, costs.per_kv_token) if costs.knows_decode else (None, None)
+        self._c = chosen("c", params.c, c, source, _C)
+        self._d = chosen("d", params.d, d, source, _D)
+
+    def constants(self) -> Sequence[Constant]:
+        """Return c and d."""
+        return self._c, self._d
 
     def place(self, requests: Sequence[R], units: Sequence[DecodeUnit]) -> list[Choice[R]]:
         """Longest first."""
@@ -56,7 +73,7 @@ class MinCost(Placement):
         return Choice(request, best.unit, self._cost(best))
 
     def _cost(self, unit: DecodeUnit) -> tuple[float, ...]:
-        return (self._params.c * unit.num_requests + self._params.d * unit.kv_tokens,)
+        return (self._c.value * unit.num_requests + self._d.value * unit.kv_tokens,)
 
 
 ANSWER = Answer("min-cost", MinCost, "Headway: the composition's stage 3", MinCostParams)

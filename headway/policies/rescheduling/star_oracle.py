@@ -13,4 +13,10 @@ class StarOracle(Star):
     """
 
 
-ANSWER = Answer("star-oracle", StarOracle, "STAR, Algorithm 1 with true lengths", StarParams)
+ANSWER = Answer(
+    "star-oracle",
+    StarOracle,
+    "STAR, Algorithm 1 with true lengths",
+    StarParams,
+    instead="rescheduling star",
+)

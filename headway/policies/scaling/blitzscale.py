@@ -49,5 +49,9 @@ class BlitzScale(WindowScaling):
 
 
 ANSWER = Answer(
-    "blitzscale", BlitzScale, "BlitzScale, OSDI '25; TokenScale's baseline", BlitzScaleParams
+    "blitzscale",
+    BlitzScale,
+    "BlitzScale, OSDI '25; TokenScale's baseline",
+    BlitzScaleParams,
+    left_out="new instances serve while they load: live they start as under any policy",
 )

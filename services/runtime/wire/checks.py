@@ -15,6 +15,7 @@ from headway.messages import (
     EndForward,
     KvHeader,
     KvPart,
+    MeasuredCosts,
     PassWork,
     Placed,
     Rejected,
@@ -159,7 +160,9 @@ BY_FIELD: Mapping[type, Mapping[str, Check]] = MappingProxyType(
 )
 """Checks of single fields, where name and type are not enough."""
 
-SELF_CHECKED = frozenset({SamplingParams, WantedReports, Tuned, RateReport, PoolLoad})
+SELF_CHECKED = frozenset(
+    {SamplingParams, WantedReports, Tuned, MeasuredCosts, RateReport, PoolLoad}
+)
 """Dataclasses that check their numbers themselves, or whose event does."""
 
 

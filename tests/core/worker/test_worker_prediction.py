@@ -8,7 +8,7 @@ import pytest
 
 from headway.cluster import Role
 from headway.core.scheduler.admission import wanted_reports
-from headway.core.settings import Costs, policy_settings
+from headway.core.settings import policy_settings
 from headway.core.worker.core import WorkerCore, WorkerSettings
 from headway.core.worker.events import (
     AskPredictor,
@@ -16,6 +16,7 @@ from headway.core.worker.events import (
     Predicted,
     PredictorKnown,
 )
+from headway.cost.costs import Costs
 from headway.forward_pass import ForwardPass
 from headway.messages import CancelStream, Handoff, LoadReport, WantedReports
 from headway.policies.batching.sarathi import Sarathi

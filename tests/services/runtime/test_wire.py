@@ -126,8 +126,9 @@ to_worker = st.one_of(
     st.just(m.Drain()),
     st.builds(m.Tuned, st.floats(1e-9, 1e9)),
 )
+costs = st.none() | st.builds(m.MeasuredCosts, *[st.floats(0, 3600)] * 6)
 from_worker = st.one_of(
-    st.builds(m.Snapshot, infos, loads, held, st.booleans()),
+    st.builds(m.Snapshot, infos, loads, held, st.booleans(), costs),
     st.builds(m.Accepted, u64),
     st.builds(
         m.EndForward,
@@ -138,6 +139,7 @@ from_worker = st.one_of(
         prefilled=held,
         finished=finished,
         answering=held,
+        costs=costs,
     ),
     st.builds(m.LoadReport, st.tuples(running_requests(0), running_requests(1))),
     st.builds(

@@ -1,0 +1,77 @@
+"""Costs and γ of each model's pool, and the policies that read them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from headway.cluster import Role, WorkerInfo
+from headway.core.scheduler.settings import SchedulerSettings
+from headway.cost.costs import Constant, Costs
+from headway.cost.pass_time import PassTime
+from headway.messages import MAX_COST, MeasuredCosts
+from headway.policies.readers import constants_of, teach
+
+
+class PoolCosts:
+    """The costs by model: a profile's until workers report what they have measured.
+
+    Policies are told when they are added, and at every change.
+    """
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self._known = settings.costs
+        self._by_model: dict[str, Costs] = {}
+        self._measured: dict[str, tuple[str, Costs]] = {}
+        self._readers: dict[str, list[object]] = {}
+
+    def of(self, model: str) -> Costs:
+        """Return a model's costs."""
+        return self._by_model.get(model, self._known)
+
+    def add_reader(self, model: str, policy: object) -> None:
+        """Tell a policy the costs of its model from now on, if it reads them."""
+        self._readers.setdefault(model, []).append(policy)
+        teach(policy, self.of(model))
+
+    def constants(self, model: str) -> tuple[Constant, ...]:
+        """Return the constants that the model's policies use now."""
+        return constants_of(*self._readers.get(model, ()))
+
+    def heard(self, info: WorkerInfo, measured: MeasuredCosts | None) -> None:
+        """Take a worker's report; None if it has nothing new."""
+        if measured is not None:
+            self._measured[info.worker_id] = info.model, costs_of(info, measured)
+            self._update(info.model)
+
+    def forget(self, worker_id: str) -> None:
+        """Forget a worker that is gone; what the last one measured stays in use."""
+        model, _ = self._measured.pop(worker_id, ("", None))
+        if self._measured_of(model):
+            self._update(model)
+
+    def _update(self, model: str) -> None:
+        costs = self._known.updated(self._measured_of(model))
+        self._by_model[model] = costs
+        for policy in self._readers.get(model, ()):
+            teach(policy, costs)
+
+    def _measured_of(self, model: str) -> Collection[Costs]:
+        return [costs for name, costs in self._measured.values() if name == model]
+
+
+def costs_of(info: WorkerInfo, measured: MeasuredCosts) -> Costs:
+    """Return a worker's measurements of what its role does; 0 where it could measure nothing.
+
+    A convertible decoder's chunk is no prefiller's.
+    """
+    role = info.role
+    prefills, decodes = role.prefills and role is not Role.CONVERTIBLE, role.decodes
+    pass_time = PassTime(
+        measured.base,
+        per_prefill_token=measured.per_prefill_token if prefills else 0.0,
+        per_request=measured.per_request if decodes else 0.0,
+        per_kv_token=measured.per_kv_token if decodes else 0.0,
+        per_prefill_context=measured.per_prefill_context if prefills else 0.0,
+    )
+    swap = min(2 * measured.swap_per_token, MAX_COST)
+    return Costs.of_passes(pass_time, info.chunk_tokens, info.num_units, swap)

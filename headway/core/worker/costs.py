@@ -1,0 +1,84 @@
+"""Costs of a worker, measured while it serves: its pass-time coefficients and its swaps.
+
+A profile's costs stand until the measured ones have drifted from them: ranks and placements hold
+for as long as nothing has really changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from headway.cluster import WorkerInfo
+from headway.core.worker.rates import MemoryRates
+from headway.cost.costs import Costs
+from headway.cost.pass_time import PassTime, Share
+from headway.cost.running_fit import RunningFit
+from headway.messages import MAX_COST, MeasuredCosts
+
+_DRIFT = 1.25
+"""Factor by which a cost has to differ before it is adopted."""
+_FIELDS = ("first_pass", "prefill_per_token", "per_request", "per_kv_token", "swap_per_token")
+
+
+class CostMeter:
+    """A worker's costs, and its report of them."""
+
+    def __init__(
+        self, info: WorkerInfo, costs: Costs, rates: MemoryRates, *, can_swap: bool
+    ) -> None:
+        self.costs = costs if can_swap else replace(costs, swap_per_token=0.0)
+        """The costs to decide by."""
+        self.report: MeasuredCosts | None = None
+        """The measured ones as last adopted; None while there are none."""
+        self._info = info
+        self._can_swap = can_swap
+        self._rates = rates
+        profile = costs.profile if costs.first_pass else None  # else it is of another model
+        self._fit = RunningFit(profile.pass_time if profile is not None else None)
+        self._has_news = False
+
+    def ran(self, shares: Sequence[Share], seconds: float, num_steps: int) -> bool:
+        """Take a pass without swaps; return whether other costs were adopted."""
+        if not self._fit.add(shares, seconds, num_steps):
+            return False
+        pass_time, swap = self._known(), self._swap_per_token()
+        measured = MeasuredCosts(
+            base=pass_time.base,
+            per_prefill_token=pass_time.per_prefill_token,
+            per_prefill_context=pass_time.per_prefill_context,
+            per_request=pass_time.per_request,
+            per_kv_token=pass_time.per_kv_token,
+            swap_per_token=swap,
+        )
+        info = self._info
+        of_passes = Costs.of_passes(pass_time, info.chunk_tokens, info.num_units, 2 * swap)
+        found = self.costs.updated([of_passes])
+        if not any(_has_drifted(getattr(self.costs, f), getattr(found, f)) for f in _FIELDS):
+            return False
+        self.costs, self.report, self._has_news = found, measured, True
+        return True
+
+    def take_news(self) -> MeasuredCosts | None:
+        """Return the report once after every change, else None."""
+        report = self.report if self._has_news else None
+        self._has_news = False
+        return report
+
+    def _known(self) -> PassTime:
+        """Return the fitted coefficients, without those of a stage that has hardly run here."""
+        fit, known = self._fit, self._fit.pass_time
+        if not fit.knows_prefill:
+            known = replace(known, per_prefill_token=0.0, per_prefill_context=0.0)
+        return known if fit.knows_decode else replace(known, per_request=0.0, per_kv_token=0.0)
+
+    def _swap_per_token(self) -> float:
+        """Return seconds for one way, 0 if unknown."""
+        measured = self._rates.swap_per_token if self._can_swap else None
+        return min(measured or 0.0, MAX_COST / 2)
+
+
+def _has_drifted(used: float, found: float) -> bool:
+    if used == 0.0 or found == 0.0:
+        return used != found
+    return not 1 / _DRIFT < found / used < _DRIFT

@@ -1,0 +1,128 @@
+"""Costs by which policies decide: seconds of passes, tokens and swaps, and their sources.
+
+They come from a profile, or from what workers measure while they serve. A policy has a default of
+its own for a cost that neither knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from statistics import median
+from typing import NamedTuple
+
+from headway.bounds import Bounded, between
+from headway.cluster import Role
+from headway.cost.pass_time import MOST_SECONDS, PassTime
+from headway.cost.schema import Profile
+
+_MOST_VELOCITY = 1e12
+
+
+class Source(Enum):
+    """The source of a constant."""
+
+    DEFAULT = "default"
+    GIVEN = "given"
+    PROFILE = "profile"
+    MEASURED = "measured"
+
+
+class Constant(NamedTuple):
+    """A constant that a decision used: ``value`` in seconds, γ in 1/s."""
+
+    name: str
+    value: float
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Costs(Bounded):
+    """Costs of a model's instances, seconds; 0 or None if unknown."""
+
+    first_pass: float = between(0, MOST_SECONDS, default=0.0)
+    """Seconds of a pass over half a chunk: T̄ before any report."""
+    swap_per_token: float = between(0, MOST_SECONDS, default=0.0)
+    """Seconds to host memory and back."""
+    per_request: float = between(0, MOST_SECONDS, default=0.0)
+    """Seconds of a decode pass (c)."""
+    per_kv_token: float = between(0, MOST_SECONDS, default=0.0)
+    """Seconds of a decode pass (d)."""
+    profile: Profile | None = None
+    """Velocities of the instances."""
+    prefill_per_token: float = between(0, MOST_SECONDS, default=0.0)
+    """Seconds of an instance's time for a token of a full chunk."""
+    prefill_tokens_per_s: float = between(0, _MOST_VELOCITY, default=0.0)
+    """V_P of a prefiller."""
+    measured: Collection[str] = ()
+    """The fields that were measured while serving; the others are the profile's."""
+
+    @classmethod
+    def of(cls, instances: Sequence[tuple[Role, Profile]]) -> Costs:
+        """Return the costs of instances with these profiles; the first of a role stands for all."""
+        profile = instances[0][1]
+        prefill = next((each for role, each in instances if role.prefills), None)
+        decode = next((each for role, each in instances if role.decodes), None)
+        found = cls(
+            swap_per_token=2 * profile.swap_per_token if profile.host_capacity_tokens else 0.0,
+            profile=profile,
+        )
+        if prefill is not None:
+            found = found.with_prefill(prefill.pass_time, prefill.chunk_tokens, prefill.num_units)
+            velocity = prefill.prefill_tokens_per_s or found.prefill_tokens_per_s
+            found = replace(found, prefill_tokens_per_s=velocity)
+        return found.with_decode(decode.pass_time) if decode is not None else found
+
+    @classmethod
+    def of_passes(
+        cls, pass_time: PassTime, chunk_tokens: int, num_units: int, swap_per_token: float
+    ) -> Costs:
+        """Return the costs of an instance with such passes; coefficients of 0 are unknown."""
+        found = cls(swap_per_token=swap_per_token).with_decode(pass_time)
+        if not pass_time.per_prefill_token:
+            return found
+        return found.with_prefill(pass_time, chunk_tokens, num_units)
+
+    def with_prefill(self, pass_time: PassTime, chunk_tokens: int, num_units: int) -> Costs:
+        """Return a copy with the prefill costs of these passes, within the bounds of costs."""
+        full, num_tokens = pass_time.seconds(chunk_tokens, 0, 0, 0), chunk_tokens * num_units
+        return replace(
+            self,
+            first_pass=min(pass_time.seconds(chunk_tokens / 2, 0, 0, 0), MOST_SECONDS),
+            prefill_per_token=min(full / num_tokens, MOST_SECONDS),
+            prefill_tokens_per_s=num_tokens / max(full, num_tokens / _MOST_VELOCITY),
+        )
+
+    def with_decode(self, pass_time: PassTime) -> Costs:
+        """Return a copy with the decode costs of these passes."""
+        return replace(self, per_request=pass_time.per_request, per_kv_token=pass_time.per_kv_token)
+
+    @property
+    def knows_decode(self) -> bool:
+        """True if c and d are known: a 0 beside a known one is a 0."""
+        return self.per_request > 0 or self.per_kv_token > 0
+
+    def source_of(self, field: str) -> Source:
+        """Return the source of a known field."""
+        return Source.MEASURED if field in self.measured else Source.PROFILE
+
+    def updated(self, measured: Collection[Costs]) -> Costs:
+        """Return a copy with the medians of what instances have measured, field by field.
+
+        A median lets no single instance of three or more change it at will.
+        """
+        prefill = [costs for costs in measured if costs.prefill_per_token]
+        decode = [costs for costs in measured if costs.knows_decode]
+        swap = [costs for costs in measured if costs.swap_per_token]
+        found = {
+            name: median(getattr(costs, name) for costs in known)
+            for names, known in (
+                (("first_pass", "prefill_per_token", "prefill_tokens_per_s"), prefill),
+                (("per_request", "per_kv_token"), decode),
+                (("swap_per_token",), swap),
+            )
+            if known
+            for name in names
+        }
+        return replace(self, **found, measured=tuple(found))
