@@ -235,9 +235,6 @@ class SimulatedCluster(Operator):
             return
         prompt, stops = prompt_of(asking), (asking.stops,) if asking.stops else ()
         expected = answer_to(prompt, asking.max_tokens, stops)
-        now = world.kernel.now
-        deadline_at = now + world.times.request_timeout
-        world.record(Asked(asking.name, now, expected, deadline_at))
         request = Request(
             asking.name,
             MODEL,
@@ -247,7 +244,13 @@ class SimulatedCluster(Operator):
             predicted_output_tokens=float(asking.max_tokens // 2),
             reasons=asking.reasons,
         )
-        gateway.run(partial(gateway.submit, request, is_read=asking.paced))
+
+        def asked() -> None:  # a gateway that stands still has not read it
+            now = world.kernel.now
+            world.record(Asked(asking.name, now, expected, now + world.times.request_timeout))
+            gateway.submit(request, is_read=asking.paced)
+
+        gateway.run(asked)
         if asking.leaves:
             world.kernel.after(
                 asking.leaves, lambda: gateway.run(partial(gateway.hang_up, asking.name))

@@ -55,16 +55,25 @@ class Suspects:
         self._most = most
         self._waiting: dict[str, None] = {}
         self._on_trial = ""
-        self._silent: set[str] = set()  # workers that the scheduler has lost, until they say more
+        self._attached: set[str] = set()
+        self._unsure: dict[str, list[str]] = {}
+        """By worker that the scheduler has lost, but whose stream is still open: what it had."""
 
     def died(self, states: Sequence[OpenRequest], *, is_told: bool) -> list[OpenRequest]:
         """Count a worker's death for all requests that it had; return those that are the cause."""
+        worker_id = states[0].worker_id if states else ""
+        if is_told and worker_id in self._attached:
+            self._unsure.setdefault(worker_id, []).extend(state.request_id for state in states)
+            return []
+        return self._count(states, worker_id, is_told=is_told)
+
+    def _count(
+        self, states: Sequence[OpenRequest], worker_id: str, *, is_told: bool
+    ) -> list[OpenRequest]:
         guilty = []
         for state in states:
             forgive(state)
-            death = Death(state.worker_id, len(states) == 1, is_told)
-            if is_told:
-                self._silent.add(state.worker_id)
+            death = Death(worker_id, len(states) == 1, is_told)
             if is_told and state.deaths[-1:] == [death._replace(is_told=False)]:
                 state.deaths[-1] = death  # the broken stream was that of the same death
                 continue
@@ -78,18 +87,20 @@ class Suspects:
                 self._waiting[state.request_id] = None
         return guilty
 
-    def detached(self, worker_id: str) -> None:
-        """Expect no more tokens of a worker whose stream has broken."""
-        self._silent.discard(worker_id)
+    def detached(self, worker_id: str) -> list[OpenRequest]:
+        """Count the deaths of which its open stream had left doubt; return those that did it."""
+        self._attached.discard(worker_id)
+        found = [self._requests.find(name) for name in self._unsure.pop(worker_id, [])]
+        had = [state for state in found if state is not None]
+        return self._count(had, worker_id, is_told=True)
 
     def heard(self, worker_id: str) -> None:
-        """Take back a death of a worker that sends tokens over the stream it had."""
-        if worker_id in self._silent:
-            self.lives(worker_id)
+        """Note that a worker sends tokens: it lives."""
+        self._attached.add(worker_id)
+        self._unsure.pop(worker_id, None)
 
     def lives(self, worker_id: str) -> None:
         """Take back the deaths of a worker whose process is still the same."""
-        self._silent.discard(worker_id)
         for state in self._requests:
             state.deaths = [each for each in state.deaths if each.worker_id != worker_id]
 

@@ -150,8 +150,9 @@ class GatewayCore:
                     self._drop(state, actions)
             case WorkerDetached(worker_id):
                 had = [s for s in self._requests if s.worker_id == worker_id]
-                self._suspects.detached(worker_id)
                 reason = f"the token stream of its worker {worker_id} broke"
+                for state in self._suspects.detached(worker_id):
+                    self._fail(state, too_many_deaths(state, reason), actions)
                 self._on_death(had, self._suspects.died(had, is_told=False), actions, now, reason)
             case WorkerBack(worker_id):
                 self._suspects.lives(worker_id)

@@ -26,6 +26,9 @@ def start_handoff(state: WorkerState, handoff: Handoff, most_rounds: int) -> lis
     sequence = state.find(handoff.key)
     if sequence is None or handoff.target_worker_id == state.info.worker_id:
         return [_not_held(handoff)]
+    if handoff.target_address == state.info.address:
+        message = "its target has gone: this worker has its address now"
+        return [replace(_not_held(handoff), retriable=True, message=message)]
     if sequence.ended is not None or not _may_leave(sequence):
         return [_not_held(handoff)]
     if sequence.departure is not None:

@@ -204,3 +204,18 @@ def test_a_worker_that_goes_on_sending_tokens_has_not_died() -> None:
     world.kill("w")
     assert not world.failed
     assert sorted(world.attempts) == ["other"]
+
+
+def test_the_schedulers_word_counts_once_the_open_stream_has_broken_too() -> None:
+    world = World()
+    world.submit("poison")
+    for worker_id in ("v", "w"):
+        world.place(worker_id, "poison")
+        world.generate(worker_id, "poison", 1)
+        world.told("poison")
+        assert not world.failed
+        tried_again = dict(world.attempts)
+        world.kill(worker_id)
+        world.attempts.update(tried_again)
+    assert "died 2 times" in world.failed["poison"].error.message
+    assert world.core.num_open == 0

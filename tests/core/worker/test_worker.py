@@ -248,6 +248,18 @@ def test_a_handed_off_request_resumes_at_the_exact_next_token() -> None:
     assert source.core.num_held == target.core.num_held == 0
 
 
+def test_a_target_whose_address_is_now_the_sources_own_gets_nothing() -> None:
+    source = make_worker(Role.PREFILL)
+    request = make_request(1)
+    source.post(dispatch(request))
+    source.run_all()
+    source.post(Handoff(request.key, "before", "w:1", 0, 1))
+    result = source.log[-1]
+    assert isinstance(result, HandoffResult)
+    assert (result.ok, result.retriable) == (False, True)
+    assert source.core.num_held == 1
+
+
 def test_a_failed_transfer_leaves_the_request_with_the_source() -> None:
     source, target = make_worker(Role.PREFILL), make_worker(Role.DECODE)
     request = make_request(1)
