@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 from grpc.aio import init_grpc_aio
+from hypothesis import HealthCheck, settings
 
 from services.local.store import LocalStore
 
@@ -20,6 +21,10 @@ if not Path("/dev/nvidiactl").exists():
 # Test processes that run side by side share the cores: torch's threads would wait for each other.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Slow machines are no findings: no test asserts a time.
+settings.register_profile("headway", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("headway")
 
 # One secret for all services of a test run, and none in the user's cache folder.
 _SECRETS = tempfile.TemporaryDirectory(prefix="headway-test-")
