@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 
-from headway.core.gateway.core import GatewayCore, GatewaySettings
+from headway.core.gateway.core import GatewayCore
 from headway.core.gateway.events import (
     CancelTokens,
     Deliver,
@@ -19,6 +19,7 @@ from headway.core.gateway.events import (
     Submit,
     WorkerDetached,
 )
+from headway.core.gateway.settings import GatewaySettings
 from headway.core.scheduler.admission import wanted_reports
 from headway.core.scheduler.core import SchedulerCore
 from headway.core.scheduler.events import (

@@ -15,7 +15,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from headway.cluster import Role, WorkerInfo
-from headway.core.gateway.core import GatewayCore, GatewaySettings
+from headway.core.gateway.core import GatewayCore
 from headway.core.gateway.events import (
     Release,
     SchedulerConnected,
@@ -23,6 +23,7 @@ from headway.core.gateway.events import (
     Submit,
     WorkerDetached,
 )
+from headway.core.gateway.settings import GatewaySettings
 from headway.core.protocol import Core
 from headway.core.scheduler.core import SchedulerCore
 from headway.core.scheduler.events import (

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from headway.core.autoscaler.events import RateReport
-from headway.core.gateway.core import GatewayCore, GatewaySettings
+from headway.core.gateway.core import GatewayCore
 from headway.core.gateway.events import (
     CancelTokens,
     Deliver,
@@ -21,6 +21,7 @@ from headway.core.gateway.events import (
     WorkerBack,
     WorkerDetached,
 )
+from headway.core.gateway.settings import GatewaySettings
 from headway.messages import GatewayHello, Lost
 from headway.policies.scaling import RateMeter
 from headway.request import Request

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from headway.core.gateway.core import GatewayCore, GatewaySettings
+from headway.core.gateway.core import GatewayCore
 from headway.core.gateway.events import (
     CancelTokens,
     Deliver,
@@ -16,6 +16,7 @@ from headway.core.gateway.events import (
     Release,
     Submit,
 )
+from headway.core.gateway.settings import GatewaySettings
 from headway.core.gateway.stream_ids import StreamIds
 from headway.core.reasoning import Markers
 from headway.errors import Code, HeadwayError

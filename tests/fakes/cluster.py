@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from headway.cluster import Role, WorkerInfo
-from headway.core.gateway.core import GatewayCore, GatewaySettings
+from headway.core.gateway.core import GatewayCore
 from headway.core.gateway.events import (
     CancelTokens,
     Deliver,
@@ -26,6 +26,7 @@ from headway.core.gateway.events import (
     WorkerDetached,
 )
 from headway.core.gateway.events import SchedulerDisconnected as GatewayLostScheduler
+from headway.core.gateway.settings import GatewaySettings
 from headway.core.scheduler.core import SchedulerCore
 from headway.core.scheduler.events import (
     Elected,

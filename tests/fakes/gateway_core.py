@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway.cluster import Role
-from headway.core.gateway.core import GatewayCore, GatewaySettings
+from headway.core.gateway.core import GatewayCore
 from headway.core.gateway.events import (
     Deliver,
     Fail,
@@ -13,6 +13,7 @@ from headway.core.gateway.events import (
     SchedulerConnected,
     Submit,
 )
+from headway.core.gateway.settings import GatewaySettings
 from headway.messages import Placed, StreamFailure, TokenBatch
 from headway.request import FinishReason, Request, SamplingParams
 

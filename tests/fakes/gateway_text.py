@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from headway.cluster import Role
-from headway.core.gateway.core import GatewayCore, GatewaySettings
+from headway.core.gateway.core import GatewayCore
 from headway.core.gateway.events import (
     CancelTokens,
     Deliver,
@@ -21,6 +21,7 @@ from headway.core.gateway.events import (
     Submit,
     WorkerDetached,
 )
+from headway.core.gateway.settings import GatewaySettings
 from headway.errors import Code
 from headway.messages import CancelStream, Lost, Placed, Rejected, StreamFailure, TokenBatch
 from headway.request import FinishReason, Request, SamplingParams, StreamKey

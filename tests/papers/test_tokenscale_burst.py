@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from headway.core.gateway.core import GatewayCore, GatewaySettings
+from headway.core.gateway.core import GatewayCore
 from headway.core.gateway.events import SchedulerConnected, Submit
+from headway.core.gateway.settings import GatewaySettings
 from headway.errors import HeadwayError
 from headway.policies.burst import Label
 from headway.policies.burst.dual_signal import (

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.cluster import Role
-from headway.core.gateway.core import GatewayCore, GatewaySettings
+from headway.core.gateway.core import GatewayCore
 from headway.core.gateway.events import (
     CancelTokens,
     Deliver,
@@ -23,6 +23,7 @@ from headway.core.gateway.events import (
     Submit,
     WorkerDetached,
 )
+from headway.core.gateway.settings import GatewaySettings
 from headway.errors import Code
 from headway.messages import CancelStream, Lost, Placed, StreamFailure, TokenBatch
 from headway.request import FinishReason, Request, SamplingParams, StreamKey

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.cluster import Role
-from headway.core.gateway.core import GatewayCore, GatewaySettings
+from headway.core.gateway.core import GatewayCore
 from headway.core.gateway.events import Deliver, Fail, GatewayAction, SchedulerConnected, Submit
+from headway.core.gateway.settings import GatewaySettings
 from headway.messages import Lost, Placed, StreamFailure, TokenBatch
 from headway.request import FinishReason, Request, SamplingParams, StreamKey
 

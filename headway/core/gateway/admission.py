@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
+from headway.core.gateway.settings import GatewaySettings
 from headway.errors import Code, HeadwayError
+from headway.request import Request
+
+
+def refusal(
+    request: Request, settings: GatewaySettings, num_waiting: int, retry_after: float
+) -> HeadwayError | None:
+    """Return why a new request is refused, or None.
+
+    ``num_waiting``: requests without a first token; they have it in ``retry_after`` seconds.
+    """
+    num_prompt, max_tokens = len(request.prompt_token_ids), request.sampling.max_tokens
+    if num_prompt + max_tokens > settings.max_model_len:
+        return over_context(num_prompt, max_tokens, settings.max_model_len)
+    if num_waiting >= settings.max_waiting:
+        return too_many_waiting(num_waiting, settings.max_waiting, retry_after)
+    return None
 
 
 def over_context(num_prompt: int, max_tokens: int, limit: int) -> HeadwayError:

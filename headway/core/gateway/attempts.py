@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headway.core.gateway.settings import GatewaySettings
 from headway.core.gateway.state import Death, OpenRequest, OpenRequests
 from headway.errors import Code, HeadwayError
 
@@ -30,6 +31,11 @@ def forgive(state: OpenRequest) -> None:
         state.num_tries = 0
         state.deaths.clear()
     state.num_tokens_before = len(state.output)
+
+
+def backoff(num_tries: int, settings: GatewaySettings) -> float:
+    """Return the seconds before the next attempt: double those before the last, up to a bound."""
+    return min(settings.first_backoff * 2 ** (num_tries - 1), settings.longest_backoff)
 
 
 def too_many_attempts(most: int, reason: str, retry_after: float) -> HeadwayError:

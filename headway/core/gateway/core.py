@@ -6,14 +6,14 @@ Every client sees each token of its request once and in order, whatever fails be
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import inf
-from types import MappingProxyType
 
-from headway.core.gateway.admission import FirstTokenPace, over_context, too_many_waiting
+from headway.core.gateway.admission import FirstTokenPace, refusal
 from headway.core.gateway.attempts import (
     Suspects,
+    backoff,
     forgive,
     too_many_attempts,
     too_many_deaths,
@@ -32,8 +32,9 @@ from headway.core.gateway.events import (
     WorkerBack,
     WorkerDetached,
 )
-from headway.core.gateway.order import Taken, name_sources, take_tokens
+from headway.core.gateway.order import NamedWorkers, Taken, name_sources, take_tokens
 from headway.core.gateway.pacing import Pacers
+from headway.core.gateway.settings import GatewaySettings
 from headway.core.gateway.state import OpenRequest, OpenRequests, Timers
 from headway.core.reasoning import Markers
 from headway.errors import Code, HeadwayError
@@ -48,43 +49,9 @@ from headway.messages import (
 )
 from headway.policies import registry
 from headway.policies.burst import Burst
-from headway.request import FinishReason, Request, StreamKey
+from headway.request import FinishReason, StreamKey
 
-_MOST_WORKERS = 4096  # whose names are kept
 _RETRIABLE = frozenset({Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE})
-
-
-@dataclass(frozen=True, slots=True)
-class GatewaySettings:
-    """Limits and patience; times in seconds."""
-
-    max_model_len: int
-    """Bound of prompt and output tokens together."""
-    max_waiting: int = 4096
-    """Requests that may wait for their first token."""
-    request_timeout: float = 600.0
-    scheduler_patience: float = 30.0
-    """Seconds that a request waits to be handed to a scheduler."""
-    gap_patience: float = 1.0
-    """Seconds that a request waits for a token that later ones have overtaken."""
-    max_attempts: int = 8
-    """Attempts without progress."""
-    max_deaths: int = 2
-    """Deaths of its workers that make a request suspect (``attempts``)."""
-    max_failures: int = 2
-    """Attempts that a worker may fail to compute."""
-    first_backoff: float = 0.05
-    longest_backoff: float = 2.0
-    burst: str = "off"
-    """The policy that labels arrivals."""
-    burst_params: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    pacing: str = "off"
-    """The policy that holds answering tokens."""
-    pacing_params: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    end_of_reasoning: tuple[int, ...] = ()
-    """Token ids before an answer; none for a model that does not reason."""
-    start_of_reasoning: tuple[int, ...] = ()
-    """Token ids that begin the reasoning, where known."""
 
 
 class GatewayCore:
@@ -110,7 +77,7 @@ class GatewayCore:
         self._draw_stream_id = draw_stream_id or itertools.count(1).__next__
         self._connected = False
         self._requests = OpenRequests()
-        self._workers: dict[str, None] = {}  # that the scheduler has named, newest last
+        self._workers = NamedWorkers()
         self._timers = Timers(self._requests)
         self._suspects = Suspects(self._requests, settings.max_deaths)
         self._pace = FirstTokenPace()
@@ -188,7 +155,7 @@ class GatewayCore:
     # --- clients ----------------------------------------------------------------------
 
     def _on_submit(self, event: Submit, actions: list[GatewayAction], now: float) -> None:
-        error = self._refusal(event.request)
+        error = refusal(event.request, self.settings, self.num_waiting, self.retry_after)
         if error is not None:
             actions.append(Fail(event.request.request_id, error))
             return
@@ -211,15 +178,6 @@ class GatewayCore:
         self.num_waiting += 1
         self._timers.add(request.deadline_at, request.request_id)
         self._submit(state, actions, now)
-
-    def _refusal(self, request: Request) -> HeadwayError | None:
-        num_prompt, max_tokens = len(request.prompt_token_ids), request.sampling.max_tokens
-        if num_prompt + max_tokens > self.settings.max_model_len:
-            return over_context(num_prompt, max_tokens, self.settings.max_model_len)
-        if self.num_waiting >= self.settings.max_waiting:
-            retry_after = self._pace.time_for(self.num_waiting)
-            return too_many_waiting(self.num_waiting, self.settings.max_waiting, retry_after)
-        return None
 
     def _on_deadline(self, state: OpenRequest, actions: list[GatewayAction]) -> None:
         message = (
@@ -275,11 +233,7 @@ class GatewayCore:
         now: float,
     ) -> None:
         """Take a request's tokens from these workers from now on."""
-        for worker_id in sources:
-            self._workers.pop(worker_id, None)
-            self._workers[worker_id] = None
-        if len(self._workers) > _MOST_WORKERS:
-            del self._workers[next(iter(self._workers))]
+        self._workers.add(*sources)
         self._took(name_sources(self._requests, state, sources, now), actions, now)
 
     def _on_rejected(
@@ -390,9 +344,8 @@ class GatewayCore:
             return
         self.num_resubmitted += 1
         self._cancel(state, actions)
-        backoff = settings.first_backoff * 2 ** (state.num_tries - 1)
-        retry_at = now + min(backoff, settings.longest_backoff)
-        retry_at = retry_at if self._suspects.may_run(state) else inf  # until its turn
+        may_run = self._suspects.may_run(state)
+        retry_at = now + backoff(state.num_tries, settings) if may_run else inf  # until its turn
         self._requests.rename(state, self._new_stream_id(), retry_at)
         if retry_at < inf:
             self._timers.add(retry_at, state.request_id)

@@ -20,6 +20,25 @@ from headway.messages import StreamFailure, TokenBatch
 from headway.request import FinishReason
 
 _ENDS = (FinishReason.STOP, FinishReason.LENGTH)
+_MOST_WORKERS = 4096  # whose names are kept
+
+
+class NamedWorkers:
+    """The workers that the scheduler has named, the newest last; others learn nothing."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, None] = {}
+
+    def __contains__(self, worker_id: str) -> bool:
+        return worker_id in self._names
+
+    def add(self, *worker_ids: str) -> None:
+        """Remember these workers."""
+        for worker_id in worker_ids:
+            self._names.pop(worker_id, None)
+            self._names[worker_id] = None
+        while len(self._names) > _MOST_WORKERS:
+            del self._names[next(iter(self._names))]
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headway.cluster import Role
 from headway.core.gateway.attempts import PROGRESS
-from headway.core.gateway.core import GatewayCore, GatewaySettings
+from headway.core.gateway.core import GatewayCore
 from headway.core.gateway.events import (
     Fail,
     GatewayAction,
@@ -15,6 +15,7 @@ from headway.core.gateway.events import (
     WorkerBack,
     WorkerDetached,
 )
+from headway.core.gateway.settings import GatewaySettings
 from headway.errors import Code
 from headway.messages import Lost, Placed, TokenBatch
 from headway.request import Request, SamplingParams

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.cluster import Role
-from headway.core.gateway.core import GatewayCore, GatewaySettings
+from headway.core.gateway.core import GatewayCore
 from headway.core.gateway.events import Deliver, Delivery, Fail, GatewayAction, Release, Submit
 from headway.core.gateway.events import SchedulerConnected as Connected
 from headway.core.gateway.pacing import Pacers
+from headway.core.gateway.settings import GatewaySettings
 from headway.core.reasoning import LEAD
 from headway.messages import Placed, TokenBatch
 from headway.policies.pacing import TokenPacerParams

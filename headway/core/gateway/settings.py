@@ -1,0 +1,40 @@
+"""Limits and patience of a gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """Limits and patience; times in seconds."""
+
+    max_model_len: int
+    """Bound of prompt and output tokens together."""
+    max_waiting: int = 4096
+    """Requests that may wait for their first token."""
+    request_timeout: float = 600.0
+    scheduler_patience: float = 30.0
+    """Seconds that a request waits to be handed to a scheduler."""
+    gap_patience: float = 1.0
+    """Seconds that a request waits for a token that later ones have overtaken."""
+    max_attempts: int = 8
+    """Attempts without progress."""
+    max_deaths: int = 2
+    """Deaths of its workers that make a request suspect (``attempts``)."""
+    max_failures: int = 2
+    """Attempts that a worker may fail to compute."""
+    first_backoff: float = 0.05
+    longest_backoff: float = 2.0
+    burst: str = "off"
+    """The policy that labels arrivals."""
+    burst_params: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    pacing: str = "off"
+    """The policy that holds answering tokens."""
+    pacing_params: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    end_of_reasoning: tuple[int, ...] = ()
+    """Token ids before an answer; none for a model that does not reason."""
+    start_of_reasoning: tuple[int, ...] = ()
+    """Token ids that begin the reasoning, where known."""
