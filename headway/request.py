@@ -117,7 +117,7 @@ class Request:
     prompt_token_ids: Sequence[int]
     sampling: SamplingParams
     arrival_at: float
-    """Seconds since the epoch, like ``deadline_at``."""
+    """Seconds since the epoch by this host's clock, like ``deadline_at`` (``headway.instants``)."""
 
     attempt: int = 0
     stream_id: int = 0

@@ -33,6 +33,7 @@ class RateReport(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     observed_at: _builtins.float
+    """the gateway's clock; compared with its own last report's alone"""
     window: _builtins.float
     """seconds"""
     requests_per_s: _builtins.float
@@ -271,6 +272,7 @@ class Targets(_message.Message):
     num_convertible: _builtins.int
     num_unified: _builtins.int
     decided_at: _builtins.float
+    """the autoscaler's clock, seconds since the Unix epoch: for people"""
     policy: _builtins.str
     reason: _builtins.str
     def __init__(

@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import contextlib
 import signal
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
@@ -256,7 +257,7 @@ class _Scheduler(scheduler_pb2_grpc.SchedulerServicer):
     ) -> AsyncIterator[scheduler_pb2.SchedulerMessage]:
         """See ``protos/scheduler.proto``."""
         messages = aiter(request_iterator)
-        hello = wire.FROM_GATEWAY.unpack(await anext(messages))
+        hello = wire.FROM_GATEWAY.unpack(await anext(messages), now=time.time())
         assert isinstance(hello, GatewayHello)
         told: asyncio.Queue[ToGateway | None] = asyncio.Queue()
         self._emulated.gateways[hello.gateway_id] = told
@@ -284,7 +285,7 @@ class _Scheduler(scheduler_pb2_grpc.SchedulerServicer):
         self, messages: AsyncIterator[scheduler_pb2.GatewayMessage], gateway_id: str
     ) -> None:
         async for packed in messages:
-            for message in wire.FROM_GATEWAY.unpack_all(packed):
+            for message in wire.FROM_GATEWAY.unpack_all(packed, now=time.time()):
                 self._emulated.take(message, gateway_id)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -104,7 +105,7 @@ class Front(gateway_pb2_grpc.TokenSinkServicer, worker_pb2_grpc.WorkerServicer):
     ) -> worker_pb2.KvReceipt:
         """Read one request's KV and let it go."""
         async for chunk in request_iterator:
-            header = wire.KV.unpack(chunk)
+            header = wire.KV.unpack(chunk, now=time.time())
             if isinstance(header, KvHeader):
                 self._headers.settle(header.request.stream_id, header)
         return worker_pb2.KvReceipt(worker_id=GATEWAY_ID)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, Generic, TypeVar
@@ -79,7 +80,9 @@ class LedWorker:
 
     async def greet(self) -> None:
         """Lead it; HeadwayError where it does not answer."""
-        await self._call.write(wire.TO_WORKER.pack(ControlHello("profile", _FENCING_TOKEN)))
+        await self._call.write(
+            wire.TO_WORKER.pack(ControlHello("profile", _FENCING_TOKEN), now=time.time())
+        )
         snapshot = wire.FROM_WORKER.unpack(await self._call.read())
         assert isinstance(snapshot, Snapshot), "a worker answers a hello with a snapshot"
         self.info: WorkerInfo = snapshot.info
@@ -109,7 +112,7 @@ class LedWorker:
         if self._lost is not None:
             raise self._lost
         async with self._writing:  # one write at a time
-            await self._call.write(wire.TO_WORKER.pack(order))
+            await self._call.write(wire.TO_WORKER.pack(order, now=time.time()))
 
     # --- orders ---------------------------------------------------------------------------
 
@@ -179,6 +182,6 @@ def _kv(request: Request, like: KvHeader, info: WorkerInfo) -> Iterator[Any]:
         shape=(*like.shape[:2], num_padded, *like.shape[3:]),
         fencing_token=_FENCING_TOKEN,
     )
-    yield wire.KV.pack(header)
+    yield wire.KV.pack(header, now=time.time())
     for start in range(0, num_bytes, len(_PIECE)):
-        yield wire.KV.pack(_PIECE[: num_bytes - start])
+        yield wire.KV.pack(_PIECE[: num_bytes - start], now=time.time())

@@ -179,7 +179,7 @@ class HostileScheduler:
                 yield WorkerGone(worker_id, "its stream broke")
             case 2 | 3:
                 said = wire.FROM_GATEWAY.unpack_all(
-                    _message(scheduler_pb2.GatewayMessage, rng, ids)
+                    _message(scheduler_pb2.GatewayMessage, rng, ids), now=0.0
                 )
                 for each in said:
                     if not isinstance(each, GatewayHello) and each.key.gateway_id == _GATEWAY:
@@ -237,7 +237,9 @@ class HostileWorker:
             case 1:
                 yield rng.choice((GatewayGone(_GATEWAY), CancelStream(StreamKey(_GATEWAY, 1))))
             case _:
-                order = wire.TO_WORKER.unpack(_message(worker_pb2.SchedulerToWorker, rng, ids))
+                order = wire.TO_WORKER.unpack(
+                    _message(worker_pb2.SchedulerToWorker, rng, ids), now=0.0
+                )
                 if not isinstance(order, ControlHello):
                     yield order
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -23,10 +24,10 @@ from services.runtime import wire
 
 KINDS: Sequence[tuple[type[Any], Callable[[Any], object]]] = (
     (worker_pb2.WorkerToScheduler, wire.FROM_WORKER.unpack),
-    (worker_pb2.SchedulerToWorker, wire.TO_WORKER.unpack),
-    (scheduler_pb2.GatewayMessage, wire.FROM_GATEWAY.unpack_all),
+    (worker_pb2.SchedulerToWorker, partial(wire.TO_WORKER.unpack, now=0.0)),
+    (scheduler_pb2.GatewayMessage, partial(wire.FROM_GATEWAY.unpack_all, now=0.0)),
     (scheduler_pb2.SchedulerMessage, wire.TO_GATEWAY.unpack_all),
-    (worker_pb2.KvChunk, wire.KV.unpack),
+    (worker_pb2.KvChunk, partial(wire.KV.unpack, now=0.0)),
     (worker_pb2.SetRoleRequest, wire.SET_ROLE.unpack),
     (gateway_pb2.TokenBatch, wire.unpack_token_batch),
     (predictor_pb2.PredictRequest, wire.unpack_question),

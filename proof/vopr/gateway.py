@@ -22,6 +22,7 @@ from headway.core.gateway.events import (
     WorkerDetached,
 )
 from headway.core.gateway.settings import GatewaySettings
+from headway.errors import Code
 from headway.messages import GatewayHello, Lost
 from headway.policies.scaling import RateMeter
 from headway.request import Request
@@ -104,7 +105,9 @@ class GatewayProcess(Process):
         elif self._scheduler is not None:
             if isinstance(action, Request) and action.attempt:
                 self._world.hit("a request is resubmitted")
-            self._scheduler.send(packed(wire.FROM_GATEWAY.pack(action)), repeatable=True)
+            self._scheduler.send(
+                packed(wire.FROM_GATEWAY.pack(action, now=self.now())), repeatable=True
+            )
 
     def _fail(self, action: Fail) -> None:
         """Tell the client; two deaths of workers excuse that its request is suspected."""
@@ -112,6 +115,12 @@ class GatewayProcess(Process):
         self._world.hit(f"a request fails: {error.code.name}")
         is_excused = _SUSPECTED in error.message and self._world.workers_died(
             self._began_at[action.request_id], self.core.settings.max_deaths
+        )
+        due_at = self._began_at[action.request_id] + self._world.times.request_timeout
+        self._world.require(
+            now >= due_at or error.code is not Code.DEADLINE_EXCEEDED,
+            "no deadline passes early",
+            f"{action.request_id}: {error.message}",
         )
         failed = Failed(action.request_id, now, error.code.name, error.message, is_excused)
         self._world.record(failed)
@@ -160,7 +169,8 @@ class GatewayProcess(Process):
         self._pause = _SHORTEST_PAUSE
         stream.on_message = self._told
         stream.on_break = lambda _: self._lost_scheduler()
-        stream.send(packed(wire.FROM_GATEWAY.pack(GatewayHello(self.name, self.name))))
+        hello = GatewayHello(self.name, self.name)
+        stream.send(packed(wire.FROM_GATEWAY.pack(hello, now=self.now())))
         self._driver.post(SchedulerConnected())
         self.after(_LEADER_CHECK_INTERVAL, lambda: self._check_leader(stream))
 

@@ -124,8 +124,10 @@ class SchedulerProcess(Process):
         ) -> None:
             if self._token == token and self.term is None:
                 saved, learned = unpack_requests(found[1][0]), unpack_learned(found[1][1])
-                self.term = Term(self, self._world, token)
-                self.term.begin(found[0], saved, learned)
+                ahead = self._world.now() - self.now()  # the store's clock is right
+                self.term = Term(self, self._world, token, ahead)
+                by_our_clock = tuple(each.later(-ahead) for each in saved)
+                self.term.begin(found[0], by_our_clock, learned)
 
         store.ask(self, read, begin, self._step_down)
 
@@ -151,7 +153,7 @@ class SchedulerProcess(Process):
         stream.on_message = lambda message: self._greeted(stream, message)
 
     def _greeted(self, stream: End, message: Packed) -> None:
-        hello = wire.FROM_GATEWAY.unpack(parsed(message))
+        hello = wire.FROM_GATEWAY.unpack(parsed(message), now=self.now())
         assert isinstance(hello, GatewayHello), "a gateway greets first"
         if self.term is None:
             stream.close("this scheduler stands by")
@@ -162,7 +164,7 @@ class SchedulerProcess(Process):
 class Term:
     """A term, from the election until the lead is lost, as ``services.scheduler.term`` has it."""
 
-    def __init__(self, process: SchedulerProcess, world: World, token: int) -> None:
+    def __init__(self, process: SchedulerProcess, world: World, token: int, ahead: float) -> None:
         self._process = process
         self._world = world
         self.token = token
@@ -172,7 +174,7 @@ class Term:
         self._driver: Driver[SchedulerEvent, SchedulerAction] = Driver(
             process, self.core, self._perform
         )
-        self._journal = Journal(process, world, token)
+        self._journal = Journal(process, world, token, ahead)
         self._gateways: dict[str, End] = {}
         self._links: dict[str, WorkerLink] = {}
         self._known: dict[str, Member] = {}
@@ -264,7 +266,7 @@ class Term:
         self._post(GatewayConnected(gateway_id))
 
     def _from_gateway(self, message: Packed) -> None:
-        for told in wire.FROM_GATEWAY.unpack_all(parsed(message)):
+        for told in wire.FROM_GATEWAY.unpack_all(parsed(message), now=self._process.now()):
             assert not isinstance(told, GatewayHello), "a gateway greets once"
             self._post(told)
 
@@ -281,7 +283,8 @@ class Term:
                 link = self._links.get(worker_id)
                 if link is not None:
                     repeatable = isinstance(message, Dispatch)
-                    link.send(packed(wire.TO_WORKER.pack(message)), repeatable=repeatable)
+                    order = wire.TO_WORKER.pack(message, now=self._process.now())
+                    link.send(packed(order), repeatable=repeatable)
             case SendToGateway(gateway_id, message):
                 stream = self._gateways.get(gateway_id)
                 if stream is not None:
@@ -345,7 +348,7 @@ class WorkerLink:
         self._stream = stream
         stream.on_message = self._take
         stream.on_break = self._gone
-        stream.send(packed(wire.TO_WORKER.pack(self._hello)))
+        stream.send(packed(wire.TO_WORKER.pack(self._hello, now=self._process.now())))
 
     def _gone(self, reason: str) -> None:
         if self._closed:
@@ -374,8 +377,9 @@ class WorkerLink:
 class Journal:
     """A term's records, written one batch at a time, as ``services.scheduler.journal`` does."""
 
-    def __init__(self, process: SchedulerProcess, world: World, token: int) -> None:
+    def __init__(self, process: SchedulerProcess, world: World, token: int, ahead: float) -> None:
         self._process = process
+        self._ahead = ahead
         self._store = world.store
         self._token = token
         self._requests: dict[StreamKey, SavedRequest | None] = {}
@@ -407,7 +411,11 @@ class Journal:
             return
         requests, self._requests = self._requests, {}
         learned, self._learned = self._learned, {}
-        changed = {pack_key(s.key): pack_request(s) for s in requests.values() if s is not None}
+        changed = {
+            pack_key(saved.key): pack_request(saved.later(self._ahead))
+            for saved in requests.values()
+            if saved is not None
+        }
         removed = [pack_key(key) for key, saved in requests.items() if saved is None]
         models = {model.encode(): pack_learned(each) for model, each in learned.items()}
 

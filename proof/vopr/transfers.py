@@ -139,14 +139,15 @@ class _Transfer:
         held = part.host_blocks or part.blocks
         blocks = held[part.first_token // BLOCK_SIZE : blocks_for(part.num_computed_tokens, 4)]
         data = self._worker.engine.read(blocks, from_host=bool(part.host_blocks))
-        stream.send(packed(wire.KV.pack(self._opening(part, blocks, len(data)))))
+        now = self._worker.now()
+        stream.send(packed(wire.KV.pack(self._opening(part, blocks, len(data)), now=now)))
         self._num_known = len(part.request.output_token_ids)
         self.num_parts += 1
         middle = len(data) // 8 * 4
         takes = self._worker.world.shape.kv_seconds
         for piece in (data[:middle], data[middle:]):
             if piece:
-                stream.send(packed(wire.KV.pack(piece)), takes=takes)
+                stream.send(packed(wire.KV.pack(piece, now=now)), takes=takes)
         if part.more:
             worker, key = self._worker, part.request.key
             worker.after(1e-3 + takes, lambda: worker.post(KvSent(key)))
@@ -233,7 +234,7 @@ class _Arrival:
         if message[0] is bytes:
             self._finish()
             return
-        said = wire.KV.unpack(parsed(message))
+        said = wire.KV.unpack(parsed(message), now=self._worker.now())
         if isinstance(said, bytes):
             self._data += said
             return

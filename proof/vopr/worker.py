@@ -218,7 +218,7 @@ class WorkerProcess(KvProcess):
         stream.on_message = lambda message: self._greeted(stream, message)
 
     def _greeted(self, stream: End, message: Packed) -> None:
-        hello = wire.TO_WORKER.unpack(parsed(message))
+        hello = wire.TO_WORKER.unpack(parsed(message), now=self.now())
         assert isinstance(hello, ControlHello), "a leader greets first"
         try:
             require_meant(hello, self.worker_id)
@@ -243,7 +243,7 @@ class WorkerProcess(KvProcess):
             self._control = None
 
     def _obey(self, message: Packed, token: int) -> None:
-        order = wire.TO_WORKER.unpack(parsed(message))
+        order = wire.TO_WORKER.unpack(parsed(message), now=self.now())
         assert not isinstance(order, ControlHello), "a leader greets once"
         world = self.world
         world.require(

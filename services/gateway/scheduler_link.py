@@ -37,7 +37,12 @@ class SchedulerLink:
     """A stream that follows the leader. Messages sent while it is closed are dropped."""
 
     def __init__(
-        self, config: ServiceConfig, address: str, store: Store, post: Callable[[Told], None]
+        self,
+        config: ServiceConfig,
+        address: str,
+        store: Store,
+        post: Callable[[Told], None],
+        now: Callable[[], float],
     ) -> None:
         self._store = store
         self._post = post
@@ -50,9 +55,9 @@ class SchedulerLink:
             config,
             ServiceRole.SCHEDULER,
             wire.dial_connect,
-            wire.FROM_GATEWAY.pack_all,
+            lambda messages: wire.FROM_GATEWAY.pack_all(messages, now=now()),
             self._take,
-            hello=wire.FROM_GATEWAY.pack(GatewayHello(config.service_id, address)),
+            hello=wire.FROM_GATEWAY.pack(GatewayHello(config.service_id, address), now=now()),
             on_open=self._opened,
         )
 

@@ -75,7 +75,7 @@ class GatewayService:
         )
         self._driver = Driver(self._core, self._perform, runtime.clock)
         post = self._driver.post
-        self._link = SchedulerLink(config, self.sink_address, runtime.store, post)
+        self._link = SchedulerLink(config, self.sink_address, runtime.store, post, self.now)
         self._readiness = Readiness(runtime.store, lambda: self._link.connected)
         self.sink = TokenSink(post, self._find_digest)
         sink_server.add(self.sink)

@@ -35,7 +35,7 @@ AUTHORITY_DAYS = 3650
 DAYS = 365
 _PEERS, _CLIENTS = "peers", "clients"
 _LOCAL = ("localhost", "127.0.0.1", "::1")
-_BACKDATED = timedelta(minutes=10)
+_BACKDATED = timedelta(hours=1)
 """Hosts' clocks may differ."""
 
 

@@ -86,6 +86,13 @@ class ServiceConfig(BaseSettings):
         description="seconds that its event loop or a pass may hang before it ends itself; 0: any",
     )
 
+    clock_error: float = Field(
+        0.0,
+        ge=-86_400.0,
+        le=86_400.0,
+        description="for tests: seconds by which this service's clock is wrong",
+    )
+
     @field_validator("store")
     @classmethod
     def _a_store(cls, value: str) -> str:

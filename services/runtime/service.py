@@ -125,7 +125,9 @@ async def _start(
     undo.push_async_callback(store.close)
     metrics.watch_store(store)
     server = GrpcServer(config, for_clients=config.serves_clients)
-    runtime = Runtime(config, Clock(), store, server, get_logger(), metrics=registry)
+    runtime = Runtime(
+        config, Clock(config.clock_error), store, server, get_logger(), metrics=registry
+    )
     service = await build(runtime)
     runtime.address = await server.start()
     undo.push_async_callback(server.stop, STOP_GRACE)

@@ -199,6 +199,12 @@ class Store:
             self.unreadable(key, text)
         return lease
 
+    async def now(self) -> float:
+        """Return the store's clock: seconds since the epoch, the same for all hosts."""
+        async with self._reached():
+            seconds, microseconds = await self._client.time()
+            return float(seconds) + float(microseconds) / 1e6
+
     # --- the leader's journal ---------------------------------------------------------
 
     async def write_journal(

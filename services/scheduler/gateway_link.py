@@ -37,8 +37,11 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
     the older.
     """
 
-    def __init__(self, leader_address: Callable[[], str], max_queued: int) -> None:
+    def __init__(
+        self, leader_address: Callable[[], str], max_queued: int, now: Callable[[], float]
+    ) -> None:
         self._leader_address = leader_address
+        self._now = now
         self._max_queued = max_queued
         self._post: Callable[[Told], None] | None = None
         self._decisions: Callable[[], Sequence[Decision]] = tuple
@@ -105,7 +108,7 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
     ) -> AsyncIterator[list[ToGateway]]:
         try:
             async with asyncio.timeout(_HELLO_TIMEOUT):
-                gateway_id = _greeting(await anext(messages, None))
+                gateway_id = self._greeting(await anext(messages, None))
         except TimeoutError:
             message = f"no GatewayHello arrived within {_HELLO_TIMEOUT:g} s: send it first"
             raise HeadwayError(Code.DEADLINE_EXCEEDED, message) from None
@@ -122,7 +125,7 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
         self._log.info("gateway_connected", gateway_id=gateway_id)
         post(GatewayConnected(gateway_id))
         farewell = HeadwayError(Code.CANCELLED, "the gateway closed its stream")
-        take = partial(_take, gateway_id, post)
+        take = partial(self._take, gateway_id, post)
         async for answers in stream.serve(messages, take, farewell=farewell):
             yield answers
 
@@ -131,21 +134,19 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
         if self._streams.pop(gateway_id, None) is not None:
             post(GatewayDisconnected(gateway_id))
 
+    def _greeting(self, first: scheduler_pb2.GatewayMessage | None) -> str:
+        hello = wire.FROM_GATEWAY.unpack(first, now=self._now()) if first is not None else None
+        if not isinstance(hello, GatewayHello):
+            raise invalid("the first message", type(hello).__name__, "a GatewayHello")
+        if not hello.gateway_id:
+            raise invalid("gateway_id", hello.gateway_id, "a name")
+        return hello.gateway_id
 
-def _greeting(first: scheduler_pb2.GatewayMessage | None) -> str:
-    hello = wire.FROM_GATEWAY.unpack(first) if first is not None else None
-    if not isinstance(hello, GatewayHello):
-        raise invalid("the first message", type(hello).__name__, "a GatewayHello")
-    if not hello.gateway_id:
-        raise invalid("gateway_id", hello.gateway_id, "a name")
-    return hello.gateway_id
-
-
-def _take(gateway_id: str, post: Callable[[Told], None], packed: Any) -> None:
-    for message in wire.FROM_GATEWAY.unpack_all(packed):
-        if isinstance(message, GatewayHello):
-            raise invalid("a later message", "GatewayHello", "a Request or a CancelStream")
-        if message.key.gateway_id != gateway_id:
-            limit = f"{gateway_id!r}, as in the stream's hello"
-            raise invalid("gateway_id", message.key.gateway_id, limit)
-        post(message)
+    def _take(self, gateway_id: str, post: Callable[[Told], None], packed: Any) -> None:
+        for message in wire.FROM_GATEWAY.unpack_all(packed, now=self._now()):
+            if isinstance(message, GatewayHello):
+                raise invalid("a later message", "GatewayHello", "a Request or a CancelStream")
+            if message.key.gateway_id != gateway_id:
+                limit = f"{gateway_id!r}, as in the stream's hello"
+                raise invalid("gateway_id", message.key.gateway_id, limit)
+            post(message)

@@ -38,6 +38,8 @@ class Journal:
         self._closed = False
         self.is_refused = False
         self.num_writes = 0
+        self.ahead = 0.0
+        """Seconds that the store's clock, which saved instants are by, is ahead of this host's."""
         self._log = get_logger()
 
     def write(self, persist: Persist) -> None:
@@ -86,7 +88,11 @@ class Journal:
         self.num_writes += 1
         return await self._store.write_journal(
             self._fencing_token,
-            {pack_key(saved.key): pack_request(saved) for saved in requests.values() if saved},
+            {
+                pack_key(saved.key): pack_request(saved.later(self.ahead))
+                for saved in requests.values()
+                if saved
+            },
             [pack_key(key) for key, saved in requests.items() if saved is None],
             {model.encode(): pack_learned(each) for model, each in learned.items()},
         )

@@ -26,7 +26,9 @@ class SchedulerService:
         self._term: Term | None = None
         self._metrics = SchedulerMetrics(self._status, registry)
         self._leadership: Leadership | None = None
-        self.links = GatewayLinks(self._leader_address, runtime.config.max_queued_messages)
+        self.links = GatewayLinks(
+            self._leader_address, runtime.config.max_queued_messages, runtime.clock.now
+        )
 
     @property
     def leads(self) -> bool:

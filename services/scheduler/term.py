@@ -83,14 +83,18 @@ class Term:
     async def begin(self) -> None:
         """Read the members, then follow changes."""
         store = self._runtime.store
-        members, journal = await asyncio.gather(store.members("worker"), store.read_journal())
+        members, journal, store_now = await asyncio.gather(
+            store.members("worker"), store.read_journal(), store.now()
+        )
         saved, learned = unpack_requests(journal[0]), unpack_learned(journal[1])
+        ahead = self._journal.ahead = store_now - self._runtime.clock.now()
         num_skipped = sum(map(len, journal)) - len(saved) - len(learned)
         if num_skipped:
             store.unreadable("the journal", f"{num_skipped} records, skipped")
         self._log.info("term_begins", num_workers=len(members), num_requests=len(saved))
         worker_ids = tuple(member.member_id for member in members)
-        self._post(Elected(self._fencing_token, worker_ids, saved, learned))
+        by_our_clock = tuple(each.later(-ahead) for each in saved)
+        self._post(Elected(self._fencing_token, worker_ids, by_our_clock, learned))
         self._gateways.open(self._post, lambda: self._core.decisions)
         self.has_begun = True
         self._watch.start()
@@ -129,6 +133,7 @@ class Term:
             member.address,
             self._hello,
             self._post,
+            self._runtime.clock.now,
             max_queued=self._config.max_queued_messages,
             refused=self._refused,
         )

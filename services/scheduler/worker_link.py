@@ -32,6 +32,7 @@ class WorkerLink:
         address: str,
         hello: ControlHello,
         post: Callable[[WorkerReported | WorkerGone], None],
+        now: Callable[[], float],
         *,
         max_queued: int,
         refused: Callable[[str, bool], None] = lambda worker_id, is_refused: None,
@@ -47,9 +48,9 @@ class WorkerLink:
             config,
             ServiceRole.WORKER,
             wire.dial_control,
-            lambda orders: wire.TO_WORKER.pack(orders[0]),
+            lambda orders: wire.TO_WORKER.pack(orders[0], now=now()),
             self._take,
-            hello=wire.TO_WORKER.pack(replace(hello, worker_id=worker_id)),
+            hello=wire.TO_WORKER.pack(replace(hello, worker_id=worker_id), now=now()),
         )
         dialling = redial(self._attempt, shortest=_SHORTEST_PAUSE, longest=_LONGEST_PAUSE)
         self._task = essential(dialling, f"link to {worker_id}")

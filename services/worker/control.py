@@ -49,7 +49,7 @@ class ControlSession:
                 yield wire.FROM_WORKER.pack(report)
 
     def _greet(self, first: Any) -> ControlHello:
-        hello = wire.TO_WORKER.unpack(first) if first is not None else None
+        hello = wire.TO_WORKER.unpack(first, now=self._now()) if first is not None else None
         if not isinstance(hello, ControlHello):
             raise invalid("the first message", type(hello).__name__, "a ControlHello")
         require_meant(hello, self._worker_id)
@@ -61,7 +61,7 @@ class ControlSession:
         return hello
 
     def _obey(self, packed: Any) -> None:
-        order = wire.TO_WORKER.unpack(packed)
+        order = wire.TO_WORKER.unpack(packed, now=self._now())
         if isinstance(order, ControlHello):
             raise invalid("a later message", "ControlHello", "an order")
         failpoint("worker.dispatch.taken")

@@ -33,9 +33,11 @@ class KvReceiver:
         self,
         backend: Backend,
         post: Callable[[KvQuestion | KvArrived | KvAborted], None],
+        now: Callable[[], float],
     ) -> None:
         self._backend = backend
         self._post = post
+        self._now = now
         self._answer: KvAnswer | None = None
 
     def answer(self, action: KvAnswer) -> None:
@@ -45,7 +47,7 @@ class KvReceiver:
     async def receive(self, chunks: AsyncIterator[Any]) -> None:
         """Take one transfer; raise HeadwayError if it is refused."""
         first = await anext(chunks, None)
-        header = wire.KV.unpack(first) if first is not None else None
+        header = wire.KV.unpack(first, now=self._now()) if first is not None else None
         if not isinstance(header, KvHeader):
             raise invalid("the first message", type(header).__name__, "a header")
         answer = self._ask(KvOffered(header))
@@ -76,7 +78,7 @@ class KvReceiver:
         num_tokens, more = header.num_computed_tokens, header.more
         writer = self._writer(answer, header.shape, header.dtype, 0, num_tokens)
         async for chunk in chunks:
-            part = wire.KV.unpack(chunk)
+            part = wire.KV.unpack(chunk, now=self._now())
             if isinstance(part, bytes):
                 await _to_the_end(writer.feed, part)
                 continue

@@ -32,7 +32,9 @@ class KvSender:
         backend: Backend,
         post: Callable[[KvSent | TransferEnded], None],
         metrics: WorkerMetrics,
+        now: Callable[[], float],
     ) -> None:
+        self._now = now
         self._config = config
         self._backend = backend
         self._post = post
@@ -109,11 +111,11 @@ class KvSender:
         while True:
             part = await transfer.parts.get()
             blocks = self._blocks(part)
-            yield wire.KV.pack(self._opening(part, blocks, num_known))
+            yield wire.KV.pack(self._opening(part, blocks, num_known), now=self._now())
             num_known = len(part.request.output_token_ids)
             pieces = self._backend.read_kv(blocks, from_host=bool(part.host_blocks))
             while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-                yield wire.KV.pack(bytes(piece))
+                yield wire.KV.pack(bytes(piece), now=self._now())
             if not part.more:
                 return
             self._post(KvSent(part.request.key))

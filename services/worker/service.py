@@ -70,9 +70,9 @@ class WorkerService:
         self.control = ControlSession(
             self._post, runtime.clock.now, worker_id=runtime.config.service_id
         )
-        self.receiver = KvReceiver(backend, self._post)
+        self.receiver = KvReceiver(backend, self._post, runtime.clock.now)
         self._tokens = TokenLinks(config, self._post)
-        self._sender = KvSender(config, backend, self._post, self._metrics)
+        self._sender = KvSender(config, backend, self._post, self._metrics, runtime.clock.now)
         asked = PredictionMetrics(runtime.metrics)
         self._predictor = PredictorLink(config, info.model, runtime.store, self._post, asked)
         self._handlers = self._make_handlers()

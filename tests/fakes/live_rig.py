@@ -65,14 +65,14 @@ async def token_sink(rig: Rig) -> AsyncIterator[tuple[Sink, str]]:
 
 @asynccontextmanager
 async def live_worker(
-    rig: Rig, worker_id: str, role: str = "unified"
+    rig: Rig, worker_id: str, role: str = "unified", **more: float
 ) -> AsyncIterator[WorkerServicer]:
     """One that loads the model and joins."""
-    options = {"model": str(MODEL), "num_threads": 1, "num_blocks": 640, "role": role}
+    options = {"model": str(MODEL), "num_threads": 1, "num_blocks": 640, "role": role, **more}
     config = WorkerConfig(**rig.config, service_id=worker_id, **options)  # type: ignore[arg-type]  # options by name
     store = await Store.connect(config.store, config.cluster)
     runtime: Runtime[WorkerConfig] = Runtime(
-        config, Clock(), store, GrpcServer(config), get_logger()
+        config, Clock(config.clock_error), store, GrpcServer(config), get_logger()
     )
     service = await build(runtime)
     runtime.address = await runtime.server.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
@@ -103,7 +104,7 @@ class EmulatedWorker(worker_pb2_grpc.WorkerServicer):
 
     async def _read(self, orders: AsyncIterator[worker_pb2.SchedulerToWorker]) -> None:
         async for packed in orders:
-            order = wire.TO_WORKER.unpack(packed)
+            order = wire.TO_WORKER.unpack(packed, now=time.time())
             if isinstance(order, ControlHello):
                 self.hellos.append(order)
                 if self.silent:
@@ -156,6 +157,7 @@ class PlainGateway:
     @asynccontextmanager
     async def connect(self, address: str) -> AsyncIterator[PlainGateway]:
         async with open_channel(address, ServiceConfig(), ServiceRole.SCHEDULER) as channel:
+            self._channel = channel
             self._call = scheduler_pb2_grpc.SchedulerStub(channel).Connect()
             await self.write(GatewayHello(self.gateway_id, "127.0.0.1:1"))
             reader = asyncio.create_task(self._read())
@@ -166,13 +168,16 @@ class PlainGateway:
                 self._call.cancel()
 
     async def write(self, message: GatewayHello | Request | CancelStream) -> None:
-        await self.write_raw(wire.FROM_GATEWAY.pack(message))
+        await self.write_raw(wire.FROM_GATEWAY.pack(message, now=time.time()))
 
     async def write_raw(self, packed: scheduler_pb2.GatewayMessage) -> None:
         try:
             await self._call.write(packed)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return  # the reader knows why
+
+    async def explain(self, request_id: str) -> list[str]:
+        return await wire.explain(self._channel, request_id, within=PATIENCE)
 
     async def submit(self, stream_id: int, *, model: str = "m") -> None:
         await self.write(make_request(stream_id, self.gateway_id, model))
@@ -248,7 +253,9 @@ class Rig:
         config = SchedulerConfig(**{**self.config, **options})
         store = await Store.connect(config.store, config.cluster)
         self._stack.push_async_callback(store.close)
-        runtime = Runtime(config, Clock(), store, GrpcServer(config), get_logger())
+        runtime = Runtime(
+            config, Clock(config.clock_error), store, GrpcServer(config), get_logger()
+        )
         scheduler = Scheduler(runtime)
         runtime.address = await runtime.server.start()
         self._stack.push_async_callback(runtime.server.stop, 0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -110,7 +111,7 @@ class Leader:
         return snapshot
 
     async def send(self, message: Any) -> None:
-        await self._call.write(wire.TO_WORKER.pack(message))
+        await self._call.write(wire.TO_WORKER.pack(message, now=time.time()))
 
     async def hear(self) -> Any:
         async with asyncio.timeout(20):

@@ -35,7 +35,7 @@ def forgive(state: OpenRequest) -> None:
 
 def backoff(num_tries: int, settings: GatewaySettings) -> float:
     """Return the seconds before the next attempt: double those before the last, up to a bound."""
-    return min(settings.first_backoff * 2 ** (num_tries - 1), settings.longest_backoff)
+    return min(settings.first_backoff * 2.0 ** (num_tries - 1), settings.longest_backoff)
 
 
 def too_many_attempts(most: int, reason: str, retry_after: float) -> HeadwayError:

@@ -21,7 +21,8 @@ from headway.request import Request, StreamKey
 class SavedRequest(NamedTuple):
     """Facts of one live attempt that no worker and no gateway reports.
 
-    Instants are in seconds since the epoch.
+    Instants are in seconds since the epoch. Saved ones are by the store's clock, which leaders on
+    all hosts can read.
     """
 
     key: StreamKey
@@ -35,6 +36,10 @@ class SavedRequest(NamedTuple):
     """The unit it moves to."""
     relocating: bool
     """True if it runs while it moves."""
+
+    def later(self, by: float) -> SavedRequest:
+        """Return it with its instants ``by`` seconds later."""
+        return self._replace(since=self.since + by, moved_at=self.moved_at + by)
 
 
 class Learned(NamedTuple):

@@ -31,6 +31,7 @@ MAX_TEXT_CHARS = 4096
 MAX_DP_UNITS = 4096
 MAX_KV_DIMENSION = 2**31
 MAX_KV_BYTES = 2**42
+_MOST_AHEAD = 86_400.0
 
 Check = Callable[[Any, str], Any]
 """A check of one field: takes its value and name; returns the value to use or raises."""
@@ -98,6 +99,12 @@ def _num_units(value: int, name: str) -> int:
     return _at_least_one(value, name)
 
 
+def _arrival(value: float, name: str) -> float:
+    if finite(value, name) > _MOST_AHEAD:
+        raise invalid(name, value, f"at most {_MOST_AHEAD:g} s after its message was sent")
+    return value
+
+
 def _deadline(value: float, name: str) -> float:
     if not value > -math.inf:
         raise invalid(name, value, "a time, or infinite for none")
@@ -136,7 +143,11 @@ BY_NAME: Mapping[str, Check] = MappingProxyType(
 
 BY_FIELD: Mapping[type, Mapping[str, Check]] = MappingProxyType(
     {
-        Request: {"deadline_at": _deadline, "predicted_output_tokens": _expected_length},
+        Request: {
+            "arrival_at": _arrival,
+            "deadline_at": _deadline,
+            "predicted_output_tokens": _expected_length,
+        },
         Placed: {"target_worker_id": an_id_or_none},
         ControlHello: {"worker_id": an_id_or_none},
         Rejected: {"retry_after": lambda value, name: max(0.0, finite(value, name))},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -54,7 +55,7 @@ requests = st.builds(
     model=ids,
     prompt_token_ids=st.lists(u32, min_size=1, max_size=8).map(tuple),
     sampling=sampling,
-    arrival_at=times,
+    arrival_at=st.floats(-2e9, 0),
     deadline_at=times | st.just(math.inf),
     output_token_ids=token_ids,
     predicted_output_tokens=st.floats(0, 1e6),
@@ -193,7 +194,7 @@ def token_batches(draw: st.DrawFn) -> m.TokenBatch:
 
 @given(to_worker)
 def test_orders_to_workers_round_trip(message: Any) -> None:
-    assert wire.TO_WORKER.unpack(wire.TO_WORKER.pack(message)) == message
+    assert wire.TO_WORKER.unpack(wire.TO_WORKER.pack(message, now=0.0), now=0.0) == message
 
 
 @given(from_worker)
@@ -203,7 +204,7 @@ def test_workers_reports_round_trip(message: Any) -> None:
 
 @given(to_scheduler)
 def test_what_gateways_say_round_trips(message: Any) -> None:
-    assert wire.FROM_GATEWAY.unpack(wire.FROM_GATEWAY.pack(message)) == message
+    assert wire.FROM_GATEWAY.unpack(wire.FROM_GATEWAY.pack(message, now=0.0), now=0.0) == message
 
 
 @given(to_gateway)
@@ -228,20 +229,20 @@ kv_parts = st.builds(
 
 @given(kv_parts)
 def test_kv_parts_round_trip(part: m.KvPart) -> None:
-    assert wire.KV.unpack(wire.KV.pack(part)) == part
+    assert wire.KV.unpack(wire.KV.pack(part, now=0.0), now=0.0) == part
 
 
 @given(kv_headers)
 def test_kv_headers_round_trip(header: m.KvHeader) -> None:
-    assert wire.KV.unpack(wire.KV.pack(header)) == header
+    assert wire.KV.unpack(wire.KV.pack(header, now=0.0), now=0.0) == header
 
 
 UNPACKERS: tuple[tuple[Any, Any], ...] = (
-    (worker_pb2.SchedulerToWorker, wire.TO_WORKER.unpack),
+    (worker_pb2.SchedulerToWorker, partial(wire.TO_WORKER.unpack, now=0.0)),
     (worker_pb2.WorkerToScheduler, wire.FROM_WORKER.unpack),
-    (worker_pb2.KvChunk, wire.KV.unpack),
+    (worker_pb2.KvChunk, partial(wire.KV.unpack, now=0.0)),
     (worker_pb2.KvHeader, codec_of(m.KvHeader, worker_pb2.KvHeader).unpack),
-    (scheduler_pb2.GatewayMessage, wire.FROM_GATEWAY.unpack),
+    (scheduler_pb2.GatewayMessage, partial(wire.FROM_GATEWAY.unpack, now=0.0)),
     (scheduler_pb2.SchedulerMessage, wire.TO_GATEWAY.unpack),
     (gateway_pb2.TokenBatch, wire.unpack_token_batch),
 )
@@ -270,12 +271,12 @@ def test_any_bytes_are_a_message_or_a_refusal(data: bytes) -> None:
 @settings(max_examples=400)
 @given(
     packed=st.one_of(
-        to_worker.map(wire.TO_WORKER.pack),
+        to_worker.map(partial(wire.TO_WORKER.pack, now=0.0)),
         from_worker.map(wire.FROM_WORKER.pack),
-        to_scheduler.map(wire.FROM_GATEWAY.pack),
+        to_scheduler.map(partial(wire.FROM_GATEWAY.pack, now=0.0)),
         to_gateway.map(wire.TO_GATEWAY.pack),
         token_batches().map(wire.pack_token_batch),
-        kv_headers.map(wire.KV.pack),
+        kv_headers.map(partial(wire.KV.pack, now=0.0)),
     ),
     changes=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=4),
 )

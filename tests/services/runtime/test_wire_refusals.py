@@ -39,6 +39,7 @@ def _running(**changes: Any) -> Any:
         ({"request_id": ""}, "request_id"),
         ({"model": "m" * 1000}, "256 characters"),
         ({"arrival_at": math.nan}, "arrival_at"),
+        ({"arrival_at": 1.7e9}, "arrival_at is 1700000000.0; it must be at most 86400 s after"),
         ({"deadline_at": math.nan}, "deadline_at"),
         ({"deadline_at": -math.inf}, "deadline_at"),
         ({"predicted_output_tokens": math.inf}, "predicted_output_tokens"),
@@ -133,7 +134,7 @@ def test_a_bad_report_is_refused_by_name(report: Any, named: str) -> None:
 def test_a_hello_that_wants_nonsense_is_refused_by_name(wants: Any, named: str) -> None:
     hello = worker_pb2.ControlHello(scheduler_id="s", wants=worker_pb2.WantedReports(**wants))
     with pytest.raises(HeadwayError, match=named):
-        wire.TO_WORKER.unpack(worker_pb2.SchedulerToWorker(hello=hello))
+        wire.TO_WORKER.unpack(worker_pb2.SchedulerToWorker(hello=hello), now=0.0)
 
 
 def test_a_running_request_that_nothing_is_known_of_is_taken() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from headway.core.scheduler.events import WorkerGone, WorkerReported
 from headway.messages import CancelStream, ControlHello
 from services.runtime.config import ServiceConfig
@@ -14,7 +16,9 @@ async def test_a_worker_that_does_not_read_is_cut_off_and_dialled_again(rig: Rig
     worker = await rig.worker("w")
     told: list[WorkerReported | WorkerGone] = []
     hello = ControlHello("s", 1)
-    link = WorkerLink(ServiceConfig(), "w", worker.address, hello, told.append, max_queued=3)
+    link = WorkerLink(
+        ServiceConfig(), "w", worker.address, hello, told.append, time.time, max_queued=3
+    )
     try:
         await until(lambda: len(told) == 1, "it greets")
         for stream_id in range(5):  # nothing is sent meanwhile
@@ -41,6 +45,7 @@ async def test_a_worker_that_has_seen_a_newer_leader_is_reported_as_refusing(
             runtime.address,
             ControlHello("s", 6),
             lambda event: None,
+            time.time,
             max_queued=3,
             refused=lambda *said: refusals.append(said),
         )

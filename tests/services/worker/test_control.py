@@ -30,7 +30,7 @@ class Leader:
 
     async def _stream(self) -> AsyncIterator[worker_pb2.SchedulerToWorker]:
         while True:
-            yield wire.TO_WORKER.pack(await self._orders.get())
+            yield wire.TO_WORKER.pack(await self._orders.get(), now=time.time())
 
 
 async def until(orders: list[LeaderConnected | Order], num: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -215,7 +216,7 @@ def kv_header(**changes: Any) -> worker_pb2.KvChunk:
         "dtype": "float32",
         "shape": (6, 2, 16, 2, 32),
     }
-    packed: worker_pb2.KvChunk = wire.KV.pack(KvHeader(**{**fields, **changes}))
+    packed: worker_pb2.KvChunk = wire.KV.pack(KvHeader(**{**fields, **changes}), now=time.time())
     return packed
 
 
