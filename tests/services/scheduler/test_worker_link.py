@@ -61,7 +61,9 @@ async def test_a_second_stream_of_the_same_leader_ends_the_first_one_and_is_no_t
     told: list[WorkerReported | WorkerGone] = []
     async with served(store_url, cluster, "w", engine="fake") as (stub, runtime):
         hello = ControlHello("s", 7)
-        link = WorkerLink(ServiceConfig(), "w", runtime.address, hello, told.append, max_queued=3)
+        link = WorkerLink(
+            ServiceConfig(), "w", runtime.address, hello, told.append, time.time, max_queued=3
+        )
         try:
             await until(lambda: len(told) == 1, "it greets")
             await Leader(stub, 7).greet()
