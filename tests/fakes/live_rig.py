@@ -65,9 +65,9 @@ async def token_sink(rig: Rig) -> AsyncIterator[tuple[Sink, str]]:
 
 @asynccontextmanager
 async def live_worker(
-    rig: Rig, worker_id: str, role: str = "unified", **more: float
+    rig: Rig, worker_id: str, role: str = "unified", *, joins: bool = True, **more: float
 ) -> AsyncIterator[WorkerServicer]:
-    """One that loads the model and joins."""
+    """One that loads the model and joins, at once or when ``join`` says so."""
     options = {"model": str(MODEL), "num_threads": 1, "num_blocks": 640, "role": role, **more}
     config = WorkerConfig(**rig.config, service_id=worker_id, **options)  # type: ignore[arg-type]  # options by name
     store = await Store.connect(config.store, config.cluster)
@@ -77,13 +77,22 @@ async def live_worker(
     service = await build(runtime)
     runtime.address = await runtime.server.start()
     await service.start()
-    await store.join(Member("worker", worker_id, runtime.address, role, MODEL.name), 60.0)
+    if joins:
+        await join(rig, service)
     try:
         yield service
     finally:
         await service.stop()
         await runtime.server.stop(0.1)
         await store.close()
+
+
+async def join(rig: Rig, service: WorkerServicer) -> None:
+    """Let a loaded worker join, for longer than any test takes."""
+    said = service.member()
+    config, address = service._runtime.config, service._runtime.address
+    member = Member("worker", config.service_id, address, said["role"], MODEL.name)
+    await rig.store.join(member, 3600.0)
 
 
 def long_request(stream_id: int, address: str, num_tokens: int) -> Request:

@@ -15,7 +15,7 @@ from headway.messages import Placed, Rejected
 from headway.request import Request
 from services.scheduler.journal import Journal
 from services.scheduler.records import unpack_requests
-from tests.fakes.live_rig import Sink, live_worker, long_request, token_sink
+from tests.fakes.live_rig import Sink, join, live_worker, long_request, token_sink
 from tests.fakes.scheduler_rig import PlainGateway, Rig, key, until
 
 MINUTES = 300.0
@@ -80,10 +80,13 @@ async def test_a_running_request_moves_between_hosts_whose_clocks_differ(
     async with AsyncExitStack() as stack:
         sink, address = await stack.enter_async_context(token_sink(rig))
         await stack.enter_async_context(live_worker(rig, "a", clock_error=error))
+        late = await stack.enter_async_context(
+            live_worker(rig, "b", joins=False, clock_error=-error)
+        )
         for stream_id in STREAMS:
             await gateway.write(timed(stream_id, address, 600))
         await until(lambda: all(sink.indices[n] for n in STREAMS), "all three run")
-        await stack.enter_async_context(live_worker(rig, "b", clock_error=-error))
+        await join(rig, late)
         await until(lambda: any(p.worker_id == "b" for p in gateway.of(Placed)), "one moves")
         await all_served(sink, 600)
     assert any(list(sink.senders[number]) == ["a", "b"] for number in STREAMS)

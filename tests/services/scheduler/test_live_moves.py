@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from tests.fakes.live_rig import live_worker, long_request, token_sink
+from tests.fakes.live_rig import join, live_worker, long_request, token_sink
 from tests.fakes.scheduler_rig import Rig, until
 
 NUM_TOKENS = 600
@@ -21,10 +21,11 @@ async def test_a_running_request_moves_to_a_worker_that_joins_later(rig: Rig) ->
     async with AsyncExitStack() as stack:
         sink, address = await stack.enter_async_context(token_sink(rig))
         await stack.enter_async_context(live_worker(rig, "a"))
+        late = await stack.enter_async_context(live_worker(rig, "b", joins=False))
         for stream_id in (1, 2, 3):
             await gateway.write(long_request(stream_id, address, NUM_TOKENS))
         await until(lambda: all(sink.indices[n] for n in (1, 2, 3)), "all three run")
-        await stack.enter_async_context(live_worker(rig, "b"))
+        await join(rig, late)
         await until(lambda: any(to == "b" for _, to in gateway.placed), "one is told to move")
         moved = next(stream_id for stream_id, to in gateway.placed if to == "b")
         async with asyncio.timeout(300):
