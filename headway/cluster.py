@@ -53,7 +53,7 @@ class WorkerInfo:
 class UnitLoad:
     """Load of one DP unit at one instant; tokens, requests and blocks.
 
-    Workers that were not asked for phases leave the last three at their defaults.
+    Workers that were not asked for phases leave those three figures at their defaults.
     """
 
     unit: int
@@ -68,3 +68,5 @@ class UnitLoad:
     """Answering requests within their first quantum."""
     is_on_schedule: bool = True
     """True if no reader waits."""
+    lost_tokens: int = 0
+    """Tokens of preempted requests whose KV is to be computed again."""

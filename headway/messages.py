@@ -306,8 +306,11 @@ class EndForward:
 class RunningRequests:
     """Requests that decode on one DP unit, in parallel arrays: STAR's report (Algorithm 1).
 
+    Preempted ones with KV in host memory are among them, for they can move.
+
     ``num_tokens``: N(r). ``remaining``: N̂(r), NaN if unknown. ``future``: the unit's simulated
-    load in tokens, one entry per step of the horizon.
+    load in tokens, one entry per step of the horizon. ``lost_tokens``: of preempted requests that
+    are to be computed again; they are part of every load and cannot move.
     """
 
     unit: int
@@ -315,13 +318,22 @@ class RunningRequests:
     num_tokens: Sequence[int]
     remaining: Sequence[float]
     future: Sequence[float]
+    lost_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """All units' running requests at one instant."""
+    """All units' running requests at one instant.
+
+    ``step_time``: seconds of the last decode step (STAR's T_exec), 0 before any. A value out of
+    range is refused (HeadwayError).
+    """
 
     units: tuple[RunningRequests, ...]
+    step_time: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_between("step_time", self.step_time, 0, 1e6)
 
 
 @dataclass(frozen=True, slots=True)

@@ -626,6 +626,9 @@ class LoadReport(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     UNITS_FIELD_NUMBER: _builtins.int
+    STEP_TIME_FIELD_NUMBER: _builtins.int
+    step_time: _builtins.float
+    """seconds of the last decode step; 0: none yet"""
     @_builtins.property
     def units(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunningRequests]:
         """all units, in order"""
@@ -634,10 +637,11 @@ class LoadReport(_message.Message):
         self,
         *,
         units: _abc.Iterable[Global___RunningRequests] | None = ...,
+        step_time: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["units", b"units"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["step_time", b"step_time", "units", b"units"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -645,7 +649,7 @@ Global___LoadReport: _TypeAlias = LoadReport  # noqa: Y015
 
 @_typing.final
 class RunningRequests(_message.Message):
-    """What decodes on one DP unit: parallel arrays, one entry a request."""
+    """What decodes on one DP unit, or waits there with its KV in host memory: parallel arrays, one entry a request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -656,7 +660,10 @@ class RunningRequests(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     REMAINING_FIELD_NUMBER: _builtins.int
     FUTURE_FIELD_NUMBER: _builtins.int
+    LOST_TOKENS_FIELD_NUMBER: _builtins.int
     unit: _builtins.int
+    lost_tokens: _builtins.int
+    """of requests that wait to be computed again"""
     @_builtins.property
     def gateway_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """each once; the requests refer to them"""
@@ -689,10 +696,11 @@ class RunningRequests(_message.Message):
         num_tokens: _abc.Iterable[_builtins.int] | None = ...,
         remaining: _abc.Iterable[_builtins.float] | None = ...,
         future: _abc.Iterable[_builtins.float] | None = ...,
+        lost_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["future", b"future", "gateway_ids", b"gateway_ids", "gateways", b"gateways", "num_tokens", b"num_tokens", "remaining", b"remaining", "stream_ids", b"stream_ids", "unit", b"unit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["future", b"future", "gateway_ids", b"gateway_ids", "gateways", b"gateways", "lost_tokens", b"lost_tokens", "num_tokens", b"num_tokens", "remaining", b"remaining", "stream_ids", b"stream_ids", "unit", b"unit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

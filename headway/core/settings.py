@@ -79,7 +79,8 @@ def policy_settings(
     policy = partial(_policy, preset)
     dispatch = policy("dispatch", profile=costs.profile)
     packing, placement = policy("packing"), policy("placement")
-    rescheduling, pacing = policy("rescheduling"), policy("pacing")
+    link = costs.profile.link_bytes_per_s if costs.profile else 0.0
+    rescheduling, pacing = policy("rescheduling", link_bytes_per_s=link), policy("pacing")
     reader_pace = {**pacing.answer.parameters(), **pacing.params}.get("tpot", worker.reader_pace)
     batching = policy("batching", reader_pace=reader_pace)
     lingers = cast("type[Dispatching]", dispatch.answer.make).lingers

@@ -134,6 +134,9 @@ def _costs(preset: Preset, conditions: Conditions) -> Costs:
     Routing by velocities reads the assumed ones where the instances' profile has none.
     """
     costs = Costs.of([(kind.role, kind.profile) for kind, _ in conditions.instances])
+    if costs.profile is not None:  # moves cross the simulated network
+        link = conditions.network.bytes_per_s
+        costs = replace(costs, profile=replace(costs.profile, link_bytes_per_s=link))
     asks = registry.find("dispatch", preset.dispatch).reads_profile
     if not asks or (costs.profile and costs.profile.prefill_tokens_per_s is not None):
         return costs

@@ -67,7 +67,7 @@ def algorithm_1(requests: Sequence[Item], units: list[DecodeUnit]) -> list[tuple
         able = [u for u in units if u.num_free_blocks >= num_blocks(r.num_tokens + 1)]
         compliant = [u for u in able if u.is_on_schedule] or able
         if compliant:
-            best = min(compliant, key=lambda u: (u.kv_tokens + u.host_tokens, u.unit))
+            best = min(compliant, key=lambda u: (u.load_tokens, u.unit))
             placed.append((r.name, best.unit))
             best.take(r)
     return placed
@@ -95,7 +95,7 @@ def algorithm_2(here: DecodeUnit, units: Sequence[DecodeUnit]) -> UnitId:
         load = {u.unit: u.num_reasoning + u.num_fresh_answering for u in units}
     ranked = sorted(
         compliant or units,
-        key=lambda u: (load[u.unit], u.kv_tokens + u.host_tokens, u is not here, u.unit),
+        key=lambda u: (load[u.unit], u.load_tokens, u is not here, u.unit),
     )
     return ranked[0].unit
 
@@ -121,7 +121,7 @@ def test_the_adaptive_rule_only_ever_keeps_an_answer_where_it_has_room(
     request, here = Item(0, num_tokens), data.draw(st.sampled_from(units))
     always = PascalPlacement(PascalPlacementParams(adaptive=False)).boundary(request, here, units)
     adaptive = PascalPlacement().boundary(request, here, units)
-    free = {u.unit: u.num_free_blocks - num_blocks(u.host_tokens) for u in units}
+    free = {u.unit: u.num_free_blocks - num_blocks(u.waiting_tokens) for u in units}
     wanted = min(num_blocks(num_tokens + 1), NUM_BLOCKS)
     spare = 0.1 * NUM_BLOCKS
     able = {u.unit for u in units if free[u.unit] - (1 if u is here else wanted) >= spare}

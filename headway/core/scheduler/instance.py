@@ -310,7 +310,7 @@ class Instance:
                     self.num_free_blocks(unit),
                     self.info.num_blocks,
                     self.info.block_size,
-                    load.host_tokens,
+                    load.host_tokens + load.lost_tokens,
                     load.num_reasoning,
                     load.num_fresh_answering,
                     load.is_on_schedule,

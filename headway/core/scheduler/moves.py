@@ -99,7 +99,7 @@ class Mover:
 
     def _units(self, model: str) -> list[UnitReport]:
         return [
-            _unit_report(instance, running)
+            _unit_report(instance, running, report.step_time)
             for instance, report in self._reported(model)
             for running in report.units
             if running.unit < instance.info.num_units
@@ -173,7 +173,7 @@ class Mover:
             self._placer.explain("boundary", considered_units(units), [choice], 0, now)
 
 
-def _unit_report(instance: Instance, running: RunningRequests) -> UnitReport:
+def _unit_report(instance: Instance, running: RunningRequests, step_time: float) -> UnitReport:
     info = instance.info
     arriving = instance.inbound_tokens(running.unit)
     return UnitReport(
@@ -185,6 +185,8 @@ def _unit_report(instance: Instance, running: RunningRequests) -> UnitReport:
             np.asarray(running.remaining, dtype=np.float64),
         ),
         future=np.asarray(running.future, dtype=np.float64) + arriving,
-        num_tokens=sum(running.num_tokens) + arriving,
+        num_tokens=sum(running.num_tokens) + running.lost_tokens + arriving,
+        step_time=step_time,
+        kv_bytes_per_token=info.kv_bytes_per_token,
         accepts=instance.is_open(running.unit),
     )

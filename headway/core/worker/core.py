@@ -330,7 +330,7 @@ class WorkerCore:
             actions += state.predictions.ask(result.hidden, state.find)
         if num_tokens:
             self._planner.passed(result.pass_time, num_tokens, num_steps)
-            self._step_time = result.pass_time
+            self._step_time = self._reports.step_time = result.pass_time
         if flight.forward_pass.num_steps > 1:
             return_steps(state, running)
         actions += departures.leave_all(state, running)

@@ -48,6 +48,8 @@ class Reports:
         self._doubted: deque[FinishedRequest] = deque(maxlen=_MOST_ENDED)
         self.work = WorkMeter()
         self.draining = False
+        self.step_time = 0.0
+        """Seconds of the last decode step."""
 
     @property
     def due_at(self) -> float:
@@ -126,7 +128,8 @@ class Reports:
                 return None
         self._load_reported_at = now
         horizon = Horizon(wants.num_steps, wants.step_tokens)
-        return LoadReport(tuple(_running_requests(unit, horizon) for unit in units))
+        running = tuple(_running_requests(unit, horizon) for unit in units)
+        return LoadReport(running, self.step_time)
 
     def snapshot(self) -> Snapshot:
         """Return everything held; the outcome of an arrival is reported later."""
@@ -169,17 +172,30 @@ def _is_on_schedule(sequence: Sequence, now: float) -> bool:
     return sequence.reader.in_hand_until >= now
 
 
+_ON_UNIT = (
+    Stage.RUNNING,
+    Stage.SWAPPING_IN,
+    Stage.ENDING,
+    Stage.WAITING,
+    Stage.SWAPPING_OUT,
+)
+
+
 def _running_requests(unit: WorkerUnit, horizon: Horizon) -> RunningRequests:
-    running = [
-        s
-        for s in unit.sequences.values()
-        if s.stage in (Stage.RUNNING, Stage.SWAPPING_IN, Stage.ENDING) and s.decoding
-    ]
+    """Return what the unit decodes or will go on with once there is memory."""
+    here = [s for s in unit.sequences.values() if s.stage in _ON_UNIT]
+    running = [s for s in here if s.decoding]
+    lost = [s for s in here if s.num_lost]
     num_tokens = tuple(s.kv.num_computed for s in running)
     remaining = tuple(_remaining(s) for s in running)
     keys = tuple(s.key for s in running)
-    future = simulate_future(num_tokens, remaining, horizon)
-    return RunningRequests(unit.unit, keys, num_tokens, remaining, tuple(future.tolist()))
+    lost_tokens = [s.num_lost for s in lost]
+    future = simulate_future(
+        (*num_tokens, *lost_tokens), (*remaining, *map(_remaining, lost)), horizon
+    )
+    return RunningRequests(
+        unit.unit, keys, num_tokens, remaining, tuple(future.tolist()), sum(lost_tokens)
+    )
 
 
 def _remaining(sequence: Sequence) -> float:

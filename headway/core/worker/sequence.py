@@ -209,6 +209,11 @@ class Sequence(Life):
         return self.num_remaining - num_hit
 
     @property
+    def num_lost(self) -> int:
+        """Tokens that are to be computed again, of a preempted request."""
+        return self.num_tokens if self.num_preemptions and not self.kv.num_computed else 0
+
+    @property
     def is_leaving(self) -> bool:
         """True if it was ordered to leave and still will."""
         return self.departure is not None and not self.departure.is_stopping

@@ -172,7 +172,7 @@ class WorkerUnit:
 
     def load(self) -> UnitLoad:
         """Return its load now, without phases."""
-        queued = running = kv_tokens = host_tokens = 0
+        queued = running = kv_tokens = host_tokens = lost_tokens = 0
         for sequence in self.sequences.values():
             kv, stage = sequence.kv, sequence.stage
             is_arriving = stage is Stage.ARRIVING
@@ -188,5 +188,8 @@ class WorkerUnit:
                 running += 1
             else:
                 queued += sequence.num_queued
+                lost_tokens += sequence.num_lost
         num_free = self.pool.num_free
-        return UnitLoad(self.unit, queued, running, kv_tokens, num_free, host_tokens)
+        return UnitLoad(
+            self.unit, queued, running, kv_tokens, num_free, host_tokens, lost_tokens=lost_tokens
+        )

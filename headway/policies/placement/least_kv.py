@@ -10,11 +10,11 @@ from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
 
 
 def _kv_then_batch(unit: DecodeUnit) -> tuple[float, ...]:
-    return unit.kv_tokens, unit.num_requests
+    return unit.load_tokens, unit.num_requests
 
 
 class LeastKv(Placement):
-    """The least K, in order of arrival."""
+    """The least K, with what waits for memory, in order of arrival."""
 
     def place(self, requests: Sequence[R], units: Sequence[DecodeUnit]) -> list[Choice[R]]:
         """Place on the unit with the least KV, then the fewest requests, then id."""

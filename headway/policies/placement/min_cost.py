@@ -73,7 +73,7 @@ class MinCost(Placement, CostReader):
         return Choice(request, best.unit, self._cost(best))
 
     def _cost(self, unit: DecodeUnit) -> tuple[float, ...]:
-        return (self._c.value * unit.num_requests + self._d.value * unit.kv_tokens,)
+        return (self._c.value * unit.num_requests + self._d.value * unit.load_tokens,)
 
 
 ANSWER = Answer("min-cost", MinCost, "Headway: the composition's stage 3", MinCostParams)

@@ -34,13 +34,13 @@ class PascalPlacementParams(Bounded):
 
 def _first_choice(unit: DecodeUnit) -> tuple[float, ...]:
     """Algorithm 1: units where no reader waits, then the least KV in device and host memory."""
-    return float(not unit.is_on_schedule), unit.kv_tokens + unit.host_tokens
+    return float(not unit.is_on_schedule), unit.load_tokens
 
 
 def _score(unit: DecodeUnit, here: DecodeUnit, *, counts_fresh: bool = False) -> tuple[float, ...]:
     """Algorithm 2: the fewest that reason, the least KV, the present unit."""
     busy = unit.num_reasoning + (unit.num_fresh_answering if counts_fresh else 0)
-    return busy, unit.kv_tokens + unit.host_tokens, unit.unit != here.unit
+    return busy, unit.load_tokens, unit.unit != here.unit
 
 
 class PascalPlacement(Placement):
@@ -88,7 +88,7 @@ class PascalPlacement(Placement):
 
         Whoever has lost its blocks to others comes back before an answer: its KV counts as well.
         """
-        num_wanted += blocks_for(unit.host_tokens, unit.block_size)
+        num_wanted += blocks_for(unit.waiting_tokens, unit.block_size)
         return unit.num_free_blocks - num_wanted >= self._params.headroom * unit.num_blocks
 
     def _fits(self, request: R, unit: DecodeUnit) -> bool:

@@ -39,7 +39,8 @@ R = TypeVar("R", bound=Placeable)
 class DecodeUnit:
     """A DP unit while a batch is placed: ``num_requests`` is B, ``kv_tokens`` is K.
 
-    ``host_tokens``: KV in host memory. ``num_reasoning`` is PASCAL's r_i, ``num_fresh_answering``
+    ``waiting_tokens``: of preempted requests, in host memory or to be computed again.
+    ``num_reasoning`` is PASCAL's r_i, ``num_fresh_answering``
     a_i (answers within their first quantum), ``is_on_schedule`` t_i. ``bucket_counts``: requests
     by bucket, as many as there are buckets, or none. ``reserved_tokens``: room that a convertible
     decoder keeps for prompts (TokenScale, equation 6).
@@ -51,7 +52,7 @@ class DecodeUnit:
     num_free_blocks: int
     num_blocks: int
     block_size: int
-    host_tokens: int = 0
+    waiting_tokens: int = 0
     num_reasoning: int = 0
     num_fresh_answering: int = 0
     is_on_schedule: bool = True
@@ -67,6 +68,11 @@ class DecodeUnit:
     def is_open(self) -> bool:
         """False if it keeps what room it has for prompts: it takes no more decode work."""
         return takes_decode(self.kv_tokens, self.capacity_tokens, self.reserved_tokens)
+
+    @property
+    def load_tokens(self) -> int:
+        """K and what waits for memory: the load that the unit has to carry."""
+        return self.kv_tokens + self.waiting_tokens
 
     @property
     def capacity_tokens(self) -> int:

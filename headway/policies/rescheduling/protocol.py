@@ -44,6 +44,8 @@ class UnitReport:
 
     ``future``: the pre-simulated load after 1 … H steps, (H,), or empty where the worker sent
     none. ``num_tokens``: N_i, the current load. ``accepts``: whether it may be a target.
+    ``step_time``: T_exec, seconds of a decode step, 0 where unknown. ``kv_bytes_per_token``: what
+    a move has to carry.
     """
 
     unit: UnitId
@@ -52,6 +54,8 @@ class UnitReport:
     num_tokens: int
     future: Floats = field(default_factory=lambda: np.empty(0))
     accepts: bool = True
+    step_time: float = 0.0
+    kv_bytes_per_token: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,12 +18,14 @@ from headway.request import StreamKey
 @dataclass(frozen=True, slots=True)
 class StarParams(CurrentLoadParams):
     """``num_steps`` of ``step_tokens`` tokens: the horizon. ``rho``: what a step weighs against
-    the one before it. ``migration_passes``: C_mig / T_exec, passes that a move costs.
+    the one before it. ``link_bytes_per_s``: of a worker's link, from which C_mig follows.
+    ``migration_passes``: C_mig / T_exec where a worker has not measured its T_exec yet.
     """
 
     num_steps: int = 16
     step_tokens: int = 128
     rho: float = over(0, 1, default=0.98)
+    link_bytes_per_s: float = over(0, default=12.5e9)
     migration_passes: float = between(0, 1e9, default=20.0)
 
     def __post_init__(self) -> None:
@@ -47,7 +49,8 @@ class Star:
         self.interval, self.rest = params.interval, params.rest
         self.horizon = Horizon(params.num_steps, params.step_tokens)
         weights = step_weights(params.num_steps, params.rho)
-        self._rule = params.rule(weights, self.horizon, params.migration_passes)
+        rule = params.rule(weights, self.horizon, params.migration_passes)
+        self._rule = replace(rule, link_bytes_per_s=params.link_bytes_per_s)
 
     def moves(
         self, units: Sequence[UnitReport], resting: Collection[StreamKey], *, now: float

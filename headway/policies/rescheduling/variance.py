@@ -41,8 +41,9 @@ class Rule:
     """The parameters of one variant of the algorithm.
 
     ``weights``: β, (H + 1,), their sum 1. ``theta``: slack around the mean. ``least_remaining``:
-    C_mig / T_exec, tokens. ``floor``: the least drop of σ², as a share of a unit's part of it.
-    ``units_per_move``: at most one move for so many units.
+    C_mig / T_exec, tokens, of a unit whose T_exec is unknown; of the others it follows from the
+    request's KV over ``link_bytes_per_s``. ``floor``: the least drop of σ², as a share of a
+    unit's part of it. ``units_per_move``: at most one move for so many units.
     """
 
     weights: Floats
@@ -51,6 +52,7 @@ class Rule:
     least_remaining: float
     floor: float
     units_per_move: int
+    link_bytes_per_s: float = 12.5e9
 
 
 def best_moves(
@@ -119,7 +121,7 @@ class _Search:
         place = np.arange(len(source)) - np.repeat(np.cumsum([0, *sizes])[:-1], sizes)
         is_known = remaining >= 0
         final = tokens + np.where(is_known, remaining, 0.0)
-        stays = is_known & (remaining <= self._rule.least_remaining)
+        stays = is_known & (remaining <= self._migration_passes(source, tokens))
         stays |= final > self._room.max(initial=-np.inf)
         last = last_steps(remaining, len(self._rule.weights) - 1, self._rule.horizon)
         slope = is_known.astype(np.float64)  # what nothing is known of does not grow
@@ -134,6 +136,15 @@ class _Search:
         self._num_front = 0
         self._column = np.full(len(kept), -1)
         self._is_exact = np.zeros(len(kept), dtype=bool)
+
+    def _migration_passes(self, source: NDArray[np.intp], tokens: Floats) -> Floats:
+        """C_mig / T_exec of each request (line 20): passes while its KV crosses the link."""
+        step_times = np.array([unit.step_time for unit in self._units])[source]
+        token_bytes = np.array([unit.kv_bytes_per_token for unit in self._units])[source]
+        migration = tokens * token_bytes / self._rule.link_bytes_per_s
+        is_timed = (step_times > 0) & (token_bytes > 0)
+        passes = migration / np.where(is_timed, step_times, 1.0)
+        return np.where(is_timed, passes, self._rule.least_remaining)
 
     def _squares(self, tokens: Floats, last: NDArray[np.intp], slope: Floats) -> Floats:
         """``Σ_h β_h · τ_h²``."""

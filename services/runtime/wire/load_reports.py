@@ -19,7 +19,8 @@ MAX_STEPS = 4096
 
 def pack_load_report(report: LoadReport) -> pb.LoadReport:
     """Return every unit's running requests as a message."""
-    return pb.LoadReport(units=[_pack_unit(running) for running in report.units])
+    units = [_pack_unit(running) for running in report.units]
+    return pb.LoadReport(units=units, step_time=report.step_time)
 
 
 def _pack_unit(running: RunningRequests) -> pb.RunningRequests:
@@ -33,6 +34,7 @@ def _pack_unit(running: RunningRequests) -> pb.RunningRequests:
         num_tokens=running.num_tokens,
         remaining=running.remaining,
         future=running.future,
+        lost_tokens=running.lost_tokens,
     )
 
 
@@ -43,7 +45,8 @@ def unpack_load_report(packed: pb.LoadReport) -> LoadReport:
     numbers = [running.unit for running in packed.units]
     if numbers != list(range(len(numbers))):
         raise invalid("units", numbers, "all units, in order from 0")
-    return LoadReport(tuple(_unpack_unit(running) for running in packed.units))
+    units = tuple(_unpack_unit(running) for running in packed.units)
+    return LoadReport(units, packed.step_time)
 
 
 def _unpack_unit(packed: pb.RunningRequests) -> RunningRequests:
@@ -61,7 +64,12 @@ def _unpack_unit(packed: pb.RunningRequests) -> RunningRequests:
         raise invalid("future", math.nan, "a number of tokens")
     _refuse(future, "future", "a finite number of tokens from 0 on")
     return RunningRequests(
-        packed.unit, _keys(packed), tuple(packed.num_tokens), tuple(remaining), tuple(future)
+        packed.unit,
+        _keys(packed),
+        tuple(packed.num_tokens),
+        tuple(remaining),
+        tuple(future),
+        packed.lost_tokens,
     )
 
 

@@ -115,6 +115,7 @@ def running_requests(draw: st.DrawFn, unit: int) -> m.RunningRequests:
         tuple(draw(st.lists(u32, min_size=count, max_size=count))),
         draw(tokens),
         tuple(draw(st.lists(st.floats(0, 1e12), max_size=5))),
+        draw(u32),
     )
 
 
@@ -142,7 +143,7 @@ from_worker = st.one_of(
         answering=held,
         costs=costs,
     ),
-    st.builds(m.LoadReport, st.tuples(running_requests(0), running_requests(1))),
+    st.builds(m.LoadReport, st.tuples(running_requests(0), running_requests(1)), st.floats(0, 1e6)),
     st.builds(
         m.HandoffResult, keys, ids, units, ok=st.booleans(), retriable=st.booleans(), message=texts
     ),
