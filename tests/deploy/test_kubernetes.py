@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import kubernetes_validate
 import pytest
@@ -19,27 +18,11 @@ from services.runtime.config import ServiceConfig
 from services.runtime.identity.access import WHO_MAY_CALL
 from services.worker.config import WorkerConfig
 from tests.fakes.compose_files import CONFIGS
-from tests.fakes.kustomize import render
+from tests.fakes.manifests import FOLDER, RENDERED, allowed_from, container, of_kind, settings
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "deploy" / "kubernetes"
 KUBERNETES = "1.30"  # the oldest that we say we support
-RENDERED = {name: render(FOLDER / name) for name in ("base", "direct", "gpu")}
 ROLES = ("prefill", "decode", "convertible")
-
-
-def of_kind(name: str, kind: str) -> dict[str, dict[str, Any]]:
-    """Objects of a kind, by name."""
-    return {o["metadata"]["name"]: o for o in RENDERED[name] if o["kind"] == kind}
-
-
-def container(deployment: dict[str, Any]) -> dict[str, Any]:
-    (found,) = deployment["spec"]["template"]["spec"]["containers"]
-    return dict(found)
-
-
-def settings(name: str) -> dict[str, str]:
-    return dict(of_kind(name, "ConfigMap")["headway"]["data"])
 
 
 @pytest.mark.parametrize("name", RENDERED)
@@ -231,26 +214,6 @@ def test_the_store_asks_for_a_password(name: str) -> None:
     script = (ROOT / "deploy" / "kubernetes-secrets").read_text()
     assert "requirepass" in script
     subprocess.run(["bash", "-n", str(ROOT / "deploy" / "kubernetes-secrets")], check=True)
-
-
-def allowed_from(name: str, labels: dict[str, str]) -> dict[int, set[str]]:
-    """Return who may reach the ports of pods with these labels: services, or anybody."""
-    found: dict[int, set[str]] = {}
-    for policy in of_kind(name, "NetworkPolicy").values():
-        selected = policy["spec"]["podSelector"].get("matchLabels", {})
-        if not selected.items() <= labels.items():
-            continue
-        for rule in policy["spec"].get("ingress", ()):
-            peers = [*map(_peer, rule.get("from", ()))] or ["anybody"]
-            for port in rule["ports"]:
-                found.setdefault(port["port"], set()).update(peers)
-    return found
-
-
-def _peer(peer: dict[str, Any]) -> str:
-    ((_, selector),) = peer.items()
-    ((_, value),) = selector["matchLabels"].items()
-    return str(value)
 
 
 @pytest.mark.parametrize("name", RENDERED)
