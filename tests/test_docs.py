@@ -148,7 +148,7 @@ def unknown_words(line: str) -> list[str]:
     named = tuple(takewhile(lambda word: not word.startswith("-"), words))
     flags = [word.split("=")[0] for word in words if word.startswith("--")]
     if named[:1] == ("service",):  # it reads its flags itself, and its help ends the process
-        return [flag for flag in flags if variable(flag) not in options()]
+        return [flag for flag in flags if variable(f"service.{flag[2:]}") not in options()]
     printed = help_of(named)
     if printed is None:
         return list(named)
@@ -156,9 +156,8 @@ def unknown_words(line: str) -> list[str]:
 
 
 def variable(flag: str) -> str:
-    """Return the variable of a service's flag: ``--role``, or ``--worker.host-kv-gib``."""
-    name = flag.removeprefix("--").rpartition(".")[2]
-    return f"HEADWAY_{name.upper().replace('-', '_')}"
+    """Return the environment variable of a flag of one service (``--worker.host-kv-gib``)."""
+    return f"HEADWAY_{flag.partition('.')[2].upper().replace('-', '_')}"
 
 
 @every_page

@@ -286,6 +286,11 @@ class GatewayService:
         """Return the leader's decisions about a request, as JSON."""
         return await self._link.explain(request_id)
 
+    def refused(self, client: str, path: str, error: HeadwayError) -> None:
+        """Log who asked in vain, where served requests are logged, too."""
+        if self._config.api_key_file is not None:
+            self._log.info("request_refused", client=client, path=path[:80], code=error.code.value)
+
     def unexpected(self, error: Exception, where: str) -> None:
         """Log a bug."""
         self._log.error("unexpected_error", where=where, error=repr(error), exc_info=error)

@@ -56,6 +56,9 @@ class Shell(Protocol):
     def unexpected(self, error: Exception, where: str) -> None:
         """Log a bug."""
 
+    def refused(self, client: str, path: str, error: HeadwayError) -> None:
+        """Log a request that is not served."""
+
     async def explain(self, request_id: str) -> Sequence[str]:
         """Return the scheduler's decisions about a request, as JSON, one each."""
 
@@ -143,7 +146,7 @@ class HttpEdge:
 
     def refuse(self, exchange: Exchange, refusal: HttpRefusal) -> None:
         """Answer a request that could not be read, or was screened out."""
-        self._metrics.count("errors", refusal.error.code.value)
+        self._count_refused(exchange, refusal.error)
         self._allow_page(exchange)
         respond_error(exchange, refusal.error, refusal.status, refusal.code)
 
@@ -295,9 +298,13 @@ class HttpEdge:
             exchange.abort()  # does nothing after an answer
 
     def _respond_error(self, exchange: Exchange, error: HeadwayError) -> None:
-        self._metrics.count("errors", error.code.value)
+        self._count_refused(exchange, error)
         code = "model_not_found" if error.code is Code.NOT_FOUND else None
         respond_error(exchange, error, code=code)
+
+    def _count_refused(self, exchange: Exchange, error: HeadwayError) -> None:
+        self._metrics.count("errors", error.code.value)
+        self._shell.refused(exchange.client, exchange.path, error)
 
     def _unexpected(self, exchange: Exchange, error: Exception) -> None:
         self._shell.unexpected(error, exchange.path)

@@ -168,3 +168,19 @@ async def test_a_key_that_is_taken_out_is_refused_soon(tmp_path: Path, store_url
             while (await get(running, "/v1/models", "a"))[0] != 401:
                 await asyncio.sleep(0.05)
         assert (await get(running, "/v1/models", "b"))[0] == 200
+
+
+async def test_a_request_that_is_refused_has_a_line_in_the_log(
+    tmp_path: Path, store_url: str
+) -> None:
+    ring(tmp_path, key_line("ann", "a"))
+    async with cluster(tmp_path, store_url, api_key_file=tmp_path / "keys") as running:
+        with capture_logs() as logs:
+            assert (await get(running, "/v1/models"))[0] == 401
+            assert (await get(running, "/v1/models/other", "a"))[0] == 404
+        refused = [log for log in logs if log["event"] == "request_refused"]
+    assert [(log["path"], log["code"]) for log in refused] == [
+        ("/v1/models", "unauthenticated"),
+        ("/v1/models/other", "not_found"),
+    ]
+    assert refused[1]["client"] == "key ann"
