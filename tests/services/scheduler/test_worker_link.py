@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from headway.core.scheduler.events import WorkerGone, WorkerReported
-from headway.messages import CancelStream, ControlHello
+from headway.messages import CancelStream, ControlHello, HeldRequest
 from services.runtime.config import ServiceConfig
 from services.scheduler.worker_link import WorkerLink
 from tests.fakes.scheduler_rig import Rig, key, until
@@ -73,3 +73,17 @@ async def test_a_second_stream_of_the_same_leader_ends_the_first_one_and_is_no_t
     assert isinstance(told[1], WorkerGone)
     assert "a newer stream" in told[1].reason
     assert isinstance(told[2], WorkerReported)
+
+
+async def test_a_request_on_a_unit_that_its_worker_lacks_ends_the_stream_by_name(rig: Rig) -> None:
+    worker = await rig.worker("w")
+    worker.held = (HeldRequest(key(1), "r1", 5, 5, False),)
+    told: list[WorkerReported | WorkerGone] = []
+    hello, config = ControlHello("s", 1), ServiceConfig()
+    link = WorkerLink(config, "w", worker.address, hello, told.append, time.time, max_queued=3)
+    try:
+        await until(lambda: bool(told), "the link says why")
+    finally:
+        await link.close()
+    assert isinstance(told[0], WorkerGone)
+    assert "unit is 5; it must be below the worker's 1 DP units" in told[0].reason
