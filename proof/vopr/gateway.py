@@ -36,7 +36,6 @@ from services.runtime import wire
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 0.25
 _LEADER_CHECK_INTERVAL = 0.1
-_SUSPECTED = "the workers that ran this request died"
 
 
 class GatewayProcess(Process):
@@ -110,12 +109,10 @@ class GatewayProcess(Process):
             )
 
     def _fail(self, action: Fail) -> None:
-        """Tell the client; two deaths of workers excuse that its request is suspected."""
+        """Tell the client; two faults excuse that its request is given up."""
         error, now = action.error, self.kernel.now
         self._world.hit(f"a request fails: {error.code.name}")
-        is_excused = _SUSPECTED in error.message and self._world.workers_died(
-            self._began_at[action.request_id], self.core.settings.max_deaths
-        )
+        is_excused = self._world.excuses(error.message, self._began_at[action.request_id])
         due_at = self._began_at[action.request_id] + self._world.times.request_timeout
         self._world.require(
             now >= due_at or error.code is not Code.DEADLINE_EXCEEDED,

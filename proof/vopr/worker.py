@@ -45,7 +45,7 @@ from proof.vopr.network import End, Packed, packed, parsed
 from proof.vopr.process import Driver
 from proof.vopr.store import MEMBER_TTL, Member
 from proof.vopr.transfers import KvProcess, KvReceiver, KvSender
-from proof.vopr.world import BLOCK_SIZE, MODEL, World
+from proof.vopr.world import BLOCK_SIZE, DEVICE_FAILED, MODEL, World
 from services.runtime import wire
 
 GATEWAY_PATIENCE = 5.0
@@ -195,10 +195,11 @@ class WorkerProcess(KvProcess):
             if self.pass_failures:
                 self.pass_failures -= 1
                 keys = [item.key for item in forward_pass.items[:1]]
-                raise PassFailure(keys, "the device failed")
+                raise PassFailure(keys, DEVICE_FAILED)
             event = self.engine.run(forward_pass, seconds)
         except PassFailure as failure:
             self.world.hit("a pass fails")
+            self.world.failures.append(self.kernel.now)
             self.engine.failed()
             event = PassFailed(forward_pass.pass_id, failure.keys, failure.message)
         self.world.num_passes += 1

@@ -16,6 +16,8 @@ from proof.vopr.store import SimStore
 
 BLOCK_SIZE = 4
 MODEL = "m"
+DEVICE_FAILED = "the device failed"
+_DIED = "the workers that ran this request died"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,8 @@ class World:
     num_passes: int = 0
     deaths: list[float] = field(default_factory=list)
     """When workers ended, or stood still for so long that everybody gave them up."""
+    failures: list[float] = field(default_factory=list)
+    """When passes failed."""
     last_progress_at: float = 0.0
     """When a client read something last."""
     _digest: hashlib.blake2b = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
@@ -93,9 +97,12 @@ class World:
         if self.checker.violations:
             raise BrokenPromise
 
-    def workers_died(self, since: float, number: int) -> bool:
-        """Return whether so many workers have died since an instant."""
-        return sum(at >= since for at in self.deaths) >= number
+    def excuses(self, message: str, since: float) -> bool:
+        """Return whether a refusal is due to what has happened at least twice since an instant."""
+        for said, instants in ((_DIED, self.deaths), (DEVICE_FAILED, self.failures)):
+            if said in message:
+                return sum(at >= since for at in instants) >= 2
+        return False
 
     def happened(self, what: str) -> None:
         """Add to the hash of this history."""
