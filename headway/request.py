@@ -10,6 +10,8 @@ from typing import NamedTuple
 from headway.errors import invalid
 
 MAX_LOGPROBS = 20
+MAX_LEVELS = 64
+"""Most of MemGuard's doubling levels: no output has 2^63 tokens."""
 MAX_STOP_TOKEN_IDS = 64
 
 
@@ -138,9 +140,14 @@ class Request:
     """True if its client reads the answer as it comes. Others have no reader's clock: they do not
     stream, have stop strings, or opted out of pacing."""
 
+    levels_spent: int = 0
+    """MemGuard's levels whose one voluntary preemption it has had, counted from the lowest."""
+
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
             raise invalid("prompt", "", "at least one token long")
+        if not 0 <= self.levels_spent <= MAX_LEVELS:
+            raise invalid("levels_spent", self.levels_spent, f"from 0 to {MAX_LEVELS}")
 
     @property
     def key(self) -> StreamKey:

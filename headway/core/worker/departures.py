@@ -173,6 +173,7 @@ def _transfer(
             output_token_ids=tuple(sequence.output),
             predicted_output_tokens=sequence.length.total or 0.0,
             is_predicted=sequence.length.prediction is not None,
+            levels_spent=sequence.levels_spent,
         ),
         num_computed_tokens=num_computed_tokens,
         blocks=tuple(sequence.kv.blocks),

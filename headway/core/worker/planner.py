@@ -91,6 +91,7 @@ class PassPlanner:
         for key in unit.changed:
             sequence = unit.candidate(key)
             if sequence is not None:
+                self._policy.recall(key, sequence.levels_spent)
                 kept.queue.touch(sequence, now=now)
                 continue
             kept.queue.discard(key)

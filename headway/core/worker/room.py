@@ -145,6 +145,7 @@ class BlockAllocator:
 
     def _preempt(self, victim: Sequence, *, voluntary: bool) -> None:
         self._policy.preempted(victim, voluntary=voluntary)
+        victim.levels_spent = self._policy.levels_spent(victim.key)
         self._unit.preempt(victim, voluntary=voluntary)
         self._preemptions.num_voluntary += voluntary
         self._preemptions.num_forced += not voluntary

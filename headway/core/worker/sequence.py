@@ -91,12 +91,15 @@ class Sequence(Life):
     num_preemptions: int = field(default=0, init=False)
     num_voluntary: int = field(default=0, init=False)
     """Number of preemptions for a better request."""
+    levels_spent: int = field(init=False)
+    """Levels whose credit it has spent, here or on other workers (MemGuard)."""
     attained_tokens: int = field(init=False)
     key: StreamKey = field(init=False)
     """The attempt's name across the cluster."""
 
     def __post_init__(self) -> None:
         self.key = self.request.key
+        self.levels_spent = self.request.levels_spent
         # Tokens generated elsewhere were computed there, except the last one.
         seen = self.num_tokens - 1 if self.output else 0
         self.attained_tokens = max(0, seen - self.num_cached_tokens)

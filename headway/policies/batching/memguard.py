@@ -113,6 +113,15 @@ class MemGuard(Batching, CostReader):
         if voluntary:
             self._preempted_at[victim.key] = level_of(victim.num_output_tokens, self.k)
 
+    def levels_spent(self, key: StreamKey) -> int:
+        """Return the levels up to the last one at which it was voluntarily preempted."""
+        return self._preempted_at.get(key, -1) + 1
+
+    def recall(self, key: StreamKey, levels_spent: int) -> None:
+        """Count credits spent elsewhere; they never come back."""
+        if levels_spent > self.levels_spent(key):
+            self._preempted_at[key] = levels_spent - 1
+
     def forget(self, key: StreamKey) -> None:
         """Forget its credits."""
         self._preempted_at.pop(key, None)

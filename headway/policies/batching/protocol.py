@@ -140,6 +140,13 @@ class Batching(ABC):
         """Return whether a running request may yield to a waiting one that ranks before it."""
         return True
 
+    def levels_spent(self, key: StreamKey) -> int:
+        """Return the levels whose credit a request has spent; it takes them along when it moves."""
+        return 0
+
+    def recall(self, key: StreamKey, levels_spent: int) -> None:
+        """Note the credits that an arriving request has spent on another worker."""
+
     def preempted(self, victim: Candidate, *, voluntary: bool) -> None:
         """Note a preemption, for a better request (``voluntary``) or by another's KV growth."""
 

@@ -63,6 +63,7 @@ requests = st.builds(
     reasons=st.booleans(),
     is_predicted=st.booleans(),
     is_read=st.booleans(),
+    levels_spent=st.integers(0, 64),
 )
 positive = st.integers(1, 4096)
 infos = st.builds(
