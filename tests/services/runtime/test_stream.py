@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from headway.errors import Code, HeadwayError, invalid
-from services.runtime.stream import Outbox, Served
+from services.runtime.stream import Outbox, Served, redial
 
 
 async def test_messages_are_gathered_up_to_a_weight() -> None:
@@ -112,3 +112,24 @@ async def test_a_write_that_never_ends_is_cancelled_when_the_queue_overflows() -
 async def _silent() -> AsyncIterator[str]:
     await asyncio.sleep(3600)
     yield ""
+
+
+async def test_attempts_that_end_at_once_are_made_ever_more_seldom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+    attempts: list[int] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 6:
+            raise EOFError
+
+    async def attempt() -> None:
+        attempts.append(len(pauses))
+
+    monkeypatch.setattr("services.runtime.stream.asyncio.sleep", pause)
+    with pytest.raises(EOFError):
+        await redial(attempt, shortest=0.1, longest=2.0)
+    assert pauses == [0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    assert attempts == [0, 1, 2, 3, 4, 5]
