@@ -91,7 +91,11 @@ async def test_a_leader_that_means_the_worker_before_disturbs_nothing() -> None:
     reading.cancel()
 
 
-@pytest.mark.parametrize("token", [2**64 - 1, 2**32, int(time.time()) + 2 * 86_400])
+@pytest.mark.parametrize(
+    "token",
+    [2**64 - 1, 2**32, int(time.time()) + 2 * 86_400],
+    ids=["the largest", "32 bits", "two days ahead"],
+)
 async def test_a_token_that_no_store_gives_out_does_not_shut_out_the_next_leader(
     token: int,
 ) -> None:
