@@ -53,7 +53,8 @@ def _go_on(state: WorkerState, sequence: Sequence, most_rounds: int) -> list[Wor
     size = pool.block_size
     num_unsent = kv.num_computed - departure.num_sent
     is_early = departure.num_rounds < most_rounds and num_unsent >= size
-    if is_early and sequence.stage is Stage.RUNNING:  # full blocks do not change any more
+    is_there = sequence.stage is Stage.RUNNING and not kv.is_returning
+    if is_early and is_there:  # full blocks do not change any more
         first, stop = departure.num_sent // size, kv.num_computed // size
         departure.sending = pool.share(kv.blocks[first:stop])
         part = _transfer(sequence, departure, stop * size, more=True)

@@ -49,10 +49,9 @@ class Flight:
     def land(self, pass_id: int) -> None:
         """Note that it has ended: its requests are in one pass less."""
         assert self.forward_pass.pass_id == pass_id, "passes end as they begin"
-        for _, sequence in self.in_pass:
+        for sequence in (*(sequence for _, sequence in self.in_pass), *self.returning):
             sequence.num_passes -= 1
-        for sequence in self.returning:
-            sequence.num_passes -= 1
+            sequence.kv.is_returning = False
 
     def end_swaps(
         self, state: WorkerState, failed: Collection[StreamKey] = ()

@@ -65,6 +65,7 @@ class HostMemory:
     def swap_in(self, key: StreamKey, kv: Kv) -> None:
         """Plan a copy of KV back into the blocks it has been given."""
         self.swapped_in.append(self._swap(key, kv))
+        kv.is_returning = True
         self.release(kv)
 
     def _swap(self, key: StreamKey, kv: Kv) -> Swap:

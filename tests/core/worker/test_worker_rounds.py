@@ -141,9 +141,9 @@ def test_a_target_without_room_for_its_growth_leaves_it_where_it_is() -> None:
     assert target.core.loads[0].num_free_blocks == 9
 
 
-def crowded(host_tokens: int) -> tuple[WorkerHarness, WorkerHarness]:
-    """Two requests that outgrow their worker; the second is preempted during its first round."""
-    source = make_worker(
+def outgrowing(host_tokens: int) -> WorkerHarness:
+    """Two requests that outgrow their worker."""
+    worker = make_worker(
         Role.DECODE,
         blocks=8,
         batching=Fcfs(),
@@ -151,7 +151,13 @@ def crowded(host_tokens: int) -> tuple[WorkerHarness, WorkerHarness]:
         host_tokens=host_tokens,
         move_rounds=3,
     )
-    source.post(dispatch(make_request(1, 8, max_tokens=14), make_request(2, 8, max_tokens=14)))
+    worker.post(dispatch(make_request(1, 8, max_tokens=14), make_request(2, 8, max_tokens=14)))
+    return worker
+
+
+def crowded(host_tokens: int) -> tuple[WorkerHarness, WorkerHarness]:
+    """The same; the second is preempted during its first round."""
+    source = outgrowing(host_tokens)
     source.run_pass()
     source.run_pass()
     source.post(Handoff(StreamKey("g", 2), "w2", "w2:1", 0, 1))
@@ -172,6 +178,22 @@ def test_one_that_goes_to_host_memory_in_a_round_leaves_from_there() -> None:
     assert output_of(source, 1) == expected_output(range(2, 10), 14)
     assert output_of(source, 2) + output_of(target, 2) == expected_output(range(3, 11), 14)
     assert source.core.loads[0].num_free_blocks == 8
+
+
+def test_no_round_begins_while_its_kv_comes_back_from_host_memory() -> None:
+    source, target = outgrowing(100), make_worker(Role.DECODE)
+    while not source.passes[0].swapped_in:
+        source.run_pass()
+    key = source.passes[0].swapped_in[0].key
+    source.post(Handoff(key, "w2", "w2:1", 0, 1))
+    assert not source.transfers, "a pass still copies into its blocks"
+    source.run_pass()
+    send_part(source, target)
+    source.run_all()
+    target.run_all()
+    number = key.stream_id
+    moved = output_of(source, number) + output_of(target, number)
+    assert moved == expected_output(range(number + 1, number + 9), 14)
 
 
 def test_one_that_loses_its_kv_in_a_round_stays() -> None:
