@@ -108,24 +108,22 @@ async def test_services_with_certificates_are_found_by_who_has_one(
 async def test_a_service_that_cannot_start_is_given_up_and_its_log_is_shown(
     store_url: str, cluster: str, tmp_path: Path
 ) -> None:
-    specs = [
-        ProcessSpec("scheduler", "bad", ("--policy", "placement=nonsense")),
-        ProcessSpec("predictor", "good"),
-    ]
+    specs = [ProcessSpec("nonsense", "bad"), ProcessSpec("predictor", "good")]
     async with supervised(specs, store_url, cluster, tmp_path) as (supervisor, said):
         with pytest.raises(HeadwayError, match=r"bad does not start: see .*bad\.log"):
             await supervisor.serving()
-    assert sum("died" in line for line in said) == 3
+    assert sum("died (exit 1)" in line for line in said) == 3
     assert any("nonsense" in line and line.startswith("    ") for line in said)
 
 
 async def test_a_service_that_is_called_wrongly_is_given_up_at_once(
     store_url: str, cluster: str, tmp_path: Path
 ) -> None:
-    specs = [ProcessSpec("predictor", "bad", ("--log-level", "shout"))]
+    specs = [ProcessSpec("scheduler", "bad", ("--policy", "placement=nonsense"))]
     async with supervised(specs, store_url, cluster, tmp_path) as (supervisor, said):
         with pytest.raises(HeadwayError, match="does not start"):
             await supervisor.serving()
+    assert any("nonsense" in line and line.startswith("    ") for line in said)
     assert sum("died (exit 2), given up" in line for line in said) == 1
 
 
