@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from bench.serve.client import Endpoint
     from cli import up
     from headway.errors import require_between, require_over
-    from proof.chaos.campaign import Campaign, Plan, run_on_cluster
+    from proof.chaos.campaign import CampaignPlan, ChaosCampaign, run_on_cluster
     from proof.chaos.faults import FAULTS
     from services.local.refusals import refuse_wrong_options
     from services.local.store import free_port
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         require_over(name, value, 0.0)
     require_between("--at-once", args.at_once, 1, 64)
     require_between("--streams", args.streams, 1, 1024)
-    plan = Plan(
+    plan = CampaignPlan(
         seconds=args.seconds,
         seed=args.seed,
         kinds=_kinds(args.faults),
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.url:
         endpoint = Endpoint.parse(args.url, args.api_key)
-        report = asyncio.run(Campaign(plan, args.model_name, endpoint, _say).run(None))
+        report = asyncio.run(ChaosCampaign(plan, args.model_name, endpoint, _say).run(None))
     else:
         port = free_port(40)
         ours = ("--port", str(port), "--metrics-port", str(port + 2))

@@ -38,7 +38,7 @@ def require_ranges(args: argparse.Namespace, **limits: tuple[float, float]) -> N
 # --- policies -------------------------------------------------------------------------
 
 
-class Chosen(NamedTuple):
+class ChoiceTexts(NamedTuple):
     """Texts for ``headway.presets.parse_choice``: the environment's, then those of the flags."""
 
     policy: str = ""
@@ -64,8 +64,8 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def chosen(args: argparse.Namespace) -> Chosen:
+def chosen(args: argparse.Namespace) -> ChoiceTexts:
     """Return what flags and environment say; a flag stands over the environment."""
     policy = [os.environ.get(POLICY_VARIABLE, ""), *args.policy]
     settings = [os.environ.get(SET_VARIABLE, ""), *args.set]
-    return Chosen(",".join(filter(None, policy)), ",".join(filter(None, settings)))
+    return ChoiceTexts(",".join(filter(None, policy)), ",".join(filter(None, settings)))

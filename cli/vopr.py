@@ -34,17 +34,17 @@ def run(args: argparse.Namespace) -> int:
     """Run the histories; return 1 if one broke a promise."""
     from bench.output import write_json
     from headway.presets import find_preset
-    from proof.vopr.campaign import Campaign, parse_seeds
+    from proof.vopr.campaign import SeedCampaign, parse_seeds
     from proof.vopr.report import figures, print_history, print_summary, write_shrunk
     from proof.vopr.scenario import parse
 
     if args.preset:
         find_preset(args.preset)
     if args.scenario is not None:
-        campaign = Campaign.of_scenario(parse(_text_of(args.scenario)))
+        campaign = SeedCampaign.of_scenario(parse(_text_of(args.scenario)))
     else:
         seeds = range(args.seed, args.seed + 1) if args.seeds is None else parse_seeds(args.seeds)
-        campaign = Campaign.of_seeds(seeds, args.preset)
+        campaign = SeedCampaign.of_seeds(seeds, args.preset)
     for history in campaign.run(minutes=args.minutes):
         if history.violations or campaign.is_single:
             print_history(history, args.preset)

@@ -132,7 +132,7 @@ def find_preset(name: str) -> Preset:
     return preset
 
 
-class Choice(NamedTuple):
+class PresetChoice(NamedTuple):
     """Policies and parameters by question, for ``Preset.but``; values are still texts."""
 
     policies: Mapping[str, str] = MappingProxyType({})
@@ -149,7 +149,7 @@ class Choice(NamedTuple):
         return ",".join(policies), ",".join(values)
 
 
-def parse_choice(policy: str, settings: str) -> Choice:
+def parse_choice(policy: str, settings: str) -> PresetChoice:
     """Read ``batching=edf,packing=pbaa`` and ``batching.gamma=0.1,packing.order=boost``.
 
     Of two values for one thing the last holds. HeadwayError for another form or question; names,
@@ -166,7 +166,7 @@ def parse_choice(policy: str, settings: str) -> Choice:
         if not param:
             raise invalid("--set", f"{key}={value}", form)
         params.setdefault(question, {})[param] = value
-    return Choice(policies, params)
+    return PresetChoice(policies, params)
 
 
 def _pairs(flag: str, text: str, form: str) -> Iterator[tuple[str, str]]:

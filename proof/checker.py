@@ -113,7 +113,7 @@ def from_lines(lines: Iterable[str]) -> Iterator[Record]:
 # --- the checker ----------------------------------------------------------------------
 
 
-class Fault(Enum):
+class HistoryFault(Enum):
     """A broken promise."""
 
     WRONG = "a token differs from the undisturbed answer"
@@ -130,7 +130,7 @@ class Fault(Enum):
 class Violation:
     """One broken promise, and where."""
 
-    fault: Fault
+    fault: HistoryFault
     request_id: str
     at: float
     detail: str
@@ -149,14 +149,14 @@ class _Answer:
 
 
 @dataclass(slots=True)
-class Summary:
+class HistorySummary:
     """Figures of a checked history."""
 
     num_requests: int = 0
     num_tokens: int = 0
     ends: Counter[str] = field(default_factory=Counter)
     """Requests by their end: a finish reason, "left", or an error's code."""
-    faults: Counter[Fault] = field(default_factory=Counter)
+    faults: Counter[HistoryFault] = field(default_factory=Counter)
 
 
 class Checker:
@@ -168,7 +168,7 @@ class Checker:
 
     def __init__(self, *, errors: Collection[Code] = REASONS, bound: float = 1.0) -> None:
         self.violations: list[Violation] = []
-        self.summary = Summary()
+        self.summary = HistorySummary()
         self._errors = frozenset(code.name for code in errors)
         self._bound = bound
         self._answers: dict[str, _Answer] = {}
@@ -192,10 +192,10 @@ class Checker:
             return
         answer = self._answers.get(record.request_id)
         if answer is None:
-            self._violated(Fault.UNASKED, record.request_id, record.at, repr(record))
+            self._violated(HistoryFault.UNASKED, record.request_id, record.at, repr(record))
         elif answer.end:
             if answer.end != "left":  # what a client does not read breaks no promise
-                self._violated(Fault.AFTER_END, record.request_id, record.at, repr(record))
+                self._violated(HistoryFault.AFTER_END, record.request_id, record.at, repr(record))
         elif isinstance(record, Read):
             self._read(answer, record)
         else:
@@ -206,13 +206,13 @@ class Checker:
         for answer in self._answers.values():
             if not answer.end:
                 detail = f"{answer.num_read} of {len(answer.asked.expected)} tokens were read"
-                self._violated(Fault.OPEN, answer.asked.request_id, now, detail)
+                self._violated(HistoryFault.OPEN, answer.asked.request_id, now, detail)
         return self.violations
 
     def _read(self, answer: _Answer, record: Read) -> None:
         expected, at = answer.asked.expected, record.at
         if record.index is not None and record.index != answer.num_read:
-            fault = Fault.DOUBLED if record.index < answer.num_read else Fault.LOST
+            fault = HistoryFault.DOUBLED if record.index < answer.num_read else HistoryFault.LOST
             detail = f"token {record.index} came when {answer.num_read} had been read"
             self._violated(fault, record.request_id, at, detail)
             return
@@ -220,11 +220,11 @@ class Checker:
             index = answer.num_read
             if index >= len(expected):
                 detail = f"token {token!r} came after all {len(expected)}"
-                self._violated(Fault.DOUBLED, record.request_id, at, detail)
+                self._violated(HistoryFault.DOUBLED, record.request_id, at, detail)
                 return
             if token != expected[index]:
                 detail = f"token {index} is {token!r}; undisturbed it is {expected[index]!r}"
-                self._violated(Fault.WRONG, record.request_id, at, detail)
+                self._violated(HistoryFault.WRONG, record.request_id, at, detail)
                 return
             answer.num_read += 1
             self.summary.num_tokens += 1
@@ -235,20 +235,20 @@ class Checker:
             answer.end = record.reason
             if answer.num_read < len(asked.expected):
                 detail = f"it ended after {answer.num_read} of {len(asked.expected)} tokens"
-                self._violated(Fault.LOST, asked.request_id, record.at, detail)
+                self._violated(HistoryFault.LOST, asked.request_id, record.at, detail)
         elif isinstance(record, Failed):
             answer.end = record.code
             if record.code not in self._errors and not record.is_excused:
                 detail = f"{record.code}: {record.message}"
-                self._violated(Fault.BAD_ERROR, asked.request_id, record.at, detail)
+                self._violated(HistoryFault.BAD_ERROR, asked.request_id, record.at, detail)
         else:
             answer.end = "left"
         self.summary.ends[answer.end] += 1
         if record.at > asked.deadline_at + self._bound:
             detail = f"{record.at - asked.deadline_at:.3f} s after its deadline"
-            self._violated(Fault.LATE, asked.request_id, record.at, detail)
+            self._violated(HistoryFault.LATE, asked.request_id, record.at, detail)
 
-    def _violated(self, fault: Fault, request_id: str, at: float, detail: str) -> None:
+    def _violated(self, fault: HistoryFault, request_id: str, at: float, detail: str) -> None:
         self.summary.faults[fault] += 1
         self.violations.append(Violation(fault, request_id, at, detail))
 

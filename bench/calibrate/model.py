@@ -20,7 +20,7 @@ from headway.errors import Code, HeadwayError
 from headway.presets import find_preset
 from headway.sim.experiment import Conditions, cluster_spec, simulate
 from headway.sim.network import NetworkParams
-from headway.sim.pace import Pace
+from headway.sim.pace import MeasuredPace
 from headway.sim.worker import InstanceSpec
 from headway.workload.traces import TraceRow
 
@@ -114,11 +114,11 @@ def _times(pass_time: PassTime, terms: Sequence[str], factor: float) -> PassTime
     return replace(pass_time, **{name: factor * getattr(pass_time, name) for name in terms})
 
 
-def measured_pace(records: Sequence[WorkerRecord], profile: Profile) -> Pace:
+def measured_pace(records: Sequence[WorkerRecord], profile: Profile) -> MeasuredPace:
     """Return the workers' passes, one worker's behind another's."""
     passes = [each for record in records for each in record.passes]
     work = [profile.pass_time.lock_step(each.shares) for each in passes]
-    return Pace(work, [each.seconds for each in passes])
+    return MeasuredPace(work, [each.seconds for each in passes])
 
 
 def _without_outliers(passes: Sequence[MeasuredPass]) -> list[MeasuredPass]:

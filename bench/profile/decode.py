@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from bench.profile.link import TIMEOUT
-from bench.profile.plan import Kind
+from bench.profile.plan import RequestSize
 from bench.profile.workers import Bench
 from headway.errors import Code, HeadwayError
 from headway.messages import FinishedRequest, KvHeader
@@ -25,7 +25,7 @@ class Population:
     Their prompts come computed, as from a prefiller with time to spare.
     """
 
-    def __init__(self, bench: Bench, kind: Kind, like: KvHeader) -> None:
+    def __init__(self, bench: Bench, kind: RequestSize, like: KvHeader) -> None:
         self._bench, self._kind, self._like = bench, kind, like
         self._tasks: list[asyncio.Task[None]] = []
         self._open: dict[int, StreamKey] = {}
@@ -54,7 +54,7 @@ class Population:
                 return
             ended = await self._enter(place, self._kind)
 
-    async def _enter(self, place: int, kind: Kind) -> asyncio.Future[FinishedRequest]:
+    async def _enter(self, place: int, kind: RequestSize) -> asyncio.Future[FinishedRequest]:
         request = self._bench.request(kind, is_prefilled=True)
         ended = self._bench.decoder.ended(request.key)
         async with self._on_the_way:
@@ -93,7 +93,7 @@ class Population:
 
 
 @asynccontextmanager
-async def population(bench: Bench, kind: Kind, like: KvHeader) -> AsyncIterator[Population]:
+async def population(bench: Bench, kind: RequestSize, like: KvHeader) -> AsyncIterator[Population]:
     """None at first; gone at the end."""
     found = Population(bench, kind, like)
     try:

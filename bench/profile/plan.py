@@ -17,7 +17,7 @@ STAGES = ("start", "V_P", "V_N", *(f"V_D {name}" for name in BUCKET_NAMES), "chu
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class RequestSize:
     """Requests of one size: ``num_input`` and ``num_output`` tokens, 2 at least come out."""
 
     num_input: int
@@ -28,7 +28,7 @@ class Kind:
         """Tokens of a request that is complete."""
         return self.num_input + self.num_output
 
-    def aged(self, place: int) -> Kind:
+    def aged(self, place: int) -> RequestSize:
         """Return the same request after some of its life, another share of it for each ``place``.
 
         Places divide a life evenly however many there are (the golden ratio), so that requests
@@ -36,7 +36,7 @@ class Kind:
         """
         share = (place * 0.6180339887498949) % 1.0
         age = int(share * (self.num_output - 1))
-        return Kind(self.num_input + age, self.num_output - age)
+        return RequestSize(self.num_input + age, self.num_output - age)
 
     def released(self, tokens_per_s: float) -> float:
         """Input and output tokens of *completed* requests/s while so many are generated.
@@ -68,12 +68,12 @@ def buckets_within(buckets: Buckets, max_model_len: int) -> Buckets:
     return Buckets((short, medium, long), buckets.output_tokens)
 
 
-def kinds(buckets: Buckets) -> tuple[Kind, ...]:
+def kinds(buckets: Buckets) -> tuple[RequestSize, ...]:
     """Return a request for each of the nine buckets."""
-    return tuple(Kind(*buckets.lengths(index)) for index in range(NUM_BUCKETS))
+    return tuple(RequestSize(*buckets.lengths(index)) for index in range(NUM_BUCKETS))
 
 
-def most_at_a_time(info: WorkerInfo, kind: Kind) -> int:
+def most_at_a_time(info: WorkerInfo, kind: RequestSize) -> int:
     """Return how many requests a DP unit holds whole; HeadwayError where it is none."""
     most = info.num_blocks // blocks_for(kind.size, info.block_size)
     if most < 1:
@@ -86,7 +86,7 @@ def most_at_a_time(info: WorkerInfo, kind: Kind) -> int:
     return most
 
 
-def decode_batch(info: WorkerInfo, kind: Kind, longest_prompt: int) -> int:
+def decode_batch(info: WorkerInfo, kind: RequestSize, longest_prompt: int) -> int:
     """Return how many requests decode beside a convertible decoder's prompt and leave it room."""
     room = info.num_blocks - 2 * blocks_for(longest_prompt, info.block_size)
     return max(1, room // blocks_for(kind.size, info.block_size))

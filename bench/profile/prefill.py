@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from bench.profile.link import TIMEOUT
-from bench.profile.plan import Kind, of_middle
+from bench.profile.plan import RequestSize, of_middle
 from bench.profile.workers import Bench
 from headway.blocks import blocks_for
 from headway.errors import Code, HeadwayError
@@ -28,7 +28,7 @@ async def lone_velocity(bench: Bench, num_input: int) -> float:
     times = []
     for _ in range(3):
         started_at = loop.time()
-        (ended,) = await bench.prefiller.dispatch([bench.request(Kind(num_input, 1))])
+        (ended,) = await bench.prefiller.dispatch([bench.request(RequestSize(num_input, 1))])
         await ended
         times.append(loop.time() - started_at)
     return num_input / min(times)
@@ -50,7 +50,7 @@ async def prefilled_per_s(
     while loop.time() < started_at + seconds or len(ends) < LEAST_PROMPTS:
         length = lengths[number % len(lengths)]
         number += 1
-        request = bench.request(Kind(length, 1))
+        request = bench.request(RequestSize(length, 1))
         (future,) = await bench.prefiller.dispatch([request])
         open_ends[future] = length
         keys[future] = request.key
@@ -83,7 +83,7 @@ async def moved_per_s(bench: Bench, num_input: int, at_a_time: int) -> float:
     info = bench.prefiller.info
     room = info.num_blocks // (2 * blocks_for(num_input + 2, info.block_size))
     count = max(1, min(max(_LEAST_TRANSFERS, 2 * at_a_time), room))
-    requests = [bench.request(Kind(num_input, 2)) for _ in range(count)]
+    requests = [bench.request(RequestSize(num_input, 2)) for _ in range(count)]
     for request in requests:
         await (await bench.prefiller.prefill(request))
     ends = [bench.decoder.ended(request.key) for request in requests]
@@ -115,7 +115,7 @@ async def seconds_with_prompt(bench: Bench, num_tokens: int) -> float:
     """
     gaps = []
     for _ in range(NUM_PROMPTS):
-        request = bench.request(Kind(num_tokens, 1))
+        request = bench.request(RequestSize(num_tokens, 1))
         gap = bench.front.gap(request.stream_id)
         (ended,) = await bench.decoder.dispatch([request])
         async with asyncio.timeout(TIMEOUT):

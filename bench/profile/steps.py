@@ -10,7 +10,7 @@ from bench.profile.decode import Population, generated_per_s, population
 from bench.profile.kept import Kept
 from bench.profile.plan import (
     ChunkSearch,
-    Kind,
+    RequestSize,
     decode_batch,
     kinds,
     knee,
@@ -84,7 +84,7 @@ class ProfileSteps:
             search.add(found)
         return search.best
 
-    async def _decode(self, name: str, kind: Kind, like: KvHeader) -> float:
+    async def _decode(self, name: str, kind: RequestSize, like: KvHeader) -> float:
         most = most_at_a_time(self.bench.decoder.info, kind)
         search = Saturation(min(FIRST_AT_A_TIME, most), factor=2.0, tolerance=TOLERANCE, patience=2)
         async with population(self.bench, kind, like) as people:
@@ -116,7 +116,7 @@ class ProfileSteps:
             number //= 2
         return number, chunk
 
-    async def _chunk_beside(self, kind: Kind, number: int, like: KvHeader) -> int | None:
+    async def _chunk_beside(self, kind: RequestSize, number: int, like: KvHeader) -> int | None:
         search = ChunkSearch(self.bench.decoder.info.max_model_len - 2, self.tpot_slo)
         async with population(self.bench, kind, like) as people:
             while (length := search.offered) is not None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.profile.front import GATEWAY_ID, Front
 from bench.profile.link import LedWorker, leading
-from bench.profile.plan import Kind
+from bench.profile.plan import RequestSize
 from headway.messages import KvHeader
 from headway.request import Request, SamplingParams
 from services.local.store import LocalStore
@@ -38,7 +38,7 @@ class Bench:
     start_ups: list[float] = field(default_factory=list)
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
-    def request(self, kind: Kind, *, is_prefilled: bool = False) -> Request:
+    def request(self, kind: RequestSize, *, is_prefilled: bool = False) -> Request:
         """Make a request that runs to its end; with a first token where it ``is_prefilled``."""
         number = next(self._numbers)
         return Request(
@@ -58,7 +58,7 @@ class Bench:
 
     async def kv_header(self, num_input: int) -> KvHeader:
         """Return the layout of KV, from a prompt that the prefiller sends here."""
-        request = self.request(Kind(num_input, 2))
+        request = self.request(RequestSize(num_input, 2))
         header = self.front.header(request.stream_id)
         await (await self.prefiller.prefill(request))
         await self.prefiller.hand_off(request.key, GATEWAY_ID, self.front.address)

@@ -43,7 +43,7 @@ from headway.sim.device import REASONING_END, Steps
 from headway.sim.kernel import Kernel
 from headway.sim.network import Network, NetworkParams
 from headway.sim.node import Node
-from headway.sim.pace import Pace
+from headway.sim.pace import MeasuredPace
 from headway.sim.records import Record, Segment
 from headway.sim.worker import MODEL, InstanceSpec, Policies, SimWorker
 
@@ -92,8 +92,8 @@ class ClusterSpec:
     batching: Policy = SARATHI
     estimation: Policy | None = None
     network: NetworkParams = field(default_factory=NetworkParams)
-    pace: Pace | None = None
-    """Pace of machines that are not always as fast as their profiles say.
+    pace: MeasuredPace | None = None
+    """The pace of machines that are not always as fast as their profiles say.
 
     Each instance begins somewhere else on it, and every pass has a single step.
     """

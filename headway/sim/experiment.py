@@ -28,7 +28,7 @@ from headway.sim.cluster import (
 )
 from headway.sim.kernel import Kernel
 from headway.sim.network import NetworkParams
-from headway.sim.pace import Pace
+from headway.sim.pace import MeasuredPace
 from headway.sim.records import Record
 from headway.sim.worker import InstanceSpec
 
@@ -56,7 +56,7 @@ class Conditions:
     flow_control: FlowControl = _ENDLESS
     policies: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     params: Mapping[str, Mapping[str, object]] = field(default_factory=lambda: MappingProxyType({}))
-    pace: Pace | None = None
+    pace: MeasuredPace | None = None
 
     def but(
         self, policies: Mapping[str, str], params: Mapping[str, Mapping[str, object]]

@@ -17,7 +17,7 @@ from headway.errors import invalid
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pace:
+class MeasuredPace:
     """Measured passes in a row: what each should have taken (``work``) and took, seconds, (n,).
 
     ``start``: where on the curve a replay begins, a share of it. Times are scaled to the work in

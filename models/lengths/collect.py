@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.cluster import Role, WorkerInfo
-from headway.core.predictor.samples import Ended
+from headway.core.predictor.samples import RequestEnded
 from headway.core.worker.core import WorkerCore, WorkerSettings
 from headway.core.worker.events import (
     AskPredictor,
@@ -53,7 +53,7 @@ class Collector:
         self._backend = backend
         self._settings = settings
         self._buffer: dict[StreamKey, list[tuple[int, NDArray[np.float16]]]] = {}
-        self._ended: dict[StreamKey, Ended] = {}
+        self._ended: dict[StreamKey, RequestEnded] = {}
         info = WorkerInfo(
             worker_id=GATEWAY,
             address=GATEWAY,
@@ -96,7 +96,9 @@ class Collector:
                 self._keep(action)
             elif isinstance(action, EndForward) and action.finished:
                 for one in action.finished:
-                    self._ended[one.key] = Ended(one.key, one.num_output_tokens, one.finish_reason)
+                    self._ended[one.key] = RequestEnded(
+                        one.key, one.num_output_tokens, one.finish_reason
+                    )
                 ended(len(self._ended))
         return self._collected(prompts)
 

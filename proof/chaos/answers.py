@@ -10,14 +10,14 @@ from typing import Any
 from bench.serve.client import Client, RequestFailedError
 from bench.serve.sse import DONE, BadStreamError
 from headway.errors import Code
-from proof.chaos.jobs import Job
+from proof.chaos.jobs import ChaosJob
 
 OnTokens = Callable[[int, Sequence[int]], None]
 """Takes the choice and its newest tokens."""
 
 
 @dataclass(slots=True)
-class Choice:
+class AnswerChoice:
     """One answer: its tokens, its text and its finish reason."""
 
     token_ids: list[int] = field(default_factory=list)
@@ -45,9 +45,9 @@ class Refusal(Exception):  # noqa: N818 (an answer that says no)
         self.message = message
 
 
-async def read_answer(client: Client, job: Job, on_tokens: OnTokens) -> list[Choice]:
+async def read_answer(client: Client, job: ChaosJob, on_tokens: OnTokens) -> list[AnswerChoice]:
     """Ask once and return every choice; Refusal where the gateway said no, or nothing."""
-    choices = [Choice() for _ in range(job.num_choices)]
+    choices = [AnswerChoice() for _ in range(job.num_choices)]
     ends: list[Refusal] = []
 
     def take(data: bytes, _now: float) -> None:
@@ -74,7 +74,7 @@ async def read_answer(client: Client, job: Job, on_tokens: OnTokens) -> list[Cho
     return choices
 
 
-def _take(event: dict[str, Any], choices: list[Choice], on_tokens: OnTokens) -> None:
+def _take(event: dict[str, Any], choices: list[AnswerChoice], on_tokens: OnTokens) -> None:
     for said in event.get("choices", ()):
         choice = choices[said["index"]]
         part = said.get("delta") or said.get("message") or said

@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CampaignPlan:
     """A campaign's size. Times in seconds."""
 
     seconds: float
@@ -54,10 +54,10 @@ class Plan:
     memory_every: float = 10.0
 
 
-class Campaign:
+class ChaosCampaign:
     """One campaign; ``report`` holds what it found."""
 
-    def __init__(self, plan: Plan, model: str, endpoint: Endpoint, say: Say) -> None:
+    def __init__(self, plan: CampaignPlan, model: str, endpoint: Endpoint, say: Say) -> None:
         self._plan = plan
         self._say = say
         self._checker = Checker()
@@ -186,11 +186,13 @@ class Campaign:
         return found
 
 
-async def run_on_cluster(plan: Plan, options: ClusterOptions, log_folder: Path, say: Say) -> Report:
+async def run_on_cluster(
+    plan: CampaignPlan, options: ClusterOptions, log_folder: Path, say: Say
+) -> Report:
     """Start a cluster, run the campaign on it, and stop it."""
     certified = "certificates" in plan.kinds
     rig = Rig(options, log_folder, proxied=bool(plan.kinds), certified=certified)
     say(f"starting a cluster; logs in {log_folder}/")
     endpoint = Endpoint.parse(f"http://{options.host}:{options.port}")
     async with rig:
-        return await Campaign(plan, options.served_name, endpoint, say).run(rig)
+        return await ChaosCampaign(plan, options.served_name, endpoint, say).run(rig)

@@ -26,7 +26,7 @@ CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ChaosJob:
     """A request that is asked again and again."""
 
     kind: str
@@ -48,13 +48,13 @@ class Job:
         return json.dumps(dict(self.fields)).encode()
 
 
-def make_jobs(model: str, number: int, seed: int) -> Sequence[Job]:
+def make_jobs(model: str, number: int, seed: int) -> Sequence[ChaosJob]:
     """Return so many jobs, of all kinds in turn."""
     rng = random.Random(seed)
     return [_job(model, _KINDS[place % len(_KINDS)], rng) for place in range(number)]
 
 
-def _job(model: str, kind: str, rng: random.Random) -> Job:
+def _job(model: str, kind: str, rng: random.Random) -> ChaosJob:
     question = rng.choice(_QUESTIONS)
     fields: dict[str, Any] = {
         "model": model,
@@ -76,4 +76,4 @@ def _job(model: str, kind: str, rng: random.Random) -> Job:
     if kind in ("chat-seeded", "completion-seeded", "choices"):
         fields |= {"temperature": rng.choice((0.7, 1.2)), "seed": rng.randrange(2**31)}
     path = CHAT if "messages" in fields else PLAIN
-    return Job(kind, path, MappingProxyType(fields))
+    return ChaosJob(kind, path, MappingProxyType(fields))

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bench.serve.client import Client, Endpoint
-from proof.chaos.answers import Choice, Refusal, read_answer
-from proof.chaos.jobs import Job
+from proof.chaos.answers import AnswerChoice, Refusal, read_answer
+from proof.chaos.jobs import ChaosJob
 from proof.checker import Asked, Checker, Ended, Failed, Left, Read, Record
 
 _LEAVES = 0.1  # of all requests: their client hangs up after some of the answer
@@ -35,7 +35,7 @@ class Open:
 
 
 @dataclass(slots=True)
-class Figures:
+class LoadFigures:
     """Counts of a load."""
 
     by_kind: Counter[str] = field(default_factory=Counter)
@@ -49,7 +49,7 @@ class Load:
     """So many clients at a time; ``checker`` takes every record in its order."""
 
     def __init__(
-        self, endpoint: Endpoint, jobs: Sequence[Job], checker: Checker, *, patience: float
+        self, endpoint: Endpoint, jobs: Sequence[ChaosJob], checker: Checker, *, patience: float
     ) -> None:
         self._client = Client(endpoint, patience)
         self._jobs = jobs
@@ -59,7 +59,7 @@ class Load:
         self._stopping = False
         self._number = 0
         self.open: dict[str, Open] = {}
-        self.figures = Figures()
+        self.figures = LoadFigures()
         self._records: dict[str, list[Record]] = {}
         self.broken: list[Record] = []
         """Everything about the answers that broke a promise."""
@@ -125,13 +125,15 @@ class Load:
             self._forget(number, job)
         return True
 
-    def _whole(self, number: int, choices: Sequence[Choice]) -> None:
+    def _whole(self, number: int, choices: Sequence[AnswerChoice]) -> None:
         for index, read in enumerate(choices):
             name = f"{number}/{index}"
             self._take(Read(name, self.now(), [read.last()]))
             self._take(Ended(name, self.now(), read.finish_reason))
 
-    async def _read(self, job: Job, number: int, leaves_after: int | None) -> list[Choice] | None:
+    async def _read(
+        self, job: ChaosJob, number: int, leaves_after: int | None
+    ) -> list[AnswerChoice] | None:
         """Return the choices; None where the client has left."""
         num_read = 0
         enough = asyncio.Event()
@@ -159,7 +161,7 @@ class Load:
             reading.cancel()
             await asyncio.gather(reading, leaving, return_exceptions=True)
 
-    def _refused(self, job: Job, number: int, refusal: Refusal) -> None:
+    def _refused(self, job: ChaosJob, number: int, refusal: Refusal) -> None:
         self.figures.refusals[refusal.code] += 1
         for index in range(job.num_choices):
             name = f"{number}/{index}"
@@ -167,7 +169,7 @@ class Load:
                 self.figures.cut.append(f"{name} ({job.kind}): {refusal}")
             self._take(Failed(name, self.now(), refusal.code, refusal.message))
 
-    def _forget(self, number: int, job: Job) -> None:
+    def _forget(self, number: int, job: ChaosJob) -> None:
         for index in range(job.num_choices):
             ended = self.open.pop(f"{number}/{index}")
             self.figures.pauses.append(ended.longest_pause)

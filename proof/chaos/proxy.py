@@ -48,7 +48,7 @@ class Rules:
             await self._changed.wait()
 
 
-class Connection:
+class ProxiedConnection:
     """One connection through a proxy, from a local port to a service."""
 
     def __init__(self, port: int, service_id: str, dialler: Callable[[int], str]) -> None:
@@ -101,7 +101,7 @@ class Proxy:
         self._dialler = dialler
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.connections: set[Connection] = set()
+        self.connections: set[ProxiedConnection] = set()
 
     async def start(self) -> None:
         """Listen."""
@@ -129,7 +129,7 @@ class Proxy:
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         port = writer.get_extra_info("peername")[1]
-        connection = Connection(port, self._service_id, self._dialler)
+        connection = ProxiedConnection(port, self._service_id, self._dialler)
         if self._rules.concern(self._service_id):
             await self._rules.pass_on(await connection.find_link(), True)
         async with asyncio.timeout(_LISTEN_PATIENCE):
@@ -151,7 +151,7 @@ class Proxy:
 
     async def _pump(
         self,
-        connection: Connection,
+        connection: ProxiedConnection,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         forward: bool,

@@ -16,20 +16,22 @@ from headway.core.autoscaler.events import (
 )
 from headway.core.predictor.core import Observed, PredictorCore
 from proof.vopr.network import End, Packed, parsed
-from proof.vopr.process import Driver, Process
+from proof.vopr.process import SimulatedDriver, SimulatedProcess
 from proof.vopr.world import MODEL, World
 from services.runtime import wire
 
 _INTERVAL = 1.0
 
 
-class PredictorProcess(Process):
+class PredictorProcess(SimulatedProcess):
     """Answers questions about remaining lengths, and learns from finished requests."""
 
     def __init__(self, world: World, name: str, skew: float) -> None:
         super().__init__(world.kernel, name, skew)
         self.core = PredictorCore()
-        self._driver: Driver[Observed, None] = Driver(self, self.core, lambda _: None)
+        self._driver: SimulatedDriver[Observed, None] = SimulatedDriver(
+            self, self.core, lambda _: None
+        )
         world.network.listen(self, "Predict", self._serve)
 
     def _serve(self, stream: End) -> None:
@@ -45,7 +47,7 @@ class PredictorProcess(Process):
         stream.close("answered")
 
 
-class AutoscalerProcess(Process):
+class AutoscalerProcess(SimulatedProcess):
     """Decides how many workers there should be, and has its operator bring it about."""
 
     def __init__(self, world: World, name: str, skew: float, operator: Operator) -> None:
@@ -62,7 +64,7 @@ class AutoscalerProcess(Process):
             model=MODEL,
         )
         self._newest: PublishTargets | None = None
-        self._driver: Driver[AutoscalerEvent, PublishTargets] = Driver(
+        self._driver: SimulatedDriver[AutoscalerEvent, PublishTargets] = SimulatedDriver(
             self, self.core, self._decided
         )
         self._driver.post(self._ordered())

@@ -10,7 +10,7 @@ from functools import partial
 from headway.errors import invalid
 from proof.vopr.draw import draw
 from proof.vopr.history import History, run
-from proof.vopr.scenario import Kind, Scenario
+from proof.vopr.scenario import FaultKind, SeedScenario
 
 STANDARD = range(200)
 """The seeds that every test run lives through."""
@@ -60,15 +60,15 @@ STATES = (
     "the store does not answer",
     "tokens come from another worker",
     "two lead for a moment",
-    *(f"fault: {kind.name}" for kind in Kind),
+    *(f"fault: {kind.name}" for kind in FaultKind),
 )
 """Every fault and every interesting state: the standard seeds reach each of them."""
 
 
-class Campaign:
+class SeedCampaign:
     """A run of scenarios, one after the other."""
 
-    def __init__(self, scenarios: Iterable[Callable[[], Scenario]], num_planned: int) -> None:
+    def __init__(self, scenarios: Iterable[Callable[[], SeedScenario]], num_planned: int) -> None:
         self._scenarios = scenarios
         self.is_single = num_planned == 1
         self.num_histories = 0
@@ -79,17 +79,17 @@ class Campaign:
         self.ends: Counter[str] = Counter()
 
     @classmethod
-    def of_seeds(cls, seeds: range, preset: str = "") -> Campaign:
+    def of_seeds(cls, seeds: range, preset: str = "") -> SeedCampaign:
         """Return the run of these seeds."""
 
-        def scenarios() -> Iterator[Callable[[], Scenario]]:
+        def scenarios() -> Iterator[Callable[[], SeedScenario]]:
             for seed in seeds:
                 yield partial(draw, seed, preset)
 
         return cls(scenarios(), len(seeds))
 
     @classmethod
-    def of_scenario(cls, scenario: Scenario) -> Campaign:
+    def of_scenario(cls, scenario: SeedScenario) -> SeedCampaign:
         """Return the run of one scenario."""
         return cls([lambda: scenario], 1)
 

@@ -19,19 +19,19 @@ from proof.checker import Asked, Checker
 from proof.vopr.advisers import AutoscalerProcess, Operator, PredictorProcess
 from proof.vopr.engine import END_OF_REASONING, answer_to
 from proof.vopr.gateway import GatewayProcess
-from proof.vopr.network import KEEPALIVE, Network
-from proof.vopr.process import Process
-from proof.vopr.scenario import Asking, Scenario, names
+from proof.vopr.network import KEEPALIVE, SimulatedNetwork
+from proof.vopr.process import SimulatedProcess
+from proof.vopr.scenario import Asking, SeedScenario, names
 from proof.vopr.scheduler import SchedulerProcess
 from proof.vopr.store import SimStore
 from proof.vopr.worker import WorkerProcess
-from proof.vopr.world import BLOCK_SIZE, MODEL, Shape, Times, World
+from proof.vopr.world import BLOCK_SIZE, MODEL, Times, WorkerShape, World
 
 _DRAIN_PATIENCE = 10.0
 _MOST_WORKERS = 6
 
 
-def policies_of(preset: str, shape: Shape) -> PolicySettings:
+def policies_of(preset: str, shape: WorkerShape) -> PolicySettings:
     """Return the preset's policies for workers of this shape."""
     settings = WorkerSettings(
         report_interval=0.05,
@@ -51,7 +51,7 @@ def policies_of(preset: str, shape: Shape) -> PolicySettings:
 class SimulatedCluster(Operator):
     """All processes of one history, by the names of their hosts."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: SeedScenario) -> None:
         self.scenario = scenario
         kernel, rng = Kernel(), Random(scenario.seed)
         sometimes: Counter[str] = Counter()
@@ -62,7 +62,7 @@ class SimulatedCluster(Operator):
         self.world = World(
             kernel,
             rng,
-            Network(kernel, rng, hit),
+            SimulatedNetwork(kernel, rng, hit),
             SimStore(kernel, rng, hit),
             policies_of(scenario.preset, scenario.shape),
             Times(request_timeout=scenario.request_timeout),
@@ -71,7 +71,7 @@ class SimulatedCluster(Operator):
             sometimes,
         )
         self.most = _MOST_WORKERS
-        self.processes: dict[str, Process] = {}
+        self.processes: dict[str, SimulatedProcess] = {}
         self.skews = dict(zip(names(scenario), scenario.skews, strict=False))
         self._num_lives: Counter[str] = Counter()
         self._roles = {f"w{n}": Role(role) for n, role in enumerate(scenario.roles)}
@@ -87,7 +87,7 @@ class SimulatedCluster(Operator):
         """Start the next life of a process."""
         world, skew = self.world, self.skews.get(name, 0.0)
         self.world.happened(f"start {name}")
-        process: Process
+        process: SimulatedProcess
         if name.startswith("g"):
             process = GatewayProcess(world, name, skew)
         elif name.startswith("s"):
@@ -105,7 +105,7 @@ class SimulatedCluster(Operator):
             process = worker
         self.processes[name] = process
 
-    def end(self, name: str, *, silent: bool = False) -> Process | None:
+    def end(self, name: str, *, silent: bool = False) -> SimulatedProcess | None:
         """End a process at once; what it had sent and nobody has read is lost."""
         process = self.processes.pop(name, None)
         if process is not None:
@@ -115,7 +115,7 @@ class SimulatedCluster(Operator):
             self.world.network.gone(process, silent=silent)
         return process
 
-    def _died(self, process: Process) -> None:
+    def _died(self, process: SimulatedProcess) -> None:
         if isinstance(process, WorkerProcess):
             self.world.deaths.append(self.world.kernel.now)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from random import Random
 
 from headway.presets import PRESETS
-from proof.vopr.scenario import Asking, Fault, Kind, Scenario, names
-from proof.vopr.world import Shape
+from proof.vopr.scenario import Asking, FaultKind, PlannedFault, SeedScenario, names
+from proof.vopr.world import WorkerShape
 
 ROLES = (
     ("unified",),
@@ -21,48 +21,73 @@ ROLES = (
 MOST_SKEW = 300.0
 """Seconds that a host's clock may be wrong, either way."""
 _WORKLOAD_S = 4.0
-_ON_PROCESSES = (Kind.CRASH, Kind.PAUSE, Kind.SLOW, Kind.CLOCK)
-_ON_WORKERS = (Kind.REPLACE, Kind.SLOW_ENGINE, Kind.FAIL_PASS, Kind.DRAIN, Kind.ROLE)
-_ON_LINKS = (Kind.DELAY, Kind.CUT, Kind.HALF_OPEN, Kind.PARTITION, Kind.DOUBLE)
+_ON_PROCESSES = (FaultKind.CRASH, FaultKind.PAUSE, FaultKind.SLOW, FaultKind.CLOCK)
+_ON_WORKERS = (
+    FaultKind.REPLACE,
+    FaultKind.SLOW_ENGINE,
+    FaultKind.FAIL_PASS,
+    FaultKind.DRAIN,
+    FaultKind.ROLE,
+)
+_ON_LINKS = (
+    FaultKind.DELAY,
+    FaultKind.CUT,
+    FaultKind.HALF_OPEN,
+    FaultKind.PARTITION,
+    FaultKind.DOUBLE,
+)
 _LASTING = {
-    Kind.CRASH: (0.0, 3.0),
-    Kind.REPLACE: (0.0, 2.0),
-    Kind.PAUSE: (0.05, 6.0),
-    Kind.SLOW: (0.2, 2.0),
-    Kind.SLOW_ENGINE: (0.2, 3.0),
-    Kind.DELAY: (0.2, 4.0),
-    Kind.PARTITION: (0.05, 6.0),
-    Kind.DOUBLE: (0.5, 5.0),
-    Kind.STORE_AWAY: (0.1, 5.0),
-    Kind.STORE_SLOW: (0.5, 4.0),
-    Kind.STORE_STALE: (0.2, 4.0),
+    FaultKind.CRASH: (0.0, 3.0),
+    FaultKind.REPLACE: (0.0, 2.0),
+    FaultKind.PAUSE: (0.05, 6.0),
+    FaultKind.SLOW: (0.2, 2.0),
+    FaultKind.SLOW_ENGINE: (0.2, 3.0),
+    FaultKind.DELAY: (0.2, 4.0),
+    FaultKind.PARTITION: (0.05, 6.0),
+    FaultKind.DOUBLE: (0.5, 5.0),
+    FaultKind.STORE_AWAY: (0.1, 5.0),
+    FaultKind.STORE_SLOW: (0.5, 4.0),
+    FaultKind.STORE_STALE: (0.2, 4.0),
 }
-_THEMES: tuple[tuple[Kind, ...], ...] = (
+_THEMES: tuple[tuple[FaultKind, ...], ...] = (
     (),  # every kind
     (),
-    (Kind.DRAIN, Kind.ROLE, Kind.START, Kind.CUT, Kind.DELAY, Kind.USURP),  # operators
-    (Kind.CUT, Kind.HALF_OPEN, Kind.PARTITION, Kind.DELAY, Kind.DOUBLE),  # links
+    (
+        FaultKind.DRAIN,
+        FaultKind.ROLE,
+        FaultKind.START,
+        FaultKind.CUT,
+        FaultKind.DELAY,
+        FaultKind.USURP,
+    ),  # operators
+    (
+        FaultKind.CUT,
+        FaultKind.HALF_OPEN,
+        FaultKind.PARTITION,
+        FaultKind.DELAY,
+        FaultKind.DOUBLE,
+    ),  # links
 )
 """Kinds of one history; faults of few kinds meet each other more often."""
 _WEIGHTS = {
-    Kind.CUT: 3,
-    Kind.PARTITION: 3,
-    Kind.CRASH: 4,
-    Kind.PAUSE: 3,
-    Kind.USURP: 3,
-    Kind.DRAIN: 2,
-    Kind.DELAY: 2,
-    Kind.ROLE: 2,
+    FaultKind.CUT: 3,
+    FaultKind.PARTITION: 3,
+    FaultKind.CRASH: 4,
+    FaultKind.PAUSE: 3,
+    FaultKind.USURP: 3,
+    FaultKind.DRAIN: 2,
+    FaultKind.DELAY: 2,
+    FaultKind.ROLE: 2,
 }
 
 
-def draw(seed: int, preset: str = "") -> Scenario:
+def draw(seed: int, preset: str = "") -> SeedScenario:
     """Return the scenario of a seed, under a preset or the seed's own."""
     rng = Random(seed)
     own = sorted(PRESETS)[seed % len(PRESETS)]
     roles = rng.choice(ROLES)
     shape = _shape(rng)
-    scenario = Scenario(
+    scenario = SeedScenario(
         seed=seed,
         preset=preset or own,
         num_gateways=rng.choice((1, 2)),
@@ -75,10 +100,10 @@ def draw(seed: int, preset: str = "") -> Scenario:
     processes = names(scenario)
     skews = tuple(round(rng.uniform(-MOST_SKEW, MOST_SKEW), 3) for _ in processes)
     faults = _faults(rng, scenario)
-    return Scenario(
+    return SeedScenario(
         **{
             name: getattr(scenario, name)
-            for name in Scenario.__dataclass_fields__
+            for name in SeedScenario.__dataclass_fields__
             if name not in ("skews", "faults")
         },
         skews=skews,
@@ -86,8 +111,8 @@ def draw(seed: int, preset: str = "") -> Scenario:
     )
 
 
-def _shape(rng: Random) -> Shape:
-    return Shape(
+def _shape(rng: Random) -> WorkerShape:
+    return WorkerShape(
         num_units=rng.choice((1, 1, 2)),
         chunk_tokens=rng.choice((8, 16, 32)),
         num_blocks=rng.choice((16, 24, 40)),
@@ -101,7 +126,7 @@ def _shape(rng: Random) -> Shape:
     )
 
 
-def _requests(rng: Random, shape: Shape) -> tuple[Asking, ...]:
+def _requests(rng: Random, shape: WorkerShape) -> tuple[Asking, ...]:
     most = shape.num_blocks * 4 // 2
     requests = []
     bursts = [rng.uniform(0.0, _WORKLOAD_S) for _ in range(3)]
@@ -125,32 +150,32 @@ def _requests(rng: Random, shape: Shape) -> tuple[Asking, ...]:
     return tuple(sorted(requests, key=lambda each: each.at))
 
 
-def _faults(rng: Random, scenario: Scenario) -> tuple[Fault, ...]:
+def _faults(rng: Random, scenario: SeedScenario) -> tuple[PlannedFault, ...]:
     if rng.random() < 0.2:
         return _takeovers(rng, scenario)
     theme = rng.choice(_THEMES)
-    kinds = [kind for kind in theme or Kind for _ in range(_WEIGHTS.get(kind, 1))]
+    kinds = [kind for kind in theme or FaultKind for _ in range(_WEIGHTS.get(kind, 1))]
     drawn = [_fault(rng, rng.choice(kinds), scenario) for _ in range(rng.randint(0, 9))]
     return tuple(sorted(drawn, key=lambda each: each.at))
 
 
-def _takeovers(rng: Random, scenario: Scenario) -> tuple[Fault, ...]:
+def _takeovers(rng: Random, scenario: SeedScenario) -> tuple[PlannedFault, ...]:
     """Return many changes of leader while KV takes long from worker to worker."""
     workers = [name for name in names(scenario) if name.startswith("w")]
     delay = round(rng.uniform(0.05, 0.3), 3)
     slow = [
-        Fault(Kind.DELAY, 0.1, 7.0, one, other, delay)
+        PlannedFault(FaultKind.DELAY, 0.1, 7.0, one, other, delay)
         for place, one in enumerate(workers)
         for other in workers[place + 1 :]
     ]
     usurped = [
-        Fault(Kind.USURP, round(rng.uniform(0.2, _WORKLOAD_S + 1.0), 4))
+        PlannedFault(FaultKind.USURP, round(rng.uniform(0.2, _WORKLOAD_S + 1.0), 4))
         for _ in range(rng.randint(4, 10))
     ]
     return tuple(sorted([*slow, *usurped], key=lambda each: each.at))
 
 
-def _fault(rng: Random, kind: Kind, scenario: Scenario) -> Fault:
+def _fault(rng: Random, kind: FaultKind, scenario: SeedScenario) -> PlannedFault:
     processes = list(names(scenario))
     workers = [name for name in processes if name.startswith("w")]
     at = round(rng.uniform(0.05, _WORKLOAD_S + 2.0), 4)
@@ -165,25 +190,25 @@ def _fault(rng: Random, kind: Kind, scenario: Scenario) -> Fault:
     elif kind in _ON_PROCESSES:
         on = rng.choice(processes)
         amount = round(rng.choice((-1, 1)) * rng.uniform(0.0, MOST_SKEW), 3)
-        if kind is Kind.SLOW:
+        if kind is FaultKind.SLOW:
             amount = 0.005
-        elif kind is Kind.CRASH:
+        elif kind is FaultKind.CRASH:
             amount = rng.choice((0.0, 0.0, 0.25))  # one in three is silent
     elif kind in _ON_WORKERS:
         on = rng.choice(workers)
         amount = float(rng.randint(1, 3))
-    elif kind is Kind.START:
+    elif kind is FaultKind.START:
         amount = float(rng.randrange(4))
-    elif kind is Kind.PRESET:
+    elif kind is FaultKind.PRESET:
         on, amount = "s0", float(rng.randrange(len(PRESETS)))
-    elif kind is Kind.STORE_SLOW:
+    elif kind is FaultKind.STORE_SLOW:
         amount = round(rng.uniform(0.05, 1.5), 3)
-    elif kind is Kind.STORE_GARBAGE:
+    elif kind is FaultKind.STORE_GARBAGE:
         amount = float(rng.randrange(3))
-    return Fault(kind, at, lasts, on, to, amount)
+    return PlannedFault(kind, at, lasts, on, to, amount)
 
 
-def _link(rng: Random, scenario: Scenario) -> tuple[str, str]:
+def _link(rng: Random, scenario: SeedScenario) -> tuple[str, str]:
     """Return two processes that talk to each other."""
     gateways = [f"g{n}" for n in range(scenario.num_gateways)]
     schedulers = [f"s{n}" for n in range(scenario.num_schedulers)]

@@ -8,7 +8,7 @@ from functools import partial
 from headway.cluster import Role
 from headway.presets import PRESETS
 from proof.vopr.cluster import SimulatedCluster
-from proof.vopr.scenario import Fault, Kind
+from proof.vopr.scenario import FaultKind, PlannedFault
 from proof.vopr.worker import WorkerProcess
 
 Undo = Callable[[], None]
@@ -22,7 +22,7 @@ def plan(cluster: SimulatedCluster) -> None:
         cluster.world.kernel.at(fault.at, partial(_strike, cluster, fault))
 
 
-def _strike(cluster: SimulatedCluster, fault: Fault) -> None:
+def _strike(cluster: SimulatedCluster, fault: PlannedFault) -> None:
     world = cluster.world
     world.happened(f"fault {fault}")
     world.hit(f"fault: {fault.kind.name}")
@@ -34,7 +34,7 @@ def _strike(cluster: SimulatedCluster, fault: Fault) -> None:
 # --- links ------------------------------------------------------------------------------
 
 
-def _delay(cluster: SimulatedCluster, fault: Fault) -> Undo:
+def _delay(cluster: SimulatedCluster, fault: PlannedFault) -> Undo:
     network = cluster.world.network
     pairs = [(fault.on, fault.to), (fault.to, fault.on)]
     for pair in pairs:
@@ -49,12 +49,12 @@ def _delay(cluster: SimulatedCluster, fault: Fault) -> Undo:
     return undo
 
 
-def _cut(cluster: SimulatedCluster, fault: Fault) -> None:
-    half_open = fault.kind is Kind.HALF_OPEN
+def _cut(cluster: SimulatedCluster, fault: PlannedFault) -> None:
+    half_open = fault.kind is FaultKind.HALF_OPEN
     cluster.world.network.cut(fault.on, fault.to, half_open=half_open)
 
 
-def _partition(cluster: SimulatedCluster, fault: Fault) -> Undo:
+def _partition(cluster: SimulatedCluster, fault: PlannedFault) -> Undo:
     network, unreachable = cluster.world.network, cluster.world.store.unreachable
     if fault.to == "store":
         unreachable[fault.on] = unreachable.get(fault.on, 0) + 1
@@ -67,7 +67,7 @@ def _partition(cluster: SimulatedCluster, fault: Fault) -> Undo:
     return partial(network.unblock, fault.on, fault.to)
 
 
-def _double(cluster: SimulatedCluster, fault: Fault) -> Undo:
+def _double(cluster: SimulatedCluster, fault: PlannedFault) -> Undo:
     network = cluster.world.network
     pairs = [(fault.on, fault.to), (fault.to, fault.on)]
     for pair in pairs:
@@ -83,8 +83,8 @@ def _double(cluster: SimulatedCluster, fault: Fault) -> Undo:
 # --- processes --------------------------------------------------------------------------
 
 
-def _crash(cluster: SimulatedCluster, fault: Fault) -> Undo | None:
-    new_id = fault.kind is Kind.REPLACE
+def _crash(cluster: SimulatedCluster, fault: PlannedFault) -> Undo | None:
+    new_id = fault.kind is FaultKind.REPLACE
     if cluster.end(fault.on, silent=fault.amount in (0.25, 3.0)) is None:
         return None
 
@@ -95,7 +95,7 @@ def _crash(cluster: SimulatedCluster, fault: Fault) -> Undo | None:
     return undo
 
 
-def _pause(cluster: SimulatedCluster, fault: Fault) -> Undo | None:
+def _pause(cluster: SimulatedCluster, fault: PlannedFault) -> Undo | None:
     process = cluster.processes.get(fault.on)
     if process is None:
         return None
@@ -103,7 +103,7 @@ def _pause(cluster: SimulatedCluster, fault: Fault) -> Undo | None:
     return process.resume
 
 
-def _slow(cluster: SimulatedCluster, fault: Fault) -> Undo | None:
+def _slow(cluster: SimulatedCluster, fault: PlannedFault) -> Undo | None:
     process = cluster.processes.get(fault.on)
     if process is None:
         return None
@@ -115,7 +115,7 @@ def _slow(cluster: SimulatedCluster, fault: Fault) -> Undo | None:
     return undo
 
 
-def _slow_engine(cluster: SimulatedCluster, fault: Fault) -> Undo | None:
+def _slow_engine(cluster: SimulatedCluster, fault: PlannedFault) -> Undo | None:
     worker = cluster.processes.get(fault.on)
     if not isinstance(worker, WorkerProcess):
         return None
@@ -127,13 +127,13 @@ def _slow_engine(cluster: SimulatedCluster, fault: Fault) -> Undo | None:
     return undo
 
 
-def _fail_pass(cluster: SimulatedCluster, fault: Fault) -> None:
+def _fail_pass(cluster: SimulatedCluster, fault: PlannedFault) -> None:
     worker = cluster.processes.get(fault.on)
     if isinstance(worker, WorkerProcess):
         worker.pass_failures = 1
 
 
-def _clock(cluster: SimulatedCluster, fault: Fault) -> Undo | None:
+def _clock(cluster: SimulatedCluster, fault: PlannedFault) -> Undo | None:
     cluster.skews[fault.on] = cluster.skews.get(fault.on, 0.0) + fault.amount
     return _crash(cluster, fault)
 
@@ -141,7 +141,7 @@ def _clock(cluster: SimulatedCluster, fault: Fault) -> Undo | None:
 # --- the store --------------------------------------------------------------------------
 
 
-def _store_away(cluster: SimulatedCluster, fault: Fault) -> Undo:
+def _store_away(cluster: SimulatedCluster, fault: PlannedFault) -> Undo:
     store = cluster.world.store
     store.is_away += 1
 
@@ -151,7 +151,7 @@ def _store_away(cluster: SimulatedCluster, fault: Fault) -> Undo:
     return undo
 
 
-def _store_slow(cluster: SimulatedCluster, fault: Fault) -> Undo:
+def _store_slow(cluster: SimulatedCluster, fault: PlannedFault) -> Undo:
     store = cluster.world.store
     store.extra_delay = fault.amount
 
@@ -161,20 +161,20 @@ def _store_slow(cluster: SimulatedCluster, fault: Fault) -> Undo:
     return undo
 
 
-def _store_wiped(cluster: SimulatedCluster, fault: Fault) -> None:
+def _store_wiped(cluster: SimulatedCluster, fault: PlannedFault) -> None:
     cluster.world.store.wipe()
 
 
-def _store_stale(cluster: SimulatedCluster, fault: Fault) -> Undo:
+def _store_stale(cluster: SimulatedCluster, fault: PlannedFault) -> Undo:
     cluster.world.store.freeze_replica()
     return cluster.world.store.thaw_replica
 
 
-def _store_garbage(cluster: SimulatedCluster, fault: Fault) -> None:
+def _store_garbage(cluster: SimulatedCluster, fault: PlannedFault) -> None:
     cluster.world.store.scribble(_SCRIBBLES[int(fault.amount) % len(_SCRIBBLES)])
 
 
-def _usurp(cluster: SimulatedCluster, fault: Fault) -> None:
+def _usurp(cluster: SimulatedCluster, fault: PlannedFault) -> None:
     if any(scheduler.term is not None for scheduler in cluster.schedulers):
         cluster.world.hit("two lead for a moment")
     cluster.world.store.usurp()
@@ -183,44 +183,44 @@ def _usurp(cluster: SimulatedCluster, fault: Fault) -> None:
 # --- the operator -----------------------------------------------------------------------
 
 
-def _drain(cluster: SimulatedCluster, fault: Fault) -> None:
+def _drain(cluster: SimulatedCluster, fault: PlannedFault) -> None:
     cluster.drain(fault.on)
 
 
-def _start(cluster: SimulatedCluster, fault: Fault) -> None:
+def _start(cluster: SimulatedCluster, fault: PlannedFault) -> None:
     cluster.start_worker(_ROLES[int(fault.amount) % len(_ROLES)])
 
 
-def _role(cluster: SimulatedCluster, fault: Fault) -> None:
+def _role(cluster: SimulatedCluster, fault: PlannedFault) -> None:
     cluster.set_role(fault.on, _ROLES[int(fault.amount) % len(_ROLES)])
 
 
-def _preset(cluster: SimulatedCluster, fault: Fault) -> Undo | None:
+def _preset(cluster: SimulatedCluster, fault: PlannedFault) -> Undo | None:
     cluster.use_preset(sorted(PRESETS)[int(fault.amount) % len(PRESETS)])
     return _crash(cluster, fault)
 
 
-_ACTS: dict[Kind, Callable[[SimulatedCluster, Fault], Undo | None]] = {
-    Kind.DELAY: _delay,
-    Kind.CUT: _cut,
-    Kind.HALF_OPEN: _cut,
-    Kind.PARTITION: _partition,
-    Kind.DOUBLE: _double,
-    Kind.CRASH: _crash,
-    Kind.REPLACE: _crash,
-    Kind.PAUSE: _pause,
-    Kind.SLOW: _slow,
-    Kind.SLOW_ENGINE: _slow_engine,
-    Kind.FAIL_PASS: _fail_pass,
-    Kind.STORE_AWAY: _store_away,
-    Kind.STORE_SLOW: _store_slow,
-    Kind.STORE_WIPED: _store_wiped,
-    Kind.STORE_STALE: _store_stale,
-    Kind.STORE_GARBAGE: _store_garbage,
-    Kind.USURP: _usurp,
-    Kind.CLOCK: _clock,
-    Kind.DRAIN: _drain,
-    Kind.START: _start,
-    Kind.ROLE: _role,
-    Kind.PRESET: _preset,
+_ACTS: dict[FaultKind, Callable[[SimulatedCluster, PlannedFault], Undo | None]] = {
+    FaultKind.DELAY: _delay,
+    FaultKind.CUT: _cut,
+    FaultKind.HALF_OPEN: _cut,
+    FaultKind.PARTITION: _partition,
+    FaultKind.DOUBLE: _double,
+    FaultKind.CRASH: _crash,
+    FaultKind.REPLACE: _crash,
+    FaultKind.PAUSE: _pause,
+    FaultKind.SLOW: _slow,
+    FaultKind.SLOW_ENGINE: _slow_engine,
+    FaultKind.FAIL_PASS: _fail_pass,
+    FaultKind.STORE_AWAY: _store_away,
+    FaultKind.STORE_SLOW: _store_slow,
+    FaultKind.STORE_WIPED: _store_wiped,
+    FaultKind.STORE_STALE: _store_stale,
+    FaultKind.STORE_GARBAGE: _store_garbage,
+    FaultKind.USURP: _usurp,
+    FaultKind.CLOCK: _clock,
+    FaultKind.DRAIN: _drain,
+    FaultKind.START: _start,
+    FaultKind.ROLE: _role,
+    FaultKind.PRESET: _preset,
 }

@@ -29,7 +29,7 @@ from headway.request import Request
 from proof.checker import Ended, Failed, Left, Read
 from proof.vopr.engine import END_OF_REASONING
 from proof.vopr.network import End, Packed, packed, parsed
-from proof.vopr.process import Driver, Process
+from proof.vopr.process import SimulatedDriver, SimulatedProcess
 from proof.vopr.store import Lease
 from proof.vopr.world import MODEL, World
 from services.runtime import wire
@@ -38,7 +38,7 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 0.25
 _LEADER_CHECK_INTERVAL = 0.1
 
 
-class GatewayProcess(Process):
+class GatewayProcess(SimulatedProcess):
     """One life of a gateway, as ``services.gateway`` shells its core."""
 
     def __init__(self, world: World, name: str, skew: float) -> None:
@@ -56,7 +56,9 @@ class GatewayProcess(Process):
         )
         draw = partial(world.rng.getrandbits, 64)
         self.core = GatewayCore(name, name, settings, draw_stream_id=draw)
-        self._driver: Driver[GatewayEvent, GatewayAction] = Driver(self, self.core, self._perform)
+        self._driver: SimulatedDriver[GatewayEvent, GatewayAction] = SimulatedDriver(
+            self, self.core, self._perform
+        )
         self.clients: dict[str, bool] = {}
         """Requests whose clients still read."""
         self._began_at: dict[str, float] = {}
@@ -64,7 +66,7 @@ class GatewayProcess(Process):
         self._leader: Lease | None = None
         self._pause = _SHORTEST_PAUSE
         self._attached: dict[str, End] = {}
-        self._processes: dict[str, Process] = {}
+        self._processes: dict[str, SimulatedProcess] = {}
         self._meter = RateMeter(now=self.now())
         world.network.listen(self, "Attach", self._attach)
         self._look_for_leader()

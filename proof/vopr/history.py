@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from random import Random
 
 from headway.core.scheduler.core import SchedulerCore
-from proof.checker import Summary
+from proof.checker import HistorySummary
 from proof.vopr.cluster import SimulatedCluster
 from proof.vopr.faults import plan
 from proof.vopr.invariants import remembered_requests
-from proof.vopr.scenario import Asking, Scenario
+from proof.vopr.scenario import Asking, SeedScenario
 from proof.vopr.world import BrokenPromise
 
 CALM = 12.0
@@ -26,9 +26,9 @@ _STEP = 0.5
 class History:
     """The outcome of one scenario."""
 
-    scenario: Scenario
+    scenario: SeedScenario
     digest: str
-    summary: Summary
+    summary: HistorySummary
     violations: list[str] = field(default_factory=list)
     sometimes: Counter[str] = field(default_factory=Counter)
     num_passes: int = 0
@@ -40,7 +40,7 @@ class History:
         return {each.split(": ")[1] for each in self.violations}
 
 
-def run(scenario: Scenario) -> History:
+def run(scenario: SeedScenario) -> History:
     """Run a scenario; the same one gives the same history."""
     cluster = SimulatedCluster(scenario)
     world = cluster.world

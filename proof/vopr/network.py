@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from headway.sim.kernel import Kernel
-from proof.vopr.process import Process
+from proof.vopr.process import SimulatedProcess
 
 KEEPALIVE = 4.0
 """Seconds after which a peer that does not answer is given up (``services.runtime.channel``)."""
@@ -42,7 +42,7 @@ class End:
     unless this side has ended it.
     """
 
-    def __init__(self, network: Network, process: Process) -> None:
+    def __init__(self, network: SimulatedNetwork, process: SimulatedProcess) -> None:
         self.process = process
         self.on_message: Callable[[Packed], None] = lambda _: None
         self.on_break: Callable[[str], None] = lambda _: None
@@ -122,13 +122,13 @@ class LinkFaults:
 
 
 @dataclass(slots=True)
-class Network:
+class SimulatedNetwork:
     """All links by the names of their processes, and all open streams."""
 
     kernel: Kernel
     rng: Random
     hit: Callable[[str], None]
-    listeners: dict[tuple[str, str], tuple[Process, Callable[[End], None]]] = field(
+    listeners: dict[tuple[str, str], tuple[SimulatedProcess, Callable[[End], None]]] = field(
         default_factory=dict
     )
     """By address and call: the process that listens, and what takes a new stream."""
@@ -213,11 +213,11 @@ class Network:
 
     # --- processes --------------------------------------------------------------------
 
-    def listen(self, process: Process, call: str, take: Callable[[End], None]) -> None:
+    def listen(self, process: SimulatedProcess, call: str, take: Callable[[End], None]) -> None:
         """Accept streams of one call at the process's address."""
         self.listeners[process.name, call] = process, take
 
-    def gone(self, process: Process, *, silent: bool = False) -> None:
+    def gone(self, process: SimulatedProcess, *, silent: bool = False) -> None:
         """Break the streams of a process that has ended; a ``silent`` end needs keepalive."""
         for key in [k for k, (owner, _) in self.listeners.items() if owner is process]:
             del self.listeners[key]
@@ -229,7 +229,7 @@ class Network:
                 each.lose()
             self._tell(side, delay, "connection reset by peer")
 
-    def hangs(self, process: Process) -> None:
+    def hangs(self, process: SimulatedProcess) -> None:
         """Give up the streams of a process that has been paused for longer than keepalive."""
         for end in [e for e in self._streams if process in (e.process, e.peer.process)]:
             self.hit("keepalive gives a peer up")
@@ -237,7 +237,7 @@ class Network:
 
     def dial(
         self,
-        caller: Process,
+        caller: SimulatedProcess,
         address: str,
         call: str,
         opened: Callable[[End], None],
@@ -261,8 +261,8 @@ class Network:
 
     def _connect(
         self,
-        caller: Process,
-        callee: Process,
+        caller: SimulatedProcess,
+        callee: SimulatedProcess,
         take: Callable[[End], None],
         opened: Callable[[End], None],
     ) -> None:
@@ -274,7 +274,7 @@ class Network:
 
     def call(
         self,
-        caller: Process,
+        caller: SimulatedProcess,
         address: str,
         call: str,
         message: Packed,

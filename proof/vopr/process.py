@@ -16,7 +16,7 @@ EPOCH = 1_700_000_000.0
 """The true time, in seconds since the epoch, when a history begins."""
 
 
-class Process:
+class SimulatedProcess:
     """One life of a process on a host whose clock is ``skew`` seconds ahead.
 
     While it is paused, what happens to it waits; a slow process takes ``drag`` seconds for each.
@@ -77,10 +77,12 @@ class Process:
         self._drain_soon()
 
 
-class Driver(Generic[E, A]):
+class SimulatedDriver(Generic[E, A]):
     """Runs a core in a process, as the live services' driver does on asyncio."""
 
-    def __init__(self, process: Process, core: Core[E, A], perform: Callable[[A], None]) -> None:
+    def __init__(
+        self, process: SimulatedProcess, core: Core[E, A], perform: Callable[[A], None]
+    ) -> None:
         self.core = core
         self._process = process
         self._perform = perform

@@ -7,7 +7,7 @@ from importlib import metadata
 from pathlib import Path
 
 from headway.errors import Code, HeadwayError
-from proof.vopr.campaign import Campaign
+from proof.vopr.campaign import SeedCampaign
 from proof.vopr.history import History
 from proof.vopr.scenario import command_for
 from proof.vopr.shrink import shrink
@@ -40,7 +40,7 @@ def print_history(history: History, preset: str) -> None:
     print(f"  hash {history.digest}")
 
 
-def print_summary(campaign: Campaign, missing: list[str]) -> None:
+def print_summary(campaign: SeedCampaign, missing: list[str]) -> None:
     """Print the figures of a run."""
     if not campaign.is_single:
         for state, count in sorted(campaign.sometimes.items()):
@@ -56,7 +56,7 @@ def print_summary(campaign: Campaign, missing: list[str]) -> None:
     )
 
 
-def figures(campaign: Campaign, missing: list[str]) -> dict[str, object]:
+def figures(campaign: SeedCampaign, missing: list[str]) -> dict[str, object]:
     """Return the figures of a run, for a file."""
     return {
         "commit": commit(),

@@ -8,11 +8,11 @@ from enum import Enum
 from typing import Any, get_type_hints
 
 from headway.errors import invalid
-from proof.vopr.world import Shape
+from proof.vopr.world import WorkerShape
 
 
-class Kind(Enum):
-    """A kind of fault; its ``Fault`` says where, when and for how long."""
+class FaultKind(Enum):
+    """A kind of fault; its ``PlannedFault`` says where, when and for how long."""
 
     DELAY = "messages between two processes take longer, each stream its own time"
     CUT = "every stream between two processes breaks"
@@ -58,10 +58,10 @@ class Asking:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class PlannedFault:
     """One fault; ``amount`` is seconds of delay, a clock's jump, or a choice."""
 
-    kind: Kind
+    kind: FaultKind
     at: float
     lasts: float = 0.0
     on: str = ""
@@ -70,7 +70,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
+class SeedScenario:
     """All that decides a history, besides the code."""
 
     seed: int
@@ -78,14 +78,14 @@ class Scenario:
     num_gateways: int = 1
     num_schedulers: int = 2
     roles: tuple[str, ...] = ("unified",)
-    shape: Shape = field(default_factory=Shape)
+    shape: WorkerShape = field(default_factory=WorkerShape)
     skews: tuple[float, ...] = ()
     """Seconds by which hosts' clocks are ahead, in order of the processes."""
     request_timeout: float = 40.0
     heals_at: float = 8.0
     """Instant after which no fault is left."""
     requests: tuple[Asking, ...] = ()
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[PlannedFault, ...] = ()
 
     def text(self, title: Iterable[str] = ()) -> str:
         """Return it as a text, one request or fault a line."""
@@ -100,10 +100,10 @@ class Scenario:
         return "\n".join(lines) + "\n"
 
 
-def parse(text: str) -> Scenario:
+def parse(text: str) -> SeedScenario:
     """Read such a text; HeadwayError for a line that says nothing."""
     found: dict[str, Any] = {"requests": [], "faults": []}
-    hints = get_type_hints(Scenario)
+    hints = get_type_hints(SeedScenario)
     for line in text.splitlines():
         name, _, rest = line.partition(" ")
         if not name or name.startswith("#"):
@@ -112,9 +112,9 @@ def parse(text: str) -> Scenario:
             if name == "request":
                 found["requests"].append(_read(Asking, rest))
             elif name == "fault":
-                found["faults"].append(_read(Fault, rest))
+                found["faults"].append(_read(PlannedFault, rest))
             elif name == "shape":
-                found["shape"] = _read(Shape, rest)
+                found["shape"] = _read(WorkerShape, rest)
             else:
                 found[name] = _value(hints[name], rest)
         except (KeyError, ValueError, TypeError) as error:
@@ -124,7 +124,7 @@ def parse(text: str) -> Scenario:
     if "seed" not in found:
         raise invalid("scenario", "a text without a seed", "what `headway vopr` writes")
     found |= {"requests": tuple(found["requests"]), "faults": tuple(found["faults"])}
-    return Scenario(**found)
+    return SeedScenario(**found)
 
 
 def _pairs(value: Any) -> str:
@@ -152,8 +152,8 @@ def _read(kind: type[Any], text: str) -> Any:
 
 
 def _value(hint: Any, text: str) -> Any:
-    if hint is Kind:
-        return Kind[text.upper().replace("-", "_")]
+    if hint is FaultKind:
+        return FaultKind[text.upper().replace("-", "_")]
     if hint is bool:
         return text == "1"
     if hint in (int, float, str):
@@ -167,7 +167,7 @@ def command_for(seed: int, preset: str) -> str:
     return f"headway vopr --seed {seed}" + (f" --preset {preset}" if preset else "")
 
 
-def names(scenario: Scenario) -> Sequence[str]:
+def names(scenario: SeedScenario) -> Sequence[str]:
     """Return the names of all processes: gateways, schedulers, workers, predictor, autoscaler."""
     return [
         *(f"g{n}" for n in range(scenario.num_gateways)),

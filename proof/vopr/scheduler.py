@@ -27,8 +27,8 @@ from headway.core.worker.leaders import SUPERSEDED
 from headway.messages import ControlHello, Dispatch, GatewayHello, HandoffResult, Snapshot
 from headway.request import StreamKey
 from proof.vopr.network import End, Packed, packed, parsed
-from proof.vopr.process import Driver, Process
-from proof.vopr.store import Lease, Member
+from proof.vopr.process import SimulatedDriver, SimulatedProcess
+from proof.vopr.store import Lease, LeasedMember
 from proof.vopr.world import MODEL, World
 from services.runtime import wire
 from services.scheduler.records import (
@@ -45,7 +45,7 @@ _JOURNAL_PAUSE = 0.5
 _MARGIN = 0.1
 
 
-class SchedulerProcess(Process):
+class SchedulerProcess(SimulatedProcess):
     """One life of a scheduler, as ``services.scheduler`` shells its core."""
 
     def __init__(self, world: World, name: str, skew: float) -> None:
@@ -56,7 +56,7 @@ class SchedulerProcess(Process):
         self._held_until = 0.0
         self._seen = 0
         self._former_id = ""
-        self.term: Term | None = None
+        self.term: SimulatedTerm | None = None
         self._candidate_id = self._new_candidate()
         world.network.listen(self, "Connect", self._connect)
         self._ask_for_lease()
@@ -116,16 +116,16 @@ class SchedulerProcess(Process):
     def _begin(self, token: int) -> None:
         store = self._world.store
 
-        def read() -> tuple[list[Member], tuple[dict[bytes, bytes], dict[bytes, bytes]]]:
+        def read() -> tuple[list[LeasedMember], tuple[dict[bytes, bytes], dict[bytes, bytes]]]:
             return store.members("worker"), store.read_journal()
 
         def begin(
-            found: tuple[list[Member], tuple[dict[bytes, bytes], dict[bytes, bytes]]],
+            found: tuple[list[LeasedMember], tuple[dict[bytes, bytes], dict[bytes, bytes]]],
         ) -> None:
             if self._token == token and self.term is None:
                 saved, learned = unpack_requests(found[1][0]), unpack_learned(found[1][1])
                 ahead = self._world.now() - self.now()  # the store's clock is right
-                self.term = Term(self, self._world, token, ahead)
+                self.term = SimulatedTerm(self, self._world, token, ahead)
                 by_our_clock = tuple(each.later(-ahead) for each in saved)
                 self.term.begin(found[0], by_our_clock, learned)
 
@@ -161,7 +161,7 @@ class SchedulerProcess(Process):
             self.term.gateway_connected(hello.gateway_id, stream)
 
 
-class Term:
+class SimulatedTerm:
     """A term, from the election until the lead is lost, as ``services.scheduler.term`` has it."""
 
     def __init__(self, process: SchedulerProcess, world: World, token: int, ahead: float) -> None:
@@ -171,18 +171,21 @@ class Term:
         settings = replace(world.policies.scheduler, persists=True, measures_work=True)
         self._hello = ControlHello(process.name, token, wanted_reports(settings))
         self.core = SchedulerCore(settings)
-        self._driver: Driver[SchedulerEvent, SchedulerAction] = Driver(
+        self._driver: SimulatedDriver[SchedulerEvent, SchedulerAction] = SimulatedDriver(
             process, self.core, self._perform
         )
-        self._journal = Journal(process, world, token, ahead)
+        self._journal = SimulatedJournal(process, world, token, ahead)
         self._gateways: dict[str, End] = {}
-        self._links: dict[str, WorkerLink] = {}
-        self._known: dict[str, Member] = {}
+        self._links: dict[str, SimulatedWorkerLink] = {}
+        self._known: dict[str, LeasedMember] = {}
         self._missed_at: dict[str, float] = {}
         self._ended = False
 
     def begin(
-        self, members: list[Member], saved: tuple[SavedRequest, ...], learned: tuple[Learned, ...]
+        self,
+        members: list[LeasedMember],
+        saved: tuple[SavedRequest, ...],
+        learned: tuple[Learned, ...],
     ) -> None:
         """Start from the last leader's records, and follow the members."""
         if any(each.target is not None for each in saved):
@@ -221,7 +224,7 @@ class Term:
         def again() -> None:
             self._process.after(WATCH_INTERVAL, self._watch)
 
-        def found(members: list[Member]) -> None:
+        def found(members: list[LeasedMember]) -> None:
             if not self._ended:
                 self._compare(members)
                 again()
@@ -232,7 +235,7 @@ class Term:
 
         store.ask(self._process, partial(store.members, "worker"), found, failed)
 
-    def _compare(self, members: list[Member]) -> None:
+    def _compare(self, members: list[LeasedMember]) -> None:
         now = self._process.now()
         present = {member.member_id: member for member in members}
         for member_id, member in list(self._known.items()):
@@ -249,7 +252,7 @@ class Term:
         for member_id, member in present.items():
             if member_id not in self._known:
                 self._known[member_id] = member
-                self._links[member_id] = WorkerLink(
+                self._links[member_id] = SimulatedWorkerLink(
                     self._process, self._world, member, self._hello, self._post
                 )
 
@@ -302,14 +305,14 @@ class Term:
                 self._world.network.call(self._process, "a0", "ReportFleet", message)
 
 
-class WorkerLink:
+class SimulatedWorkerLink:
     """The control stream to one worker, as ``services.scheduler.worker_link`` keeps it."""
 
     def __init__(
         self,
         process: SchedulerProcess,
         world: World,
-        member: Member,
+        member: LeasedMember,
         hello: ControlHello,
         post: Callable[[SchedulerEvent], None],
     ) -> None:
@@ -374,7 +377,7 @@ class WorkerLink:
         self._post(WorkerReported(worker_id, message))
 
 
-class Journal:
+class SimulatedJournal:
     """A term's records, written one batch at a time, as ``services.scheduler.journal`` does."""
 
     def __init__(self, process: SchedulerProcess, world: World, token: int, ahead: float) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from proof.vopr.history import History, run
-from proof.vopr.scenario import Asking, Fault, Scenario
+from proof.vopr.scenario import Asking, PlannedFault, SeedScenario
 
 T = TypeVar("T")
 MOST_RUNS = 400
@@ -35,7 +35,10 @@ class _Search:
 
     def drop_items(self) -> None:
         """Drop requests and faults."""
-        items: list[Asking | Fault] = [*self.best.scenario.requests, *self.best.scenario.faults]
+        items: list[Asking | PlannedFault] = [
+            *self.best.scenario.requests,
+            *self.best.scenario.faults,
+        ]
         base = self.best.scenario
         smallest(items, lambda kept: self._fails(_with(base, kept)))
 
@@ -54,7 +57,7 @@ class _Search:
             changed = replace(shape, **{name: getattr(plain, name)})
             self._fails(replace(self.best.scenario, shape=changed))
 
-    def _fails(self, scenario: Scenario) -> bool:
+    def _fails(self, scenario: SeedScenario) -> bool:
         if self._num_left <= 0:
             return False
         self._num_left -= 1
@@ -65,9 +68,9 @@ class _Search:
         return True
 
 
-def _with(base: Scenario, kept: Sequence[Asking | Fault]) -> Scenario:
+def _with(base: SeedScenario, kept: Sequence[Asking | PlannedFault]) -> SeedScenario:
     requests = tuple(each for each in kept if isinstance(each, Asking))
-    faults = tuple(each for each in kept if isinstance(each, Fault))
+    faults = tuple(each for each in kept if isinstance(each, PlannedFault))
     return replace(base, requests=requests, faults=faults)
 
 

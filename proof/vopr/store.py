@@ -12,7 +12,7 @@ from random import Random
 from typing import NamedTuple, TypeVar
 
 from headway.sim.kernel import Kernel
-from proof.vopr.process import EPOCH, Process
+from proof.vopr.process import EPOCH, SimulatedProcess
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ MEMBER_TTL = 3.0
 GARBAGE = "\x00garbage"
 
 
-class Member(NamedTuple):
+class LeasedMember(NamedTuple):
     """A member that holds a lease."""
 
     service: str
@@ -41,7 +41,7 @@ class Lease(NamedTuple):
 class Contents:
     """All keys of the cluster."""
 
-    members: dict[str, tuple[Member | str, float]] = field(default_factory=dict)
+    members: dict[str, tuple[LeasedMember | str, float]] = field(default_factory=dict)
     """By id: the member, or garbage, and the instant when its lease ends."""
     leader: tuple[Lease | str, float] | None = None
     fencing: int = 0
@@ -104,7 +104,7 @@ class SimStore:
 
     def ask(
         self,
-        process: Process,
+        process: SimulatedProcess,
         question: Callable[[], T],
         answered: Callable[[T], None],
         failed: Callable[[], None],
@@ -139,7 +139,7 @@ class SimStore:
 
     # --- membership -------------------------------------------------------------------
 
-    def join(self, member: Member) -> None:
+    def join(self, member: LeasedMember) -> None:
         """Join, or renew the lease."""
         self._now.members[member.member_id] = member, self._kernel.now + MEMBER_TTL
 
@@ -147,11 +147,11 @@ class SimStore:
         """Leave."""
         self._now.members.pop(member_id, None)
 
-    def members(self, service: str) -> list[Member]:
+    def members(self, service: str) -> list[LeasedMember]:
         """Return the members that hold a lease, by id; garbage is skipped."""
         now = self._kernel.now
         held = [m for m, until in self._read.members.values() if until > now]
-        return sorted(m for m in held if isinstance(m, Member) and m.service == service)
+        return sorted(m for m in held if isinstance(m, LeasedMember) and m.service == service)
 
     # --- leadership -------------------------------------------------------------------
 

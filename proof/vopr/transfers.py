@@ -26,7 +26,7 @@ from headway.messages import KvHeader, KvPart
 from headway.request import StreamKey
 from proof.vopr.engine import PagedEngine
 from proof.vopr.network import End, Packed, packed, parsed
-from proof.vopr.process import Process
+from proof.vopr.process import SimulatedProcess
 from proof.vopr.world import BLOCK_SIZE, World
 from services.runtime import wire
 
@@ -34,7 +34,7 @@ _RECEIPT = (bytes, b"receipt")
 _FULL = Code.RESOURCE_EXHAUSTED.name
 
 
-class KvProcess(Process, ABC):
+class KvProcess(SimulatedProcess, ABC):
     """A process whose core sends and takes KV."""
 
     world: World
@@ -47,7 +47,7 @@ class KvProcess(Process, ABC):
         """Pass an event to the core."""
 
 
-class KvSender:
+class SimulatedKvSender:
     """All transfers that leave one worker."""
 
     def __init__(self, worker: KvProcess) -> None:
@@ -87,7 +87,7 @@ class KvSender:
 class _Transfer:
     """One transfer: parts that wait, and the stream in use."""
 
-    def __init__(self, worker: KvProcess, sender: KvSender, first: StartTransfer) -> None:
+    def __init__(self, worker: KvProcess, sender: SimulatedKvSender, first: StartTransfer) -> None:
         self.last = first
         self.num_parts = 0
         self._worker = worker
@@ -196,7 +196,7 @@ class _Transfer:
             self._sender.ended(self, error)
 
 
-class KvReceiver:
+class SimulatedKvReceiver:
     """All transfers that arrive at one worker."""
 
     def __init__(self, worker: KvProcess) -> None:
@@ -220,7 +220,7 @@ class KvReceiver:
 class _Arrival:
     """One transfer that arrives."""
 
-    def __init__(self, receiver: KvReceiver, worker: KvProcess, stream: End) -> None:
+    def __init__(self, receiver: SimulatedKvReceiver, worker: KvProcess, stream: End) -> None:
         self._receiver = receiver
         self._worker = worker
         self._stream = stream

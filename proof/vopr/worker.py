@@ -42,9 +42,9 @@ from headway.request import StreamKey
 from proof.vopr.engine import PagedEngine
 from proof.vopr.invariants import check_blocks
 from proof.vopr.network import End, Packed, packed, parsed
-from proof.vopr.process import Driver
-from proof.vopr.store import MEMBER_TTL, Member
-from proof.vopr.transfers import KvProcess, KvReceiver, KvSender
+from proof.vopr.process import SimulatedDriver
+from proof.vopr.store import MEMBER_TTL, LeasedMember
+from proof.vopr.transfers import KvProcess, SimulatedKvReceiver, SimulatedKvSender
 from proof.vopr.world import BLOCK_SIZE, DEVICE_FAILED, MODEL, World
 from services.runtime import wire
 
@@ -90,12 +90,14 @@ class WorkerProcess(KvProcess):
         units = shape.num_units
         self.engine = PagedEngine(shape.num_blocks * units, shape.host_blocks * units, BLOCK_SIZE)
         self._passes: deque[ForwardPass] = deque()
-        self.driver: Driver[WorkerEvent, WorkerAction] = Driver(self, self.core, self._perform)
+        self.driver: SimulatedDriver[WorkerEvent, WorkerAction] = SimulatedDriver(
+            self, self.core, self._perform
+        )
         self._control: End | None = None
         self.fencing_token = 0
         self._links: dict[str, _TokenLink] = {}
-        self.receiver = KvReceiver(self)
-        self._sender = KvSender(self)
+        self.receiver = SimulatedKvReceiver(self)
+        self._sender = SimulatedKvSender(self)
         world.network.listen(self, "Control", self._serve_control)
         world.network.listen(self, "TransferKv", self.receiver.serve)
         self._join()
@@ -107,7 +109,7 @@ class WorkerProcess(KvProcess):
     def _join(self) -> None:
         if self.is_draining and not self.core.num_held:
             return
-        store, member = self.world.store, Member("worker", self.worker_id, self.name)
+        store, member = self.world.store, LeasedMember("worker", self.worker_id, self.name)
         store.ask(self, lambda: store.join(member), lambda _: None, lambda: None)
         self.after(MEMBER_TTL / 3, self._join)
 

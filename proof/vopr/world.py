@@ -10,7 +10,7 @@ from random import Random
 from headway.core.settings import PolicySettings
 from headway.sim.kernel import Kernel
 from proof.checker import Checker, Record
-from proof.vopr.network import Network
+from proof.vopr.network import SimulatedNetwork
 from proof.vopr.process import EPOCH
 from proof.vopr.store import SimStore
 
@@ -30,7 +30,7 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class WorkerShape:
     """The size of every worker of a history."""
 
     num_units: int = 1
@@ -68,11 +68,11 @@ class World:
 
     kernel: Kernel
     rng: Random
-    network: Network
+    network: SimulatedNetwork
     store: SimStore
     policies: PolicySettings
     times: Times
-    shape: Shape
+    shape: WorkerShape
     checker: Checker
     sometimes: Counter[str] = field(default_factory=Counter)
     broken: list[Broken] = field(default_factory=list)

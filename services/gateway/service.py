@@ -59,11 +59,9 @@ class GatewayService:
     def __init__(
         self, runtime: Runtime[GatewayConfig], model: ServedModel, sink_server: GrpcServer
     ) -> None:
-        self._config = config = runtime.config
-        self._log, self.now = runtime.log, runtime.clock.now
-        self._model = model
+        self._runtime, self._model = runtime, model
+        config, self.now = runtime.config, runtime.clock.now
         self._draining = False
-        self._runtime = runtime
         self._sink_server, self.sink_address = sink_server, sink_server.bind()
         self.http_address = ""  # known once it listens
         self.metrics = GatewayMetrics(runtime.metrics, config.policies().worker.reader_pace)
@@ -124,7 +122,7 @@ class GatewayService:
 
     async def start(self) -> None:
         """Let workers in, follow the scheduler, then let clients in."""
-        config = self._config
+        config = self._runtime.config
         await self._sink_server.start()
         await self._sink_server.set_serving(True)
         self._link.start()
@@ -135,7 +133,7 @@ class GatewayService:
             tls = tls_context(config.http_tls_cert, config.http_tls_key)
         host, port = await self._http.start(config.http_host, config.http_port, tls)
         self.http_address = f"{host}:{port}"
-        self._log.info(
+        self._runtime.log.info(
             "http_listening",
             url=f"{'https' if tls else 'http'}://{self.http_address}",
             model=self._model.name,
@@ -150,7 +148,7 @@ class GatewayService:
     async def drain(self) -> None:
         """Refuse new requests; wait for open ones to finish."""
         self._draining = self.grpc_edge.draining = True
-        await self._http.drain(self._config.drain_timeout)
+        await self._http.drain(self._runtime.config.drain_timeout)
         while self._core.num_open:  # noqa: ASYNC110 (gRPC's clients; the core knows no events)
             await asyncio.sleep(0.02)
 
@@ -193,14 +191,14 @@ class GatewayService:
 
     def _fail(self, action: Fail) -> None:
         request_id, error = action.request_id, action.error
-        self._log.info(
+        self._runtime.log.info(
             "request_failed", request_id=request_id, code=error.code.value, error=error.message
         )
         self._outputs.fail(request_id, error)
 
     def _note_end(self, output: Output, end: str) -> None:
         """Log who asked, and what it cost; never what was said."""
-        self._log.info(
+        self._runtime.log.info(
             "request_ended",
             request_id=output.request_id,
             client=output.place.client,
@@ -213,7 +211,7 @@ class GatewayService:
 
     def _hand_over(self, request: Request) -> None:
         if request.attempt:
-            self._log.info(
+            self._runtime.log.info(
                 "request_resubmitted",
                 request_id=request.request_id,
                 attempt=request.attempt,
@@ -288,12 +286,14 @@ class GatewayService:
 
     def refused(self, client: str, path: str, error: HeadwayError) -> None:
         """Log who asked in vain, where served requests are logged, too."""
-        if self._config.api_key_file is not None:
-            self._log.info("request_refused", client=client, path=path[:80], code=error.code.value)
+        if self._runtime.config.api_key_file is not None:
+            self._runtime.log.info(
+                "request_refused", client=client, path=path[:80], code=error.code.value
+            )
 
     def unexpected(self, error: Exception, where: str) -> None:
         """Log a bug."""
-        self._log.error("unexpected_error", where=where, error=repr(error), exc_info=error)
+        self._runtime.log.error("unexpected_error", where=where, error=repr(error), exc_info=error)
 
 
 def load_model(config: GatewayConfig) -> ServedModel:

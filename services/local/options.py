@@ -16,7 +16,7 @@ from headway.presets import (
     PLAIN,
     SCALED_BY_PROFILE,
     SCALED_BY_REQUESTS,
-    Choice,
+    PresetChoice,
     find_preset,
     parse_choice,
 )
@@ -200,7 +200,7 @@ def _policy_flags(options: ClusterOptions) -> tuple[str, ...]:
     choice = parse_choice(given.policy, given.settings)
     scaling = {"scaling": given.scaling_policy() if scales else PLAIN.scaling}
     params = {q: p for q, p in choice.params.items() if scales or q not in scaling}
-    policy, settings = Choice({**choice.policies, **scaling}, params).texts()
+    policy, settings = PresetChoice({**choice.policies, **scaling}, params).texts()
     return (
         *(("--preset", given.preset) if given.preset else ()),
         *(("--profile", given.profile) if given.profile else ()),

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from headway.bounds import Bounded, between, over
-from headway.core.predictor.samples import Ended, SampleBuffer, Samples, SeenStates
+from headway.core.predictor.samples import RequestEnded, SampleBuffer, Samples, SeenStates
 from services.predictor.network import LengthNetwork
 from services.predictor.scorer import Scorer
 from services.predictor.versions import save_version
@@ -48,7 +48,7 @@ class Learner:
         self._learned_at = 0
         self._log = get_logger().bind(model=scorer.model)
 
-    def take(self, seen: SeenStates, ended: Iterable[Ended]) -> bool:
+    def take(self, seen: SeenStates, ended: Iterable[RequestEnded]) -> bool:
         """Add states and lengths; return whether it is time to learn."""
         for one in ended:
             self._buffer.end(one)

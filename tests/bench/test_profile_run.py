@@ -14,7 +14,7 @@ from bench.profile.kept import Kept
 from bench.profile.plan import (
     NUM_HALVINGS,
     ChunkSearch,
-    Kind,
+    RequestSize,
     buckets_within,
     decode_batch,
     kinds,
@@ -75,27 +75,27 @@ def test_every_kind_fits_the_model_and_the_sizes_ascend(max_model_len: int) -> N
 
 @given(st.integers(1, 9000), st.integers(2, 700), st.integers(0, 5000))
 def test_an_aged_request_is_as_long_in_the_end(num_input: int, num_output: int, place: int) -> None:
-    aged = Kind(num_input, num_output).aged(place)
+    aged = RequestSize(num_input, num_output).aged(place)
     assert aged.size == num_input + num_output
     assert aged.num_output >= 2
     assert aged.num_input >= num_input
 
 
 def test_ages_are_spread_over_a_life() -> None:
-    ages = sorted(Kind(10, 101).aged(place).num_input - 10 for place in range(50))
+    ages = sorted(RequestSize(10, 101).aged(place).num_input - 10 for place in range(50))
     assert all(abs(age - 2 * place) <= 4 for place, age in enumerate(ages))
 
 
 def test_tokens_that_are_released_are_those_of_requests_that_end() -> None:
     # 10 requests/s of 20 + 5 tokens generate 40 tokens/s here: the first comes from elsewhere
-    assert Kind(20, 5).released(40.0) == pytest.approx(10 * 25)
+    assert RequestSize(20, 5).released(40.0) == pytest.approx(10 * 25)
 
 
 def test_a_worker_holds_whole_requests() -> None:
-    assert most_at_a_time(INFO, Kind(256, 100)) == 1000 // 23
-    assert decode_batch(INFO, Kind(256, 100), 2046) == (1000 - 256) // 23
+    assert most_at_a_time(INFO, RequestSize(256, 100)) == 1000 // 23
+    assert decode_batch(INFO, RequestSize(256, 100), 2046) == (1000 - 256) // 23
     with pytest.raises(HeadwayError, match=r"holds 16000 tokens of KV.*--kv-cache-gib"):
-        most_at_a_time(INFO, Kind(16_000, 100))
+        most_at_a_time(INFO, RequestSize(16_000, 100))
 
 
 # --- searching --------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from headway.errors import Code, HeadwayError
 from services.gateway.bounds import ClientBounds
-from services.gateway.http.exchange import Caller, Exchange, HttpLimits, HttpRefusal
+from services.gateway.http.exchange import Exchange, HttpCaller, HttpLimits, HttpRefusal
 from services.gateway.http.server import HttpServer
 from services.gateway.openai.replies import respond_error
 
@@ -46,10 +46,10 @@ class EchoHandler:
 
     def screen(
         self, method: str, path: str, headers: Mapping[bytes, bytes], address: str
-    ) -> Caller:
+    ) -> HttpCaller:
         if path == "/no":
             raise HttpRefusal(401, HeadwayError(Code.UNAUTHENTICATED, "who are you"))
-        return Caller(address)
+        return HttpCaller(address)
 
     def serve(self, exchange: Exchange) -> None:
         if exchange.path == "/hold":

@@ -11,7 +11,7 @@ from cli import main
 from headway.core.settings import policy_settings
 from headway.errors import HeadwayError
 from headway.policies import registry
-from headway.presets import PRESETS, Choice, find_preset, parse_choice
+from headway.presets import PRESETS, PresetChoice, find_preset, parse_choice
 from headway.sim.experiment import cluster_spec
 from headway.sim.scenario import load_scenario, parse_scenario
 
@@ -26,12 +26,12 @@ def test_a_policy_and_its_parameters_are_named_by_question() -> None:
     assert choice.policies == {"batching": "trail", "packing": "pbaa"}
     assert choice.params == {"batching": {"c": "0.5"}, "packing": {"order": "boost"}}
     assert parse_choice(*choice.texts()) == choice
-    assert parse_choice("", "") == Choice({}, {})
+    assert parse_choice("", "") == PresetChoice({}, {})
 
 
 def test_a_value_may_have_commas_and_of_two_the_last_holds() -> None:
     choice = parse_choice("batching=las,batching=rr", "batching.edges=[1,2],batching.c=1")
-    assert choice == Choice({"batching": "rr"}, {"batching": {"edges": "[1,2]", "c": "1"}})
+    assert choice == PresetChoice({"batching": "rr"}, {"batching": {"edges": "[1,2]", "c": "1"}})
 
 
 @pytest.mark.parametrize(

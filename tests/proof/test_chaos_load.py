@@ -11,14 +11,14 @@ import pytest
 from bench.gateway.emulated_worker import Running
 from bench.serve.client import Endpoint
 from headway.request import FinishReason
-from proof.chaos.campaign import Campaign, Plan
+from proof.chaos.campaign import CampaignPlan, ChaosCampaign
 from proof.chaos.jobs import make_jobs
 from proof.chaos.load import Load
 from proof.chaos.report import Report
-from proof.checker import Checker, Fault
+from proof.checker import Checker, HistoryFault
 from tests.fakes.gateway_harness import Cluster, cluster
 
-PLAN = Plan(seconds=1.0, seed=3, kinds=(), streams=3, num_jobs=6, patience=30.0)
+PLAN = CampaignPlan(seconds=1.0, seed=3, kinds=(), streams=3, num_jobs=6, patience=30.0)
 
 
 def load_on(found: Cluster, checker: Checker) -> Load:
@@ -38,7 +38,7 @@ async def test_a_campaign_without_faults_compares_every_answer(
     tmp_path: Path, store_url: str
 ) -> None:
     async with cluster(tmp_path, store_url) as found:
-        campaign = Campaign(PLAN, "tiny", Endpoint.parse(found.url), lambda line: None)
+        campaign = ChaosCampaign(PLAN, "tiny", Endpoint.parse(found.url), lambda line: None)
         report = await campaign.run(None)
     assert report.holds, report.lines()
     assert report.num_answers > report.num_asked >= PLAN.num_jobs
@@ -75,7 +75,7 @@ async def test_a_token_that_differs_is_found_with_its_history(
 
         monkeypatch.setattr(Running, "next_token", lies)
         await load.ask_all()
-        assert checker.summary.faults[Fault.WRONG] >= PLAN.num_jobs
+        assert checker.summary.faults[HistoryFault.WRONG] >= PLAN.num_jobs
         report = Report(1)
         report.sum_up(load, checker)
         assert not report.holds

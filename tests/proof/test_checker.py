@@ -9,7 +9,7 @@ from proof.checker import (
     Checker,
     Ended,
     Failed,
-    Fault,
+    HistoryFault,
     Left,
     Read,
     Record,
@@ -21,7 +21,7 @@ from proof.checker import (
 ASKED = Asked("r", 1.0, (5, 6, 7), deadline_at=10.0)
 
 
-def faults(*records: Record, ended_at: float = 5.0) -> list[Fault]:
+def faults(*records: Record, ended_at: float = 5.0) -> list[HistoryFault]:
     return [each.fault for each in check([ASKED, *records], ended_at=ended_at).violations]
 
 
@@ -39,27 +39,30 @@ def test_text_is_compared_by_its_characters() -> None:
     asked = Asked("t", 1.0, "abc")
     history: list[Record] = [asked, Read("t", 2.0, "ab"), Read("t", 2.5, "x")]
     (violation,) = check([*history, Left("t", 3.0)], ended_at=4.0).violations
-    assert violation.fault is Fault.WRONG
+    assert violation.fault is HistoryFault.WRONG
     assert "token 2 is 'x'; undisturbed it is 'c'" in str(violation)
 
 
 @pytest.mark.parametrize(
     ("records", "fault"),
     [
-        ([Read("r", 2.0, (5, 5)), Left("r", 3.0)], Fault.WRONG),
-        ([Read("r", 2.0, (5,), 0), Read("r", 2.0, (5,), 0), Left("r", 3.0)], Fault.DOUBLED),
-        ([Read("r", 2.0, (6,), 1), Left("r", 3.0)], Fault.LOST),
-        ([Read("r", 2.0, (5, 6, 7, 8)), Ended("r", 3.0)], Fault.DOUBLED),
-        ([Read("r", 2.0, (5, 6)), Ended("r", 3.0)], Fault.LOST),
-        ([Failed("r", 2.0, "UNAVAILABLE"), Read("r", 3.0, (5,))], Fault.AFTER_END),
-        ([Failed("r", 2.0, "UNAVAILABLE"), Failed("r", 2.0, "UNAVAILABLE")], Fault.AFTER_END),
-        ([Failed("r", 2.0, "INTERNAL", "a bug")], Fault.BAD_ERROR),
-        ([Failed("r", 11.5, "UNAVAILABLE")], Fault.LATE),
-        ([Read("x", 2.0, (5,)), Left("r", 3.0)], Fault.UNASKED),
-        ([Read("r", 2.0, (5,))], Fault.OPEN),
+        ([Read("r", 2.0, (5, 5)), Left("r", 3.0)], HistoryFault.WRONG),
+        ([Read("r", 2.0, (5,), 0), Read("r", 2.0, (5,), 0), Left("r", 3.0)], HistoryFault.DOUBLED),
+        ([Read("r", 2.0, (6,), 1), Left("r", 3.0)], HistoryFault.LOST),
+        ([Read("r", 2.0, (5, 6, 7, 8)), Ended("r", 3.0)], HistoryFault.DOUBLED),
+        ([Read("r", 2.0, (5, 6)), Ended("r", 3.0)], HistoryFault.LOST),
+        ([Failed("r", 2.0, "UNAVAILABLE"), Read("r", 3.0, (5,))], HistoryFault.AFTER_END),
+        (
+            [Failed("r", 2.0, "UNAVAILABLE"), Failed("r", 2.0, "UNAVAILABLE")],
+            HistoryFault.AFTER_END,
+        ),
+        ([Failed("r", 2.0, "INTERNAL", "a bug")], HistoryFault.BAD_ERROR),
+        ([Failed("r", 11.5, "UNAVAILABLE")], HistoryFault.LATE),
+        ([Read("x", 2.0, (5,)), Left("r", 3.0)], HistoryFault.UNASKED),
+        ([Read("r", 2.0, (5,))], HistoryFault.OPEN),
     ],
 )
-def test_a_broken_promise_is_named(records: list[Record], fault: Fault) -> None:
+def test_a_broken_promise_is_named(records: list[Record], fault: HistoryFault) -> None:
     assert faults(*records) == [fault]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from cli import main
 from headway.errors import HeadwayError
-from proof.vopr.campaign import STANDARD, STATES, Campaign, parse_seeds
+from proof.vopr.campaign import STANDARD, STATES, SeedCampaign, parse_seeds
 from proof.vopr.draw import draw
 from proof.vopr.history import run
 from proof.vopr.scenario import parse
@@ -31,7 +31,7 @@ def reached() -> Counter[str]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", STANDARD[::STEP])
 def test_a_standard_seed_keeps_every_promise(first: int, reached: Counter[str]) -> None:
-    campaign = Campaign.of_seeds(range(first, first + STEP))
+    campaign = SeedCampaign.of_seeds(range(first, first + STEP))
     broken = {h.scenario.seed: h.violations for h in campaign.run() if h.violations}
     reached += campaign.sometimes
     assert broken == {}
@@ -106,5 +106,5 @@ def test_the_command_runs_seeds_and_scenario_files(
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("first", range(1000, 3000, 200))
 def test_more_seeds_keep_every_promise(first: int) -> None:
-    campaign = Campaign.of_seeds(range(first, first + 200))
+    campaign = SeedCampaign.of_seeds(range(first, first + 200))
     assert {h.scenario.seed: h.violations for h in campaign.run() if h.violations} == {}

@@ -32,7 +32,7 @@ class SeenStates:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RequestEnded:
     """An ended request and its number of generated tokens."""
 
     key: StreamKey
@@ -85,7 +85,7 @@ class SampleBuffer:
         while len(self._running) > self._num_running:
             del self._running[next(iter(self._running))]
 
-    def end(self, ended: Ended) -> None:
+    def end(self, ended: RequestEnded) -> None:
         """Turn a request's states into samples if it ended by itself."""
         rows = self._running.pop(ended.key, None)
         if not rows or ended.finish_reason is not FinishReason.STOP:

@@ -28,7 +28,7 @@ from headway.policies.answer import Answer
 from headway.policies.batching.boost import ServiceTime
 from headway.policies.batching.memguard import CreditParams, MemGuard
 from headway.policies.batching.protocol import Candidate, Ranked
-from headway.policies.batching.reader_clock import PassTime, ReaderClocks
+from headway.policies.batching.reader_clock import MeanPassTime, ReaderClocks
 from headway.request import Phase, StreamKey
 
 _CRITICAL, _BY_AGE, _SUPPLIED = 0.0, 1.0, 2.0
@@ -62,7 +62,7 @@ class Clocks(MemGuard):
     def __init__(self, params: ClocksParams | None = None) -> None:
         self._params = params = params or ClocksParams()
         super().__init__(params, ServiceTime())
-        self._pass_time = PassTime()
+        self._pass_time = MeanPassTime()
         self._clocks = ReaderClocks(params)
         self._epoch = 0
 

@@ -24,7 +24,7 @@ from headway.bounds import Bounded, between
 from headway.errors import require_between
 from headway.policies.answer import Answer
 from headway.policies.batching.protocol import Batching, Candidate, Ranked
-from headway.policies.batching.reader_clock import PassTime, ReaderClocks
+from headway.policies.batching.reader_clock import MeanPassTime, ReaderClocks
 from headway.request import Phase, StreamKey
 
 _CRITICAL, _OTHERS = 0.0, 1.0
@@ -58,7 +58,7 @@ class OneClock(Batching):
     def __init__(self, params: OneClockParams | None = None) -> None:
         self._params = params or OneClockParams()
         self._clocks = ReaderClocks(self._params)
-        self._pass_time = PassTime()
+        self._pass_time = MeanPassTime()
         self._epoch = 0
 
     @property

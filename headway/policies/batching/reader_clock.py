@@ -33,7 +33,7 @@ class ReaderParams(Protocol):
         """Seconds in which a reader reads one token."""
 
 
-class PassTime:
+class MeanPassTime:
     """The mean duration of a pass, over the last fifty or so.
 
     It is adopted when it has drifted by a quarter, so that ranks hold for a while.

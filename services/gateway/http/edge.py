@@ -14,7 +14,7 @@ from headway.request import Request
 from services.gateway.api_call import ApiCall, ReplyStyle
 from services.gateway.auth import KeyRing
 from services.gateway.calls import Calls
-from services.gateway.http.exchange import Caller, Exchange, HttpRefusal
+from services.gateway.http.exchange import Exchange, HttpCaller, HttpRefusal
 from services.gateway.http.origins import Origins, require_json
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.json import CallIdentity, dumps
@@ -102,11 +102,11 @@ class HttpEdge:
 
     def screen(
         self, method: str, path: str, headers: Mapping[bytes, bytes], address: str
-    ) -> Caller:
+    ) -> HttpCaller:
         """Check a request's head before its body is read: who asks, by what name, for what."""
         self._origins.check(headers)
         if method == "OPTIONS" and self._origins.cors(headers):
-            return Caller(address, 0)  # a browser asks before it sends the page's request
+            return HttpCaller(address, 0)  # a browser asks before it sends the page's request
         client = address
         if path not in self._open_paths:
             try:
@@ -128,7 +128,7 @@ class HttpEdge:
             raise HttpRefusal(405, refused, "method_not_allowed")
         if not is_get:
             require_json(headers)
-        return Caller(client, self._most_bytes.get(path, INLINE_BYTES))
+        return HttpCaller(client, self._most_bytes.get(path, INLINE_BYTES))
 
     def serve(self, exchange: Exchange) -> None:
         """Answer a whole request that passed ``screen``."""

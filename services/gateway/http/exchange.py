@@ -40,7 +40,7 @@ class HttpRefusal(Exception):  # noqa: N818 (it is an answer, as HeadwayError is
         self.code = code
 
 
-class Caller(NamedTuple):
+class HttpCaller(NamedTuple):
     """The client of a request, and the longest body that may be of use to it."""
 
     client: str
@@ -156,7 +156,7 @@ class Handler(Protocol):
 
     def screen(
         self, method: str, path: str, headers: Mapping[bytes, bytes], address: str
-    ) -> Caller:
+    ) -> HttpCaller:
         """Check a request's head; HttpRefusal where its body need not be read."""
 
     def serve(self, exchange: Exchange) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headway.core.predictor.samples import Ended, SeenStates
+from headway.core.predictor.samples import RequestEnded, SeenStates
 from headway.errors import invalid
 from headway.forward_pass import HiddenStates
 from headway.messages import FinishedRequest
@@ -18,7 +18,7 @@ from services.runtime.wire.codec import Codec, codec_of
 
 MAX_ROWS = 65_536
 MAX_WIDTH = 65_536
-_ENDED: Codec[Ended] = codec_of(Ended, pb.EndedRequest)
+_ENDED: Codec[RequestEnded] = codec_of(RequestEnded, pb.EndedRequest)
 _FLOAT16 = np.dtype("<f2")
 
 
@@ -28,7 +28,7 @@ class Question:
 
     model: str
     seen: SeenStates
-    ended: tuple[Ended, ...] = ()
+    ended: tuple[RequestEnded, ...] = ()
 
 
 def pack_question(
@@ -50,7 +50,9 @@ def pack_question(
         gateway_ids=places,
         gateways=gateways,
         stream_ids=[each.stream_id for each in hidden.keys],
-        ended=[_ENDED.pack(Ended(o.key, o.num_output_tokens, o.finish_reason)) for o in ended],
+        ended=[
+            _ENDED.pack(RequestEnded(o.key, o.num_output_tokens, o.finish_reason)) for o in ended
+        ],
     )
 
 

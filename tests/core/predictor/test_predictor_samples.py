@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headway.core.predictor.samples import Ended, SampleBuffer, SeenStates
+from headway.core.predictor.samples import RequestEnded, SampleBuffer, SeenStates
 from headway.forward_pass import HiddenStates
 from headway.request import FinishReason, StreamKey
 
@@ -22,8 +22,8 @@ def seen(*rows: tuple[int, int, float]) -> SeenStates:
     )
 
 
-def ended(number: int, total: int, reason: FinishReason = FinishReason.STOP) -> Ended:
-    return Ended(key(number), total, reason)
+def ended(number: int, total: int, reason: FinishReason = FinishReason.STOP) -> RequestEnded:
+    return RequestEnded(key(number), total, reason)
 
 
 def test_a_state_is_a_sample_once_its_request_has_ended() -> None:

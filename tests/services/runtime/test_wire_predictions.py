@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.core.predictor.samples import Ended
+from headway.core.predictor.samples import RequestEnded
 from headway.errors import Code, HeadwayError
 from headway.forward_pass import HiddenStates
 from headway.messages import FinishedRequest
@@ -30,7 +30,7 @@ def test_a_question_round_trips() -> None:
     assert question.seen.hidden.keys == KEYS
     assert question.seen.num_output_tokens == (1, 21, 41)
     assert np.array_equal(question.seen.hidden.values, HIDDEN.values)
-    assert question.ended == (Ended(StreamKey("g", 9), 40, FinishReason.STOP),)
+    assert question.ended == (RequestEnded(StreamKey("g", 9), 40, FinishReason.STOP),)
 
 
 def test_the_prompts_tokens_go_along_or_are_unknown() -> None:
