@@ -69,7 +69,8 @@ class CancelStream:
     key: StreamKey
 
 
-FromGateway = GatewayHello | Request | CancelStream
+ToScheduler = Request | CancelStream
+FromGateway = GatewayHello | ToScheduler
 ToGateway = Placed | Rejected | Lost
 
 # --- scheduler and worker -------------------------------------------------------------

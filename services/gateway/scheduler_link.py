@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from headway.core.gateway.events import SchedulerConnected, SchedulerDisconnected
 from headway.errors import Code, HeadwayError, invalid
-from headway.messages import CancelStream, GatewayHello, Lost, ToGateway
+from headway.messages import GatewayHello, Lost, ToGateway, ToScheduler
 from headway.request import Request
 from services.runtime import wire
 from services.runtime.config import ServiceConfig
@@ -51,7 +51,7 @@ class SchedulerLink:
         self._opened_at: float | None = None
         self._rest = 0.0
         self._log = get_logger()
-        self._stream: Dialled[Request | CancelStream] = Dialled(
+        self._stream: Dialled[ToScheduler] = Dialled(
             config,
             ServiceRole.SCHEDULER,
             wire.dial_connect,
@@ -77,7 +77,7 @@ class SchedulerLink:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def send(self, message: Request | CancelStream) -> None:
+    def send(self, message: ToScheduler) -> None:
         """Queue one message; open a new stream to a leader that does not read."""
         if not self._stream.send(message):
             self._log.warning("scheduler_does_not_read")
@@ -109,7 +109,7 @@ class SchedulerLink:
         leader = await self._leader()
         if leader is None:
             return
-        outbox = Outbox[Request | CancelStream](_MOST_QUEUED, _MOST_GATHERED_TOKENS, _size)
+        outbox = Outbox[ToScheduler](_MOST_QUEUED, _MOST_GATHERED_TOKENS, _size)
         self._opened_at = None
         try:
             reason = await self._stream.once(leader.address, outbox, self._replaced(leader))
@@ -156,7 +156,7 @@ class SchedulerLink:
         self._log.info("leader_changed", address=current.address)
 
 
-def _size(message: Request | CancelStream) -> int:
+def _size(message: ToScheduler) -> int:
     return message.num_tokens if isinstance(message, Request) else 0
 
 

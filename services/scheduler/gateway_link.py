@@ -12,11 +12,10 @@ import grpc
 from headway.core.scheduler.events import Decision, GatewayConnected, GatewayDisconnected
 from headway.errors import Code, HeadwayError, invalid
 from headway.messages import (
-    CancelStream,
     GatewayHello,
     ToGateway,
+    ToScheduler,
 )
-from headway.request import Request
 from protos import scheduler_pb2, scheduler_pb2_grpc
 from services.runtime import wire
 from services.runtime.identity.guard import require_id
@@ -24,7 +23,7 @@ from services.runtime.logs import get_logger
 from services.runtime.stream import Served
 from services.scheduler.explanations import lines_about
 
-Told = GatewayConnected | GatewayDisconnected | Request | CancelStream
+Told = GatewayConnected | GatewayDisconnected | ToScheduler
 _HELLO_TIMEOUT = 5.0
 
 _MOST_GATHERED = 1024

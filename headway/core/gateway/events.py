@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headway.errors import HeadwayError
-from headway.messages import CancelStream, ToGateway, TokenBatch
+from headway.messages import ToGateway, TokenBatch, ToScheduler
 from headway.request import FinishReason, Request, TokenLogprobs
 
 # --- events ---------------------------------------------------------------------------
@@ -120,4 +120,4 @@ class CancelTokens:
 
 
 # A ``Request`` is submitted to the scheduler as it is.
-GatewayAction = Request | CancelStream | CancelTokens | Deliver | Fail
+GatewayAction = ToScheduler | CancelTokens | Deliver | Fail
