@@ -22,7 +22,7 @@ COMMANDS = {
     "simulate": "run a scenario on virtual time",
     "calibrate": "a live run and its simulation, side by side",
     "explain": "why a request went where it went",
-    "demo": "a burst of chats and reasoning under two presets, side by side",
+    "demo": "a burst and an overload under two presets, side by side",
     "reproduce": "check the papers' claims in the simulator",
     "chaos": "faults on live processes under load; every token is compared",
     "fuzz": "damaged inputs for the gateway, the wire, the cores and the store",

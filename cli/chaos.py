@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
+
+from cli.options import parse_seconds
 
 _SHAPE = ("--prefill", "2", "--decode", "2", "--schedulers", "2", "--drain-timeout", "5")
 _EPILOG = (
     "Every flag of `headway up` may follow and changes the cluster: --preset composed --decode 3. "
     "Exit status: 0 where every promise was kept, 1 where one was broken. See docs/reliability.md."
 )
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Register the options."""
     parser.epilog = _EPILOG
     add = parser.add_argument
-    add("--for", dest="seconds", type=_seconds, default=60.0, help="60s, 5m or 1h (60s)")
+    add("--for", dest="seconds", type=parse_seconds, default=60.0, help="60s, 5m or 1h (60s)")
     add("--seed", type=int, default=1, metavar="N", help="of the faults and the requests (1)")
     add("--faults", default="", metavar="LIST", help="kinds, or none; --faults help lists them")
     add("--rate", type=float, default=0.5, help="faults per second, on average (0.5)")
@@ -84,13 +84,6 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         report.write(args.json)
     return 0 if report.holds else 1
-
-
-def _seconds(text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time: 60s, 5m or 1h")
-    return float(match.group(1)) * _UNITS[match.group(2)]
 
 
 def _kinds(text: str) -> tuple[str, ...]:

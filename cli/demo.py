@@ -1,4 +1,4 @@
-"""``headway demo``: one burst of chats and reasoning, under two presets, side by side."""
+"""``headway demo``: a burst and an overload under two presets, side by side."""
 
 from __future__ import annotations
 
@@ -6,34 +6,54 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from bench.demo.live import compare
-from cli.options import add_json, add_model, add_policy_options, chosen, require_ranges
-from headway.errors import invalid, require_over
+from bench.demo.compare import compare
+from bench.demo.live import Setting
+from bench.demo.load import LEAST_REQUESTS, REGIMES, Bounds
+from bench.demo.warm_up import NUM_REQUESTS
+from cli.options import (
+    add_json,
+    add_model,
+    add_policy_options,
+    chosen,
+    parse_seconds,
+    parse_seeds,
+    require_ranges,
+)
+from headway.errors import invalid, require_between
 from headway.presets import find_preset
-from services.local.options import PolicyOptions
+from services.local.options import PolicyOptions, WorkerCounts
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Register the options."""
     parser.description = (
-        "Starts a cluster on this machine under each preset, one after the other, and "
-        "sends each the same requests at the same instants. What warms it up is of the same kind: "
-        "policies that learn (γ-Ada needs a hundred answers) have learned by then."
+        "Starts a cluster on this machine under each preset, one after the other. A closed loop "
+        "warms it up and measures what it carries. Then it offers a burst (below saturation on "
+        "average) and an overload in proportion to that: the same requests at the same instants "
+        "for every preset of a seed."
     )
     add = parser.add_argument
     add("--presets", default="vllm-like,headway", help="two or more by comma (vllm-like,headway)")
+    add("--regime", choices=(*REGIMES, "both"), default="both", help="which load (both)")
+    add("--seeds", default="1", metavar="N", help="pairs (1), or seeds: 101,102; verdicts need 2")
+    add(
+        "--for",
+        dest="seconds",
+        type=parse_seconds,
+        default=30.0,
+        metavar="TIME",
+        help="the most time in which a regime's requests arrive (30s)",
+    )
+    add("--num-requests", type=int, default=600, metavar="N", help="the most of a regime (600)")
+    add("--warm-up", type=int, default=NUM_REQUESTS, metavar="N", help="requests of its loop (120)")
     add_model(parser)
     add("--prefill", type=int, default=1, metavar="N", help="prefill workers (default 1)")
     add("--decode", type=int, default=1, metavar="N", help="decode workers (default 1)")
     add("--device", default="cpu", help="cpu or cuda")
     add("--max-running", type=int, default=4, metavar="N", help="of a DP unit in one pass (4)")
-    add("--num-requests", type=int, default=150, metavar="N", help="a third in the burst (150)")
-    add("--warm-up", type=int, default=120, metavar="N", help="requests before it counts (120)")
-    add("--rate", type=float, default=6.0, metavar="R", help="requests/s before and after it (6)")
-    add("--seed", type=int, default=0, help="of arrivals and prompts (0)")
-    add("--log-dir", default="run/demo", help="folder of the services' logs (default run/demo)")
+    add("--log-dir", type=Path, default=Path("run/demo"), help="the services' logs (run/demo)")
     add("--plots", type=Path, metavar="DIR", help="draw the latencies' distributions")
-    add_json(parser, "write the table")
+    add_json(parser, "write figures and verdicts")
     add_policy_options(parser)
     parser.set_defaults(run=run)
 
@@ -43,10 +63,20 @@ def run(args: argparse.Namespace) -> int:
     presets = [name for name in args.presets.split(",") if name]
     for name in presets:
         find_preset(name)
-    if len(set(presets)) < 2:
+    if len(set(presets)) < max(2, len(presets)):
         raise invalid("--presets", args.presets, "two different ones or more, by comma")
-    require_ranges(args, num_requests=(6, 100_000), warm_up=(0, 100_000))
-    require_ranges(args, max_running=(0, 1_000_000))
-    require_over("--rate", args.rate, 0)
+    require_between("--for", args.seconds, 1, 3600)
+    require_ranges(args, num_requests=(LEAST_REQUESTS, 100_000), warm_up=(16, 10_000))
+    require_ranges(args, max_running=(1, 256), prefill=(1, 64), decode=(1, 64))
+    setting = Setting(
+        model=args.model,
+        workers=WorkerCounts(args.prefill, args.decode),
+        device=args.device,
+        max_running=args.max_running,
+        num_warm_up=args.warm_up,
+        regimes=[each for name, each in REGIMES.items() if args.regime in (name, "both")],
+        bounds=Bounds(args.seconds, args.num_requests),
+        log_dir=args.log_dir,
+    )
     policies = [PolicyOptions(name, *chosen(args)) for name in presets]
-    return asyncio.run(compare(args, policies))
+    return asyncio.run(compare(setting, policies, parse_seeds(args.seeds), args.json, args.plots))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from headway.errors import require_between
+from headway.errors import invalid, require_between
 from services.runtime.rooms import SHIPPED_MODEL, model_folder
 
 POLICY_VARIABLE, SET_VARIABLE = "HEADWAY_POLICY", "HEADWAY_SET"
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
 def add_model(
@@ -33,6 +36,28 @@ def require_ranges(args: argparse.Namespace, **limits: tuple[float, float]) -> N
     """Refuse options outside of their least and most values, both included."""
     for name, (least, most) in limits.items():
         require_between(f"--{name.replace('_', '-')}", getattr(args, name), least, most)
+
+
+def parse_seeds(text: str) -> Sequence[int]:
+    """Return seeds 1 to N for a number, and those of a list by comma (``101,`` is one seed)."""
+    try:
+        given = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        given = []
+    if not given or len(set(given)) < len(given) or min(given) < 0:
+        raise invalid("--seeds", text, "a number of runs, or different seeds by comma: 101,102")
+    if "," in text:
+        return given
+    require_between("--seeds", given[0], 1, 1000)
+    return range(1, given[0] + 1)
+
+
+def parse_seconds(text: str) -> float:
+    """Return the seconds of ``60s``, ``5m`` or ``1h``; argparse's type of an option."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: 60s, 5m or 1h")
+    return float(match.group(1)) * _UNITS[match.group(2)]
 
 
 # --- policies -------------------------------------------------------------------------

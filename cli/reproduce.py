@@ -22,9 +22,9 @@ from cli.options import (
     add_json,
     add_policy_options,
     chosen,
+    parse_seeds,
     require_ranges,
 )
-from headway.errors import invalid, require_between
 from headway.presets import parse_choice
 
 PAPERS = ("sbs", "uniboost", "star", "pascal", "tokenscale")
@@ -61,20 +61,6 @@ def run(args: argparse.Namespace) -> int:
     if args.plots is not None:
         _plot(args.plots, claims, num_processes)
     return 0
-
-
-def parse_seeds(text: str) -> Sequence[int]:
-    """Return seeds 1 to N for a number, and those of a list by comma (``101,`` is one seed)."""
-    try:
-        given = [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        given = []
-    if not given or len(set(given)) < len(given) or min(given) < 0:
-        raise invalid("--seeds", text, "a number of runs, or different seeds by comma: 101,102")
-    if "," in text:
-        return given
-    require_between("--seeds", given[0], 1, 1000)
-    return range(1, given[0] + 1)
 
 
 def _plot(folder: Path, claims: Sequence[Claim], num_processes: int) -> None:

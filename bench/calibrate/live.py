@@ -66,7 +66,7 @@ async def ask(url: str, model: str, rows: Sequence[TraceRow], seed: int) -> list
             model=model, trace=trace, prompts="random-tokens", endpoint="completions", seed=seed
         )
         plan = make_plan(options)
-    requests = await replayed(url, plan, warms_up=False)
+    requests = await replayed(url, plan)
     failed = [each.error for each in requests if each.times is None]
     if failed:
         message = f"{len(failed)} of {len(rows)} requests failed: {failed[0]}"

@@ -103,9 +103,9 @@ def _plot(folder: Path, load: BurstLoad, runs: Mapping[str, BurstRun]) -> None:
 async def _offer(watched: _Watched, load: BurstLoad, model: str) -> BurstRun:
     """Offer the load, and count the workers meanwhile."""
     url, plan = watched.cluster.url, load.plan(model)
-    await replayed(url, replace(plan, requests=plan.requests[:1]), warms_up=False)
+    await replayed(url, replace(plan, requests=plan.requests[:1]))
     watching = asyncio.create_task(_watch(watched))
-    requests = await replayed(url, plan, warms_up=False)
+    requests = await replayed(url, plan)
     await asyncio.sleep(max(0.0, load.seconds - watched.workers[-1][0]))
     watching.cancel()
     decisions = await _decisions(watched.cluster)

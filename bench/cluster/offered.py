@@ -1,4 +1,4 @@
-"""Load on a live cluster: plans replayed against it, and what its gateway counted."""
+"""Load on a live cluster: plans replayed against it, and what its processes counted."""
 
 from __future__ import annotations
 
@@ -16,21 +16,36 @@ _MOST_OPEN = 1024
 _RESUBMITTED = "headway_gateway_resubmitted_requests"
 
 
-async def replayed(url: str, *plans: Plan, warms_up: bool = True) -> list[ReplayedRequest]:
-    """Send all plans at once and return every request.
-
-    ``warms_up``: with one uncounted request of each plan before.
-    """
+async def replayed(url: str, plan: Plan, *, within: float | None = None) -> list[ReplayedRequest]:
+    """Send a plan and return every request; those that last longer than ``within`` s fail."""
     client = Client(Endpoint.parse(url), _TIMEOUT)
-    stopping = asyncio.Event()
+    stopping, replay = asyncio.Event(), Replay(client, plan, most_open=_MOST_OPEN)
+    alarm = None
+    if within is not None:
+        alarm = asyncio.get_running_loop().call_later(within, stopping.set)
     try:
-        for plan in plans if warms_up else ():
-            await client.post(plan.path, plan.requests[0].body, lambda data, now: None)
-        replays = [Replay(client, plan, most_open=_MOST_OPEN) for plan in plans]
-        await asyncio.gather(*(replay.run(stopping) for replay in replays))
+        await replay.run(stopping)
     finally:
         client.close()
-    return [request for replay in replays for request in replay.outcomes]
+        if alarm is not None:
+            alarm.cancel()
+    return replay.outcomes
+
+
+async def looped(
+    url: str, plan: Plan, in_flight: int, seconds: float, patience: float
+) -> list[ReplayedRequest]:
+    """Send a plan's requests ``in_flight`` at a time, and return those that were sent.
+
+    None begins after ``seconds``; one that takes longer than ``patience`` seconds fails.
+    """
+    client = Client(Endpoint.parse(url), patience)
+    replay = Replay(client, plan, most_open=_MOST_OPEN)
+    try:
+        await replay.run_closed(in_flight, seconds)
+    finally:
+        client.close()
+    return replay.outcomes
 
 
 def print_failures(console: Console, name: str, requests: Sequence[ReplayedRequest]) -> int:
@@ -44,10 +59,15 @@ def print_failures(console: Console, name: str, requests: Sequence[ReplayedReque
 
 async def num_resubmitted(url: str) -> int:
     """Return the attempts beyond the first: what failures made workers compute again."""
+    return int(await counted(url, _RESUBMITTED))
+
+
+async def counted(url: str, name: str) -> float:
+    """Return a process's counter, summed over its labels."""
     client = Client(Endpoint.parse(url), _TIMEOUT)
     try:
         page = bytes((await client.get("/metrics")).body).decode()
     finally:
         client.close()
-    lines = (line for line in page.splitlines() if line.startswith(_RESUBMITTED))
-    return int(sum(float(line.rpartition(" ")[2]) for line in lines))
+    lines = (line for line in page.splitlines() if line.startswith(name))
+    return sum(float(line.rpartition(" ")[2]) for line in lines)

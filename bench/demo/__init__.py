@@ -1,1 +1,1 @@
-"""The comparison of presets under one burst."""
+"""The comparison of presets under a burst and an overload."""

@@ -1,66 +1,203 @@
-"""The demo's clusters: started one after the other, replayed against, stopped."""
+"""The demo's pairs: a cluster a preset, one after the other, with the same requests."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
+import asyncio
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from bench import plots
-from bench.cluster.offered import print_failures, replayed
-from bench.demo.burst import make_burst
-from bench.demo.table import Values, figures, print_table, titled, values_of
-from bench.output import write_json
-from bench.serve.classes import Alone, by_class
+from bench.cluster.offered import counted, print_failures, replayed
+from bench.demo import warm_up
+from bench.demo.capacity import Capacity
+from bench.demo.load import Bounds, Offer, Regime
+from bench.output import num_cores
+from bench.serve.classes import by_class
+from bench.serve.plan import Plan
 from bench.serve.replay import ReplayedRequest
+from headway.errors import Code, HeadwayError
+from headway.metrics import percentile
+from services.local import prometheus
 from services.local.cluster import LocalCluster
 from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
 from services.local.store import free_port
 
+START = 240.0  # seconds in which a cluster must serve
+STOP = 30.0  # seconds that its end takes at most
+PATIENCE = 120.0  # seconds for the answers, from the last arrival on
+_DRAIN_TIMEOUT = 5.0
+_SERVICES = 5  # processes beside the workers
+_PREEMPTIONS = "headway_worker_preemptions_total"
 
-async def compare(args: argparse.Namespace, policies: Sequence[PolicyOptions]) -> int:
-    """Run every preset, print the table; return 1 where a request failed."""
-    console = Console()
-    model = Path(args.model).name
-    burst = make_burst(model, args.num_requests, args.rate, args.seed)
-    runs: dict[str, Values] = {}
-    replays: dict[str, list[ReplayedRequest]] = {}
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all runs have in common; ``num_requests`` are those of the warm-up's mix."""
+
+    model: str
+    workers: WorkerCounts
+    device: str
+    max_running: int
+    num_warm_up: int
+    regimes: Sequence[Regime]
+    bounds: Bounds
+    log_dir: Path
+
+    @property
+    def most_seconds(self) -> float:
+        """Return the most seconds of one cluster's life."""
+        regimes = len(self.regimes) * (self.bounds.seconds + PATIENCE)
+        return START + warm_up.MOST_SECONDS + regimes + STOP
+
+    @property
+    def usual_seconds(self) -> float:
+        """Return the seconds that a cluster's life usually takes."""
+        return 25.0 + len(self.regimes) * (self.bounds.seconds + 15.0)
+
+    def options(self, policies: PolicyOptions) -> ClusterOptions:
+        """Return one preset's cluster, each worker with the demo's limit."""
+        num_processes = _SERVICES + sum(self.workers.by_role().values())
+        port = free_port(2 + num_processes)
+        return ClusterOptions(
+            model=self.model,
+            policies=policies,
+            workers=self.workers,
+            device=self.device,
+            port=port,
+            metrics_port=port + 2,
+            drain_timeout=_DRAIN_TIMEOUT,
+            service_flags={"worker": ("--max-running", str(self.max_running))},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One preset in one regime: all requests, and figures by class."""
+
+    requests: Sequence[ReplayedRequest]
+    figures: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class Pair:
+    """A seed under every preset: what the clusters carried, and runs by regime and preset.
+
+    ``machine_load``: the system's load average over the minute before.
+    """
+
+    seed: int
+    began_at: str
+    machine_load: float
+    capacities: dict[str, Capacity] = field(default_factory=dict)
+    offers: dict[str, Offer] = field(default_factory=dict)
+    runs: dict[str, dict[str, Run]] = field(default_factory=dict)
+
+    @property
+    def drift(self) -> float:
+        """How much more the best cluster carried than the worst, as a share."""
+        rates = [each.tokens_per_s for each in self.capacities.values()]
+        return max(rates) / min(rates) - 1.0
+
+    def packed(self) -> dict[str, Any]:
+        """Return it for JSON, the presets in the order in which they ran."""
+        return {
+            "seed": self.seed,
+            "began_at": self.began_at,
+            "machine_load": self.machine_load,
+            "capacities": {name: asdict(each) for name, each in self.capacities.items()},
+            "offers": {name: asdict(each) for name, each in self.offers.items()},
+            "figures": {
+                regime: {name: dict(run.figures) for name, run in runs.items()}
+                for regime, runs in self.runs.items()
+            },
+        }
+
+
+async def run_pair(
+    setting: Setting, policies: Sequence[PolicyOptions], seed: int, console: Console
+) -> tuple[Pair, int]:
+    """Run every preset in this order; return the pair and how many requests failed.
+
+    The first cluster's capacity sets the load of all.
+    """
+    pair = Pair(seed, time.strftime("%Y-%m-%d %H:%M:%S"), os.getloadavg()[0])
+    said = f"seed {seed}, {pair.began_at}: the machine's load is {pair.machine_load:.1f}"
+    console.print(f"{said} on {num_cores()} cores")
     num_failed = 0
+    plans: dict[str, Plan] = {}
     for each in policies:
-        preset = each.preset
-        console.print(f"{preset}: starting a cluster, logs in {args.log_dir}/{preset}/")
-        async with LocalCluster(_options(args, each), Path(args.log_dir) / preset) as cluster:
-            console.print(f"{preset}: {burst.num_requests} requests, a third of them at once")
-            if args.warm_up:
-                warm_up = make_burst(model, args.warm_up, args.rate, args.seed + 1)
-                await replayed(cluster.url, warm_up.reasoning, warm_up.chats)
-            requests = await replayed(cluster.url, burst.reasoning, burst.chats)
-        requests.sort(key=lambda one: (one.planned.arrival_at, one.planned.task))
-        num_failed += print_failures(console, preset, requests)
-        runs[preset], replays[preset] = values_of(requests), requests
-    alone = Alone.of(each for requests in replays.values() for each in requests)
-    table = {
-        preset: figures(values) | titled(by_class(replays[preset], alone))
-        for preset, values in runs.items()
+        name, folder = each.preset, setting.log_dir / each.preset
+        console.print(f"{name}: starting a cluster, logs in {folder}/")
+        cluster = LocalCluster(setting.options(each), folder)
+        try:
+            await _start(cluster)
+            pair.capacities[name] = await _measured(setting, cluster, seed)
+            console.print(f"  {pair.capacities[name]}")
+            if not plans:
+                plans = _offer(setting, pair)
+            for regime, plan in plans.items():
+                console.print(f"  {regime}: {pair.offers[regime]}")
+                requests, num_preemptions = await _replayed(cluster, plan, pair.offers[regime])
+                num_failed += print_failures(console, f"{name}, {regime}", requests)
+                alone = next(iter(pair.capacities.values())).alone
+                figures = by_class(requests, alone) | _counts(requests, num_preemptions)
+                pair.runs.setdefault(regime, {})[name] = Run(requests, figures)
+        finally:
+            await cluster.stop()
+    return pair, num_failed
+
+
+async def _start(cluster: LocalCluster) -> None:
+    """Start it, or refuse within the time; the caller stops it in either case."""
+    try:
+        async with asyncio.timeout(START):
+            await cluster.start()
+    except TimeoutError:
+        message = f"the cluster does not serve after {START:g} s: see {cluster.log_folder}/"
+        raise HeadwayError(Code.UNAVAILABLE, message) from None
+
+
+async def _measured(setting: Setting, cluster: LocalCluster, seed: int) -> Capacity:
+    places = setting.max_running * setting.workers.decode
+    name = cluster.options.served_name
+    return await warm_up.warm_up(cluster.url, name, places, setting.num_warm_up, seed)
+
+
+def _offer(setting: Setting, pair: Pair) -> dict[str, Plan]:
+    """Plan every regime by the capacity of the pair's first cluster."""
+    saturation = next(iter(pair.capacities.values())).requests_per_s
+    for regime in setting.regimes:
+        pair.offers[regime.name] = Offer.of(regime, saturation, setting.bounds)
+    model = Path(setting.model).name
+    return {name: offer.plan(model, pair.seed) for name, offer in pair.offers.items()}
+
+
+async def _replayed(
+    cluster: LocalCluster, plan: Plan, offer: Offer
+) -> tuple[list[ReplayedRequest], float]:
+    """Return the requests, by arrival, and the preemptions meanwhile."""
+    before = await _num_preemptions(cluster)
+    requests = await replayed(cluster.url, plan, within=offer.seconds + PATIENCE)
+    return requests, await _num_preemptions(cluster) - before
+
+
+async def _num_preemptions(cluster: LocalCluster) -> float:
+    """Return the preemptions on all workers since they started."""
+    specs = [process.spec for process in cluster.supervisor.processes]
+    urls = [prometheus.address_of(spec) for spec in specs if spec.service == "worker"]
+    return sum([await counted(url, _PREEMPTIONS) for url in urls])
+
+
+def _counts(requests: Sequence[ReplayedRequest], num_preemptions: float) -> dict[str, float]:
+    late = sorted(each.sent_at - each.planned.arrival_at for each in requests)
+    return {
+        "num_requests": len(requests),
+        "num_failed": sum(bool(each.error_kind) for each in requests),
+        "preemptions": num_preemptions / len(requests),
+        "sent_late_p99": percentile(late, 0.99),
     }
-    title = f"{burst.num_requests} requests, {len(burst.reasoning.requests)} of them reason"
-    print_table(console, title, table)
-    write_json(args.json, table)
-    if args.plots is not None:
-        plots.latency_cdfs(args.plots, runs)
-    return 1 if num_failed else 0
-
-
-def _options(args: argparse.Namespace, policies: PolicyOptions) -> ClusterOptions:
-    """Return one preset's cluster, each worker with the demo's limit."""
-    return ClusterOptions(
-        model=args.model,
-        policies=policies,
-        workers=WorkerCounts(args.prefill, args.decode),
-        device=args.device,
-        port=free_port(2),
-        drain_timeout=5.0,
-        service_flags={"worker": ("--max-running", str(args.max_running))},
-    )

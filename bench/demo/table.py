@@ -1,82 +1,86 @@
-"""A run's figures, and two or more of them side by side."""
+"""Two presets side by side, with the change and the verdict of each figure."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-import numpy as np
 from rich import box
 from rich.console import Console
 
+from bench.demo.verdict import WORSE, Compared, Verdict
 from bench.output import make_table
 from bench.serve.replay import ReplayedRequest
-from headway.felt import READER_PACE, TITLES
-from headway.metrics import VIOLATION, percentile, qoe
 
 Values = Mapping[str, Sequence[float]]
-_SHOWN = (
-    ("ttft", "TTFT"),
-    ("ttfat", "TTFAT"),
-    ("ttlt", "TTLT"),
-)
+_DRAWN = ("ttft", "ttfat", "ttlt")
 
 
 def values_of(outcomes: Sequence[ReplayedRequest]) -> Values:
-    """Return every finished request's times, seconds, and its QoE, by metric."""
+    """Return every finished request's times, seconds, by metric: what plots draw."""
     times = [each.times for each in outcomes if each.times is not None]
-    found = {
+    return {
         name: [value for each in times if (value := each.metric(name)) is not None]
-        for name, _ in _SHOWN
+        for name in _DRAWN
     }
-    reading = (_qoe(each) for each in outcomes)
-    return {**found, "qoe": [value for value in reading if value is not None]}
 
 
-def _qoe(outcome: ReplayedRequest) -> float | None:
-    """Measure from the first answering token on; None for fewer than two."""
-    times = outcome.times
-    if times is None or times.first_answer_at is None:
-        return None
-    instants = times.first_token_at + np.concatenate(([0.0], np.cumsum(outcome.gaps)))
-    answer = instants[instants >= times.first_answer_at - 1e-9]
-    return qoe(answer, READER_PACE) if len(answer) > 1 else None
-
-
-def figures(values: Values) -> dict[str, float]:
-    """Return the table's figures by the words that head them; nothing for no values."""
-    found: dict[str, float] = {}
-    for name, title in _SHOWN:
-        ordered = sorted(values[name])
-        if ordered:
-            found[f"{title} P50, s"] = percentile(ordered, 0.5)
-            found[f"{title} P99, s"] = percentile(ordered, 0.99)
-    if values["qoe"]:
-        found["QoE, mean"] = fmean(values["qoe"])
-        kept = [value >= VIOLATION for value in values["qoe"]]
-        found[f"QoE of {VIOLATION} or more, %"] = 100.0 * fmean(kept)
-    return found
-
-
-def titled(by_class: Mapping[str, float]) -> dict[str, float]:
-    """Return the tails of each class by the words that head them."""
-    return {title: by_class[name] for name, title in TITLES.items() if name in by_class}
-
-
-def print_table(console: Console, title: str, runs: Mapping[str, Mapping[str, float]]) -> None:
-    """Print a column a run; the last one is set against the first."""
-    first, last = next(iter(runs.values())), list(runs.values())[-1]
-    rows = []
-    for row in first:
-        shown = [f"{run[row]:.4g}" if row in run else "" for run in runs.values()]
-        rows.append((row, *shown, _change(first[row], last.get(row))))
-    table = make_table(
-        ("", *runs, "change"), rows, title=title, title_justify="left", box=box.HEAVY_HEAD
-    )
+def print_compared(
+    console: Console, title: str, presets: tuple[str, str], rows: Sequence[Compared]
+) -> None:
+    """Print a row a figure, least and greatest run in brackets, then the count of verdicts."""
+    cells = [
+        (
+            row.figure.title,
+            _over_runs(row.before),
+            _over_runs(row.after),
+            _change(row),
+            _least(row),
+            row.verdict.value,
+        )
+        for row in rows
+    ]
+    titles = ("", *presets, "change", "counts beyond", "verdict")
+    table = make_table(titles, cells, title=title, title_justify="left", box=box.HEAVY_HEAD)
     console.print(table)
+    counts = Counter(row.verdict for row in rows)
+    said = ", ".join(f"{counts[each]} {each.value}" for each in Verdict if counts[each])
+    console.print(f"{presets[1]} against {presets[0]}: {said}\n", markup=False)
 
 
-def _change(before: float, after: float | None) -> str:
-    if after is None or before == 0.0:
-        return ""
-    return f"{100.0 * (after / before - 1.0):+.0f} %"
+def print_rule(console: Console) -> None:
+    """Print how the verdicts come about."""
+    console.print(
+        "Figures are means over the pairs (least to greatest). A change counts beyond the larger "
+        f"of its bar ({WORSE:.0%} of the first preset, and at least 0.1 s, 0.1 of slowdown, one "
+        "reader in a hundred, 0.05 preemptions) and its noise (half of the 95 % interval over the "
+        "pairs). With so many rows, one in twenty may differ by chance.",
+        highlight=False,
+    )
+
+
+def _over_runs(values: Sequence[float]) -> str:
+    mean = _number(fmean(values))
+    if len(values) == 1:
+        return mean
+    return f"{mean} ({_number(min(values))} to {_number(max(values))})"
+
+
+def _change(row: Compared) -> str:
+    before = fmean(row.before)
+    relative = f" ({row.change / before:+.0%})" if before else ""
+    return f"{row.change:+.3g}{relative}"
+
+
+def _least(row: Compared) -> str:
+    """Return what the change has to exceed, and by which of the two."""
+    if math.isinf(row.noise):
+        return f"{_number(row.bar)} (bar)"
+    name = "noise" if row.noise > row.bar else "bar"
+    return f"{_number(max(row.noise, row.bar))} ({name})"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -31,7 +31,7 @@ class Alone(NamedTuple):
 
 
 def by_class(outcomes: Sequence[ReplayedRequest], alone: Alone | None = None) -> dict[str, float]:
-    """Return the figures of every class; the replaying client reads all answers as they come."""
+    """Return the figures of every class; without ``alone``, that of these requests."""
     alone = alone or Alone.of(outcomes)
     return figures(_felt(each, each.times, alone) for each in outcomes if each.times is not None)
 
@@ -39,8 +39,10 @@ def by_class(outcomes: Sequence[ReplayedRequest], alone: Alone | None = None) ->
 def _felt(outcome: ReplayedRequest, times: RequestTimes, alone: Alone) -> FeltRequest:
     """Count events that came before the answer as reasoning tokens."""
     instants = times.first_token_at + np.concatenate(([0.0], np.cumsum(outcome.gaps)))
-    begins_at = np.inf if times.first_answer_at is None else times.first_answer_at - 1e-9
-    num_reasoning = int(np.searchsorted(instants, begins_at))
-    reading = Reading.of(instants[num_reasoning:])
+    num_reasoning = 0
+    if outcome.planned.reasons:
+        begins_at = np.inf if times.first_answer_at is None else times.first_answer_at - 1e-9
+        num_reasoning = int(np.searchsorted(instants, begins_at))
+    reading = Reading.of(instants[num_reasoning:]) if outcome.planned.is_read else None
     solo = alone.seconds(times.num_output_tokens)
     return FeltRequest(num_reasoning, times.ttft, times.ttfat, times.ttlt, reading, solo)

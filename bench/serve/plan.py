@@ -52,13 +52,20 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A request to send; ``arrival_at`` in seconds after the start."""
+    """A request to send; ``arrival_at`` in seconds after the start.
+
+    ``path``: of this request alone, "" for the plan's. ``reasons``: False where all of the output
+    is an answer. ``is_read``: False where nobody reads it as it comes.
+    """
 
     index: int
     arrival_at: float
     body: bytes
     task: str
     answer: str | None
+    path: str = ""
+    reasons: bool = True
+    is_read: bool = True
 
 
 @dataclass(frozen=True, slots=True)

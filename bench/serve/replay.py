@@ -72,6 +72,20 @@ class Replay:
             gc.unfreeze()
         return self._now()
 
+    async def run_closed(self, in_flight: int, seconds: float) -> None:
+        """Send the requests in turn, ``in_flight`` at a time; begin none after ``seconds``.
+
+        Arrival instants of the plan have no meaning here. Returns when all that were sent ended.
+        """
+        self._started_at = time.perf_counter()
+        for planned in self._plan.requests:
+            while len(self._running) >= in_flight:
+                await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+            if self._now() > seconds:
+                break
+            self._start(planned)
+        await asyncio.gather(*self._running)
+
     def _now(self) -> float:
         return time.perf_counter() - self._started_at
 
@@ -118,7 +132,8 @@ class Replay:
             self.tally.num_tokens += len(stream.token_times) - before
 
         try:
-            response = await self._client.post(self._plan.path, outcome.planned.body, take)
+            path = outcome.planned.path or self._plan.path
+            response = await self._client.post(path, outcome.planned.body, take)
             if response.status != 200:
                 raise RequestFailedError(f"HTTP {response.status}", error_text(response.body))
             _complete(outcome, stream)

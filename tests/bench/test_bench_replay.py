@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from bench.serve.client import Client, Endpoint, RequestFailedError
+from bench.cluster.offered import looped, replayed
+from bench.serve.client import Client, Endpoint, OnEvent, RequestFailedError, Response
 from bench.serve.plan import Plan, Planned
 from bench.serve.replay import Replay, ReplayedRequest
 from bench.serve.report import summarise
@@ -136,6 +137,42 @@ async def test_being_stopped_ends_what_runs_and_sends_nothing_more() -> None:
         await asyncio.wait_for(running, 10)
         client.close()
     assert [outcome.error_kind for outcome in run.outcomes] == ["stopped"]
+
+
+async def test_a_closed_loop_keeps_its_number_in_flight_until_all_are_sent() -> None:
+    async with saying(*[reply(GOOD + DONE)] * 9) as url:
+        outcomes = await looped(url, plan(9), 3, 600.0, 60.0)
+    assert [each.planned.index for each in outcomes] == list(range(9))
+    assert not [each.error for each in outcomes if each.error]
+    for one in outcomes:
+        assert sum(each.sent_at <= one.sent_at < each.ended_at for each in outcomes) <= 3
+
+
+async def test_a_closed_loop_begins_no_request_when_its_time_is_up() -> None:
+    async with saying(reply(GOOD + DONE)) as url:
+        assert await looped(url, plan(3), 1, -1.0, 60.0) == []
+
+
+async def test_a_replay_fails_what_lasts_longer_than_it_may() -> None:
+    async with saying(b"") as url:
+        (outcome,) = await replayed(url, plan(1), within=0.2)
+    assert outcome.error_kind == "stopped"
+
+
+async def test_a_request_may_have_a_path_of_its_own() -> None:
+    paths = []
+
+    class Paths(Client):
+        async def post(self, path: str, body: bytes, on_event: OnEvent) -> Response:
+            paths.append(path)
+            return await super().post(path, body, on_event)
+
+    mixed = Plan("/chat", [*plan(1).requests, Planned(1, 0.0, b"{}", "", None, path="/own")], ())
+    async with saying(*[reply(GOOD + DONE)] * 2) as url:
+        client = Paths(Endpoint.parse(url), 60.0)
+        await Replay(client, mixed, most_open=9).run(asyncio.Event())
+        client.close()
+    assert sorted(paths) == ["/chat", "/own"]
 
 
 async def test_connections_are_used_again_and_a_closed_one_is_replaced() -> None:

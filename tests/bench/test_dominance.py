@@ -11,7 +11,7 @@ import pytest
 from bench.studies import dominance
 from bench.studies.claims import PerSeed
 from bench.studies.runs import KEEP_VARIABLE, Job, KeptRows, Results
-from cli.reproduce import parse_seeds
+from cli.options import parse_seeds
 from headway.errors import HeadwayError
 
 

@@ -1,0 +1,94 @@
+"""The whole demo: pairs over the seeds, tables, verdicts and the file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bench import plots
+from bench.demo.live import Pair, Setting, run_pair
+from bench.demo.table import print_compared, print_rule, values_of
+from bench.demo.verdict import Compared, compared
+from bench.output import write_json
+from services.local.options import PolicyOptions
+
+_WIDTH = 140
+_DRIFT = 0.25  # a share: beyond it the machine changed within a pair
+
+
+async def compare(
+    setting: Setting,
+    policies: Sequence[PolicyOptions],
+    seeds: Sequence[int],
+    json: Path | None,
+    plots_in: Path | None,
+) -> int:
+    """Run all pairs, every second one in reverse; return 1 where a request failed."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH)  # a row a figure
+    num_clusters = len(policies) * len(seeds)
+    console.print(
+        f"{num_clusters} clusters, one after the other: about "
+        f"{num_clusters * setting.usual_seconds / 60:.0f} minutes, and never over "
+        f"{num_clusters * setting.most_seconds / 60:.0f}"
+    )
+    pairs: list[Pair] = []
+    num_failed = 0
+    for place, seed in enumerate(seeds):
+        pair, num_of_it = await run_pair(setting, order_of(policies, place), seed, console)
+        pairs.append(pair)
+        num_failed += num_of_it
+        if pair.drift > _DRIFT:
+            said = f"seed {seed}: one cluster carried {pair.drift:.0%} more than another"
+            console.print(f"{said}; the machine may have changed meanwhile")
+        write_json(json, report(pairs, [each.preset for each in policies]))  # what is known so far
+    _print(console, pairs, [each.preset for each in policies])
+    if plots_in is not None:
+        _plot(plots_in, pairs)
+    return 1 if num_failed else 0
+
+
+def order_of(policies: Sequence[PolicyOptions], place: int) -> Sequence[PolicyOptions]:
+    """Return the order of a pair: every second one is reversed, so that drift cancels out."""
+    return list(reversed(policies)) if place % 2 else policies
+
+
+def report(pairs: Sequence[Pair], presets: Sequence[str]) -> dict[str, Any]:
+    """Return everything for JSON: the pairs, and a verdict for each figure."""
+    verdicts = {
+        regime: {
+            name: [row.packed() for row in _rows(pairs, regime, presets[0], name)]
+            for name in presets[1:]
+        }
+        for regime in pairs[0].runs
+    }
+    return {"pairs": [pair.packed() for pair in pairs], "verdicts": verdicts}
+
+
+def _rows(pairs: Sequence[Pair], regime: str, first: str, other: str) -> list[Compared]:
+    runs = [pair.runs[regime] for pair in pairs]
+    return compared([run[first].figures for run in runs], [run[other].figures for run in runs])
+
+
+def _print(console: Console, pairs: Sequence[Pair], presets: Sequence[str]) -> None:
+    for regime in pairs[0].runs:
+        num_requests = sum(pair.offers[regime].num_requests for pair in pairs)
+        title = f"{regime}: {num_requests} requests a preset in {len(pairs)} pairs"
+        for name in presets[1:]:
+            rows = _rows(pairs, regime, presets[0], name)
+            print_compared(console, title, (presets[0], name), rows)
+    print_rule(console)
+
+
+def _plot(folder: Path, pairs: Sequence[Pair]) -> None:
+    """Draw the latencies of all pairs together, a folder a regime."""
+    for regime in pairs[0].runs:
+        runs = {
+            name: values_of([one for pair in pairs for one in pair.runs[regime][name].requests])
+            for name in pairs[0].runs[regime]
+        }
+        plots.latency_cdfs(folder / regime, runs)
