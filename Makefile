@@ -28,11 +28,13 @@ unit: install-dev
 test-slow: install-dev
 	$(PYTEST) -m slow $(ARGS)
 
-# Memory of every process over an hour of load, and an hour of faults: figures for docs/reliability.md.
+# Memory over an hour of load; ten thousand clusters in seeds and an hour of faults: figures for
+# docs/reliability.md.
 soak: install
 	$(BIN)/headway chaos --faults none --for 1h --json run/soak.json $(ARGS)
 
 night: install
+	$(BIN)/headway vopr --seeds 10000..20000 --json run/vopr.json
 	$(BIN)/headway chaos --for 1h --rate 0.7 --seed $$(date +%Y%m%d) --json run/chaos.json $(ARGS)
 
 # What decides, without services: about a minute.

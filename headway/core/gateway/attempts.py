@@ -65,21 +65,21 @@ class Suspects:
         self._unsure: dict[str, list[str]] = {}
         """By worker that the scheduler has lost, but whose stream is still open: what it had."""
 
-    def died(self, states: Sequence[OpenRequest], *, is_told: bool) -> list[OpenRequest]:
-        """Count a worker's death for all requests that it had; return those that are the cause."""
+    def told(self, states: Sequence[OpenRequest]) -> list[OpenRequest]:
+        """Count a death that the scheduler tells for all that had the worker; return the cause."""
         worker_id = states[0].worker_id if states else ""
-        if is_told and worker_id in self._attached:
+        if worker_id in self._attached:
             self._unsure.setdefault(worker_id, []).extend(state.request_id for state in states)
             return []
-        return self._count(states, worker_id, is_told=is_told)
+        return self._count(states, worker_id, was_alone=len(states) == 1, is_told=True)
 
     def _count(
-        self, states: Sequence[OpenRequest], worker_id: str, *, is_told: bool
+        self, states: Sequence[OpenRequest], worker_id: str, *, was_alone: bool, is_told: bool
     ) -> list[OpenRequest]:
         guilty = []
         for state in states:
             forgive(state)
-            death = Death(worker_id, len(states) == 1, is_told)
+            death = Death(worker_id, was_alone, is_told)
             if is_told and state.deaths[-1:] == [death._replace(is_told=False)]:
                 state.deaths[-1] = death  # the broken stream was that of the same death
                 continue
@@ -93,12 +93,18 @@ class Suspects:
                 self._waiting[state.request_id] = None
         return guilty
 
-    def detached(self, worker_id: str) -> list[OpenRequest]:
-        """Count the deaths of which its open stream had left doubt; return those that did it."""
+    def detached(self, worker_id: str, had: Sequence[OpenRequest]) -> list[OpenRequest]:
+        """Count a worker's death, its stream broken, for all that it had; return the cause.
+
+        These are ``had``, and those that the scheduler called lost while the stream was open. Who
+        is in both, because it was placed there again, has seen one death.
+        """
         self._attached.discard(worker_id)
-        found = [self._requests.find(name) for name in self._unsure.pop(worker_id, [])]
-        had = [state for state in found if state is not None]
-        return self._count(had, worker_id, is_told=True)
+        found = (self._requests.find(name) for name in self._unsure.pop(worker_id, []))
+        told = [state for state in dict.fromkeys(found) if state is not None and state not in had]
+        was_alone = len(had) + len(told) == 1
+        guilty = self._count(told, worker_id, was_alone=was_alone, is_told=True)
+        return guilty + self._count(had, worker_id, was_alone=was_alone, is_told=False)
 
     def heard(self, worker_id: str) -> None:
         """Note that a worker sends tokens: it lives."""

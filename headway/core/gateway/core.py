@@ -118,9 +118,8 @@ class GatewayCore:
             case WorkerDetached(worker_id):
                 had = [s for s in self._requests if s.worker_id == worker_id]
                 reason = f"the token stream of its worker {worker_id} broke"
-                for state in self._suspects.detached(worker_id):
-                    self._fail(state, too_many_deaths(state, reason), actions)
-                self._on_death(had, self._suspects.died(had, is_told=False), actions, now, reason)
+                guilty = self._suspects.detached(worker_id, had)
+                self._on_death(had, guilty, actions, now, reason)
             case WorkerBack(worker_id):
                 self._suspects.lives(worker_id)
             case SchedulerConnected() | SchedulerDisconnected():
@@ -304,8 +303,7 @@ class GatewayCore:
     def _on_lost(self, lost: Lost, actions: list[GatewayAction], now: float) -> None:
         had = [s for key in lost.keys if (s := self._requests.by_stream.get(key.stream_id))]
         if lost.died:
-            guilty = self._suspects.died(had, is_told=True)
-            self._on_death(had, guilty, actions, now, lost.reason)
+            self._on_death(had, self._suspects.told(had), actions, now, lost.reason)
             return
         for state in had:
             self._try_again(state, actions, now, lost.reason)
@@ -319,10 +317,10 @@ class GatewayCore:
         reason: str,
     ) -> None:
         """Try the requests of a dead worker again, except those that seem to have killed it."""
+        for state in guilty:
+            self._fail(state, too_many_deaths(state, reason), actions)
         for state in had:
-            if state in guilty:
-                self._fail(state, too_many_deaths(state, reason), actions)
-            else:
+            if state not in guilty:
                 self._try_again(state, actions, now, reason)
 
     def _try_next_suspect(self, now: float) -> None:

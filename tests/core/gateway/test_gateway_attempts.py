@@ -207,6 +207,20 @@ def test_a_worker_that_goes_on_sending_tokens_has_not_died() -> None:
     assert sorted(world.attempts) == ["other"]
 
 
+def test_a_lost_request_that_is_placed_on_its_worker_again_has_seen_one_death() -> None:
+    world = World()
+    world.submit("r")
+    world.place("w", "r")
+    world.generate("w", "r", 1)
+    world.told("r")  # by a leader that cannot reach the worker; the next leader can
+    world.place("w", "r")
+    world.kill("w")
+    assert not world.failed
+    world.place("v", "r")
+    world.kill("v")
+    assert "died 2 times" in world.failed["r"].error.message
+
+
 def test_the_schedulers_word_counts_once_the_open_stream_has_broken_too() -> None:
     world = World()
     world.submit("poison")

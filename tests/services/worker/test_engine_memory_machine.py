@@ -207,7 +207,7 @@ class Memory(RuleBasedStateMachine):
             assert list(worker.leaks()) == []
 
 
-@pytest.mark.parametrize("num_examples", [15, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_examples", [15, pytest.param(40, marks=pytest.mark.slow)])
 def test_memory_never_shows_in_what_is_generated(llama: str, num_examples: int) -> None:
     class Here(Memory):
         folder = llama
