@@ -9,12 +9,13 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import track
 
 from bench import plots
+from bench.by_class import number, print_by_class
 from bench.output import make_table, num_cores, require_extra, write_json
 from bench.recording import write_parquet, write_run
 from cli.options import add_json, add_policy_options, chosen, require_ranges
@@ -38,18 +39,6 @@ _SHOWN: Sequence[Column] = (
     ("attainment", 100.0, "SLO\n%"),
     ("gpu_seconds", 1 / 3600, "GPU\nh"),
 )
-_BY_CLASS: Sequence[Column] = (
-    ("chat_ttft_p99", 1e3, "chat TTFT\nP99 ms"),
-    ("short_ttfat_p99", 1.0, "short TTFAT\nP99 s"),
-    ("long_ttfat_p99", 1.0, "long TTFAT\nP99 s"),
-    ("unread_ttlt_p99", 1.0, "unread TTLT\nP99 s"),
-    ("lateness_p99", 1.0, "late\nP99 s"),
-    ("slowdown_p99", 1.0, "slowdown\nP99"),
-    ("qoe_kept", 100.0, "QoE\n%"),
-    ("ttlt_p99_solo", 100.0, "TTLT P99\nsolo %"),
-    ("preemptions", 1.0, "preempted\na request"),
-)
-"""Figures by class of request (``headway.felt``)."""
 
 
 class SimulationJob(NamedTuple):
@@ -127,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     ]
     found = _run_all(jobs, args.processes or num_cores())
     table = _means(jobs, [each.row for each in found])
-    _print(table)
+    print_runs(table)
     if args.plots is not None:
         _plot(args.plots, jobs, found, table)
     write_json(args.json, table)
@@ -241,32 +230,20 @@ def _means(
     ]
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _print(table: Sequence[Mapping[str, object]]) -> None:
-    by_class = [each for each in _BY_CLASS if any(each[0] in row for row in table)]
-    for shown in (_SHOWN, by_class):
-        if shown:
-            _print_columns(table, shown)
-
-
-def _print_columns(table: Sequence[Mapping[str, object]], shown: Sequence[Column]) -> None:
-    titles = ("preset", "rate\n1/s", *(title for _, _, title in shown))
-    printed = make_table(titles, _cells(table, shown), collapse_padding=True)
+def print_runs(table: Sequence[Mapping[str, Any]]) -> None:
+    """Print the latencies over all requests, then the figures by class."""
+    titles = ("preset", "rate\n1/s", *(title for _, _, title in _SHOWN))
+    printed = make_table(titles, _cells(table), collapse_padding=True)
     for column in printed.columns:
         column.no_wrap = True
-    Console().print(printed)
+    console = Console()
+    console.print(printed)
+    for rate in dict.fromkeys(row["rate"] for row in table):
+        title = "" if rate is None else f"{rate:g} requests/s"
+        print_by_class(console, title, {r["preset"]: r for r in table if r["rate"] == rate})
 
 
-def _cells(
-    table: Sequence[Mapping[str, object]], shown: Sequence[Column]
-) -> Iterator[Sequence[str]]:
+def _cells(table: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[str]]:
     for row in table:
-        cells = [
-            _number(float(str(row[name])) * scale) if name in row else "-"
-            for name, scale, _ in shown
-        ]
         rate = "-" if row["rate"] is None else f"{row['rate']:g}"
-        yield (str(row["preset"]), rate, *cells)
+        yield (row["preset"], rate, *(number(row.get(name), scale) for name, scale, _ in _SHOWN))

@@ -37,16 +37,20 @@ async def compare(
         f"{num_clusters * setting.most_seconds / 60:.0f}"
     )
     pairs: list[Pair] = []
+    presets = [each.preset for each in policies]
     num_failed = 0
-    for place, seed in enumerate(seeds):
-        pair, num_of_it = await run_pair(setting, order_of(policies, place), seed, console)
-        pairs.append(pair)
-        num_failed += num_of_it
-        if pair.drift > _DRIFT:
-            said = f"seed {seed}: one cluster carried {pair.drift:.0%} more than another"
-            console.print(f"{said}; the machine may have changed meanwhile")
-        write_json(json, report(pairs, [each.preset for each in policies]))  # what is known so far
-    _print(console, pairs, [each.preset for each in policies])
+    try:
+        for place, seed in enumerate(seeds):
+            pair, num_of_it = await run_pair(setting, order_of(policies, place), seed, console)
+            pairs.append(pair)
+            num_failed += num_of_it
+            if pair.drift > _DRIFT:
+                said = f"seed {seed}: one cluster carried {pair.drift:.0%} more than another"
+                console.print(f"{said}; the machine may have changed meanwhile")
+            write_json(json, report(pairs, presets))
+    finally:  # what is known stays known if a later pair is refused or stopped
+        if pairs:
+            _print(console, pairs, presets)
     if plots_in is not None:
         _plot(plots_in, pairs)
     return 1 if num_failed else 0

@@ -10,6 +10,7 @@ from statistics import fmean
 from rich import box
 from rich.console import Console
 
+from bench.by_class import number
 from bench.demo.verdict import WORSE, Compared, Verdict
 from bench.output import make_table
 from bench.serve.replay import ReplayedRequest
@@ -62,10 +63,10 @@ def print_rule(console: Console) -> None:
 
 
 def _over_runs(values: Sequence[float]) -> str:
-    mean = _number(fmean(values))
+    mean = number(fmean(values))
     if len(values) == 1:
         return mean
-    return f"{mean} ({_number(min(values))} to {_number(max(values))})"
+    return f"{mean} ({number(min(values))} to {number(max(values))})"
 
 
 def _change(row: Compared) -> str:
@@ -77,10 +78,6 @@ def _change(row: Compared) -> str:
 def _least(row: Compared) -> str:
     """Return what the change has to exceed, and by which of the two."""
     if math.isinf(row.noise):
-        return f"{_number(row.bar)} (bar)"
+        return f"{number(row.bar)} (bar)"
     name = "noise" if row.noise > row.bar else "bar"
-    return f"{_number(max(row.noise, row.bar))} ({name})"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{number(max(row.noise, row.bar))} ({name})"

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from bench.by_class import KEPT, PREEMPTIONS
 from headway.felt import TITLES
-from headway.metrics import VIOLATION
 
 WORSE = 0.02  # share of the first preset's mean
 _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # 97.5 %, from 1 degree on
@@ -37,8 +37,8 @@ class Figure(NamedTuple):
 
 FIGURES = (
     *(Figure(name, title, 0.1) for name, title in TITLES.items()),
-    Figure("qoe_kept", f"readers: share of QoE >= {VIOLATION}", 0.01, more_is_better=True),
-    Figure("preemptions", "preemptions a request", 0.05),
+    Figure("qoe_kept", KEPT, 0.01, more_is_better=True),
+    Figure("preemptions", PREEMPTIONS, 0.05),
 )
 
 

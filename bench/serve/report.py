@@ -12,11 +12,11 @@ from typing import Any
 from rich import box
 from rich.console import Console
 
+from bench.by_class import print_by_class
 from bench.output import make_table, write_json
 from bench.serve.classes import by_class
 from bench.serve.replay import ReplayedRequest
-from headway.felt import TITLES
-from headway.metrics import METRICS, VIOLATION, RequestTimes, Slo, Spread, goodput, percentile
+from headway.metrics import METRICS, RequestTimes, Slo, Spread, goodput, percentile
 
 Summary = dict[str, Any]
 
@@ -131,7 +131,7 @@ def _times_record(times: RequestTimes) -> dict[str, Any]:
 
 
 def print_report(console: Console, title: str, summary: Summary, notes: Iterable[str]) -> None:
-    """Two tables: times in ms, then everything else."""
+    """Print times in ms, the figures by class, then everything else."""
     console.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
     rows = []
     for name in METRICS:
@@ -140,6 +140,7 @@ def print_report(console: Console, title: str, summary: Summary, notes: Iterable
         rows.append((name.upper(), *cells))
     titles = ("ms", "mean", "P50", "P90", "P99")
     console.print(make_table(titles, rows, box=box.HEAVY_HEAD))
+    print_by_class(console, "by class", {"": summary["by_class"]})
     for label, value in [*_facts(summary), *(("note", note) for note in notes)]:
         console.print(f"{label:<29} {value}", markup=False, highlight=False, soft_wrap=True)
 
@@ -163,10 +164,6 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
             f" within {slo or 'no limits'}",
         ),
     ]
-    felt = summary["by_class"]
-    facts += [(title, f"{felt[name]:.3g}") for name, title in TITLES.items() if name in felt]
-    if "qoe_kept" in felt:
-        facts.append((f"QoE >= {VIOLATION}", f"{felt['qoe_kept']:.1%} of readers"))
     if summary["accuracy"]:
         facts.append(("right answers", _accuracy_text(summary["accuracy"])))
     errors = summary["errors"]
