@@ -41,7 +41,7 @@ from services.worker.pass_record import PassRecord
 from services.worker.predictor_link import PredictorLink
 from services.worker.token_link import TokenLinks
 
-_FAREWELL = 0.1
+_FAREWELL, _IDLE_FAREWELL = 2.0, 0.1
 """Seconds for a gateway to learn where a request has moved before it counts it as lost."""
 
 
@@ -114,11 +114,16 @@ class WorkerService:
             await self._runtime.lease.change(role.value)
 
     async def drain(self) -> None:
-        """Tell the scheduler, then wait until no request is held."""
+        """Tell the scheduler, then wait until no request is held.
+
+        The token streams stay open for a moment more where requests have left: a gateway that
+        does not know yet where they went would take the end of a stream for their loss.
+        """
+        farewell = _FAREWELL if self._core.num_held else _IDLE_FAREWELL
         self._post(Drain())
         while self._core.num_held:  # noqa: ASYNC110 (the core knows no asyncio events)
             await asyncio.sleep(0.02)
-        await asyncio.sleep(_FAREWELL)
+        await asyncio.sleep(farewell)
 
     async def stop(self) -> None:
         """Stop streams, transfers and the engine's thread."""
