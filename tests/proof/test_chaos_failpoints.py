@@ -17,9 +17,10 @@ from proof.chaos.load import Load
 from proof.chaos.rig import Rig
 from proof.checker import Checker
 from services.local.store import free_port
+from services.local.supervised import SupervisedProcess
 from services.runtime.failpoints import FAILPOINTS, VARIABLE
 from services.runtime.rooms import child_environment
-from tests.fakes.local_cluster import MODEL
+from tests.fakes.local_cluster import MODEL, until
 
 pytestmark = [
     pytest.mark.system,
@@ -28,18 +29,27 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 
-PATIENCE = 240.0
-PROCESS = {
-    "gateway": "gateway",
-    "scheduler": "scheduler",
-    "worker": "decode-1",
-    "autoscaler": "autoscaler",
-    "member": "decode-1",
-}
-"""The process that is restarted with a failpoint, by the failpoint's first word."""
-AT_THE_SOURCE = ("worker.kv.acked",)
-"""Failpoints of a worker that gives KV away: a prefiller."""
-LIVE = [name for name in FAILPOINTS if not name.startswith("predictor.")]
+PATIENCE = 400.0
+"""Seconds; a worker's start takes a minute and more on a busy machine."""
+STRIKES = (
+    # a gateway's death would end its clients' connections, which is no promise
+    (
+        "gateway",
+        "scheduler_connected",
+        "gateway.request.handed=sleep:1*2;gateway.tokens.taken=sleep:1*2",
+    ),
+    ("scheduler", "gateway_connected", "scheduler.lease.taken=exit"),
+    ("scheduler", "gateway_connected", "scheduler.order.sent=exit"),
+    ("scheduler", "gateway_connected", "scheduler.journal.saved=exit"),
+    # a decoder may never get an order; whoever prefills gets every dispatch
+    ("prefill-1", "scheduler_connected", "worker.dispatch.taken=exit"),
+    ("prefill-1", "scheduler_connected", "worker.kv.acked=exit"),
+    ("decode-1", "scheduler_connected", "worker.tokens.queued=exit"),
+    ("decode-1", "scheduler_connected", "worker.kv.arrived=exit"),
+    ("decode-1", "scheduler_connected", "member.joined=exit"),
+    ("autoscaler", "serving", "autoscaler.targets.decided=exit"),
+)
+"""The process that is restarted, what its log says once requests reach it, and its failpoints."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -54,23 +64,37 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
         load.close()
 
 
-@pytest.mark.parametrize("name", LIVE)
+@pytest.mark.parametrize(("service_id", "reached", "points"), STRIKES)
 async def test_a_strike_loses_doubles_and_changes_nothing(
-    running: tuple[Rig, Load], name: str
+    running: tuple[Rig, Load], service_id: str, reached: str, points: str
 ) -> None:
     rig, load = running
-    service_id = "prefill-1" if name in AT_THE_SOURCE else PROCESS[name.partition(".")[0]]
-    # a gateway's death would end its clients' connections, which is no promise
-    action = "sleep:1*2" if service_id == "gateway" else "exit"
     process = next(each for each in rig.processes if each.spec.service_id == service_id)
-    await rig.restart_with(process, f"{name}={action}")
+    await rig.restart_with(process, points)
+    process = next(each for each in rig.processes if each.spec.service_id == service_id)
     assert await rig.serving(PATIENCE) == []
+    # else the load could be over before the others know of the process
+    await logged(process, reached)
     await load.ask_all()
     assert load.checker.violations == []
     assert load.figures.cut == []
-    log = next(each for each in rig.processes if each.spec.service_id == service_id).log_path
-    assert "failpoint" in log.read_text(encoding="utf-8", errors="replace")
+    for point in points.split(";"):
+        await logged(process, f"name={point.partition('=')[0]}")
     assert await rig.serving(PATIENCE) == []
+
+
+def test_every_failpoint_strikes_here() -> None:
+    struck = {point.partition("=")[0] for *_, points in STRIKES for point in points.split(";")}
+    assert {*struck, "predictor.version.saved"} == set(FAILPOINTS)
+
+
+async def logged(process: SupervisedProcess, words: str) -> None:
+    """Wait until the process's log has these words."""
+
+    async def has_them() -> bool:
+        return words in process.log_path.read_text(encoding="utf-8", errors="replace")
+
+    await until(has_them, PATIENCE)
 
 
 def test_a_predictor_that_dies_in_the_middle_of_a_version_leaves_the_older_one(
