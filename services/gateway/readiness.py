@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
 from headway.cluster import Role
@@ -17,12 +17,19 @@ _INTERVAL = 0.5
 class Readiness:
     """The reasons why requests would have to wait, from the store and the scheduler's stream.
 
-    While the store is away, the workers last seen count.
+    While the store is away, the workers last seen count. ``tell`` hears twice a second whether
+    there are none.
     """
 
-    def __init__(self, store: Store, is_connected: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        is_connected: Callable[[], bool],
+        tell: Callable[[bool], Awaitable[None]],
+    ) -> None:
         self._store = store
         self._is_connected = is_connected
+        self._tell = tell
         self._missing = ["the workers are not known yet"]
         self._is_store_away = False
         self._task: asyncio.Task[Any] | None = None
@@ -52,6 +59,7 @@ class Readiness:
                 self._is_store_away = False
             except HeadwayError:
                 self._is_store_away = True
+            await self._tell(not self.reasons)
             await asyncio.sleep(_INTERVAL)
 
 

@@ -74,7 +74,9 @@ class GatewayService:
         self._driver = Driver(self._core, self._perform, runtime.clock)
         post = self._driver.post
         self._link = SchedulerLink(config, self.sink_address, runtime.store, post, self.now)
-        self._readiness = Readiness(runtime.store, lambda: self._link.connected)
+        self._readiness = Readiness(
+            runtime.store, lambda: self._link.connected, runtime.server.set_ready
+        )
         self.sink = TokenSink(post, self._find_digest)
         sink_server.add(self.sink)
         self._feedback = Feedback(config, model.name, runtime.store, self.metrics, self.now)
@@ -125,6 +127,7 @@ class GatewayService:
         config = self._runtime.config
         await self._sink_server.start()
         await self._sink_server.set_serving(True)
+        await self._runtime.server.set_ready(False)
         self._link.start()
         self._readiness.start()
         self._feedback.start()

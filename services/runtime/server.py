@@ -33,7 +33,7 @@ _CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 class GrpcServer:
-    """Add servicers, then start; health is NOT_SERVING until told otherwise.
+    """Add servicers, then start; health is SERVING while the process serves and is ready.
 
     Every call is checked by a ``Guard``. ``for_clients``: the server of the gateway's clients;
     any other is for the services of the cluster alone.
@@ -48,6 +48,7 @@ class GrpcServer:
         options = (*_OPTIONS, *(_CLIENT_OPTIONS if for_clients else ()))
         self._server = grpc.aio.server(options=options, interceptors=(guard,))
         self._health = health.aio.HealthServicer()
+        self._serving, self._ready = False, True
         self._names: list[str] = []
         self._address = ""
 
@@ -133,9 +134,20 @@ class GrpcServer:
         return host if ":" in host.rpartition("]")[2] else f"{host}:{port}"
 
     async def set_serving(self, serving: bool) -> None:
-        """Set the status that health checks report."""
+        """Set what health checks report of this process: whether it takes calls."""
+        self._serving = serving
+        await self._report()
+
+    async def set_ready(self, ready: bool) -> None:
+        """Set whether what a call needs of other services is there; it is until told otherwise."""
+        if ready != self._ready:
+            self._ready = ready
+            await self._report()
+
+    async def _report(self) -> None:
         serving_status = health_pb2.HealthCheckResponse.ServingStatus
-        status = serving_status.SERVING if serving else serving_status.NOT_SERVING
+        is_well = self._serving and self._ready
+        status = serving_status.SERVING if is_well else serving_status.NOT_SERVING
         for name in ("", *self._names):
             await self._health.set(name, status)
 

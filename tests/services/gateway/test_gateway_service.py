@@ -7,10 +7,14 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
 import httpx
 import openai
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.runtime.health import is_serving
+from services.runtime.identity.roles import ServiceRole
 from services.runtime.store import Member
 from tests.fakes.gateway_harness import GATEWAY_ID, Cluster, cluster, until
 
@@ -269,3 +273,33 @@ async def test_health_says_what_is_missing_and_life_goes_on(running: Cluster) ->
         await running.emulated.stop()
         await comes(503, "no scheduler leads")
         assert (await client.get("/livez")).status_code == 200
+
+
+async def test_grpc_health_follows_readiness_and_the_workers_port_does_not(
+    running: Cluster,
+) -> None:
+    request = health_pb2.HealthCheckRequest(service="headway.v1.Gateway")
+    well, unwell = (
+        health_pb2.HealthCheckResponse.SERVING,
+        health_pb2.HealthCheckResponse.NOT_SERVING,
+    )
+    async with asyncio.timeout(60), grpc.aio.insecure_channel(running.grpc_address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        watch = aiter(stub.Watch(request))
+
+        async def comes(status: int) -> None:
+            while (await anext(watch)).status != status:
+                pass
+
+        await comes(well)
+        running.emulated._renewing.cancel()  # type: ignore[union-attr]
+        prefiller = Member("worker", running.emulated.worker_id, "w:1", "prefill")
+        await running.store.join(prefiller, 60.0)
+        await comes(unwell)
+        assert (await stub.Check(health_pb2.HealthCheckRequest())).status == unwell
+        await running.store.join(Member("worker", "d", "d:1", "decode"), 60.0)
+        await comes(well)
+        await running.emulated.stop()
+        await comes(unwell)
+    config, sink = running.service._config, running.service.sink_address
+    assert await is_serving(sink, config, ServiceRole.GATEWAY, within=60)
