@@ -19,6 +19,7 @@ from services.runtime import event_record
 from services.runtime.clock import Clock
 from services.runtime.config import ServiceConfig
 from services.runtime.essential import Ending, essential
+from services.runtime.identity.tls_faults import own_fault
 from services.runtime.logs import LogLines, configure_logs, get_logger
 from services.runtime.membership import MembershipLease
 from services.runtime.server import GrpcServer
@@ -116,6 +117,8 @@ async def _start(
     lines: LogLines,
 ) -> tuple[Runtime[C], Service, ServiceMetrics]:
     """Start everything; ``undo`` stops it in reverse order."""
+    if fault := own_fault(config):
+        raise HeadwayError(Code.FAILED_PRECONDITION, fault)
     registry = CollectorRegistry()
     metrics = ServiceMetrics(registry, config.service_name(), config.service_id)
     metrics.watch_logs(lines)

@@ -17,6 +17,7 @@ from headway.errors import Code, HeadwayError
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
 from services.runtime.identity.roles import ServiceRole
+from services.runtime.identity.tls_faults import peer_fault
 from services.runtime.logs import get_logger
 
 S = TypeVar("S")
@@ -159,7 +160,8 @@ class Dialled(Generic[S]):
             async with opened as channel:
                 await _first_of(self._talk(channel, outbox), outbox.overflow(), *others)
         except TimeoutError:
-            return "it cannot be reached"
+            fault = await peer_fault(address, self._config, self._role)
+            return f"it cannot be reached{fault and ': ' + fault}"
         except asyncio.InvalidStateError as error:
             return f"its stream broke: {error}"
         except grpc.aio.AioRpcError as error:

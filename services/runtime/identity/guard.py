@@ -49,10 +49,12 @@ class Guard(grpc.aio.ServerInterceptor):
         try:
             require_access(self._identify(context), method)
         except HeadwayError as error:
-            kind = (method, error.code.value)
+            kind = (method, error.message)
             if kind not in self._logged and len(self._logged) < _MOST_LOGGED:
                 self._logged.add(kind)
-                get_logger().warning("call_refused", method=method, error=error.message)
+                get_logger().warning(
+                    "call_refused", method=method, peer=context.peer(), error=error.message
+                )
             await wire.abort(context, error)
 
 
