@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import re
 import secrets
 import stat
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headway.errors import Code, HeadwayError
+from services.runtime.identity.private_file import require_own
 from services.runtime.logs import get_logger
 
 _LINE = re.compile(
@@ -135,7 +137,9 @@ def _state_of(file: Path) -> tuple[int, ...]:
 
 def _read_keys(file: Path) -> Mapping[str, Key]:
     keys: dict[str, Key] = {}
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    with file.open(encoding="utf-8") as opened:
+        status, text = os.fstat(opened.fileno()), opened.read()
+    for number, line in enumerate(text.splitlines(), start=1):
         line = line.strip()
         if not line or line.startswith("#"):
             continue
@@ -147,7 +151,8 @@ def _read_keys(file: Path) -> Mapping[str, Key]:
     if not keys:
         message = f"{file} holds no key; make one with `headway key`"
         raise HeadwayError(Code.INVALID_ARGUMENT, message)
-    if file.stat().st_mode & stat.S_IROTH:
+    if status.st_mode & stat.S_IROTH:
         message = f"{file} can be read by every user of this machine: run `chmod o-rwx {file}`"
         raise HeadwayError(Code.INVALID_ARGUMENT, message)
+    require_own(status, file)
     return keys

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from headway.errors import Code, HeadwayError
 from services.local import prometheus
 from services.local.metrics_targets import FILE_NAME, keep_targets
 from services.local.options import ClusterOptions, process_specs, worker_spec
+from services.local.refusals import refuse_taken_ids
 from services.local.standby_workers import StandbyWorkers
 from services.local.store import PrivateStore, private_store
 from services.local.supervised import ProcessSpec
@@ -65,6 +67,7 @@ class LocalCluster:
         tls = self._keep_certificates(name)  # first: options of services follow from the files
         specs = process_specs(options, *self._machine)
         specs = prometheus.in_order(specs, options.metrics_port)
+        self._shares_store = bool(store)
         if not store:
             private = private_store(Path(self._store_folder.name))
             store = private.url
@@ -83,6 +86,7 @@ class LocalCluster:
         self.supervisor = Supervisor(specs, self.config, log_folder, say)
         self.scaler = self._make_scaler()
         self._listing: asyncio.Task[None] | None = None
+        self._held_folder: int | None = None
 
     @property
     def url(self) -> str:
@@ -90,7 +94,15 @@ class LocalCluster:
         return self.options.url
 
     async def start(self) -> None:
-        """Start everything and return when all serve; FAILED_PRECONDITION if one gives up."""
+        """Start everything and return when all serve.
+
+        FAILED_PRECONDITION if a service gives up, or if another cluster has the run folder or
+        the ids.
+        """
+        self._held_folder = hold_folder(self.log_folder)
+        if self._shares_store:
+            specs = [process.spec for process in self.supervisor.processes]
+            await refuse_taken_ids(specs, self.config)
         if self.options.metrics_port:
             keeping = keep_targets(self.log_folder / FILE_NAME, self.supervisor)
             self._listing = essential(keeping, "metrics targets")
@@ -107,6 +119,9 @@ class LocalCluster:
             await self.scaler.stop()
         await self.supervisor.stop()
         self._store_folder.cleanup()
+        if self._held_folder is not None:
+            os.close(self._held_folder)
+            self._held_folder = None
 
     async def __aenter__(self) -> LocalCluster:
         try:
@@ -194,6 +209,21 @@ async def serve(cluster: LocalCluster, say: Say, say_hello: Callable[[], None]) 
 def store_spec(store: PrivateStore) -> ProcessSpec:
     """Return the process of a private store."""
     return ProcessSpec("store", "store", command=store.command, address=f"unix:{store.socket}")
+
+
+def hold_folder(folder: Path) -> int:
+    """Lock a run folder until the returned descriptor is closed, by the kernel at the latest.
+
+    FAILED_PRECONDITION if another cluster runs there: it would lose its logs.
+    """
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held)
+        message = f"--log-dir is {folder}, where another cluster runs: stop it, or give another"
+        raise HeadwayError(Code.FAILED_PRECONDITION, message) from None
+    return held
 
 
 def machine(device: str) -> tuple[int, int]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from headway.core.settings import require_policies
@@ -15,9 +17,13 @@ from headway.presets import SCALED_BY_REQUESTS, parse_choice
 from services.gateway.auth import KeyRing
 from services.local.options import ClusterOptions, process_specs
 from services.local.service_flags import CONFIGS
+from services.local.supervised import ProcessSpec
 from services.runtime.config import ServiceConfig, read_config
 from services.runtime.preset import PresetConfig
+from services.runtime.store import MEMBER_TTL, Store
 from services.worker.engine.model.check import check_model
+
+_LATE, _INTERVAL = 0.5, 0.1  # seconds
 
 
 def refuse_wrong_options(
@@ -103,6 +109,34 @@ def refuse_log_folder(folder: Path) -> None:
     if found and found.st_mode & stat.S_IWOTH:
         limit = f"a folder that not everybody may write to: chmod o-w {folder}"
         raise invalid("--log-dir", str(folder), limit)
+
+
+async def refuse_taken_ids(specs: Sequence[ProcessSpec], config: ServiceConfig) -> None:
+    """Raise FAILED_PRECONDITION if the store has living members with these ids.
+
+    Two clusters would take each other's places in it. The lease of a process that was killed
+    ends by itself: members are looked at again until then.
+    """
+    ours = {(spec.service, spec.service_id) for spec in specs if not spec.command}
+    store = await Store.connect(config.store, config.cluster)
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + MEMBER_TTL + _LATE
+    try:
+        while True:
+            listed = [await store.members(service) for service in sorted({s for s, _ in ours})]
+            taken = [m for members in listed for m in members if (m.service, m.member_id) in ours]
+            if not taken:
+                return
+            if loop.time() > give_up_at:
+                message = (
+                    f"the cluster {config.cluster!r} has a {taken[0].service} "
+                    f"{taken[0].member_id!r} at {taken[0].address} already: give another "
+                    "--cluster, or add single services with `headway service`"
+                )
+                raise HeadwayError(Code.FAILED_PRECONDITION, message)
+            await asyncio.sleep(_INTERVAL)
+    finally:
+        await store.close()
 
 
 def refuse_taken_ports(options: ClusterOptions) -> None:

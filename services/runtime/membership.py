@@ -38,6 +38,7 @@ class MembershipLease:
     def __init__(self, store: Store, member: Member) -> None:
         self._store = store
         self._member = member
+        self._has_joined = False
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -59,9 +60,20 @@ class MembershipLease:
     async def _run(self) -> None:
         while True:
             with suppress(HeadwayError):
-                await self._store.join(self._member)
+                before = await self._store.join(self._member)
                 failpoint("member.joined")
+                self._compare(before)
             await asyncio.sleep(RENEW_INTERVAL)
+
+    def _compare(self, before: Member | None) -> None:
+        """Warn if another process has joined under this id; at first it may have been the last."""
+        if self._has_joined and before is not None and before.address != self._member.address:
+            get_logger().error(
+                "service_id_taken",
+                address=before.address,
+                way_out="two processes have this id: give one of them another --service-id",
+            )
+        self._has_joined = True
 
 
 class MembershipWatch:

@@ -23,13 +23,19 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),  # two servers on one port would share it silently
     ("grpc.server.max_pending_requests", 16_384),
 )
+MOST_CLIENTS = 1024
+"""Connections of gRPC clients; one more is closed at once."""
 _CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_allowed_incoming_connections", MOST_CLIENTS),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.http2.settings_timeout", 10_000),
+    ("grpc.max_connection_idle_ms", 60_000),  # a client that asks again connects again
     ("grpc.max_concurrent_streams", 256),  # of a connection; a client's further calls wait
     ("grpc.http2.max_ping_strikes", 2),
     ("grpc.max_metadata_size", 8192),
     ("grpc.absolute_max_metadata_size", 16_384),
 )
-"""Bounds for callers that are not trusted: gRPC has none on the calls of a connection."""
+"""Bounds for callers that are not trusted: by itself gRPC has next to none."""
 
 
 class GrpcServer:

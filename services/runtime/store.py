@@ -126,14 +126,15 @@ class Store:
 
     # --- membership -------------------------------------------------------------------
 
-    async def join(self, member: Member, ttl: float = MEMBER_TTL) -> None:
-        """Join, or renew the membership, for ``ttl`` seconds."""
+    async def join(self, member: Member, ttl: float = MEMBER_TTL) -> Member | None:
+        """Join, or renew the membership, for ``ttl`` seconds; return what was there before."""
         async with self._reached():
             pipeline = self._client.pipeline(transaction=False)
             key = self._key("member", member.service, member.member_id)
-            pipeline.set(key, json.dumps(asdict(member)), px=int(ttl * 1000))
+            pipeline.set(key, json.dumps(asdict(member)), px=int(ttl * 1000), get=True)
             pipeline.sadd(self._key("members", member.service), member.member_id)
-            await pipeline.execute()
+            before = (await pipeline.execute())[0]
+            return before and _member(member.service, member.member_id, str(before))
 
     async def leave(self, member: Member) -> None:
         """Leave."""

@@ -13,12 +13,14 @@ import pytest
 from cli import main, up
 from headway.errors import HeadwayError
 from services.gateway.config import GatewayConfig
-from services.local.cluster import LocalCluster
+from services.local.cluster import LocalCluster, hold_folder
 from services.local.options import process_specs
+from services.local.refusals import refuse_taken_ids
 from services.local.service_flags import CONFIGS, parse_service_flags
 from services.local.store import free_port
 from services.runtime.config import ServiceConfig, load_config, read_config
 from services.runtime.rooms import ROOMS
+from services.runtime.store import Member, Store
 from services.worker.config import WorkerConfig
 
 KEYS = "ops:" + 64 * "0"
@@ -121,6 +123,37 @@ def test_a_run_folder_that_others_may_write_to_is_refused(
         os.chown(folder, 65_534, 65_534)
         assert "belongs to the user with id 65534" in said_of(capsys, *flags)
     assert list(folder.iterdir()) == []
+
+
+async def test_a_run_folder_is_one_clusters_until_it_ends_however_it_ends(tmp_path: Path) -> None:
+    (tmp_path / "gateway.pid").write_text("1")  # what is left of others counts for nothing
+    (tmp_path / "store.sock").write_text("")
+    held = hold_folder(tmp_path)
+    cluster = LocalCluster(up.parse(["--port", str(free_port(2))]), tmp_path)
+    with pytest.raises(HeadwayError, match=f"--log-dir is {tmp_path}, where another cluster runs"):
+        await cluster.start()
+    await cluster.stop()
+    os.close(held)
+    os.close(hold_folder(tmp_path))
+
+
+async def test_a_cluster_takes_nobodys_ids_in_a_store_that_is_shared(
+    tmp_path: Path, store_url: str
+) -> None:
+    name = f"ids-{tmp_path.name[-9:]}"
+    store = await Store.connect(store_url, name)
+    options = up.parse(["--port", str(free_port(2))])
+    cluster = LocalCluster(options, tmp_path, store=store_url, name=name)
+    specs = [process.spec for process in cluster.supervisor.processes]
+    await store.join(Member("worker", "decode-1", "10.0.0.5:1"), ttl=0.5)  # it was killed
+    await refuse_taken_ids(specs, cluster.config)
+    await store.join(Member("worker", "decode-9", "10.0.0.5:1"), ttl=60)
+    await refuse_taken_ids(specs, cluster.config)
+    await store.join(Member("worker", "decode-1", "10.0.0.5:1"), ttl=60)
+    with pytest.raises(HeadwayError, match=r"a worker 'decode-1' at 10\.0\.0\.5:1 already: give"):
+        await cluster.start()
+    await cluster.stop()
+    await store.close()
 
 
 def listens(config: ServiceConfig) -> set[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import resource
 
 from headway.errors import Code, HeadwayError
+from services.runtime.server import MOST_CLIENTS
 
-_OTHERS = 256  # gRPC connections, the store, files
+_OTHERS = MOST_CLIENTS + 256  # services' connections, the store, files
 
 
 def reserve(max_connections: int) -> None:

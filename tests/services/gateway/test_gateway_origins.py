@@ -13,6 +13,7 @@ from headway.errors import HeadwayError
 from services.gateway.http.descriptors import reserve
 from services.gateway.http.exchange import HttpRefusal
 from services.gateway.http.origins import Origins, require_json
+from services.runtime.server import MOST_CLIENTS
 from tests.fakes.gateway_harness import Cluster, cluster
 
 PAGE = "https://app.example"
@@ -111,7 +112,7 @@ async def ask(client: httpx.AsyncClient, headers: dict[str, str]) -> httpx.Respo
 def soft_limit() -> Iterator[int]:
     """A low limit of file descriptors that the process may raise itself."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    low = 512
+    low = 1536
     resource.setrlimit(resource.RLIMIT_NOFILE, (low, hard))
     yield low
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -123,13 +124,13 @@ def test_the_limit_of_files_is_raised_for_the_connections_and_never_lowered(
     reserve(10)
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == soft_limit
     reserve(600)
-    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 600
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 600 + MOST_CLIENTS
 
 
 def test_more_connections_than_files_are_refused_in_a_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 2048))
-    with pytest.raises(HeadwayError, match="ask for at most 1792, or raise") as caught:
+    with pytest.raises(HeadwayError, match="ask for at most 768, or raise") as caught:
         reserve(4096)
     assert caught.value.param == "max_connections"

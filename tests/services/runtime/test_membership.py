@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from services.local.store import LocalStore
 from services.runtime.membership import MembershipLease, MembershipWatch
 from services.runtime.store import Member, Store
@@ -46,6 +48,31 @@ async def test_a_member_that_moves_leaves_and_joins(store_url: str, cluster: str
         assert await seen.get() == ("join", "old:1")
         await store.join(Member("worker", "w1", "new:1"))
         assert [await seen.get(), await seen.get()] == [("leave", "old:1"), ("join", "new:1")]
+
+
+async def test_two_processes_with_one_id_are_named(
+    store_url: str, cluster: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = await Store.connect(store_url, cluster)
+    await store.join(Member("worker", "w1", "before:1"))  # killed: its lease is still there
+    first, second = (
+        MembershipLease(store, Member("worker", "w1", address)) for address in ("a:1", "b:1")
+    )
+    said = ""
+    first.start()
+    async with asyncio.timeout(PATIENCE):
+        while not await store.members("worker"):
+            await asyncio.sleep(0.05)
+        second.start()
+        while "address=a:1" not in said or "address=b:1" not in said:
+            await asyncio.sleep(0.05)
+            said += capsys.readouterr().out
+    assert "service_id_taken" in said
+    assert "give one of them another --service-id" in said
+    assert "before:1" not in said
+    await first.stop()
+    await second.stop()
+    await store.close()
 
 
 async def test_a_store_that_comes_back_empty_takes_nobody_out(cluster: str) -> None:

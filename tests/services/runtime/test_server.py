@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from headway.errors import HeadwayError
+from services.runtime import server as runtime_server
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
 from services.runtime.identity.roles import ServiceRole
@@ -92,6 +93,49 @@ async def test_metadata_without_end_is_refused() -> None:
                 health_pb2.HealthCheckRequest(), metadata=(("k", "v" * size),), timeout=60
             )
             assert ((await call.code()) is grpc.StatusCode.OK) is is_taken
+    await server.stop(0)
+
+
+async def test_so_many_clients_connect_and_others_are_closed_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bound, few = "grpc.max_allowed_incoming_connections", 8
+    assert dict(runtime_server._CLIENT_OPTIONS)[bound] == runtime_server.MOST_CLIENTS
+    monkeypatch.setattr(runtime_server, "_CLIENT_OPTIONS", ((bound, few),))
+    server = GrpcServer(config(), for_clients=True)
+    address = await server.start()
+    await server.set_serving(True)
+    host, _, port = address.rpartition(":")
+    async with asyncio.timeout(60):
+        crowd = [await asyncio.open_connection(host, int(port)) for _ in range(few + 4)]
+        greetings = [await reader.read(1) for reader, _ in crowd]  # a server speaks first
+        assert greetings.count(b"") == 4
+        for _, writer in crowd:
+            writer.close()
+        while True:
+            try:
+                status = await health_of(address, config())
+                break
+            except grpc.aio.AioRpcError:  # their ends have not been noticed yet
+                await asyncio.sleep(0.05)
+    assert status == health_pb2.HealthCheckResponse.SERVING
+    await server.stop(0)
+
+
+async def test_a_client_that_does_not_shake_hands_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits = ("grpc.server_handshake_timeout_ms", "grpc.http2.settings_timeout")
+    assert [dict(runtime_server._CLIENT_OPTIONS)[name] for name in waits] == [10_000, 10_000]
+    short = tuple((name, 200) for name in waits)
+    monkeypatch.setattr(runtime_server, "_CLIENT_OPTIONS", short)
+    server = GrpcServer(config(), for_clients=True)
+    host, _, port = (await server.start()).rpartition(":")
+    async with asyncio.timeout(60):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        while await reader.read(4096):
+            pass
+    writer.close()
     await server.stop(0)
 
 

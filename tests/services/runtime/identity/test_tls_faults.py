@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -12,7 +13,7 @@ import grpc
 import pytest
 
 from headway.errors import HeadwayError
-from protos import worker_pb2, worker_pb2_grpc
+from protos import scheduler_pb2, scheduler_pb2_grpc
 from services.local.certificates import issue
 from services.local.store import free_port
 from services.runtime.channel import open_channel
@@ -26,6 +27,7 @@ from services.runtime.stream import Dialled, Outbox
 from services.runtime.wire import dial_control
 from services.scheduler.__main__ import build
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.gateway_link import GatewayLinks
 from services.worker.config import WorkerConfig
 from tests.fakes.certificates import make_certificates
 
@@ -123,18 +125,18 @@ async def test_a_server_names_each_peer_that_it_refuses(
     tmp_path: Path, ours: Files, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = GrpcServer(ServiceConfig(**ours))
-    server.add(worker_pb2_grpc.WorkerServicer())
+    server.add(GatewayLinks(str, 8, time.time))
     address = await server.start()
-    for role in (ServiceRole.GATEWAY, ServiceRole.PREDICTOR):
-        files = make_certificates(tmp_path / "ours", role, name=f"{role}-7")
+    for role in (ServiceRole.PREDICTOR, ServiceRole.WORKER):
+        files: Files = make_certificates(tmp_path / "ours", role, name=f"{role}-7")
         config = ServiceConfig(**files)
         async with open_channel(address, config, ServiceRole.WORKER) as channel:
-            stub = worker_pb2_grpc.WorkerStub(channel)
+            stub = scheduler_pb2_grpc.SchedulerStub(channel)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await stub.SetRole(worker_pb2.SetRoleRequest(), timeout=60)
+                await stub.Explain(scheduler_pb2.ExplainRequest(), timeout=60)
             assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
     await server.stop(0)
     lines = [line for line in capsys.readouterr().out.splitlines() if "call_refused" in line]
-    for name, line in zip(("gateway gateway-7", "predictor predictor-7"), lines, strict=True):
-        assert f"{name} may not call /headway.v1.Worker/SetRole: operator, supervisor may" in line
+    for name, line in zip(("predictor predictor-7", "worker worker-7"), lines, strict=True):
+        assert f"{name} may not call /headway.v1.Scheduler/Explain: gateway, operator may" in line
         assert "ipv4:127.0.0.1:" in line
