@@ -132,8 +132,9 @@ async def test_a_server_names_each_peer_that_it_refuses(
         config = ServiceConfig(**files)
         async with open_channel(address, config, ServiceRole.WORKER) as channel:
             stub = scheduler_pb2_grpc.SchedulerStub(channel)
+            request = scheduler_pb2.ExplainRequest()
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await stub.Explain(scheduler_pb2.ExplainRequest(), timeout=60)
+                await stub.Explain(request, timeout=60, wait_for_ready=True)
             assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
     await server.stop(0)
     lines = [line for line in capsys.readouterr().out.splitlines() if "call_refused" in line]
