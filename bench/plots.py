@@ -28,6 +28,7 @@ _FIGURES = MappingProxyType(
         "attainment": "share of requests within the SLO",
     }
 )
+_COLOURS = MappingProxyType({"yes": "tab:green", "no": "tab:red", "open": "tab:gray"})
 Values = Mapping[str, Sequence[float]]
 
 
@@ -148,7 +149,7 @@ def claims(folder: Path, paper: str, rows: Sequence[Claim]) -> None:
     places = np.arange(len(shown))
     with _figure(folder, f"claims-{paper}", f"{paper}: ours over the baseline", 2) as axes:
         axes[1].set_axis_off()
-        colours = ["tab:green" if row.holds else "tab:red" for row in shown]
+        colours = [_COLOURS[row.verdict] for row in shown]
         ratios = [row.ours / row.baseline for row in shown]
         spreads = [row.spread / abs(row.baseline) for row in shown]
         axes[0].barh(places, ratios, xerr=spreads, color=colours)

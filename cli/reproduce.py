@@ -13,7 +13,7 @@ from rich.table import Table
 
 from bench import plots
 from bench.output import num_cores, write_json
-from bench.studies import tokenscale
+from bench.studies import bursts, tokenscale
 from bench.studies.claims import Claim
 from bench.studies.runs import KEEP_VARIABLE
 from cli.options import (
@@ -36,6 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("paper", choices=(*PAPERS, "composition", "dominance", "all"), help="whose claims")
     add("--seeds", default="5", metavar="N", help="runs of everything (5), or seeds: 101,102,103")
     add("--processes", type=int, default=0, metavar="N", help="in parallel; 0: one a core")
+    add("--data", type=Path, metavar="DIR", help="recorded traces (shared/data)")
     add_json(parser, "write the rows")
     add("--keep", type=Path, metavar="FILE", help="of every run's row: a study goes on from there")
     add("--plots", type=Path, metavar="DIR", help="draw each paper's claims")
@@ -51,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
     parse_choice(*choice)
     os.environ.update(zip((POLICY_VARIABLE, SET_VARIABLE), choice, strict=True))  # every run's
     os.environ[KEEP_VARIABLE] = str(args.keep or "")
+    if args.data is not None:
+        os.environ[bursts.DATA_VARIABLE] = str(args.data)
     num_processes = args.processes or num_cores()
     claims: list[Claim] = []
     for paper in PAPERS if args.paper == "all" else (args.paper,):
@@ -69,24 +72,23 @@ def _plot(folder: Path, claims: Sequence[Claim], num_processes: int) -> None:
         plots.claims(folder, paper, [claim for claim in claims if claim.paper == paper])
     if tokenscale.PAPER in papers:
         have = tokenscale.provisioned(1, num_processes)
-        plots.provisioned(folder, tokenscale.PAPER, have, tokenscale.needed(1))
+        plots.provisioned(folder, tokenscale.PAPER, have, bursts.needed(1))
 
 
 def _print(claims: Sequence[Claim]) -> None:
     table = Table()
-    for name in ("claim", "paper", "baseline", "ours", "±", "holds", "note"):
+    for name in ("claim", "against", "paper", "baseline", "ours", "±", "asked", "holds", "note"):
         table.add_column(name, overflow="fold")
     for claim in claims:
         table.add_row(
-            f"{claim.paper}: {claim.claim}",
+            f"{claim.paper}: {claim.claim}; {claim.scenario}",
+            claim.against,
             claim.paper_value,
             f"{claim.baseline:.3g}",
             f"{claim.ours:.3g}",
             f"{claim.spread:.2g}",
-            "yes" if claim.holds else "no",
+            claim.asked,
+            claim.verdict,
             claim.note,
         )
-    console = Console()
-    console.print(table)
-    for scenario in dict.fromkeys(claim.scenario.rpartition(";")[0] for claim in claims):
-        console.print(scenario, markup=False)
+    Console().print(table)

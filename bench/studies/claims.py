@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -29,10 +30,51 @@ class PerSeed:
         """Standard deviation over the seeds; 0 for one."""
         return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
 
+    @property
+    def noise(self) -> float:
+        """Two standard errors of the mean; 0 for one seed, which says nothing of it."""
+        return 2 * self.spread / math.sqrt(len(self.values))
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """The change that a claim asks for: at most ``value``, or at least that.
+
+    A share of the baseline (-0.35: 35 % less), or ``by_points`` the figure's own unit.
+    """
+
+    value: float
+    at_least: bool = False
+    by_points: bool = False
+
+    def changes(self, before: PerSeed, after: PerSeed) -> PerSeed:
+        """Return the changes seed by seed, from one system to another."""
+        if not self.by_points:
+            return change(before.values, after.values)
+        return PerSeed(tuple(a - b for b, a in zip(before.values, after.values, strict=True)))
+
+    def judge(self, changes: PerSeed) -> bool | None:
+        """Return whether the mean passes; None where it is nearer to the bar than its noise."""
+        away = changes.mean - self.value if self.at_least else self.value - changes.mean
+        return None if abs(away) < changes.noise else away >= 0
+
+    def shown(self, changes: PerSeed) -> str:
+        """Return the bar and the noise for the table."""
+        limit = "at least" if self.at_least else "at most"
+        return f"{limit} {self.told(self.value)} (noise {self.told(changes.noise).lstrip('+')})"
+
+    def told(self, value: float) -> str:
+        """Return a change for people."""
+        return f"{value:+.3g}" if self.by_points else f"{value:+.1%}"
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A row of the table; ``before`` and ``after`` have the unit that ``scenario`` names."""
+    """A row of the table; ``before`` and ``after`` have the unit that ``scenario`` names.
+
+    ``holds``: None where the noise over seeds hides it. ``against``: the system that ``before`` is
+    of. ``asked``: the bar, and the noise that it allows for.
+    """
 
     paper: str
     claim: str
@@ -40,9 +82,10 @@ class Claim:
     paper_value: str
     before: PerSeed
     after: PerSeed
-    holds: bool
+    holds: bool | None
     note: str = ""
-    differences: PerSeed | None = None  # their spread is shown instead of that of ``after``
+    against: str = ""
+    asked: str = ""
 
     @property
     def baseline(self) -> float:
@@ -57,7 +100,12 @@ class Claim:
     @property
     def spread(self) -> float:
         """Standard deviation of ours over the seeds."""
-        return (self.differences or self.after).spread
+        return self.after.spread
+
+    @property
+    def verdict(self) -> str:
+        """``yes``, ``no``, or ``open``."""
+        return {True: "yes", False: "no", None: "open"}[self.holds]
 
     def packed(self) -> dict[str, Any]:
         """Return the row for JSON."""
@@ -72,12 +120,15 @@ class Claim:
             "seeds": len(self.after.values),
             "holds": self.holds,
             "note": self.note,
+            "against": self.against,
+            "asked": self.asked,
         }
 
 
 def change(baseline: Sequence[float], ours: Sequence[float]) -> PerSeed:
-    """Return the relative change seed by seed, 0.1 for 10 % more."""
-    return PerSeed(tuple(o / b - 1 for b, o in zip(baseline, ours, strict=True)))
+    """Return the relative change seed by seed, 0.1 for 10 % more; more than nothing is 1."""
+    pairs = zip(baseline, ours, strict=True)
+    return PerSeed(tuple(o / b - 1 if b else float(o > 0) for b, o in pairs))
 
 
 def run_all(work: Callable[[T], R], jobs: Iterable[T], num_processes: int) -> list[R]:

@@ -22,6 +22,7 @@ from headway.sim.kernel import Kernel
 from headway.sim.records import Record
 from headway.sim.solo import SoloTime
 from headway.sim.summary import felt_by_class
+from headway.sim.worker import SimWorker
 from headway.workload.arrivals import gaps
 
 KEEP_VARIABLE = "HEADWAY_KEEP_RUNS"
@@ -176,26 +177,31 @@ def share_of(values: Sequence[float], share: float) -> float:
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else float("inf")
 
 
-class LoadSampler:
-    """KV tokens of every instance of a role at equal intervals."""
+class PassTimeSampler:
+    """The time of a pass of every decode instance, in ms, at equal intervals."""
 
-    def __init__(self, *, every: float, until: float, role: Role) -> None:
+    def __init__(self, *, every: float, until: float) -> None:
         self._every = every
         self._until = until
-        self._role = role
-        self.samples: list[tuple[int, ...]] = []
+        self._samples: list[tuple[float, ...]] = []
 
     def watch(self, cluster: SimCluster) -> None:
-        """PerSeed this run."""
+        """Sample this run."""
         at = self._every
         while at < self._until:
             cluster.kernel.at(at, partial(self._sample, cluster))
             at += self._every
 
     def _sample(self, cluster: SimCluster) -> None:
-        workers = [w for w in cluster.workers if w.spec.role is self._role]
-        self.samples.append(tuple(sum(u.kv_tokens for u in w.core.loads) for w in workers))
+        workers = (w for w in cluster.workers if w.spec.role is Role.DECODE)
+        self._samples.append(tuple(_pass_ms(worker) for worker in workers))
 
     def variance(self) -> float:
-        """Return the variance over instances, in the mean of all instants; tokens squared."""
-        return statistics.fmean(statistics.pvariance(loads) for loads in self.samples)
+        """Return the variance over instances, in the mean of all instants; ms²."""
+        return statistics.fmean(statistics.pvariance(times) for times in self._samples)
+
+
+def _pass_ms(worker: SimWorker) -> float:
+    """Return the time of a pass over what an instance holds now; units wait for the slowest."""
+    seconds = worker.spec.profile.pass_time.seconds
+    return 1e3 * max(seconds(0, 0, unit.num_running, unit.kv_tokens) for unit in worker.core.loads)

@@ -1,21 +1,22 @@
 """Staggered Batch Scheduling: mean TTFT, chunk utilisation and the price of waiting.
 
-The set-up of the paper's section 5: 3 prefill instances of 8 DP units, chunk 3072, prompts of
-3072 × Beta(1, 2) tokens, 5 ms of dispatch latency. The baseline is immediate dispatch by the rule
-that does best at the paper's load, of all rules that there are.
+The set-ups of the paper's section 5: 3 prefill instances of 8 DP units, 5 ms of dispatch latency,
+prompts of up to 3K or of 3K to 64K tokens. The baseline is immediate dispatch by the rule that
+does best at the paper's load, of all rules that there are.
 """
 
 from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from bench.studies import sbs_decode
-from bench.studies.claims import Claim, PerSeed, change
+from bench.studies import compared, sbs_decode
+from bench.studies.claims import Bar, Claim, PerSeed
+from bench.studies.compared import Compared, judged
+from bench.studies.curves import rate_at, value_at
 from bench.studies.runs import Job, Results, Row, arrivals, known, run, spec_of
 from headway.cluster import Role
 from headway.cost.profile import load_profile
@@ -26,16 +27,54 @@ from headway.sim.network import NetworkParams
 from headway.sim.worker import InstanceSpec
 
 PAPER = "sbs"
-SCENARIO = "3 × DP 8, chunk 3072"
 PROFILE = "deepseek-v3-h800-prefill-dp8"
 NUM_INSTANCES = 3
 DISPATCH_LATENCY = 0.005
-RATES = (2.0, 30.0, 60.0, 75.0, 90.0, 120.0, 140.0)
 PAPER_RATE = 75.0  # requests/s, below 80 % of what three instances can prefill
 NUM_REQUESTS = 1500
 NUM_WARM_UP = 100
 RULES = ("round-robin", "random", "least-outstanding", "join-shortest-queue", "least-tokens")
 PACKINGS = ("round-robin", "pbaa")
+
+
+def _short_prompt(rng: random.Random) -> int:
+    return max(1, int(3072 * rng.betavariate(1, 2)))
+
+
+def _long_prompt(rng: random.Random) -> int:
+    """3K to 64K tokens, 6.7K in the mean."""
+    return min(65_536, 3072 + int(rng.lognormvariate(7.346, 1.3)))
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSetUp:
+    """``ttft_limit``: mean TTFT in seconds at which the paper's Table 1 compares, 0 if it does not.
+
+    ``rates``: requests/s, from light load to overload.
+    """
+
+    name: str
+    chunk_tokens: int
+    rates: tuple[float, ...]
+    ttft_limit: float = 0.0
+    prompt: Callable[[random.Random], int] = _short_prompt
+
+
+SHORT, LARGER, LONG = "3K", "5K", "64K"
+SET_UPS: Mapping[str, PrefillSetUp] = MappingProxyType(
+    {
+        SHORT: PrefillSetUp(
+            "3 × DP 8, chunk 3072", 3072, (2.0, 30.0, 45.0, 60.0, 75.0, 90.0, 120.0, 140.0), 0.8
+        ),
+        LARGER: PrefillSetUp("3 × DP 8, chunk 5120", 5120, (45.0, 60.0, 75.0, 110.0, 125.0), 1.0),
+        LONG: PrefillSetUp(
+            "3 × DP 8, chunk 16384, prompts 3K to 64K",
+            16_384,
+            (6.0, 10.0, 14.0, 18.0),
+            prompt=_long_prompt,
+        ),
+    }
+)
 
 
 def _preset(system: str) -> Preset:
@@ -47,14 +86,14 @@ def _preset(system: str) -> Preset:
 
 
 def _requests(job: Job) -> Iterator[SimRequest]:
-    rng = random.Random(job.seed)
+    rng, prompt = random.Random(job.seed), SET_UPS[job.scenario].prompt
     for number, at in arrivals(rng, job.rate, NUM_REQUESTS):
-        yield SimRequest(f"r{number}", at, max(1, int(3072 * rng.betavariate(1, 2))), 1)
+        yield SimRequest(f"r{number}", at, prompt(rng), 1)
 
 
 def measure(job: Job) -> Row:
     """Run once. A system is sbs, or a rule and a packing of immediate dispatch."""
-    profile = load_profile(PROFILE)
+    profile = replace(load_profile(PROFILE), chunk_tokens=SET_UPS[job.scenario].chunk_tokens)
     instances = ((InstanceSpec(Role.PREFILL, profile), NUM_INSTANCES),)
     network = NetworkParams(profile.link_bytes_per_s, dispatch_latency=DISPATCH_LATENCY)
     spec = spec_of(_preset(job.system), Conditions(instances, network))
@@ -70,99 +109,100 @@ def measure(job: Job) -> Row:
 # --- the claims -----------------------------------------------------------------------
 
 
-def rate_at(ttft: Mapping[float, float], limit: float) -> float:
-    """Return the rate at which mean TTFT reaches a limit, by interpolation."""
-    points = sorted(ttft.items())
-    for (low, before), (high, after) in pairwise(points):
-        if before <= limit < after:
-            return low + (high - low) * (limit - before) / (after - before)
-    return points[-1][0] if limit >= points[-1][1] else points[0][0]
-
-
 def best_baseline(num_processes: int) -> str:
     """Return the rule and packing with the least mean TTFT at the paper's load."""
     systems = [f"{rule}/{packing}" for packing in PACKINGS for rule in RULES]
-    jobs = [Job(SCENARIO, system, PAPER_RATE, 1) for system in systems]
+    jobs = [Job(SHORT, system, PAPER_RATE, 1) for system in systems]
     found = Results.of(measure, jobs, num_processes)
-    return found.best(SCENARIO, systems, PAPER_RATE, "ttft")
+    return found.best(SHORT, systems, PAPER_RATE, "ttft")
 
 
 def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
     """Check every claim: prefill, then decode."""
     baseline = best_baseline(num_processes)
     jobs = [
-        Job(SCENARIO, s, rate, seed) for s in (baseline, PAPER) for rate in RATES for seed in seeds
+        Job(at, system, rate, seed)
+        for at, set_up in SET_UPS.items()
+        for system in (baseline, PAPER)
+        for rate in set_up.rates
+        for seed in seeds
     ]
     found = Results.of(measure, jobs, num_processes)
-    claims = [_at(found, baseline, rate) for rate in RATES[1:]]
-    return [*claims, *_ends(found, baseline), *sbs_decode.reproduce(seeds, num_processes)]
+    rows = [_ttft(at, rate, baseline) for at in SET_UPS for rate in SET_UPS[at].rates]
+    places = {at: set_up.name for at, set_up in SET_UPS.items()}
+    return [
+        *compared.claims(PAPER, rows, places, found),
+        *(claim for at in (SHORT, LARGER) for claim in _at_the_limit(found, at, baseline, seeds)),
+        *sbs_decode.reproduce(seeds, num_processes),
+    ]
 
 
-_PAPERS_GAIN = -0.27  # -30 %, less three points for the noise of heavy loads
+_FREE = Bar(0.001, by_points=True)
+_PAPERS_GAIN = Bar(-0.30)
 _WHY: Mapping[float, str] = MappingProxyType(
     {
-        30.0: "; at low load there is less to gather",
-        140.0: "; overload: inside a group the longest goes first, which starves the short",
+        2.0: "waiting costs nothing where there is nothing to gather",
+        30.0: "at low load there is less to gather",
+        140.0: "overload: inside a group the longest goes first, which starves the short",
     }
 )
 
 
-def _at(found: Results, baseline: str, rate: float) -> Claim:
-    before, after = found.pair(SCENARIO, (baseline, PAPER), rate, "ttft")
-    changed = change(before.values, after.values)
-    is_paper = rate <= PAPER_RATE
-    return Claim(
-        PAPER,
-        f"mean TTFT at {rate:g} requests/s",
-        f"{SCENARIO}, against immediate {baseline}; seconds",
-        "-30…-40 % below 80 % of load" if is_paper else "-",
-        before,
-        after,
-        holds=changed.mean <= (_PAPERS_GAIN if is_paper else 0.0),
-        note=f"{changed.mean:+.0%} ± {changed.spread:.0%}" + _WHY.get(rate, ""),
-    )
+def _ttft(at: str, rate: float, baseline: str) -> Compared:
+    is_paper = at == SHORT and 2.0 < rate <= PAPER_RATE
+    value = "-30…-40 % below 80 % of load" if is_paper else "SBS below" if at == LONG else "-"
+    bar = _PAPERS_GAIN if is_paper else _FREE if rate == SET_UPS[SHORT].rates[0] else Bar(0.0)
+    why = _WHY.get(rate, "") if at == SHORT else ""
+    return Compared("mean TTFT", at, rate, "ttft", "seconds", baseline, PAPER, value, bar, why)
 
 
-def _ends(found: Results, baseline: str) -> Iterator[Claim]:
-    """Compare where there is nothing to gather, and where there is too much."""
-    scenario = f"{SCENARIO}, against immediate {baseline}"
-    before, after = found.pair(SCENARIO, (baseline, PAPER), RATES[0], "ttft")
-    extra = PerSeed(tuple(a - b for a, b in zip(after.values, before.values, strict=True)))
-    yield Claim(
-        PAPER,
-        "waiting costs nothing when idle: TTFT added at 2 requests/s",
-        f"{scenario}; seconds",
-        "under 0.001 (ours to keep)",
-        before,
-        after,
-        holds=extra.mean < 0.001,
-        note=f"{1e3 * extra.mean:+.2f} ms",
-        differences=extra,
-    )
-    before, after = found.pair(SCENARIO, (baseline, PAPER), RATES[-1], "utilisation")
-    yield Claim(
-        PAPER,
-        f"prefill chunk utilisation at saturation ({RATES[-1]:g} requests/s)",
-        f"{scenario}; share of chunk",
-        "0.52 to 0.88",
-        before,
-        after,
-        holds=after.mean >= 0.88 and after.mean > before.mean,
-        note="below saturation the arrivals alone set it; our baseline packs better than 0.52",
-    )
-    curves = [found.pair(SCENARIO, (baseline, PAPER), rate, "ttft") for rate in RATES]
-    limit = curves[RATES.index(PAPER_RATE)][0].mean
-    reached = rate_at(
-        {rate: ours.mean for rate, (_, ours) in zip(RATES, curves, strict=True)}, limit
-    )
-    num_seeds = len(curves[0][0].values)
-    yield Claim(
-        PAPER,
-        f"requests/s at the mean TTFT that the baseline has at {PAPER_RATE:g}",
-        f"{scenario}; requests/s",
-        "+12.9…22.8 %",
-        PerSeed((PAPER_RATE,) * num_seeds),
-        PerSeed((reached,) * num_seeds),
-        holds=reached >= 1.129 * PAPER_RATE,
-        note=f"{reached / PAPER_RATE - 1:+.0%}; grows as the limit tightens",
-    )
+_TABLE_1 = {
+    SHORT: ("57 to 70 (+22.8 %)", 0.228, "0.52 to 0.89 (+37 points)", 0.37),
+    LARGER: ("70 to 79 (+12.9 %)", 0.129, "0.53 to 0.88 (+35 points)", 0.35),
+}
+
+
+def _at_the_limit(found: Results, at: str, baseline: str, seeds: Sequence[int]) -> Iterator[Claim]:
+    """Compare requests/s and utilisation at one mean TTFT (Table 1)."""
+    set_up = SET_UPS[at]
+    rates: dict[str, PerSeed] = {}
+    used: dict[str, PerSeed] = {}
+    for system in (baseline, PAPER):
+        curves = [
+            {
+                figure: {
+                    rate: found.rows[Job(at, system, rate, seed)][figure] for rate in set_up.rates
+                }
+                for figure in ("ttft", "utilisation")
+            }
+            for seed in seeds
+        ]
+        reached = [rate_at(curve["ttft"], set_up.ttft_limit) for curve in curves]
+        rates[system] = PerSeed(tuple(reached))
+        used[system] = PerSeed(
+            tuple(
+                value_at(c["utilisation"].items(), r) for c, r in zip(curves, reached, strict=True)
+            )
+        )
+    speed, gain, utilisation, points = _TABLE_1[at]
+    where, limit = set_up.name, f"at a mean TTFT of {set_up.ttft_limit:g} s"
+    for name, unit, value, bar, sample in (
+        ("requests/s", "requests/s", speed, Bar(gain, at_least=True), rates),
+        (
+            "chunk utilisation",
+            "share",
+            utilisation,
+            Bar(points, at_least=True, by_points=True),
+            used,
+        ),
+    ):
+        yield judged(
+            PAPER,
+            f"{name} {limit}",
+            f"{where}; {unit}",
+            value,
+            bar,
+            sample[baseline],
+            sample[PAPER],
+            baseline,
+        )

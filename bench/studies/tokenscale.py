@@ -1,28 +1,33 @@
-"""TokenScale: SLO attainment and GPUs of every scaling policy under bursts.
+"""TokenScale: SLO attainment over GPUs of every scaling policy, under bursts.
 
-Llama-8B on A100 at 22 requests/s: a slow sine with on-off bursts three times as fast (2.3 s long on
-average, 47 % of the time, as in Azure's conversation trace), lengths like that trace's. Each policy
-runs at its defaults and with the headroom that TokenScale has, because attainment alone is bought
-with GPUs.
+Every policy runs with the same list of headrooms, since attainment alone is bought with GPUs. The
+points of a policy, attainment over mean GPUs, are its frontier; frontiers are compared over the
+GPUs that both span.
 """
 
 from __future__ import annotations
 
-import math
-import random
-from collections.abc import Iterator, Sequence
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
-from typing import Any
 
-from bench.studies.claims import Claim, run_all
+from bench.studies import bursts
+from bench.studies.bursts import MAIN, WORKLOADS, Burst, arrivals, needed, predicted
+from bench.studies.claims import Bar, Claim, PerSeed, run_all
+from bench.studies.compared import judged
+from bench.studies.curves import Point, frontier, mean_over, place_of, shared_span, value_at
 from bench.studies.runs import Job, Results, Row, spec_of
 from headway.cluster import Role
 from headway.cost.profile import load_profile
+from headway.cost.schema import Profile
 from headway.policies import registry
+from headway.policies.scaling.protocol import Fleet, Rates, Scaling, Targets
 from headway.presets import PRESETS, Preset
 from headway.sim.autoscaling import SimAutoscaler
-from headway.sim.cluster import SimCluster, SimRequest
+from headway.sim.cluster import SimCluster
 from headway.sim.experiment import Conditions
 from headway.sim.kernel import Kernel
 from headway.sim.network import NetworkParams
@@ -30,43 +35,60 @@ from headway.sim.records import Record
 from headway.sim.worker import InstanceSpec
 
 PAPER = "tokenscale"
-PROFILE = "llama-8b-a100"
-RATE, SECONDS, DRAIN = 22.0, 150.0, 120.0
-BURST_FACTOR, BURST_MEAN, BURST_SHARE = 3.0, 2.3, 0.47
-SINE_PERIOD, SINE_SHARE = 60.0, 0.3
-INITIAL = ((Role.PREFILL, 3), (Role.DECODE, 4))
-LIMITS = MappingProxyType({"max_prefill": 10, "max_decode": 16})
-HEADROOM = 0.7
-BASELINES = ("aibrix", "blitzscale", "distserve", "utilisation")
+DRAIN = 60.0
+MAX_DECODE = 16
 TTFT_SLOS = ((256, 0.25), (1024, 0.4), (1 << 30, 2.0))
 TPOT_SLO = 0.1
+HEADROOMS = (1.0, 0.85, 0.7, 0.55, 0.4)
+"""Planned share of every velocity or threshold."""
+FEW_HEADROOMS = (1.0, 0.7, 0.4)
+DEFAULT = 0.85
+WANTED = 0.95
+"""Attainment for which GPUs are compared."""
 
 
-SCENARIOS = {"at its defaults": None, f"at {HEADROOM:g} of its thresholds": HEADROOM}
-"""Planned share of every threshold; None: the policy's own."""
+@dataclass(frozen=True, slots=True)
+class System:
+    """Scaling policies of both pools, and TokenScale's other parts.
+
+    ``routes``: TokenScale's routing and decode balance, else requests go to the instance with the
+    fewest. ``accuracy``: share of requests whose output bucket the predictor names rightly.
+    """
+
+    prefill: str = PAPER
+    decode: str = PAPER
+    routes: bool = True
+    fit: str = "least"
+    num_convertible: int = 2
+    accuracy: float = 0.85
 
 
-def arrivals(seed: int) -> Iterator[SimRequest]:
-    """Yield requests of a Markov-modulated Poisson process on a slow sine."""
-    rng = random.Random(seed)
-    base = RATE / (1 - BURST_SHARE + BURST_SHARE * BURST_FACTOR)
-    quiet_mean = BURST_MEAN * (1 - BURST_SHARE) / BURST_SHARE
-    now, bursting, changes_at, number = 0.0, False, rng.expovariate(1 / quiet_mean), 0
-    most = base * BURST_FACTOR * (1 + SINE_SHARE)
-    while True:
-        now += rng.expovariate(most)
-        if now > SECONDS:
-            return
-        while changes_at < now:
-            bursting = not bursting
-            changes_at += rng.expovariate(1 / (BURST_MEAN if bursting else quiet_mean))
-        wave = 1 + SINE_SHARE * math.sin(2 * math.pi * now / SINE_PERIOD)
-        if rng.random() * most > base * wave * (BURST_FACTOR if bursting else 1.0):
-            continue
-        num_prompt = min(8192, max(8, round(rng.lognormvariate(math.log(800), 0.9))))
-        num_output = min(1500, max(2, round(rng.lognormvariate(math.log(130), 0.9))))
-        yield SimRequest(f"r{number}", now, num_prompt, num_output)
-        number += 1
+BASELINES = ("aibrix", "blitzscale", "distserve", "utilisation")
+_DISTSERVE = "distserve"
+ROUTED = "distserve, TokenScale's routing"
+VARIANTS: Mapping[str, System] = MappingProxyType(
+    {
+        ROUTED: System(_DISTSERVE, _DISTSERVE, num_convertible=0),
+        "B+P": System(decode=_DISTSERVE, routes=False, num_convertible=0),
+        "B+P+D": System(routes=False, num_convertible=0),
+        "no convertible": System(num_convertible=0),
+        "1 convertible": System(num_convertible=1),
+        "4 convertibles": System(num_convertible=4),
+        "first fit": System(fit="first"),
+        "predictor 100 %": System(accuracy=1.0),
+        "predictor 60 %": System(accuracy=0.6),
+    }
+)
+SYSTEMS: Mapping[str, System] = MappingProxyType(
+    {
+        PAPER: System(),
+        **{name: System(name, name, routes=False, num_convertible=0) for name in BASELINES},
+        **VARIANTS,
+    }
+)
+
+
+# --- a run ----------------------------------------------------------------------------------
 
 
 def keeps(record: Record) -> bool:
@@ -77,22 +99,56 @@ def keeps(record: Record) -> bool:
     return record.ttft <= limit and (record.tpot is None or record.tpot <= TPOT_SLO)
 
 
-def _preset(system: str) -> Preset:
-    if not system.startswith(PAPER):
-        return PRESETS["vllm-like"]
-    params = MappingProxyType({"dispatch": MappingProxyType({"profile": load_profile(PROFILE)})})
-    return replace(PRESETS["vllm-like"], dispatch="tokenscale", params=params)
+class Mixed(Scaling):
+    """Prefillers by one policy, decoders by another."""
+
+    name = "mixed"
+
+    def __init__(self, prefill: Scaling, decode: Scaling) -> None:
+        self._prefill = prefill
+        self._decode = decode
+        self.loads_live = decode.loads_live
+
+    def begin(self, fleet: Fleet) -> None:
+        """Tell both."""
+        self._prefill.begin(fleet)
+        self._decode.begin(fleet)
+
+    def targets(self, rates: Rates | None, fleet: Fleet | None = None, *, now: float) -> Targets:
+        """Return the prefillers that one wants, and all else from the other."""
+        ours = self._prefill.targets(rates, fleet, now=now)
+        return replace(self._decode.targets(rates, fleet, now=now), num_prefill=ours.num_prefill)
 
 
-def _policy(job: Job) -> Any:
-    name = PAPER if job.system.startswith(PAPER) else job.system
-    params: dict[str, object] = dict(LIMITS)
-    utilisation = SCENARIOS[job.scenario]
-    if utilisation is not None:
-        params["target_utilisation"] = utilisation
+def _preset(system: System, profile: Profile) -> Preset:
+    plain = PRESETS["vllm-like"]
+    if not system.routes:
+        return plain
+    routing = MappingProxyType({"profile": profile, "fit": system.fit})
+    return replace(
+        plain,
+        dispatch="tokenscale",
+        placement="bucket-balance",
+        params=MappingProxyType({"dispatch": routing}),
+    )
+
+
+def _scaling(name: str, system: System, workload: Burst, headroom: float) -> Scaling:
+    params: dict[str, object] = {
+        "max_prefill": 10,
+        "max_decode": MAX_DECODE,
+        "target_utilisation": headroom,
+    }
     if name == PAPER:
-        params |= {"profile": load_profile(PROFILE), "convertibles": job.system == PAPER}
-    return registry.make("scaling", name, **params)
+        params |= {
+            "profile": load_profile(workload.profile),
+            "convertibles": system.num_convertible > 0,
+            "burst_ratio": system.num_convertible / MAX_DECODE,
+        }
+    if name == _DISTSERVE:
+        params |= dict(zip(("prefill_per_s", "decode_per_s"), workload.carried, strict=True))
+    policy: Scaling = registry.make("scaling", name, **params)
+    return policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,108 +158,215 @@ class _Ran:
     records: Sequence[Record]
     num_requests: int
     gpu_seconds: float
-    history: Sequence[tuple[float, float]]
+    history: Sequence[Point]
 
 
 def _ran(job: Job) -> _Ran:
-    """Run once."""
-    profile = load_profile(PROFILE)
+    """Run once; the job's rate is the headroom."""
+    workload, system = WORKLOADS[job.scenario], SYSTEMS[job.system]
+    profile = load_profile(workload.profile)
     kinds = {role: InstanceSpec(role, profile) for role in Role}
+    pools = zip((Role.PREFILL, Role.DECODE), workload.initial, strict=True)
     conditions = Conditions(
-        tuple((kinds[role], count) for role, count in INITIAL),
+        tuple((kinds[role], count) for role, count in pools),
         NetworkParams(profile.link_bytes_per_s),
     )
-    spec = spec_of(_preset(job.system), conditions)
-    if job.system.startswith(PAPER):
+    spec = spec_of(_preset(system, profile), conditions)
+    if system.routes:
         burst = MappingProxyType({"factor": 1.0})
         spec = replace(spec, gateway=replace(spec.gateway, burst="dual-signal", burst_params=burst))
     kernel, records = Kernel(), list[Record]()
     cluster = SimCluster(kernel, spec, records.append)
-    scaler = SimAutoscaler(cluster, _policy(job), kinds)
-    requests = list(arrivals(job.seed))
+    policies = [_scaling(n, system, workload, job.rate) for n in (system.prefill, system.decode)]
+    policy = Mixed(*policies) if system.prefill != system.decode else policies[0]
+    told = partial(predicted, system.accuracy, profile, job.seed)
+    scaler = SimAutoscaler(cluster, policy, kinds, predict=told)
+    requests = list(arrivals(job.seed, workload))
     cluster.feed(iter(requests))
-    kernel.run(SECONDS)
+    kernel.run(bursts.SECONDS)
     gpu_seconds = scaler.gpu_seconds
     history = [(at, float(num_gpus)) for at, _, num_gpus in scaler.history]
-    kernel.run(SECONDS + DRAIN)
+    kernel.run(bursts.SECONDS + DRAIN)
     return _Ran(records, len(requests), gpu_seconds, history)
 
 
 def measure(job: Job) -> Row:
-    """Return a run's share of requests that keep their SLO, mean GPUs, and requests lost."""
-    ran = _ran(job)
+    """Return the share of requests that keep their SLO, mean GPUs, and requests lost.
+
+    ``follows``: Pearson's r of the GPUs provided with those needed (Fig. 11).
+    """
+    ran, workload = _ran(job), WORKLOADS[job.scenario]
+    need = needed(job.seed, workload)
+    have = [value_at(ran.history, at) for at, _ in need]
     return {
         "attainment": sum(map(keeps, ran.records)) / ran.num_requests,
-        "gpus": ran.gpu_seconds / SECONDS,
+        "gpus": ran.gpu_seconds / bursts.SECONDS,
         "lost": ran.num_requests - sum(r.finished for r in ran.records),
+        "follows": _correlation(have, [gpus for _, gpus in need]),
     }
+
+
+def _correlation(one: Sequence[float], other: Sequence[float]) -> float:
+    is_flat = len(set(one)) == 1 or len(set(other)) == 1
+    return 0.0 if is_flat else statistics.correlation(one, other)
 
 
 # --- what is there over time --------------------------------------------------------------
 
 
-def history(job: Job) -> Sequence[tuple[float, float]]:
+def history(job: Job) -> Sequence[Point]:
     """Return the GPUs that run or start while requests arrive, by time."""
     return _ran(job).history
 
 
-def provisioned(seed: int, num_processes: int) -> dict[str, Sequence[tuple[float, float]]]:
-    """Return the history of every policy at its defaults."""
-    systems, scenario = (PAPER, *BASELINES), next(iter(SCENARIOS))
-    jobs = [Job(scenario, system, RATE, seed) for system in systems]
-    found = run_all(history, jobs, num_processes)
-    return dict(zip(systems, found, strict=True))
-
-
-def needed(seed: int, width: float = 2.0) -> list[tuple[float, float]]:
-    """Return the GPUs for what arrives in each ``width`` seconds (equations 2, 3, no headroom)."""
-    profile = load_profile(PROFILE)
-    bins = [0.0] * math.ceil(SECONDS / width)
-    for request in arrivals(seed):
-        num_prompt, num_output = request.num_prompt_tokens, request.num_output_tokens
-        bucket = profile.buckets.of(num_prompt, float(num_output))
-        instance_seconds = num_prompt / profile.prefill_velocity()
-        instance_seconds += (num_prompt + num_output) / profile.decode_velocity(bucket)
-        bins[int(request.arrival_at / width)] += instance_seconds * profile.num_gpus / width
-    return [(place * width, gpus) for place, gpus in enumerate(bins)]
+def provisioned(seed: int, num_processes: int) -> dict[str, Sequence[Point]]:
+    """Return the history of every policy at one headroom."""
+    systems = (PAPER, *BASELINES)
+    jobs = [Job(MAIN, system, DEFAULT, seed) for system in systems]
+    return dict(zip(systems, run_all(history, jobs, num_processes), strict=True))
 
 
 # --- the claims -----------------------------------------------------------------------
 
 
-_WHERE = f"Llama-8B on A100, {RATE:g} requests/s in bursts"
-
-
 def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
-    """Compare attainment and GPUs with every baseline, at defaults and at like headroom."""
-    others = (f"{PAPER}, no convertible", *BASELINES)
-    jobs = [Job(at, s, RATE, seed) for at in SCENARIOS for s in (PAPER, *others) for seed in seeds]
+    """Compare frontiers with every baseline, on every workload, and TokenScale's parts."""
+    plan = swept()
+    jobs = [
+        Job(at, system, headroom, seed)
+        for at, (systems, headrooms) in plan.items()
+        for system in systems
+        for headroom in headrooms
+        for seed in seeds
+    ]
+    jobs += [Job(MAIN, system, DEFAULT, seed) for system in VARIANTS for seed in seeds]
     found = Results.of(measure, jobs, num_processes)
-    return [c for at in SCENARIOS for system in others for c in _claims(found, at, system)]
+    return [
+        *(
+            claim
+            for at, (systems, _) in plan.items()
+            for system in systems[1:]
+            for claim in _frontiers(found, at, system, seeds)
+        ),
+        *(claim for system in VARIANTS for claim in _parts(found, system)),
+        *(_follows(found, system) for system in BASELINES),
+    ]
 
 
-def _claims(found: Results, at: str, system: str) -> Iterator[Claim]:
-    before, after = found.pair(at, (system, PAPER), RATE, "attainment")
-    theirs, ours = found.pair(at, (system, PAPER), RATE, "gpus")
-    is_own = system.startswith(PAPER)
-    gained, saved = after.mean - before.mean, ours.mean / theirs.mean - 1
-    yield Claim(
-        PAPER,
-        f"SLO attainment against {system} {at}",
-        f"{_WHERE}; share of requests",
-        "50…88 % to 80…96 %" if not is_own else "-",
-        before,
-        after,
-        holds=gained > 0,
-        note=f"{100 * gained:+.0f} points at {saved:+.0%} GPUs",
+def swept() -> dict[str, tuple[tuple[str, ...], tuple[float, ...]]]:
+    """Return systems and headrooms by workload; one without its traces is named and left out."""
+    plan: dict[str, tuple[tuple[str, ...], tuple[float, ...]]]
+    plan = {MAIN: ((PAPER, *BASELINES), HEADROOMS)}
+    for at, workload in WORKLOADS.items():
+        missing = [str(path) for path in workload.paths if not path.exists()]
+        if missing:
+            print(f"{PAPER}: {at} is left out: no {', '.join(missing)}", file=sys.stderr)
+        elif at != MAIN:
+            plan[at] = ((PAPER, _DISTSERVE), FEW_HEADROOMS)
+    return plan
+
+
+def _points(found: Results, at: str, system: str, seed: int) -> list[Point]:
+    return frontier(
+        (row["gpus"], row["attainment"])
+        for job, row in found.rows.items()
+        if (job.scenario, job.system, job.seed) == (at, system, seed)
     )
-    yield Claim(
+
+
+def _frontiers(found: Results, at: str, system: str, seeds: Sequence[int]) -> Iterator[Claim]:
+    pairs = [[_points(found, at, name, seed) for name in (system, PAPER)] for seed in seeds]
+    spans = [shared_span(*pair) for pair in pairs]
+    theirs, ours = (
+        PerSeed(tuple(mean_over(pair[n], *span) for pair, span in zip(pairs, spans, strict=True)))
+        for n in (0, 1)
+    )
+    where, shown = WORKLOADS[at].name, "; ".join(_shown(found, at, s) for s in (PAPER, system))
+    low, high = (statistics.fmean(ends) for ends in zip(*spans, strict=True))
+    area = judged(
         PAPER,
-        f"GPUs against {system} {at}",
-        f"{_WHERE}; mean GPUs",
-        "-4…-14 %" if not is_own else "-",
+        f"mean attainment from {low:.1f} to {high:.1f} GPUs, {at}",
+        f"{where}; share of requests",
+        "50…88 % to 80…96 %",
+        Bar(0.0, at_least=True, by_points=True),
         theirs,
         ours,
-        holds=saved <= -0.04,
-        note="" if saved <= -0.04 else "it plans with 0.7 of every velocity, and for the burst",
+        system,
+    )
+    yield replace(area, note=f"{area.note}; {shown}")
+    yield _cost(at, system, pairs)
+
+
+def _cost(at: str, system: str, pairs: Sequence[Sequence[Sequence[Point]]]) -> Claim:
+    """Compare GPUs for the wanted attainment; a frontier that never has it counts its most."""
+    places = [[place_of(pair[n], WANTED) for pair in pairs] for n in (0, 1)]
+    theirs, ours = (
+        PerSeed(
+            tuple(
+                p if p is not None else pair[n][-1][0] for p, pair in zip(each, pairs, strict=True)
+            )
+        )
+        for n, each in enumerate(places)
+    )
+    missed = [sum(place is None for place in each) for each in places]
+    claim = judged(
+        PAPER,
+        f"GPUs for {WANTED:.0%} attainment, {at}",
+        f"{WORKLOADS[at].name}; mean GPUs",
+        "-4…-14 %",
+        Bar(-0.04),
+        theirs,
+        ours,
+        system,
+    )
+    for name, count in zip((system, PAPER), missed, strict=True):
+        if count:
+            claim = replace(claim, note=f"{claim.note}; {name} never has it with {count} seeds")
+    return replace(claim, holds=False) if missed[1] else claim
+
+
+def _shown(found: Results, at: str, system: str) -> str:
+    """Return a system's points over headrooms, means over seeds."""
+    headrooms = sorted({job.rate for job in found.rows if job[:2] == (at, system)}, reverse=True)
+    points = (
+        f"{100 * found.sample(at, system, headroom, 'attainment').mean:.1f} % @ "
+        f"{found.sample(at, system, headroom, 'gpus').mean:.1f}"
+        for headroom in headrooms
+    )
+    return f"{system} {', '.join(points)}"
+
+
+def _parts(found: Results, system: str) -> Iterator[Claim]:
+    """Compare TokenScale with a variant of itself at one headroom."""
+    where = f"{WORKLOADS[MAIN].name}, headroom {DEFAULT:g}"
+    theirs, ours = found.pair(MAIN, (system, PAPER), DEFAULT, "gpus")
+    claim = judged(
+        PAPER,
+        "attainment with all of TokenScale",
+        f"{where}; share of requests",
+        _PARTS.get(system, "-"),
+        Bar(0.0, at_least=True, by_points=True),
+        *found.pair(MAIN, (system, PAPER), DEFAULT, "attainment"),
+        system,
+    )
+    yield replace(claim, note=f"{claim.note}; {theirs.mean:.1f} and {ours.mean:.1f} GPUs")
+
+
+_PARTS = {
+    "B+P": "each part adds (Fig. 15)",
+    "B+P+D": "each part adds (Fig. 15)",
+    "no convertible": "each part adds (Fig. 15)",
+    "predictor 60 %": "costs little (Fig. 13)",
+}
+
+
+def _follows(found: Results, system: str) -> Claim:
+    return judged(
+        PAPER,
+        "GPUs provided follow those needed (Pearson's r)",
+        f"{WORKLOADS[MAIN].name}, headroom {DEFAULT:g}; r",
+        "closest (Fig. 11)",
+        Bar(0.0, at_least=True, by_points=True),
+        *found.pair(MAIN, (system, PAPER), DEFAULT, "follows"),
+        system,
     )

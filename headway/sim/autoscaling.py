@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from headway.cluster import Role
@@ -32,11 +32,16 @@ class _Used:
     busy: float = 0.0
 
 
+def _truth(request: SimRequest) -> int:
+    return request.num_output_tokens
+
+
 class SimAutoscaler:
     """Feeds an autoscaler's core once an ``interval`` and does what it says.
 
     ``kinds``: what an instance of a role is. A pool shrinks by draining its youngest instance,
-    which goes when it holds nothing. ``gpu_seconds`` counts from an instance's order.
+    which goes when it holds nothing. ``gpu_seconds`` counts from an instance's order. ``predict``
+    tells the output tokens that the rates count for a request; left out, the true number.
     """
 
     def __init__(
@@ -46,7 +51,9 @@ class SimAutoscaler:
         kinds: Mapping[Role, InstanceSpec],
         *,
         interval: float = 1.0,
+        predict: Callable[[SimRequest], int] = _truth,
     ) -> None:
+        self._predict = predict
         self._cluster = cluster
         self._kernel = cluster.kernel
         self._policy = policy
@@ -97,10 +104,11 @@ class SimAutoscaler:
         by_bucket = [0.0] * 9
         num_input = num_output = 0
         for _, request in self._arrivals:
+            output = self._predict(request)
             num_input += request.num_prompt_tokens
-            num_output += request.num_output_tokens
-            bucket = buckets.of(request.num_prompt_tokens, float(request.num_output_tokens))
-            by_bucket[bucket] += request.num_prompt_tokens + request.num_output_tokens
+            num_output += output
+            bucket = buckets.of(request.num_prompt_tokens, float(output))
+            by_bucket[bucket] += request.num_prompt_tokens + output
         return RateReport(
             "gateway",
             len(self._arrivals) / RATE_WINDOW,

@@ -9,7 +9,16 @@ from types import MappingProxyType
 
 import pytest
 
-from bench.studies import composition, pascal, star, uniboost
+from bench.studies import (
+    bursts,
+    composition,
+    pascal,
+    sbs,
+    sbs_decode,
+    star,
+    tokenscale,
+    uniboost,
+)
 from bench.studies.claims import Claim
 from bench.studies.runs import Job, run
 from cli import main
@@ -23,26 +32,54 @@ def is_told(claims: list[Claim]) -> bool:
     return all(claim.note for claim in claims if not claim.holds)
 
 
-def test_uniboost_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uniboost, "NUM_REQUESTS", 70)
-    claims = uniboost.reproduce([1], 1)
-    assert len(claims) == 20
+def is_compared(claims: list[Claim]) -> bool:
+    """Every row says against what it stands, and what was asked of it."""
+    return all(claim.against and claim.asked for claim in claims)
+
+
+def test_sbs_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sbs, "NUM_REQUESTS", 110)
+    monkeypatch.setattr(sbs_decode, "NUM_PASSES", 30)
+    monkeypatch.setattr(sbs_decode, "NUM_WARM_UP", 10)
+    claims = sbs.reproduce([1], 1)
+    assert len(claims) == 37
     assert is_told(claims)
+    assert is_compared(claims)
+
+
+def test_uniboost_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uniboost, "NUM_REQUESTS", 60)
+    claims = uniboost.reproduce([1], 1)
+    assert len(claims) == 78
+    assert is_told(claims)
+    assert is_compared(claims)
 
 
 def test_star_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    short = {name: replace(s, seconds=150.0) for name, s in star.SET_UPS.items()}
+    short = {name: replace(s, seconds=100.0) for name, s in star.SET_UPS.items()}
     monkeypatch.setattr(star, "SET_UPS", MappingProxyType(short))
     claims = star.reproduce([1], 1)
-    assert len(claims) == 16
+    assert len(claims) == 21
     assert is_told(claims)
+    assert is_compared(claims)
 
 
 def test_pascal_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pascal, "NUM_REQUESTS", 40)
     claims = pascal.reproduce([1], 1)
-    assert len(claims) == 22
-    assert is_told([c for c in claims if "adaptive" not in c.claim])
+    assert len(claims) == 39
+    assert is_told(claims)
+    assert is_compared(claims)
+
+
+def test_tokenscale_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(bursts.DATA_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(bursts, "SECONDS", 4.0)
+    monkeypatch.setattr(tokenscale, "DRAIN", 2.0)
+    claims = tokenscale.reproduce([1], 1)
+    assert len(claims) == 23
+    assert is_told(claims)
+    assert is_compared(claims)
 
 
 def test_composition_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bench.studies import pascal, sbs, sbs_decode
-from bench.studies.claims import Claim, PerSeed, change, run_all
-from bench.studies.runs import Job
+from bench.studies import curves, pascal, sbs, sbs_decode, star
+from bench.studies.claims import Bar, Claim, PerSeed, change, run_all
+from bench.studies.compared import Compared
+from bench.studies.runs import Job, Results
 
 KEYS = [
     "paper",
@@ -19,6 +20,8 @@ KEYS = [
     "seeds",
     "holds",
     "note",
+    "against",
+    "asked",
 ]
 
 
@@ -38,17 +41,17 @@ def test_jobs_come_back_in_order_from_any_number_of_processes() -> None:
 
 def test_the_rate_at_a_limit_is_interpolated_and_stays_on_the_curve() -> None:
     curve = {10.0: 1.0, 20.0: 2.0, 30.0: 4.0}
-    assert sbs.rate_at(curve, 1.5) == 15.0
-    assert sbs.rate_at(curve, 3.0) == 25.0
-    assert sbs.rate_at(curve, 9.0) == 30.0
-    assert sbs.rate_at(curve, 0.5) == 10.0
+    assert curves.rate_at(curve, 1.5) == 15.0
+    assert curves.rate_at(curve, 3.0) == 25.0
+    assert curves.rate_at(curve, 9.0) == 30.0
+    assert curves.rate_at(curve, 0.5) == 10.0
 
 
 def test_staggered_batches_wait_less_than_immediate_round_robin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sbs, "NUM_REQUESTS", 400)
-    job = Job(sbs.SCENARIO, "sbs", 75.0, seed=1)
+    job = Job(sbs.SHORT, "sbs", 75.0, seed=1)
     ours = sbs.measure(job)
     theirs = sbs.measure(job._replace(system="round-robin/round-robin"))
     assert ours == sbs.measure(job)
@@ -59,7 +62,7 @@ def test_staggered_batches_wait_less_than_immediate_round_robin(
 @pytest.mark.parametrize("rule", sbs.RULES)
 def test_every_baseline_rule_runs(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sbs, "NUM_REQUESTS", 150)
-    found = sbs.measure(Job(sbs.SCENARIO, f"{rule}/pbaa", 30.0, 1))
+    found = sbs.measure(Job(sbs.SHORT, f"{rule}/pbaa", 30.0, 1))
     assert found["ttft"] > 0.15
 
 
@@ -87,3 +90,57 @@ def test_the_tail_of_a_bin_is_the_papers_percentile_for_its_size(
     num_values: int, expected: float
 ) -> None:
     assert pascal.tail([float(n + 1) for n in range(num_values)]) == expected
+
+
+def test_a_verdict_is_open_where_the_noise_over_seeds_is_larger_than_the_distance() -> None:
+    bar = Bar(-0.30)
+    assert bar.judge(PerSeed((-0.40, -0.41, -0.39))) is True
+    assert bar.judge(PerSeed((-0.10, -0.11, -0.09))) is False
+    assert bar.judge(PerSeed((-0.50, -0.31, -0.12))) is None
+    assert bar.judge(PerSeed((-0.31,))) is True
+    assert Bar(0.1, at_least=True).judge(PerSeed((0.2, 0.2))) is True
+    assert Bar(0.0, by_points=True).judge(PerSeed((0.0, 0.0))) is True
+
+
+def test_a_bar_is_told_with_the_noise_that_it_allows_for() -> None:
+    assert Bar(-0.3).shown(PerSeed((-0.2, -0.4))) == "at most -30.0% (noise 20.0%)"
+    points = Bar(0.02, at_least=True, by_points=True)
+    assert points.shown(PerSeed((0.5,))) == "at least +0.02 (noise 0)"
+
+
+def test_a_change_is_a_share_of_the_baseline_or_in_points() -> None:
+    before, after = PerSeed((0.5, 0.0)), PerSeed((0.6, 0.3))
+    assert Bar(0.0).changes(before, after).values == pytest.approx((0.2, 1.0))
+    assert Bar(0.0, by_points=True).changes(before, after).values == pytest.approx((0.1, 0.3))
+
+
+def test_a_row_says_against_what_what_was_asked_and_what_others_had() -> None:
+    figures = {"plain": 2.0, "ours": 1.0, "other": 1.5}
+    rows = {Job("busy", name, 3.0, 1): {"p99": value} for name, value in figures.items()}
+    row = Compared(
+        "P99", "busy", 3.0, "p99", "seconds", "plain", "ours", "-60 %", Bar(-0.6), "why", ("other",)
+    )
+    found = row.judged("p", "a place, 3 requests/s", Results(rows))
+    assert (found.against, found.baseline, found.ours, found.verdict) == ("plain", 2.0, 1.0, "no")
+    assert found.note == "-50.0% ± 0.0%; why; other 1.5"
+    assert found.asked == "at most -60.0% (noise 0.0%)"
+    assert found.scenario == "a place, 3 requests/s; seconds"
+
+
+def test_a_frontier_keeps_its_best_and_is_compared_over_what_both_span() -> None:
+    curve = curves.frontier([(10.0, 0.8), (6.0, 0.6), (8.0, 0.9)])
+    assert curve == [(6.0, 0.6), (8.0, 0.9), (10.0, 0.9)]
+    assert curves.place_of(curve, 0.75) == pytest.approx(7.0)
+    assert curves.place_of(curve, 0.5) == 6.0
+    assert curves.place_of(curve, 0.95) is None
+    assert curves.shared_span(curve, [(7.0, 0.5), (12.0, 1.0)]) == (7.0, 12.0)
+    assert curves.mean_over([(0.0, 0.0), (1.0, 1.0)], 0.0, 1.0) == pytest.approx(0.5)
+    assert curves.value_at(curve, 99.0) == 0.9
+
+
+def test_a_pass_with_a_predictor_is_longer_the_more_often_it_predicts() -> None:
+    base, *others = (
+        star.profile_of(system, 1000).pass_time.base
+        for system in (star.CURRENT, star.OURS, *star.EVERY)
+    )
+    assert [other / base for other in others] == pytest.approx([1.00385, 1.077, 1.00077])

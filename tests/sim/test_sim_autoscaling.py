@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from bench.studies import tokenscale
+from bench.studies import bursts, tokenscale
 from bench.studies.runs import Job
 from headway.cluster import Role
 from headway.policies.scaling.learned import velocity_sample
@@ -132,17 +134,67 @@ def test_the_policy_is_told_of_traffic_and_of_the_fleet() -> None:
 
 
 def test_bursts_come_at_the_mean_rate_and_are_the_same_for_a_seed() -> None:
-    first = list(tokenscale.arrivals(1))
-    assert first == list(tokenscale.arrivals(1))
-    rates = [len(list(tokenscale.arrivals(seed))) / tokenscale.SECONDS for seed in range(6)]
-    assert sum(rates) / 6 == pytest.approx(tokenscale.RATE, rel=0.15)
+    first = list(bursts.arrivals(1))
+    assert first == list(bursts.arrivals(1))
+    rates = [len(list(bursts.arrivals(seed))) / bursts.SECONDS for seed in range(6)]
+    assert sum(rates) / 6 == pytest.approx(bursts.WORKLOADS[bursts.MAIN].rate, rel=0.15)
 
 
 def test_tokenscale_loses_no_request_and_keeps_more_slos_than_request_counts() -> None:
-    scenario = next(iter(tokenscale.SCENARIOS))
     ours, theirs = (
-        tokenscale.measure(Job(scenario, system, tokenscale.RATE, 1))
+        tokenscale.measure(Job(bursts.MAIN, system, 0.85, 1))
         for system in ("tokenscale", "distserve")
     )
     assert ours["lost"] == theirs["lost"] == 0
     assert ours["attainment"] > theirs["attainment"]
+
+
+def test_a_predictor_names_the_right_bucket_as_often_as_it_is_accurate() -> None:
+    profile = KINDS[Role.DECODE].profile
+    requests = [SimRequest(f"r{n}", 0.0, 300, 360) for n in range(2000)]
+    told = [bursts.predicted(0.85, profile, 1, request) for request in requests]
+    assert told.count(350) / len(told) == pytest.approx(0.85, abs=0.03)
+    assert set(told) == {100, 350, 610}
+    assert told == [bursts.predicted(0.85, profile, 1, request) for request in requests]
+
+
+def test_the_rates_count_what_a_predictor_tells() -> None:
+    policy = Planned((0.0, 1, 1))
+    conditions = Conditions(((KINDS[Role.PREFILL], 1), (KINDS[Role.DECODE], 1)))
+    kernel = Kernel()
+    cluster = SimCluster(kernel, cluster_spec(PRESETS["vllm-like"], conditions), lambda _: None)
+    SimAutoscaler(cluster, policy, KINDS, predict=lambda _: 610)
+    cluster.feed(iter(poisson(60, 10.0, 2)))
+    kernel.run(5.5)
+    rates, _ = policy.told[-1]
+    assert rates is not None
+    assert rates.output_tokens_per_s == pytest.approx(610 * rates.requests_per_s)
+
+
+def test_one_policy_may_size_prefillers_and_another_decoders() -> None:
+    mixed = tokenscale.Mixed(Planned((0.0, 5, 1)), Planned((0.0, 1, 7)))
+    targets = mixed.targets(None, now=0.0)
+    assert (targets.num_prefill, targets.num_decode) == (5, 7)
+
+
+def test_a_workload_without_its_traces_is_named_and_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(bursts.DATA_VARIABLE, str(tmp_path))
+    assert not any(bursts.WORKLOADS[name].traces for name in tokenscale.swept())
+    assert "Azure code is left out" in capsys.readouterr().err
+
+
+def test_a_window_of_a_trace_comes_at_the_rate_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(bursts.DATA_VARIABLE, str(tmp_path))
+    with gzip.open(tmp_path / "azure_llm_2023_conv.csv.gz", "wt") as file:
+        file.write("TIMESTAMP,ContextTokens,GeneratedTokens\n")
+        for second in range(3600):
+            minute, rest = divmod(second, 60)
+            file.write(f"2023-11-16 18:{minute:02d}:{rest:02d}.0000000,100,20\n")
+    found = list(bursts.arrivals(3, bursts.Burst("test", rate=4.0, traces=("conv",))))
+    assert len(found) == pytest.approx(4.0 * bursts.SECONDS, rel=0.05)
+    assert found[0].num_prompt_tokens == 100
+    assert found == sorted(found, key=lambda request: request.arrival_at)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.studies import tokenscale
+from bench.studies import bursts, tokenscale
 from cli import main
 from headway.cluster import UnitId
 from headway.felt import FeltRequest
@@ -143,16 +143,16 @@ def test_provisioned_gpus_are_drawn_over_those_needed(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra analysis is not installed")
     from bench import plots
 
-    need = tokenscale.needed(1)
+    need = bursts.needed(1)
     assert sum(gpus for _, gpus in need) / len(need) == pytest.approx(4.0, rel=0.5)
     assert [at for at, _ in need[:3]] == [0.0, 2.0, 4.0]
-    have = {"fixed": [(0.0, 7.0), (tokenscale.SECONDS, 7.0)]}
+    have = {"fixed": [(0.0, 7.0), (bursts.SECONDS, 7.0)]}
     plots.provisioned(tmp_path, "test", have, need)
     assert (tmp_path / "provisioned-test.svg").read_text().startswith("<?xml")
 
 
 def test_a_study_keeps_what_was_provisioned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenscale, "SECONDS", 12.0)
+    monkeypatch.setattr(bursts, "SECONDS", 12.0)
     monkeypatch.setattr(tokenscale, "DRAIN", 0.0)
     found = tokenscale.provisioned(1, 1)
     assert list(found) == [tokenscale.PAPER, *tokenscale.BASELINES]
