@@ -39,9 +39,9 @@ DRAIN = 60.0
 MAX_DECODE = 16
 TTFT_SLOS = ((256, 0.25), (1024, 0.4), (1 << 30, 2.0))
 TPOT_SLO = 0.1
-HEADROOMS = (1.0, 0.85, 0.7, 0.55, 0.4)
+HEADROOMS = (1.0, 0.85, 0.6, 0.4)
 """Planned share of every velocity or threshold."""
-FEW_HEADROOMS = (1.0, 0.7, 0.4)
+FEW_HEADROOMS = (1.0, 0.6)
 DEFAULT = 0.85
 WANTED = 0.95
 """Attainment for which GPUs are compared."""

@@ -87,6 +87,7 @@ def test_composition_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     claims = composition.reproduce([1], 1)
     assert len(claims) == 16
     assert is_told(claims)
+    assert is_compared(claims)
 
 
 def test_a_run_of_a_study_is_the_same_for_the_same_seed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ PROFILE = replace(
 )
 
 
-PARAMS = TokenScaleRoutingParams(profile=PROFILE, margin=0.0)
+PARAMS = TokenScaleRoutingParams(profile=PROFILE, margin=0.0, fit="first")
 
 
 @dataclass(frozen=True)

@@ -96,9 +96,11 @@ def test_prompts_given_out_together_count_for_each_other() -> None:
     assert 5 not in found
 
 
-def test_by_choice_the_feasible_one_with_the_least_work_takes_it() -> None:
+def test_the_feasible_one_with_the_least_work_takes_it_unless_the_first_is_asked_for() -> None:
     loads = [prefiller("a", 1000), prefiller("b", 500)]
+    assert TokenScaleRoutingParams().fit == "least"
     assert routed(loads, Prompt(1, 200), params=replace(PARAMS, fit="least"))[1][0] == "b"
+    assert routed(loads, Prompt(1, 200), params=replace(PARAMS, fit="first"))[1][0] == "a"
 
 
 def test_feasibility_routing_fills_up_to_the_slo() -> None:

@@ -278,7 +278,9 @@ def test_an_unknown_backlog_is_not_zero_pools_grow_and_do_not_shrink() -> None:
 
 def test_the_reason_gives_the_inputs() -> None:
     fleet = Fleet(PoolLoad(1, backlog_tokens=500), PoolLoad(1))
-    reason = first(TokenScaleParams(profile=A100), rates(20_000, S_S=47_070), fleet).reason
+    reason = first(
+        TokenScaleParams(profile=A100, target_utilisation=0.7), rates(20_000, S_S=47_070), fleet
+    ).reason
     assert "prefill (20000 + 500/5) tokens/s over 0.7 × 14000 = 2.05, so 3" in reason
     assert (
         "decode (47070 + 0/5) tokens/s over 0.7 × 23535 = 2.86 less 1 convertible, so 2" in reason

@@ -1,4 +1,4 @@
-"""``tokenscale``: the first instance that meets the TTFT SLO, convertible decoders second.
+"""``tokenscale``: an instance that meets the TTFT SLO, convertible decoders second.
 
 TokenScale, algorithm 1 and section IV-E; ``docs/tokenscale.md`` says what the paper leaves open.
 """
@@ -26,15 +26,15 @@ class TokenScaleRoutingParams(TtftSlos):
     """``profile`` of the prefillers, and ``convertible_profile`` (None: the same).
 
     The TTFT SLOs' edges are the profile's short and medium inputs. ``tpot_slo``: what a
-    convertible decoder's passes may take, seconds. ``fit``: among feasible instances the ``first``
-    by id, or the one with the ``least`` work ahead. ``default_pass_time``: shown before the first
+    convertible decoder's passes may take, seconds. ``fit``: among feasible instances the one with
+    the ``least`` work ahead, or the ``first`` by id. ``default_pass_time``: shown before the first
     pass, seconds. ``window``: passes.
     """
 
     profile: Profile | None = None
     convertible_profile: Profile | None = None
     tpot_slo: float = over(0, default=0.1)
-    fit: str = one_of(FIRST, LEAST, default=FIRST)
+    fit: str = one_of(FIRST, LEAST, default=LEAST)
     default_pass_time: float = over(0, default=0.05)
     window: int = between(1, 100_000, default=32)
 

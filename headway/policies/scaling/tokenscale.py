@@ -37,7 +37,7 @@ class TokenScaleParams(PoolsParams):
 
     profile: Profile | None = None
     decode_profile: Profile | None = None
-    target_utilisation: float = between(0.05, 1, default=0.7)
+    target_utilisation: float = between(0.05, 1, default=0.85)
     convertibles: bool = True
     burst_ratio: float = between(0, 1, default=0.1)
     rate_window: float = between(0.1, 3600, default=2.0)

@@ -119,7 +119,7 @@ def test_each_velocity_sample_is_told_once() -> None:
     core.handle(FleetReport(Fleet(PoolLoad(1), PoolLoad(1))), now=1.0)
     (decided,) = core.wake(now=2.0)
     velocity = load_profile("llama-8b-a100").prefill_velocity() / 2
-    assert f"0.7 × {velocity:.0f}" in decided.targets.reason
+    assert f"0.85 × {velocity:.0f}" in decided.targets.reason
 
 
 @pytest.mark.parametrize(
