@@ -34,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Register the options."""
     add = parser.add_argument
     add("paper", choices=(*PAPERS, "composition", "dominance", "all"), help="whose claims")
-    add("--seeds", default="5", metavar="N", help="runs of everything (5), or seeds: 101,102,103")
+    add("--seeds", default="3", metavar="N", help="runs of everything (3), or seeds: 101,102,103")
     add("--processes", type=int, default=0, metavar="N", help="in parallel; 0: one a core")
     add("--data", type=Path, metavar="DIR", help="recorded traces (shared/data)")
     add_json(parser, "write the rows")
