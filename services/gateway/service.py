@@ -40,6 +40,7 @@ from services.gateway.token_sink import TokenSink
 from services.gateway.tokenizer import TextCodec
 from services.runtime.driver import Driver
 from services.runtime.failpoints import failpoint
+from services.runtime.few_lines import FewLines
 from services.runtime.membership import NONCE_DIGEST
 from services.runtime.server import GrpcServer
 from services.runtime.service import STOP_GRACE, Runtime
@@ -62,6 +63,7 @@ class GatewayService:
         self._runtime, self._model = runtime, model
         config, self.now = runtime.config, runtime.clock.now
         self._draining = False
+        self._strangers = FewLines()
         self._sink_server, self.sink_address = sink_server, sink_server.bind()
         self.http_address = ""  # known once it listens
         self.metrics = GatewayMetrics(runtime.metrics, config.policies().worker.reader_pace)
@@ -287,11 +289,18 @@ class GatewayService:
         """Return the leader's decisions about a request, as JSON."""
         return await self._link.explain(request_id)
 
-    def refused(self, client: str, path: str, error: HeadwayError) -> None:
-        """Log who asked in vain, where served requests are logged, too."""
-        if self._runtime.config.api_key_file is not None:
+    def refused(self, client: str, path: str, error: HeadwayError, *, is_known: bool) -> None:
+        """Log who asked in vain, where served requests are logged, too; few lines of strangers."""
+        if self._runtime.config.api_key_file is None:
+            return
+        held_back = 0 if is_known else self._strangers.take(self.now())
+        if held_back is not None:
             self._runtime.log.info(
-                "request_refused", client=client, path=path[:80], code=error.code.value
+                "request_refused",
+                client=client,
+                path=path[:80],
+                code=error.code.value,
+                **({"num_held_back": held_back} if held_back else {}),
             )
 
     def unexpected(self, error: Exception, where: str) -> None:

@@ -22,13 +22,12 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),  # two servers on one port would share it silently
     ("grpc.server.max_pending_requests", 16_384),
-)
-MOST_CLIENTS = 1024
-"""Connections of gRPC clients; one more is closed at once."""
-_CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_allowed_incoming_connections", MOST_CLIENTS),
-    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.server_handshake_timeout_ms", 10_000),  # a silent connection ends after it
     ("grpc.http2.settings_timeout", 10_000),
+)
+MOST_CLIENTS, _MOST_PEERS = 1024, 4096
+"""Connections of gRPC clients, and of services; one more is closed at once."""
+_CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_connection_idle_ms", 60_000),  # a client that asks again connects again
     ("grpc.max_concurrent_streams", 256),  # of a connection; a client's further calls wait
     ("grpc.http2.max_ping_strikes", 2),
@@ -51,7 +50,11 @@ class GrpcServer:
         self._tls = tls_source(config, for_clients=for_clients)
         self._port = ""
         guard = Guard(self._identify())
-        options = (*_OPTIONS, *(_CLIENT_OPTIONS if for_clients else ()))
+        most = (
+            "grpc.max_allowed_incoming_connections",
+            MOST_CLIENTS if for_clients else _MOST_PEERS,
+        )
+        options = (*_OPTIONS, most, *(_CLIENT_OPTIONS if for_clients else ()))
         self._server = grpc.aio.server(options=options, interceptors=(guard,))
         self._health = health.aio.HealthServicer()
         self._serving, self._ready = False, True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -31,6 +32,7 @@ C = TypeVar("C", bound=ServiceConfig)
 STOP_GRACE = 1.0
 _REFUSED = 2
 """Exit status of a start that would fail again: the supervisor tries no more."""
+_MOST_FILES = 65_536
 _LAST_PATIENCE = 5.0
 """Seconds that a service has to let go after one of its essential tasks has ended."""
 
@@ -78,6 +80,7 @@ def run_service(
     if a file or the store refuses it, so that it would fail again; with 128 + signal number at
     a second signal.
     """
+    _allow_many_files()
     names = (config.service_name(), config.service_id)
     lines = configure_logs(config.log_level, config.log_format, *names)
     event_record.configure(config.record_events, config.service_id)
@@ -90,6 +93,19 @@ def run_service(
         get_logger().error("crashed", error=repr(error), exc_info=error)
         _leave(1)
     _leave(0)
+
+
+def _allow_many_files() -> None:
+    """Raise the limit of open files as far as the system lets us.
+
+    Whoever reaches a port may hold descriptors of this process by connecting to it. It must still
+    be able to dial and to open files.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 async def _live(

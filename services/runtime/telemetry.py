@@ -29,6 +29,7 @@ from services.runtime.probes import Probes
 from services.runtime.store import Store
 
 _LAG_INTERVAL = 0.5
+_SILENCE = 10.0  # seconds
 _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
@@ -104,6 +105,9 @@ def serve_metrics(listen: str, registry: CollectorRegistry, probes: Probes) -> I
     except OSError as error:
         message = f"cannot listen on {listen} ({error.strerror}): choose another --metrics-listen"
         raise HeadwayError(Code.UNAVAILABLE, message) from error
+    handler = server.RequestHandlerClass
+    silent = {"timeout": _SILENCE}  # of a connection, which holds a thread
+    server.RequestHandlerClass = type(handler.__name__, (handler,), silent)
     server.set_app(probes.beside(make_wsgi_app(registry)))
     try:
         yield f"{host}:{server.server_port}"

@@ -56,7 +56,7 @@ class Shell(Protocol):
     def unexpected(self, error: Exception, where: str) -> None:
         """Log a bug."""
 
-    def refused(self, client: str, path: str, error: HeadwayError) -> None:
+    def refused(self, client: str, path: str, error: HeadwayError, *, is_known: bool) -> None:
         """Log a request that is not served."""
 
     async def explain(self, request_id: str) -> Sequence[str]:
@@ -304,7 +304,8 @@ class HttpEdge:
 
     def _count_refused(self, exchange: Exchange, error: HeadwayError) -> None:
         self._metrics.count("errors", error.code.value)
-        self._shell.refused(exchange.client, exchange.path, error)
+        is_known = exchange.client.startswith(_KEY)
+        self._shell.refused(exchange.client, exchange.path, error, is_known=is_known)
 
     def _unexpected(self, exchange: Exchange, error: Exception) -> None:
         self._shell.unexpected(error, exchange.path)

@@ -14,6 +14,7 @@ from cli.key import add_options
 from headway.errors import Code, HeadwayError
 from services.gateway import auth
 from services.gateway.auth import KeyRing, key_line, new_key
+from services.runtime import few_lines
 from tests.fakes.gateway_harness import Cluster, cluster, until
 
 
@@ -184,3 +185,18 @@ async def test_a_request_that_is_refused_has_a_line_in_the_log(
         ("/v1/models/other", "not_found"),
     ]
     assert refused[1]["client"] == "key ann"
+
+
+async def test_strangers_do_not_fill_the_log_and_clients_keep_their_lines(
+    tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(few_lines, "_PERIOD", 1e9)
+    ring(tmp_path, key_line("ann", "a"))
+    async with cluster(tmp_path, store_url, api_key_file=tmp_path / "keys") as running:
+        with capture_logs() as logs:
+            for _ in range(70):
+                assert (await get(running, "/v1/models"))[0] == 401
+            assert (await get(running, "/v1/models/other", "a"))[0] == 404
+    refused = [log for log in logs if log["event"] == "request_refused"]
+    assert len([log for log in refused if log["code"] == "unauthenticated"]) == 60
+    assert refused[-1]["client"] == "key ann"

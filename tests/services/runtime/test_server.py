@@ -96,13 +96,13 @@ async def test_metadata_without_end_is_refused() -> None:
     await server.stop(0)
 
 
-async def test_so_many_clients_connect_and_others_are_closed_at_once(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("bound", "for_clients"), [("MOST_CLIENTS", True), ("_MOST_PEERS", False)])
+async def test_so_many_connect_and_others_are_closed_at_once(
+    bound: str, for_clients: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bound, few = "grpc.max_allowed_incoming_connections", 8
-    assert dict(runtime_server._CLIENT_OPTIONS)[bound] == runtime_server.MOST_CLIENTS
-    monkeypatch.setattr(runtime_server, "_CLIENT_OPTIONS", ((bound, few),))
-    server = GrpcServer(config(), for_clients=True)
+    few = 8
+    monkeypatch.setattr(runtime_server, bound, few)
+    server = GrpcServer(config(), for_clients=for_clients)
     address = await server.start()
     await server.set_serving(True)
     host, _, port = address.rpartition(":")
@@ -122,14 +122,14 @@ async def test_so_many_clients_connect_and_others_are_closed_at_once(
     await server.stop(0)
 
 
-async def test_a_client_that_does_not_shake_hands_is_closed(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("for_clients", [True, False])
+async def test_a_caller_that_does_not_shake_hands_is_closed(
+    for_clients: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits = ("grpc.server_handshake_timeout_ms", "grpc.http2.settings_timeout")
-    assert [dict(runtime_server._CLIENT_OPTIONS)[name] for name in waits] == [10_000, 10_000]
-    short = tuple((name, 200) for name in waits)
-    monkeypatch.setattr(runtime_server, "_CLIENT_OPTIONS", short)
-    server = GrpcServer(config(), for_clients=True)
+    assert [dict(runtime_server._OPTIONS)[name] for name in waits] == [10_000, 10_000]
+    monkeypatch.setattr(runtime_server, "_OPTIONS", tuple((name, 200) for name in waits))
+    server = GrpcServer(config(), for_clients=for_clients)
     host, _, port = (await server.start()).rpartition(":")
     async with asyncio.timeout(60):
         reader, writer = await asyncio.open_connection(host, int(port))

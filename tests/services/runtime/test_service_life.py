@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import signal
 import sys
 import urllib.request
@@ -14,8 +15,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from services.local.store import free_port
+from services.runtime import telemetry
+from services.runtime.probes import Probes
 from services.runtime.store import Member, Store
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -202,6 +206,30 @@ async def test_metrics_say_whether_it_serves_with_help_and_units(tiny: Start) ->
         assert "\nheadway_service_serving 1.0\n" in text
         assert "# HELP headway_event_loop_lag_seconds Seconds by which" in text
         assert 'headway_service_info{service="tiny",service_id="tiny-1"' in text
+
+
+async def test_a_silent_connection_to_the_metrics_port_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(telemetry, "_SILENCE", 0.1)
+    with telemetry.serve_metrics("127.0.0.1:0", CollectorRegistry(), Probes()) as address:
+        host, _, port = address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
+        writer.close()
+
+
+async def test_a_service_may_open_as_many_files_as_the_system_allows(tiny: Start) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+    try:
+        async with tiny() as service:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            await service.until("serving")
+            found, _ = resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE)
+            assert found == (65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_a_taken_metrics_port_is_refused_with_the_way_out(tiny: Start) -> None:
