@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import (
@@ -105,7 +106,7 @@ def serve_metrics(listen: str, registry: CollectorRegistry, probes: Probes) -> I
     except OSError as error:
         message = f"cannot listen on {listen} ({error.strerror}): choose another --metrics-listen"
         raise HeadwayError(Code.UNAVAILABLE, message) from error
-    handler = server.RequestHandlerClass
+    handler: Any = server.RequestHandlerClass
     silent = {"timeout": _SILENCE}  # of a connection, which holds a thread
     server.RequestHandlerClass = type(handler.__name__, (handler,), silent)
     server.set_app(probes.beside(make_wsgi_app(registry)))
