@@ -89,7 +89,9 @@ def make_plan(options: Options) -> Plan:
     for index, at in enumerate(instants):
         row = rows[index % len(rows)] if rows else None
         ask = source(row, rng)
-        planned.append(Planned(index, at, _body(options, endpoint, ask), ask.task, ask.answer))
+        body = _body(options, endpoint, ask)
+        one = Planned(index, at, body, ask.task, ask.answer, reasons=ask.reasons)
+        planned.append(one)
     if not planned:
         raise HeadwayError(
             Code.INVALID_ARGUMENT, "no request arrives: give more --duration, --rate or requests"

@@ -22,13 +22,17 @@ RANDOM_TOKENS = 128
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A prompt: chat messages, a text or token ids, and what is known of the answer."""
+    """A prompt: chat messages, a text or token ids, and what is known of the answer.
+
+    ``reasons``: False where all of the output is an answer.
+    """
 
     prompt: list[dict[str, str]] | str | list[int]
     task: str = ""
     answer: str | None = None
     max_tokens: int | None = None
     ignore_eos: bool = False
+    reasons: bool = True
 
 
 Source = Callable[[TraceRow | None, random.Random], Ask]
@@ -125,7 +129,7 @@ def random_source(prompt_tokens: int, limit: int | None, *, ignore_eos: bool) ->
             output = min(output, limit - 1)
             length = min(length, limit - output)
         ids = rng.choices(TEXT_TOKENS, k=length)
-        return Ask(ids, max_tokens=output, ignore_eos=ignore_eos)
+        return Ask(ids, max_tokens=output, ignore_eos=ignore_eos, reasons=False)
 
     return ask
 

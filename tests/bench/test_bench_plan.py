@@ -63,6 +63,7 @@ def test_random_tokens_have_the_traces_lengths_within_the_models(tmp_path: Path)
     assert found == [(30, 7), (50, 50), (1, 99)]
     assert plan.path == "/v1/completions"
     assert all(body["ignore_eos"] for body in bodies(plan))
+    assert not any(each.reasons for each in plan.requests)  # all of the output is an answer
     assert any("100 tokens" in note for note in plan.notes)
 
 
@@ -71,6 +72,7 @@ def test_a_traces_own_prompts_are_used_where_it_has_them(tmp_path: Path) -> None
     plan = make_plan(Options(model="m", trace=write(tmp_path / "t.jsonl", json.dumps(row))))
     assert bodies(plan)[0]["messages"] == [{"role": "user", "content": "Add 1, 2."}]
     assert bodies(plan)[0]["max_tokens"] == 9
+    assert plan.requests[0].reasons
     assert plan.requests[0].arrival_at == 0.0
 
 

@@ -8,6 +8,7 @@ import json
 import random
 from array import array
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from bench.demo import compare as whole
 from bench.demo.capacity import Capacity, capacity_of, tokens_per_s
 from bench.demo.compare import order_of, report
 from bench.demo.live import Pair, Run, Setting
@@ -37,7 +39,7 @@ from bench.serve.classes import Alone, by_class
 from bench.serve.plan import Plan, Planned
 from bench.serve.replay import ReplayedRequest
 from cli import demo
-from headway.errors import HeadwayError
+from headway.errors import Code, HeadwayError
 from headway.metrics import RequestTimes
 from services.local.options import PolicyOptions, WorkerCounts
 
@@ -319,6 +321,31 @@ def test_the_file_has_the_pairs_and_a_verdict_a_figure() -> None:
     assert written["pairs"][0]["capacities"]["a"]["tokens_per_s"] == 600.0
     assert written["pairs"][0]["offers"]["burst"]["num_requests"] == 135
     assert json.loads(json.dumps(report(pairs[:1], ["a", "b"])))["verdicts"]["burst"]["b"]
+
+
+async def test_a_demo_that_is_refused_half_way_shows_and_keeps_the_pairs_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    orders = []
+
+    async def run_pair(
+        setting: Setting, policies: Sequence[PolicyOptions], seed: int, console: Console
+    ) -> tuple[Pair, int]:
+        orders.append([each.preset for each in policies])
+        if seed == 3:
+            raise HeadwayError(Code.UNAVAILABLE, "the cluster does not serve")
+        return a_pair(seed, 2.0 + seed / 10, 1.0), 0
+
+    monkeypatch.setattr(whole, "run_pair", run_pair)
+    setting = Setting("m", WorkerCounts(1, 1), "cpu", 4, 120, [BURST], BOUNDS, tmp_path)
+    file, both = tmp_path / "demo.json", [PolicyOptions("a"), PolicyOptions("b")]
+    with pytest.raises(HeadwayError, match="does not serve"):
+        await whole.compare(setting, both, [1, 2, 3], file, None)
+    assert orders == [["a", "b"], ["b", "a"], ["a", "b"]]
+    assert [pair["seed"] for pair in json.loads(file.read_text())["pairs"]] == [1, 2]
+    said = capsys.readouterr().out
+    assert "burst: 270 requests a preset in 2 pairs" in said
+    assert "one cluster carried 50% more than another" in said
 
 
 def test_a_pair_tells_when_the_machine_changed() -> None:
