@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.demo.compare import compare
 from bench.demo.live import Setting
-from bench.demo.load import LEAST_REQUESTS, REGIMES, Bounds
+from bench.demo.load import LEAST_REQUESTS, REGIMES, LoadBounds
 from bench.demo.warm_up import NUM_REQUESTS
 from cli.options import (
     add_json,
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         max_running=args.max_running,
         num_warm_up=args.warm_up,
         regimes=[each for name, each in REGIMES.items() if args.regime in (name, "both")],
-        bounds=Bounds(args.seconds, args.num_requests),
+        bounds=LoadBounds(args.seconds, args.num_requests),
         log_dir=args.log_dir,
     )
     policies = [PolicyOptions(name, *chosen(args)) for name in presets]

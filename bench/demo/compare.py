@@ -11,7 +11,7 @@ from rich.console import Console
 from bench import plots
 from bench.demo.live import Pair, Setting, run_pair
 from bench.demo.table import print_compared, print_rule, values_of
-from bench.demo.verdict import Compared, compared
+from bench.demo.verdict import ComparedFigure, compared
 from bench.output import write_json
 from services.local.options import PolicyOptions
 
@@ -73,7 +73,7 @@ def report(pairs: Sequence[Pair], presets: Sequence[str]) -> dict[str, Any]:
     return {"pairs": [pair.packed() for pair in pairs], "verdicts": verdicts}
 
 
-def _rows(pairs: Sequence[Pair], regime: str, first: str, other: str) -> list[Compared]:
+def _rows(pairs: Sequence[Pair], regime: str, first: str, other: str) -> list[ComparedFigure]:
     runs = [pair.runs[regime] for pair in pairs]
     return compared([run[first].figures for run in runs], [run[other].figures for run in runs])
 

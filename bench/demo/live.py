@@ -15,7 +15,7 @@ from rich.console import Console
 from bench.cluster.offered import counted, print_failures, replayed
 from bench.demo import warm_up
 from bench.demo.capacity import Capacity
-from bench.demo.load import Bounds, Offer, Regime
+from bench.demo.load import LoadBounds, Offer, Regime
 from bench.output import num_cores
 from bench.serve.classes import by_class
 from bench.serve.plan import Plan
@@ -45,7 +45,7 @@ class Setting:
     max_running: int
     num_warm_up: int
     regimes: Sequence[Regime]
-    bounds: Bounds
+    bounds: LoadBounds
     log_dir: Path
 
     @property
@@ -76,7 +76,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PresetRun:
     """One preset in one regime: all requests, and figures by class."""
 
     requests: Sequence[ReplayedRequest]
@@ -95,7 +95,7 @@ class Pair:
     machine_load: float
     capacities: dict[str, Capacity] = field(default_factory=dict)
     offers: dict[str, Offer] = field(default_factory=dict)
-    runs: dict[str, dict[str, Run]] = field(default_factory=dict)
+    runs: dict[str, dict[str, PresetRun]] = field(default_factory=dict)
 
     @property
     def drift(self) -> float:
@@ -146,7 +146,7 @@ async def run_pair(
                 num_failed += print_failures(console, f"{name}, {regime}", requests)
                 alone = next(iter(pair.capacities.values())).alone
                 figures = by_class(requests, alone) | _counts(requests, num_preemptions)
-                pair.runs.setdefault(regime, {})[name] = Run(requests, figures)
+                pair.runs.setdefault(regime, {})[name] = PresetRun(requests, figures)
         finally:
             await cluster.stop()
     return pair, num_failed

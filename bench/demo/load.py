@@ -62,7 +62,7 @@ REGIMES = MappingProxyType({each.name: each for each in (BURST, OVERLOAD)})
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class LoadBounds:
     """The most seconds of arrivals and the most requests of one regime."""
 
     seconds: float
@@ -78,7 +78,7 @@ class Offer:
     seconds: float
 
     @classmethod
-    def of(cls, regime: Regime, saturation: float, bounds: Bounds) -> Offer:
+    def of(cls, regime: Regime, saturation: float, bounds: LoadBounds) -> Offer:
         """Scale a regime to a cluster that carries ``saturation`` requests/s.
 
         Requests beyond the bound shorten the regime: its loads stay. FAILED_PRECONDITION for a

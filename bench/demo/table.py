@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 
 from bench.by_class import number
-from bench.demo.verdict import WORSE, Compared, Verdict
+from bench.demo.verdict import WORSE, ComparedFigure, Judgement
 from bench.output import make_table
 from bench.serve.replay import ReplayedRequest
 
@@ -29,7 +29,7 @@ def values_of(outcomes: Sequence[ReplayedRequest]) -> Values:
 
 
 def print_compared(
-    console: Console, title: str, presets: tuple[str, str], rows: Sequence[Compared]
+    console: Console, title: str, presets: tuple[str, str], rows: Sequence[ComparedFigure]
 ) -> None:
     """Print a row a figure, least and greatest run in brackets, then the count of verdicts."""
     cells = [
@@ -47,7 +47,7 @@ def print_compared(
     table = make_table(titles, cells, title=title, title_justify="left", box=box.HEAVY_HEAD)
     console.print(table)
     counts = Counter(row.verdict for row in rows)
-    said = ", ".join(f"{counts[each]} {each.value}" for each in Verdict if counts[each])
+    said = ", ".join(f"{counts[each]} {each.value}" for each in Judgement if counts[each])
     console.print(f"{presets[1]} against {presets[0]}: {said}\n", markup=False)
 
 
@@ -69,13 +69,13 @@ def _over_runs(values: Sequence[float]) -> str:
     return f"{mean} ({number(min(values))} to {number(max(values))})"
 
 
-def _change(row: Compared) -> str:
+def _change(row: ComparedFigure) -> str:
     before = fmean(row.before)
     relative = f" ({row.change / before:+.0%})" if before else ""
     return f"{row.change:+.3g}{relative}"
 
 
-def _least(row: Compared) -> str:
+def _least(row: ComparedFigure) -> str:
     """Return what the change has to exceed, and by which of the two."""
     if math.isinf(row.noise):
         return f"{number(row.bar)} (bar)"

@@ -42,7 +42,7 @@ FIGURES = (
 )
 
 
-class Verdict(StrEnum):
+class Judgement(StrEnum):
     """What the pairs say of a figure."""
 
     BETTER = "better"
@@ -52,7 +52,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedFigure:
     """A figure of two presets, pair by pair."""
 
     figure: Figure
@@ -79,14 +79,14 @@ class Compared:
         return student * statistics.stdev(self._differences) / math.sqrt(degrees + 1)
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Judgement:
         """Judge by the rule above."""
         if len(self.before) == 1:
-            return Verdict.NONE
+            return Judgement.NONE
         if abs(self.change) <= max(self.bar, self.noise):
-            return Verdict.NOISE
+            return Judgement.NOISE
         is_better = (self.change > 0.0) == self.figure.more_is_better
-        return Verdict.BETTER if is_better else Verdict.WORSE
+        return Judgement.BETTER if is_better else Judgement.WORSE
 
     @property
     def _differences(self) -> list[float]:
@@ -107,7 +107,7 @@ class Compared:
 
 def compared(
     before: Sequence[Mapping[str, float]], after: Sequence[Mapping[str, float]]
-) -> list[Compared]:
+) -> list[ComparedFigure]:
     """Compare two presets by the figures of their runs, pair by pair.
 
     A figure that a run lacks (none of that class finished) leaves its pair out of that row.
@@ -121,5 +121,5 @@ def compared(
         ]
         if pairs:
             firsts, seconds = zip(*pairs, strict=True)
-            rows.append(Compared(figure, firsts, seconds))
+            rows.append(ComparedFigure(figure, firsts, seconds))
     return rows

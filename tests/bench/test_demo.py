@@ -20,13 +20,13 @@ from rich.console import Console
 from bench.demo import compare as whole
 from bench.demo.capacity import Capacity, capacity_of, tokens_per_s
 from bench.demo.compare import order_of, report
-from bench.demo.live import Pair, Run, Setting
+from bench.demo.live import Pair, PresetRun, Setting
 from bench.demo.load import (
     BURST,
     LEAST_REQUESTS,
     OVERLOAD,
     REGIMES,
-    Bounds,
+    LoadBounds,
     Offer,
     Regime,
     completion,
@@ -34,7 +34,7 @@ from bench.demo.load import (
     unread,
 )
 from bench.demo.table import print_compared, print_rule, values_of
-from bench.demo.verdict import FIGURES, Compared, Figure, Verdict, compared
+from bench.demo.verdict import FIGURES, ComparedFigure, Figure, Judgement, compared
 from bench.serve.classes import Alone, by_class
 from bench.serve.plan import Plan, Planned
 from bench.serve.replay import ReplayedRequest
@@ -43,7 +43,7 @@ from headway.errors import Code, HeadwayError
 from headway.metrics import RequestTimes
 from services.local.options import PolicyOptions, WorkerCounts
 
-BOUNDS = Bounds(30.0, 600)
+BOUNDS = LoadBounds(30.0, 600)
 regimes = pytest.mark.parametrize("regime", REGIMES.values(), ids=list(REGIMES))
 
 
@@ -62,7 +62,7 @@ def test_the_load_is_a_share_of_what_the_cluster_carries_and_never_over_its_boun
     regime: Regime, saturation: float, seconds: float, most: int
 ) -> None:
     try:
-        offer = Offer.of(regime, saturation, Bounds(seconds, most))
+        offer = Offer.of(regime, saturation, LoadBounds(seconds, most))
     except HeadwayError:
         assert int(saturation * regime.mean * seconds) < LEAST_REQUESTS
         return
@@ -73,7 +73,7 @@ def test_the_load_is_a_share_of_what_the_cluster_carries_and_never_over_its_boun
 
 @regimes
 def test_a_slow_and_a_fast_cluster_see_the_same_shape(regime: Regime) -> None:
-    slow, fast = (Offer.of(regime, rate, Bounds(60.0, 90)) for rate in (2.0, 200.0))
+    slow, fast = (Offer.of(regime, rate, LoadBounds(60.0, 90)) for rate in (2.0, 200.0))
     assert slow.num_requests == fast.num_requests == 90
     assert slow.seconds == pytest.approx(100 * fast.seconds)
     one, other = slow.plan("m", 3), fast.plan("m", 3)
@@ -236,36 +236,36 @@ def test_who_is_not_read_has_a_slowdown_and_no_lateness() -> None:
 TAIL, KEPT = FIGURES[0], next(each for each in FIGURES if each.name == "qoe_kept")
 
 
-def judged(before: tuple[float, ...], after: tuple[float, ...], figure: Figure = TAIL) -> Verdict:
-    return Compared(figure, before, after).verdict
+def judged(before: tuple[float, ...], after: tuple[float, ...], figure: Figure = TAIL) -> Judgement:
+    return ComparedFigure(figure, before, after).verdict
 
 
 def test_a_change_in_every_pair_counts() -> None:
-    assert judged((2.0, 2.2, 2.1), (1.0, 1.1, 1.2)) is Verdict.BETTER
-    assert judged((1.0, 1.1, 1.2), (2.0, 2.2, 2.1)) is Verdict.WORSE
-    assert judged((0.7, 0.72, 0.71), (0.9, 0.93, 0.92), KEPT) is Verdict.BETTER
-    assert judged((0.9, 0.93, 0.92), (0.7, 0.72, 0.71), KEPT) is Verdict.WORSE
+    assert judged((2.0, 2.2, 2.1), (1.0, 1.1, 1.2)) is Judgement.BETTER
+    assert judged((1.0, 1.1, 1.2), (2.0, 2.2, 2.1)) is Judgement.WORSE
+    assert judged((0.7, 0.72, 0.71), (0.9, 0.93, 0.92), KEPT) is Judgement.BETTER
+    assert judged((0.9, 0.93, 0.92), (0.7, 0.72, 0.71), KEPT) is Judgement.WORSE
 
 
 def test_a_change_that_the_pairs_do_not_agree_on_is_noise() -> None:
-    assert judged((2.0, 2.0, 2.0), (1.0, 2.9, 1.5)) is Verdict.NOISE
-    assert judged((2.0, 2.0), (1.0, 1.6)) is Verdict.NOISE  # two pairs know little
+    assert judged((2.0, 2.0, 2.0), (1.0, 2.9, 1.5)) is Judgement.NOISE
+    assert judged((2.0, 2.0), (1.0, 1.6)) is Judgement.NOISE  # two pairs know little
 
 
 def test_a_change_below_the_bar_is_noise_however_sure_it_is() -> None:
-    assert judged((0.02, 0.02, 0.02), (0.09, 0.09, 0.09)) is Verdict.NOISE  # nobody notices
-    assert judged((100.0,) * 3, (101.9,) * 3) is Verdict.NOISE  # under 2 %
-    assert judged((100.0,) * 3, (102.1,) * 3) is Verdict.WORSE
+    assert judged((0.02, 0.02, 0.02), (0.09, 0.09, 0.09)) is Judgement.NOISE  # nobody notices
+    assert judged((100.0,) * 3, (101.9,) * 3) is Judgement.NOISE  # under 2 %
+    assert judged((100.0,) * 3, (102.1,) * 3) is Judgement.WORSE
 
 
 def test_one_pair_has_no_verdict() -> None:
-    assert judged((2.0,), (1.0,)) is Verdict.NONE
+    assert judged((2.0,), (1.0,)) is Judgement.NONE
 
 
 def test_the_noise_is_half_of_the_95_percent_interval() -> None:
-    found = Compared(TAIL, (0.0,) * 5, (1.0, 2.0, 3.0, 4.0, 5.0))
+    found = ComparedFigure(TAIL, (0.0,) * 5, (1.0, 2.0, 3.0, 4.0, 5.0))
     assert found.noise == pytest.approx(2.78 * 1.5811 / 5**0.5, rel=1e-3)
-    assert Compared(TAIL, (0.0,) * 12, tuple(map(float, range(12)))).noise > 0.0
+    assert ComparedFigure(TAIL, (0.0,) * 12, tuple(map(float, range(12)))).noise > 0.0
 
 
 @given(
@@ -276,8 +276,8 @@ def test_what_is_better_one_way_is_worse_the_other_way_round(
     pairs: list[tuple[float, float]], figure: Figure
 ) -> None:
     before, after = zip(*pairs, strict=True)
-    opposite = {Verdict.BETTER: Verdict.WORSE, Verdict.WORSE: Verdict.BETTER}
-    one, other = Compared(figure, before, after), Compared(figure, after, before)
+    opposite = {Judgement.BETTER: Judgement.WORSE, Judgement.WORSE: Judgement.BETTER}
+    one, other = ComparedFigure(figure, before, after), ComparedFigure(figure, after, before)
     if abs(one.change) > max(one.bar, other.bar):  # the bar is a share of the first preset
         assert other.verdict is opposite.get(one.verdict, one.verdict)
 
@@ -306,7 +306,10 @@ def a_pair(seed: int, before: float, after: float) -> Pair:
     pair = Pair(seed, "2026-01-01 00:00:00", 1.5)
     pair.capacities = {"a": carried, "b": replace(carried, tokens_per_s=900.0)}
     pair.offers = {"burst": Offer.of(BURST, carried.requests_per_s, BOUNDS)}
-    runs = {"a": Run((), {"chat_ttft_p99": before}), "b": Run((), {"chat_ttft_p99": after})}
+    runs = {
+        "a": PresetRun((), {"chat_ttft_p99": before}),
+        "b": PresetRun((), {"chat_ttft_p99": after}),
+    }
     pair.runs = {"burst": runs}
     return pair
 

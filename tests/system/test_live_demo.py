@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from bench.demo import live
-from bench.demo.load import OVERLOAD, REGIMES, Bounds
+from bench.demo.load import OVERLOAD, REGIMES, LoadBounds
 from cli import main
 from headway.errors import HeadwayError
 from services.local.cluster import LocalCluster
@@ -61,7 +61,7 @@ async def test_a_cluster_that_does_not_serve_in_time_is_refused_and_stopped(
             await super().start()
 
     monkeypatch.setattr(live, "LocalCluster", Noted)
-    counts, bounds = WorkerCounts(1, 1), Bounds(60.0, 24)
+    counts, bounds = WorkerCounts(1, 1), LoadBounds(60.0, 24)
     setting = live.Setting(MODEL, counts, "cpu", 2, 16, [OVERLOAD], bounds, tmp_path)
     with pytest.raises(HeadwayError, match=r"does not serve after 0.01 s: see .*vllm-like"):
         await live.run_pair(setting, [PolicyOptions("vllm-like")], 1, Console(quiet=True))
