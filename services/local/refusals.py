@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import stat
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from headway.core.settings import require_policies
@@ -20,7 +20,7 @@ from services.local.service_flags import CONFIGS
 from services.local.supervised import ProcessSpec
 from services.runtime.config import ServiceConfig, read_config
 from services.runtime.preset import PresetConfig
-from services.runtime.store import MEMBER_TTL, Store
+from services.runtime.store import MEMBER_TTL, Member, Store
 from services.worker.engine.model.check import check_model
 
 _LATE, _INTERVAL = 0.5, 0.1  # seconds
@@ -123,20 +123,31 @@ async def refuse_taken_ids(specs: Sequence[ProcessSpec], config: ServiceConfig) 
     give_up_at = loop.time() + MEMBER_TTL + _LATE
     try:
         while True:
-            listed = [await store.members(service) for service in sorted({s for s, _ in ours})]
-            taken = [m for members in listed for m in members if (m.service, m.member_id) in ours]
-            if not taken:
+            asked_at = loop.time()
+            taken = await _living(store, ours)
+            if taken == []:
                 return
-            if loop.time() > give_up_at:
-                message = (
-                    f"the cluster {config.cluster!r} has a {taken[0].service} "
-                    f"{taken[0].member_id!r} at {taken[0].address} already: give another "
-                    "--cluster, or add single services with `headway service`"
-                )
-                raise HeadwayError(Code.FAILED_PRECONDITION, message)
+            if asked_at > give_up_at:
+                break
             await asyncio.sleep(_INTERVAL)
     finally:
         await store.close()
+    if taken:  # without a store no service starts, and each says why
+        raise HeadwayError(
+            Code.FAILED_PRECONDITION,
+            f"the cluster {config.cluster!r} has a {taken[0].service} {taken[0].member_id!r} at "
+            f"{taken[0].address} already: give another --cluster, or add single services with "
+            "`headway service`",
+        )
+
+
+async def _living(store: Store, ours: Collection[tuple[str, str]]) -> list[Member] | None:
+    """Return the members with these services and ids; None while the store does not answer."""
+    try:
+        listed = [await store.members(service) for service in sorted({s for s, _ in ours})]
+    except HeadwayError:
+        return None
+    return [m for members in listed for m in members if (m.service, m.member_id) in ours]
 
 
 def refuse_taken_ports(options: ClusterOptions) -> None:

@@ -149,7 +149,7 @@ async def test_a_cluster_takes_nobodys_ids_in_a_store_that_is_shared(
     await refuse_taken_ids(specs, cluster.config)
     await store.join(Member("worker", "decode-9", "10.0.0.5:1"), ttl=60)
     await refuse_taken_ids(specs, cluster.config)
-    await store.join(Member("worker", "decode-1", "10.0.0.5:1"), ttl=60)
+    await store.join(Member("worker", "decode-1", "10.0.0.5:1"), ttl=600)
     with pytest.raises(HeadwayError, match=r"a worker 'decode-1' at 10\.0\.0\.5:1 already: give"):
         await cluster.start()
     await cluster.stop()

@@ -85,7 +85,7 @@ async def reason_of(caller: Files, server: Files, role: ServiceRole = ServiceRol
     address = await listening.start()
     config = ServiceConfig(**caller)
     stream: Dialled[Any] = Dialled(config, role, dial_control, lambda _: None, lambda _: None)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(180):
         while ":" not in (reason := await stream.once(address, Outbox())):
             pass
     await listening.stop(0)
