@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.calibrate.figures import Compared, Seen, compare
+from bench.calibrate.figures import CalibratedFigure, Seen, compare
 from bench.calibrate.live import ask, one_by_one, poisson
 from bench.calibrate.model import (
     WorkerRecord,
@@ -111,7 +111,7 @@ def _live(
         return seen, read_records(Path(folder) / "passes")
 
 
-def _print(figures: Sequence[Compared]) -> None:
+def _print(figures: Sequence[CalibratedFigure]) -> None:
     rows = [
         (
             each.name,

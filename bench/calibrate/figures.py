@@ -27,7 +27,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class CalibratedFigure:
     """A figure of both runs, seconds; ``error`` is the share by which the simulation misses."""
 
     name: str
@@ -37,11 +37,11 @@ class Compared:
     published: float
 
 
-def compare(live: Sequence[Seen], simulation: Sequence[Seen]) -> list[Compared]:
+def compare(live: Sequence[Seen], simulation: Sequence[Seen]) -> list[CalibratedFigure]:
     """Compare all figures; both runs must have requests that ended."""
     theirs, ours = _figures(live), _figures(simulation)
     return [
-        Compared(
+        CalibratedFigure(
             name, theirs[name], ours[name], abs(ours[name] - theirs[name]) / theirs[name], limit
         )
         for name, limit in PUBLISHED

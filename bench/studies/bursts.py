@@ -26,7 +26,7 @@ SINE_PERIOD, SINE_SHARE = 60.0, 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Burst:
+class BurstWorkload:
     """A workload: its requests/s, the deployment, and traces (none: bursts that are drawn).
 
     ``initial``: prefillers and decoders. ``carried``: requests/s of a prefiller and of a decoder,
@@ -48,23 +48,23 @@ class Burst:
 
 
 MAIN = "bursts"
-WORKLOADS: Mapping[str, Burst] = MappingProxyType(
+WORKLOADS: Mapping[str, BurstWorkload] = MappingProxyType(
     {
-        MAIN: Burst("Llama-8B on A100, 22 requests/s in bursts"),
-        "34B on H100": Burst(
+        MAIN: BurstWorkload("Llama-8B on A100, 22 requests/s in bursts"),
+        "34B on H100": BurstWorkload(
             "CodeLlama-34B on H100, 10 requests/s in bursts",
             10.0,
             "codellama-34b-h100",
             initial=(3, 8),
             carried=(8.0, 2.5),
         ),
-        "Azure conversation": Burst(
+        "Azure conversation": BurstWorkload(
             "Llama-8B on A100, Azure conversation at 22/s", traces=("conv",)
         ),
-        "Azure code": Burst(
+        "Azure code": BurstWorkload(
             "Llama-8B on A100, Azure code at 6/s", 6.0, traces=("code",), carried=(8.0, 20.0)
         ),
-        "Azure mixed": Burst(
+        "Azure mixed": BurstWorkload(
             "Llama-8B on A100, Azure conversation and code at 6/s each",
             12.0,
             traces=("conv", "code"),
@@ -74,7 +74,7 @@ WORKLOADS: Mapping[str, Burst] = MappingProxyType(
 )
 
 
-def arrivals(seed: int, workload: Burst = WORKLOADS[MAIN]) -> Iterator[SimRequest]:
+def arrivals(seed: int, workload: BurstWorkload = WORKLOADS[MAIN]) -> Iterator[SimRequest]:
     """Yield a workload's requests."""
     rng = random.Random(seed)
     rows = _replayed(workload, rng) if workload.traces else _drawn(workload.rate, rng)
@@ -103,7 +103,7 @@ def _drawn(rate: float, rng: random.Random) -> Iterator[tuple[float, int, int]]:
         yield now, num_prompt, num_output
 
 
-def _replayed(workload: Burst, rng: random.Random) -> Iterator[tuple[float, int, int]]:
+def _replayed(workload: BurstWorkload, rng: random.Random) -> Iterator[tuple[float, int, int]]:
     """Yield a window of each trace, as fast as an even share of the rate asks."""
     rate = workload.rate / len(workload.traces)
     windows = [_window(path, rate, rng) for path in workload.paths]
@@ -129,7 +129,7 @@ def predicted(accuracy: float, profile: Profile, seed: int, request: SimRequest)
 
 
 def needed(
-    seed: int, workload: Burst = WORKLOADS[MAIN], width: float = 2.0
+    seed: int, workload: BurstWorkload = WORKLOADS[MAIN], width: float = 2.0
 ) -> list[tuple[float, float]]:
     """Return the GPUs for what arrives in each ``width`` seconds (equations 2, 3, no headroom)."""
     profile = load_profile(workload.profile)

@@ -15,7 +15,7 @@ from functools import partial
 from types import MappingProxyType
 
 from bench.studies import bursts
-from bench.studies.bursts import MAIN, WORKLOADS, Burst, arrivals, needed, predicted
+from bench.studies.bursts import MAIN, WORKLOADS, BurstWorkload, arrivals, needed, predicted
 from bench.studies.claims import Bar, Claim, PerSeed, run_all
 from bench.studies.compared import judged
 from bench.studies.curves import Point, frontier, mean_over, place_of, shared_span, value_at
@@ -133,7 +133,7 @@ def _preset(system: System, profile: Profile) -> Preset:
     )
 
 
-def _scaling(name: str, system: System, workload: Burst, headroom: float) -> Scaling:
+def _scaling(name: str, system: System, workload: BurstWorkload, headroom: float) -> Scaling:
     params: dict[str, object] = {
         "max_prefill": 10,
         "max_decode": MAX_DECODE,

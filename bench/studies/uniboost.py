@@ -43,7 +43,7 @@ _HOST_TOKENS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class SetUp:
     """Instances that serve, and requests: ``heavy`` has log-normal outputs (median 1500, σ 1.1).
 
     Else outputs are exponential (mean 1500). ``kv_tokens`` and ``max_running`` are an instance's,
@@ -60,17 +60,17 @@ class Served:
     router: str = "least-outstanding"
 
 
-_LIGHT = Served("Qwen-72B, 32 places, light tail", "qwen-72b-tp4-a100", 32, 2_000_000)
-_HEAVY = Served("70B, 48 places, heavy tail", "llama-70b-tp4-h100", 48, 2_000_000, heavy=True)
+_LIGHT = SetUp("Qwen-72B, 32 places, light tail", "qwen-72b-tp4-a100", 32, 2_000_000)
+_HEAVY = SetUp("70B, 48 places, heavy tail", "llama-70b-tp4-h100", 48, 2_000_000, heavy=True)
 CHUNKS = {f"chunk {n}": n for n in (128, 512, 2048)}
 ROUTERS = {f"4 × by {rule}": rule for rule in ("random", "round-robin", "join-shortest-queue")}
 REPLICAS = {f"{n} ×": n for n in (2, 8)}
-SET_UPS: Mapping[str, Served] = MappingProxyType(
+SET_UPS: Mapping[str, SetUp] = MappingProxyType(
     {
         "light": _LIGHT,
         "heavy": _HEAVY,
         "tight": replace(_HEAVY, name="70B, 100K tokens of KV, heavy tail", kv_tokens=100_000),
-        "phases": Served("CodeLlama-34B on one H100, 33K of KV", "codellama-34b-h100", 256, 33_000),
+        "phases": SetUp("CodeLlama-34B on one H100, 33K of KV", "codellama-34b-h100", 256, 33_000),
         **{
             name: replace(_LIGHT, name=f"{_LIGHT.name}, {name}", chunk_tokens=tokens)
             for name, tokens in CHUNKS.items()

@@ -64,7 +64,7 @@ class GatewayService:
         config, self.now = runtime.config, runtime.clock.now
         self._draining = False
         self._strangers = FewLines()
-        self._sink_server, self.sink_address = sink_server, sink_server.bind()
+        self._sink_server = sink_server
         self.http_address = ""  # known once it listens
         self.metrics = GatewayMetrics(runtime.metrics, config.policies().worker.reader_pace)
         self._core = GatewayCore(
@@ -121,6 +121,11 @@ class GatewayService:
             CancelStream: self._link.send,
         }
         self._watch()
+
+    @property
+    def sink_address(self) -> str:
+        """The address to which workers send tokens."""
+        return self._sink_server.bind()
 
     # --- life -------------------------------------------------------------------------
 

@@ -194,7 +194,7 @@ def test_a_window_of_a_trace_comes_at_the_rate_that_is_asked_for(
         for second in range(3600):
             minute, rest = divmod(second, 60)
             file.write(f"2023-11-16 18:{minute:02d}:{rest:02d}.0000000,100,20\n")
-    found = list(bursts.arrivals(3, bursts.Burst("test", rate=4.0, traces=("conv",))))
+    found = list(bursts.arrivals(3, bursts.BurstWorkload("test", rate=4.0, traces=("conv",))))
     assert len(found) == pytest.approx(4.0 * bursts.SECONDS, rel=0.05)
     assert found[0].num_prompt_tokens == 100
     assert found == sorted(found, key=lambda request: request.arrival_at)
