@@ -39,6 +39,7 @@ from bench.serve.classes import Alone, by_class
 from bench.serve.plan import Plan, Planned
 from bench.serve.replay import ReplayedRequest
 from cli import demo
+from cli.options import parse_seconds
 from headway.errors import Code, HeadwayError
 from headway.metrics import RequestTimes
 from services.local.options import PolicyOptions, WorkerCounts
@@ -407,3 +408,10 @@ def test_a_regime_alone_takes_less_time_than_both() -> None:
 def test_a_request_of_random_text_asks_for_so_many_tokens() -> None:
     body = json.loads(completion("m", random.Random(1), 30, 7).body)
     assert (len(body["prompt"]), body["max_tokens"], body["ignore_eos"]) == (30, 7, True)
+
+
+def test_a_time_has_a_unit_or_is_in_seconds() -> None:
+    assert [parse_seconds(text) for text in ("90", "1.5s", "5m", "1h")] == [90, 1.5, 300, 3600]
+    assert parsed("--for", "2m").seconds == 120.0
+    with pytest.raises(argparse.ArgumentTypeError, match="60s, 5m or 1h"):
+        parse_seconds("soon")
