@@ -190,6 +190,7 @@ class HeldRequest:
     """A request that a worker has queued or holds KV for; one that is ``decoding`` can move.
 
     ``arriving``: its KV is coming from another worker, which holds the request until then.
+    ``predicted_remaining``: output tokens still to come, 0 if unknown.
     """
 
     key: StreamKey
@@ -199,6 +200,7 @@ class HeldRequest:
     awaiting_handoff: bool
     decoding: bool = False
     arriving: bool = False
+    predicted_remaining: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +212,8 @@ class FinishedRequest:
     num_prompt_tokens: int
     num_output_tokens: int
     finish_reason: FinishReason
+    served: float = 0.0
+    """Seconds of the passes that it took part in, on all its workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,6 +415,7 @@ class TokenBatch:
     ``finish_reasons`` has None if the request continues. ``logprobs``, ``before`` and
     ``num_cached`` are keyed by entry. ``before``: tokens right before the entry's, which have no
     entry of their own. ``num_cached``: cached tokens of the prompt, with a request's first token.
+    ``levels_spent``: MemGuard's levels that it has spent, where there are any.
     """
 
     worker_id: str
@@ -422,3 +427,4 @@ class TokenBatch:
     failures: Sequence[StreamFailure] = ()
     before: Mapping[int, Sequence[int]] = field(default_factory=dict)
     num_cached: Mapping[int, int] = field(default_factory=dict)
+    levels_spent: Mapping[int, int] = field(default_factory=dict)

@@ -79,6 +79,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "star": Preset(
             "Running requests move by their predicted remaining length.",
             "STAR",
+            placement="star",
             rescheduling="star",
             estimation="countdown",
             params=_with(dispatch=_LEAST_OUTSTANDING),

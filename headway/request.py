@@ -142,12 +142,16 @@ class Request:
 
     levels_spent: int = 0
     """MemGuard's levels whose one voluntary preemption it has had, counted from the lowest."""
+    served: float = 0.0
+    """Seconds of the passes that it took part in on earlier workers."""
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
             raise invalid("prompt", "", "at least one token long")
         if not 0 <= self.levels_spent <= MAX_LEVELS:
             raise invalid("levels_spent", self.levels_spent, f"from 0 to {MAX_LEVELS}")
+        if not 0 <= self.served < float("inf"):
+            raise invalid("served", self.served, "a number of seconds from 0 on")
 
     @property
     def key(self) -> StreamKey:

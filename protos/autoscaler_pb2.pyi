@@ -31,6 +31,7 @@ class RateReport(_message.Message):
     OUTPUT_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     BUCKET_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    BURST_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     observed_at: _builtins.float
     """the gateway's clock; compared with its own last report's alone"""
@@ -41,6 +42,8 @@ class RateReport(_message.Message):
     output_tokens_per_s: _builtins.float
     model: _builtins.str
     """that the gateway serves; empty: the only one there is"""
+    burst_tokens_per_s: _builtins.float
+    """input tokens labelled as burst; absent: nobody labels"""
     @_builtins.property
     def bucket_tokens_per_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Input and predicted output tokens by bucket: nine, or none where they are not told."""
@@ -56,12 +59,15 @@ class RateReport(_message.Message):
         output_tokens_per_s: _builtins.float = ...,
         bucket_tokens_per_s: _abc.Iterable[_builtins.float] | None = ...,
         model: _builtins.str = ...,
+        burst_tokens_per_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_burst_tokens_per_s", b"_burst_tokens_per_s", "burst_tokens_per_s", b"burst_tokens_per_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_tokens_per_s", b"bucket_tokens_per_s", "gateway_id", b"gateway_id", "input_tokens_per_s", b"input_tokens_per_s", "model", b"model", "observed_at", b"observed_at", "output_tokens_per_s", b"output_tokens_per_s", "requests_per_s", b"requests_per_s", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_tokens_per_s", b"_burst_tokens_per_s", "bucket_tokens_per_s", b"bucket_tokens_per_s", "burst_tokens_per_s", b"burst_tokens_per_s", "gateway_id", b"gateway_id", "input_tokens_per_s", b"input_tokens_per_s", "model", b"model", "observed_at", b"observed_at", "output_tokens_per_s", b"output_tokens_per_s", "requests_per_s", b"requests_per_s", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__burst_tokens_per_s: _TypeAlias = _typing.Literal["burst_tokens_per_s"]  # noqa: Y015
+    _WhichOneofArgType__burst_tokens_per_s: _TypeAlias = _typing.Literal["_burst_tokens_per_s", b"_burst_tokens_per_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__burst_tokens_per_s) -> _WhichOneofReturnType__burst_tokens_per_s | None: ...
 
 Global___RateReport: _TypeAlias = RateReport  # noqa: Y015
 
@@ -322,9 +328,12 @@ class ScalingRates(_message.Message):
     INPUT_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     BUCKET_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    BURST_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     requests_per_s: _builtins.float
     input_tokens_per_s: _builtins.float
     output_tokens_per_s: _builtins.float
+    burst_tokens_per_s: _builtins.float
+    """absent: nobody labels"""
     @_builtins.property
     def bucket_tokens_per_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
     def __init__(
@@ -334,12 +343,15 @@ class ScalingRates(_message.Message):
         input_tokens_per_s: _builtins.float = ...,
         output_tokens_per_s: _builtins.float = ...,
         bucket_tokens_per_s: _abc.Iterable[_builtins.float] | None = ...,
+        burst_tokens_per_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_burst_tokens_per_s", b"_burst_tokens_per_s", "burst_tokens_per_s", b"burst_tokens_per_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_tokens_per_s", b"bucket_tokens_per_s", "input_tokens_per_s", b"input_tokens_per_s", "output_tokens_per_s", b"output_tokens_per_s", "requests_per_s", b"requests_per_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_tokens_per_s", b"_burst_tokens_per_s", "bucket_tokens_per_s", b"bucket_tokens_per_s", "burst_tokens_per_s", b"burst_tokens_per_s", "input_tokens_per_s", b"input_tokens_per_s", "output_tokens_per_s", b"output_tokens_per_s", "requests_per_s", b"requests_per_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__burst_tokens_per_s: _TypeAlias = _typing.Literal["burst_tokens_per_s"]  # noqa: Y015
+    _WhichOneofArgType__burst_tokens_per_s: _TypeAlias = _typing.Literal["_burst_tokens_per_s", b"_burst_tokens_per_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__burst_tokens_per_s) -> _WhichOneofReturnType__burst_tokens_per_s | None: ...
 
 Global___ScalingRates: _TypeAlias = ScalingRates  # noqa: Y015
 

@@ -167,6 +167,7 @@ class Request(_message.Message):
     IS_PREDICTED_FIELD_NUMBER: _builtins.int
     IS_READ_FIELD_NUMBER: _builtins.int
     LEVELS_SPENT_FIELD_NUMBER: _builtins.int
+    SERVED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     stream_id: _builtins.int
@@ -191,6 +192,8 @@ class Request(_message.Message):
     """its client reads the answer as it comes"""
     levels_spent: _builtins.int
     """MemGuard's levels whose voluntary preemption it has had, 0 to 64"""
+    served: _builtins.float
+    """seconds of passes that it took part in on earlier workers"""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -217,10 +220,11 @@ class Request(_message.Message):
         is_predicted: _builtins.bool = ...,
         is_read: _builtins.bool = ...,
         levels_spent: _builtins.int = ...,
+        served: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_at", b"arrival_at", "attempt", b"attempt", "deadline_at", b"deadline_at", "gateway_address", b"gateway_address", "gateway_id", b"gateway_id", "is_burst", b"is_burst", "is_predicted", b"is_predicted", "is_read", b"is_read", "levels_spent", b"levels_spent", "model", b"model", "output_token_ids", b"output_token_ids", "predicted_output_tokens", b"predicted_output_tokens", "prompt_token_ids", b"prompt_token_ids", "reasons", b"reasons", "request_id", b"request_id", "sampling", b"sampling", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_at", b"arrival_at", "attempt", b"attempt", "deadline_at", b"deadline_at", "gateway_address", b"gateway_address", "gateway_id", b"gateway_id", "is_burst", b"is_burst", "is_predicted", b"is_predicted", "is_read", b"is_read", "levels_spent", b"levels_spent", "model", b"model", "output_token_ids", b"output_token_ids", "predicted_output_tokens", b"predicted_output_tokens", "prompt_token_ids", b"prompt_token_ids", "reasons", b"reasons", "request_id", b"request_id", "sampling", b"sampling", "served", b"served", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

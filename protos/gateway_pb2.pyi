@@ -313,6 +313,7 @@ class TokenBatch(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     FAILURES_FIELD_NUMBER: _builtins.int
     CACHED_FIELD_NUMBER: _builtins.int
+    SPENT_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """on the first batch of a stream"""
     @_builtins.property
@@ -337,6 +338,10 @@ class TokenBatch(_message.Message):
     def cached(self) -> _containers.RepeatedCompositeFieldContainer[Global___CachedTokens]:
         """sparse: with first tokens alone"""
 
+    @_builtins.property
+    def spent(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpentLevels]:
+        """sparse: where a credit was spent since the last token"""
+
     def __init__(
         self,
         *,
@@ -348,14 +353,41 @@ class TokenBatch(_message.Message):
         logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
         failures: _abc.Iterable[Global___StreamFailure] | None = ...,
         cached: _abc.Iterable[Global___CachedTokens] | None = ...,
+        spent: _abc.Iterable[Global___SpentLevels] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "failures", b"failures", "finish_reasons", b"finish_reasons", "indices", b"indices", "logprobs", b"logprobs", "stream_ids", b"stream_ids", "token_ids", b"token_ids", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "failures", b"failures", "finish_reasons", b"finish_reasons", "indices", b"indices", "logprobs", b"logprobs", "spent", b"spent", "stream_ids", b"stream_ids", "token_ids", b"token_ids", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TokenBatch: _TypeAlias = TokenBatch  # noqa: Y015
+
+@_typing.final
+class SpentLevels(_message.Message):
+    """MemGuard's levels whose voluntary preemption a request has had: a later attempt begins with them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    LEVELS_SPENT_FIELD_NUMBER: _builtins.int
+    position: _builtins.int
+    """entry of the parallel arrays"""
+    levels_spent: _builtins.int
+    """0 to 64"""
+    def __init__(
+        self,
+        *,
+        position: _builtins.int = ...,
+        levels_spent: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["levels_spent", b"levels_spent", "position", b"position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SpentLevels: _TypeAlias = SpentLevels  # noqa: Y015
 
 @_typing.final
 class CachedTokens(_message.Message):

@@ -506,6 +506,7 @@ class HeldRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     DECODING_FIELD_NUMBER: _builtins.int
     ARRIVING_FIELD_NUMBER: _builtins.int
+    PREDICTED_REMAINING_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     stream_id: _builtins.int
     unit: _builtins.int
@@ -517,6 +518,8 @@ class HeldRequest(_message.Message):
     """it can move"""
     arriving: _builtins.bool
     """its KV is on its way here"""
+    predicted_remaining: _builtins.float
+    """output tokens to come; 0: unknown"""
     def __init__(
         self,
         *,
@@ -528,10 +531,11 @@ class HeldRequest(_message.Message):
         request_id: _builtins.str = ...,
         decoding: _builtins.bool = ...,
         arriving: _builtins.bool = ...,
+        predicted_remaining: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arriving", b"arriving", "awaiting_handoff", b"awaiting_handoff", "decoding", b"decoding", "gateway_id", b"gateway_id", "num_tokens", b"num_tokens", "request_id", b"request_id", "stream_id", b"stream_id", "unit", b"unit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arriving", b"arriving", "awaiting_handoff", b"awaiting_handoff", "decoding", b"decoding", "gateway_id", b"gateway_id", "num_tokens", b"num_tokens", "predicted_remaining", b"predicted_remaining", "request_id", b"request_id", "stream_id", b"stream_id", "unit", b"unit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -716,12 +720,15 @@ class FinishedRequest(_message.Message):
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
+    SERVED_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     stream_id: _builtins.int
     unit: _builtins.int
     num_prompt_tokens: _builtins.int
     num_output_tokens: _builtins.int
     finish_reason: _common_pb2.FinishReason.ValueType
+    served: _builtins.float
+    """seconds of passes that it took part in, on all its workers"""
     def __init__(
         self,
         *,
@@ -731,10 +738,11 @@ class FinishedRequest(_message.Message):
         num_prompt_tokens: _builtins.int = ...,
         num_output_tokens: _builtins.int = ...,
         finish_reason: _common_pb2.FinishReason.ValueType = ...,
+        served: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "gateway_id", b"gateway_id", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "stream_id", b"stream_id", "unit", b"unit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "gateway_id", b"gateway_id", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "served", b"served", "stream_id", b"stream_id", "unit", b"unit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

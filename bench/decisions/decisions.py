@@ -88,6 +88,7 @@ class _Waiting:
     num_tokens: int
     arrival_at: float
     num_growth_tokens: int = 64
+    predicted_remaining: float = 0.0
     bucket: int = 0
     barred: tuple[UnitId, ...] = ()
 
@@ -170,6 +171,7 @@ class _Queued:
     is_read: bool = True
     in_hand_until: float = 0.0
     num_preemptions: int = 0
+    served: float = 0.0
 
 
 def _ordering(scale: float) -> tuple[str, Callable[[], Decide]]:

@@ -55,6 +55,8 @@ class Costs(Bounded):
     """Seconds of an instance's time for a token of a full chunk."""
     prefill_tokens_per_s: float = between(0, _MOST_VELOCITY, default=0.0)
     """V_P of a prefiller."""
+    decode_per_token: float = between(0, MOST_SECONDS, default=0.0)
+    """Seconds of an instance's time for a decoded token, in the batches that it has had."""
     measured: Collection[str] = ()
     """The fields that were measured while serving; the others are the profile's."""
 
@@ -115,14 +117,17 @@ class Costs(Bounded):
         prefill = [costs for costs in measured if costs.prefill_per_token]
         decode = [costs for costs in measured if costs.knows_decode]
         swap = [costs for costs in measured if costs.swap_per_token]
+        shared = [costs for costs in measured if costs.decode_per_token]
         found = {
             name: median(getattr(costs, name) for costs in known)
             for names, known in (
                 (("first_pass", "prefill_per_token", "prefill_tokens_per_s"), prefill),
                 (("per_request", "per_kv_token"), decode),
                 (("swap_per_token",), swap),
+                (("decode_per_token",), shared),
             )
             if known
             for name in names
         }
-        return replace(self, **found, measured=tuple(found))
+        names = dict.fromkeys((*self.measured, *found))
+        return replace(self, **found, measured=tuple(names))

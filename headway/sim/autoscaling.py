@@ -64,6 +64,7 @@ class SimAutoscaler:
         self._draining: dict[str, None] = {}
         self._used: dict[str, _Used] = {}
         self._looked_at = 0.0
+        self._num_burst_tokens = 0
         self.gpu_seconds = 0.0
         self.history: list[tuple[float, Targets, int]] = []
         cluster.on_arrival = self._arrived
@@ -117,7 +118,14 @@ class SimAutoscaler:
             now,
             RATE_WINDOW,
             tuple(tokens / RATE_WINDOW for tokens in by_bucket),
+            burst_tokens_per_s=self._burst_rate(),
         )
+
+    def _burst_rate(self) -> float | None:
+        """Return the prompt tokens labelled as burst since the last look, per second."""
+        before, now = self._num_burst_tokens, self._cluster.gateway_core.num_burst_tokens
+        self._num_burst_tokens = now or 0
+        return None if now is None else (now - before) / self._interval
 
     def _fleet(self) -> Fleet:
         prefill, decode, convertible, unified = (self._pool(role) for role in ROLES)

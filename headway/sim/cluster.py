@@ -120,8 +120,9 @@ class SimCluster:
         self.on_arrival: Callable[[SimRequest], None] = lambda request: None
         self._steps = Steps(0.0, 0.0, 0.0)
         self._num_steps = 1
+        self.gateway_core = GatewayCore(GATEWAY, GATEWAY, spec.gateway)
         self.gateway: Node[GatewayEvent, GatewayAction] = Node(
-            kernel, GatewayCore(GATEWAY, GATEWAY, spec.gateway), self._perform_gateway
+            kernel, self.gateway_core, self._perform_gateway
         )
         self.scheduler_core = SchedulerCore(spec.scheduler)
         self.scheduler: Node[SchedulerEvent, SchedulerAction] = Node(

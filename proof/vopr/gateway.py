@@ -238,7 +238,7 @@ class GatewayProcess(SimulatedProcess):
     def _report_rates(self) -> None:
         self.after(1.0, self._report_rates)
         now = self.now()
-        rates, window = self._meter.read(now=now)
+        rates, window = self._meter.read(now=now, num_burst=self.core.num_burst_tokens)
         report = RateReport(
             self.name,
             rates.requests_per_s,
@@ -248,6 +248,7 @@ class GatewayProcess(SimulatedProcess):
             window,
             rates.bucket_tokens_per_s,
             MODEL,
+            rates.burst_tokens_per_s,
         )
         message = packed(wire.RATE_REPORT.pack(report))
         self._world.network.call(self, "a0", "ReportRates", message)

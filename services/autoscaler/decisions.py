@@ -23,6 +23,12 @@ class Decisions:
         self._gauge = Gauge(
             "headway_autoscaler_target_instances", "Instances wanted", ["role"], registry=registry
         )
+        self._constants = Gauge(
+            "headway_autoscaler_decision_constants",
+            "Constants that decisions use now",
+            ["constant", "source"],
+            registry=registry,
+        )
 
     @property
     def newest(self) -> PublishTargets | None:
@@ -46,6 +52,9 @@ class Decisions:
         self._news = asyncio.Event()
         for role, number in zip(ROLES, _numbers(decided), strict=True):
             self._gauge.labels(role).set(number)
+        self._constants.clear()
+        for name, value, source in decided.constants:
+            self._constants.labels(name, source.value).set(value)
         say = self._log.info if changed else self._log.debug
         say(
             "targets_decided",

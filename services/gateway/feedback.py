@@ -52,7 +52,9 @@ class Feedback:
         store: Store,
         metrics: GatewayMetrics,
         now: Callable[[], float],
+        num_burst_tokens: Callable[[], int | None],
     ) -> None:
+        self._num_burst_tokens = num_burst_tokens
         self._config = config
         self._model = model
         self._store = store
@@ -131,7 +133,7 @@ class Feedback:
 
     async def _tell_autoscaler(self, channel: grpc.aio.Channel) -> None:
         now = self._now()
-        rates, window = self._meter.read(now=now)
+        rates, window = self._meter.read(now=now, num_burst=self._num_burst_tokens())
         report = RateReport(
             gateway_id=self._config.service_id,
             observed_at=now,
@@ -141,5 +143,6 @@ class Feedback:
             output_tokens_per_s=rates.output_tokens_per_s,
             bucket_tokens_per_s=rates.bucket_tokens_per_s,
             model=self._model,
+            burst_tokens_per_s=rates.burst_tokens_per_s,
         )
         await wire.report_rates(channel, report, within=_CALL_TIMEOUT)

@@ -81,7 +81,14 @@ class GatewayService:
         )
         self.sink = TokenSink(post, self._find_digest)
         sink_server.add(self.sink)
-        self._feedback = Feedback(config, model.name, runtime.store, self.metrics, self.now)
+        self._feedback = Feedback(
+            config,
+            model.name,
+            runtime.store,
+            self.metrics,
+            self.now,
+            lambda: self._core.num_burst_tokens,
+        )
         self._outputs = Outputs(
             self.metrics,
             self._release,

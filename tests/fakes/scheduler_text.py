@@ -186,10 +186,12 @@ class SchedulerHarness:
         return self.end_forward(worker_id, **{"after": 0.1, **fields})  # type: ignore[arg-type]  # fields by name
 
     def prefill(
-        self, worker_id: str, stream_id: int, num_tokens: int = 11
+        self, worker_id: str, stream_id: int, num_tokens: int = 11, *, remaining: float = 0.0
     ) -> list[SchedulerAction]:
         """The worker has computed this prompt."""
-        held = HeldRequest(key(stream_id), f"r{stream_id}", 0, num_tokens, True)
+        held = HeldRequest(
+            key(stream_id), f"r{stream_id}", 0, num_tokens, True, predicted_remaining=remaining
+        )
         return self.serve(worker_id, prefilled=(held,))
 
     def handed_off(

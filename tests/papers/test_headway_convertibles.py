@@ -194,6 +194,7 @@ class Prefilled:
     key: StreamKey = KEY
     arrival_at: float = 0.0
     num_growth_tokens: int = 1
+    predicted_remaining: float = 0.0
     bucket: int = 0
     barred: tuple[UnitId, ...] = ()
 

@@ -23,6 +23,7 @@ class Reasoned:
     num_tokens: int = 100
     arrival_at: float = 0.0
     num_growth_tokens: int = 1
+    predicted_remaining: float = 0.0
     bucket: int = 0
     barred: Collection[UnitId] = ()
 

@@ -34,6 +34,7 @@ class Queued:
     is_read: bool = True
     in_hand_until: float = -inf
     num_preemptions: int = 0
+    served: float = 0.0
 
     @property
     def key(self) -> StreamKey:

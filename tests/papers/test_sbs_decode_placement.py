@@ -25,6 +25,7 @@ class Prefilled:
     num_tokens: int = 10
     arrival_at: float = 0.0
     num_growth_tokens: int = 1
+    predicted_remaining: float = 0.0
     bucket: int = 0
     barred: Collection[UnitId] = ()
 

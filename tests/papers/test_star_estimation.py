@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
+from math import inf
 
 import pytest
 
@@ -97,3 +98,20 @@ def test_the_noise_is_the_same_for_the_same_seed_and_counts_down_between_predict
     assert later == first - 5
     again = NoisyOracle(NoisyOracleParams(error=0.5))
     assert again.remaining(Running(num_output_tokens=40, true_remaining=1000)) == first
+
+
+def test_the_error_may_fall_as_more_of_the_answer_is_there() -> None:
+    def mean_error(num_output_tokens: int, halved_by: float) -> float:
+        policy = NoisyOracle(NoisyOracleParams(error=0.5, halved_by=halved_by))
+        running = [
+            Running(num_output_tokens, true_remaining=10_000, number=number)
+            for number in range(2000)
+        ]
+        found = [policy.remaining(each) for each in running]
+        return statistics.fmean(abs((each or 0.0) / 10_000 - 1) for each in found)
+
+    assert mean_error(8000, inf) == pytest.approx(mean_error(0, inf), rel=0.1)
+    assert mean_error(0, 4000.0) == pytest.approx(0.5, rel=0.1)
+    assert mean_error(8000, 4000.0) < 0.2
+    with pytest.raises(HeadwayError, match="halved_by"):
+        NoisyOracleParams(halved_by=0.0)

@@ -102,7 +102,7 @@ def test_a_report_tells_the_time_of_a_step() -> None:
 def test_an_instance_that_has_just_overflowed_does_not_look_light(name: str) -> None:
     class Prefilled:
         key, arrival_at, num_tokens, num_growth_tokens = StreamKey("g", 1), 0.0, 10, 1
-        bucket, barred = 0, ()
+        bucket, barred, predicted_remaining = 0, (), 0.0
 
     policy = registry.make("placement", name)
     overflowed = DecodeUnit(UnitId("a", 0), 2, 300, 50, 100, 10, waiting_tokens=500)

@@ -21,6 +21,7 @@ class Sorted:
     bucket: int = 0
     num_tokens: int = 10
     num_growth_tokens: int = 1
+    predicted_remaining: float = 0.0
     barred: Collection[UnitId] = ()
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from headway.cost.buckets import BUCKET_NAMES
+from headway.cost.costs import Constant, Source
 from headway.cost.profile import load_profile
 from headway.errors import HeadwayError
 from headway.messages import PassWork
@@ -143,6 +144,62 @@ def test_the_number_of_convertibles_is_fixed() -> None:
         for now, r in enumerate((None, rates(0), rates(1e6, L_L=1e6), rates(0), None))
     }
     assert seen == {2}
+
+
+def bursty(input_tokens_per_s: float, burst_tokens_per_s: float | None) -> Rates:
+    return replace(rates(input_tokens_per_s), burst_tokens_per_s=burst_tokens_per_s)
+
+
+def after(policy: TokenScale, seen: Rates, begin: int, seconds: int) -> Targets:
+    for tick in range(begin, begin + seconds + 1):
+        targets = policy.targets(seen, FLEET, now=float(tick))
+    return targets
+
+
+def test_the_burst_ratio_is_measured_once_there_was_traffic_for_ten_minutes() -> None:
+    policy = TokenScale(TokenScaleParams(profile=A100))
+    early = after(policy, bursty(1000.0, 250.0), 0, 590)
+    assert (early.num_convertible, policy.constants()) == (
+        1,
+        (Constant("burst ratio", 0.1, Source.DEFAULT),),
+    )
+    late = after(policy, bursty(1000.0, 250.0), 591, 20)
+    (ratio,) = policy.constants()
+    assert ratio.source is Source.MEASURED
+    assert ratio.value == pytest.approx(0.25)
+    assert late.num_convertible == 3
+    assert "burst ratio 0.25 (measured)" in late.reason
+
+
+def test_the_number_of_convertibles_stands_until_the_ratio_drifts_by_a_quarter() -> None:
+    policy = TokenScale(TokenScaleParams(profile=A100, max_decode=100))
+    after(policy, bursty(1000.0, 200.0), 0, 610)
+    assert after(policy, bursty(1000.0, 240.0), 611, 600).num_convertible == 20
+    assert after(policy, bursty(1000.0, 600.0), 1212, 3000).num_convertible > 30
+
+
+def test_quiet_traffic_keeps_one_convertible_and_no_traffic_measures_nothing() -> None:
+    policy = TokenScale(TokenScaleParams(profile=A100))
+    assert after(policy, bursty(0.0, 0.0), 0, 700).num_convertible == 1
+    assert policy.constants()[0].source is Source.DEFAULT
+    assert after(policy, bursty(1000.0, 0.0), 701, 700).num_convertible == 1
+    assert policy.constants()[0] == Constant("burst ratio", 0.0, Source.MEASURED)
+
+
+def test_a_ratio_that_was_given_stands_and_unlabelled_traffic_measures_nothing() -> None:
+    given = TokenScale(TokenScaleParams(profile=A100, burst_ratio=0.2))
+    assert after(given, bursty(1000.0, 900.0), 0, 700).num_convertible == 2
+    unlabelled = TokenScale(TokenScaleParams(profile=A100))
+    assert after(unlabelled, bursty(1000.0, None), 0, 700).num_convertible == 1
+
+
+def test_all_decoders_together_stay_within_their_most_when_more_are_convertible() -> None:
+    policy = TokenScale(TokenScaleParams(profile=A100, max_decode=10))
+    busy = replace(bursty(1e6, 5e5), bucket_tokens_per_s=rates(1e6, L_L=1e6).bucket_tokens_per_s)
+    before = policy.targets(busy, FLEET, now=0.0)
+    assert (before.num_decode, before.num_convertible) == (9, 1)
+    targets = after(policy, busy, 1, 620)
+    assert (targets.num_decode, targets.num_convertible) == (5, 5)
 
 
 # --- up at once, down after quiet ----------------------------------------------------------
@@ -347,3 +404,10 @@ def test_the_meter_counts_arrivals_by_bucket_and_begins_anew() -> None:
     by_name = dict(zip(BUCKET_NAMES, seen.bucket_tokens_per_s, strict=True))
     assert {n: v for n, v in by_name.items() if v} == {"S-M": 325.0, "M-M": 650.0}
     assert meter.read(now=3.0)[0] == Rates(0.0, 0.0, 0.0, (0.0,) * 9)
+
+
+def test_the_meter_tells_labelled_tokens_a_second_or_that_nobody_labels() -> None:
+    meter = RateMeter(now=0.0)
+    told = [meter.read(now=at, num_burst=so_far)[0] for at, so_far in ((2.0, 50), (4.0, 90))]
+    assert [each.burst_tokens_per_s for each in told] == [25.0, 20.0]
+    assert meter.read(now=5.0)[0].burst_tokens_per_s is None

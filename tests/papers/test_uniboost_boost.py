@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.cost.costs import Costs, Source
 from headway.errors import HeadwayError
 from headway.policies.batching.boost import (
     BoostParams,
@@ -19,6 +20,7 @@ from headway.policies.batching.boost import (
 )
 from headway.policies.batching.fcfs import Fcfs
 from headway.policies.batching.las import Las
+from headway.policies.batching.memguard import MemGuardParams, UniBoostMemGuard
 from headway.policies.batching.uniboost_base import UniBoostBase
 from tests.fakes.candidates import Queued, decoding, served
 
@@ -140,6 +142,38 @@ def test_tokens_become_seconds_by_the_pool_s_service_time() -> None:
     policy = UniBoostBase(BoostParams(gamma=0.05, seconds_per_token=2e-3))
     phi = policy.rank(Queued(arrival_at=5.0, num_prompt_tokens=1000), now=9.0).rank[0]
     assert phi == 5.0 - boost(2.0, 0.05)
+
+
+def test_a_prompt_token_weighs_its_own_time_and_a_decoded_one_its_own() -> None:
+    policy = UniBoostMemGuard(MemGuardParams(gamma=0.05))
+    policy.learn(Costs(prefill_per_token=1e-4, decode_per_token=2e-3))
+    candidate = decoding(1, 512, prompt=1000)
+    assert policy.phi(candidate)[0] == pytest.approx(-boost(0.1 + 512 * 2e-3, 0.05))
+    prompt = Queued(num_prompt_tokens=1000)
+    assert policy.phi(prompt)[0] == pytest.approx(-boost(0.1, 0.05))
+    shown = {each.name: each.value for each in policy.constants()}
+    assert (shown["prompt token"], shown["output token"]) == (1e-4, 2e-3)
+
+
+def test_a_token_whose_time_is_unknown_takes_the_mean_and_a_given_time_stands() -> None:
+    policy = UniBoostBase(BoostParams(gamma=0.05))
+    policy.passed(0.1, 100)
+    policy.learn(Costs(prefill_per_token=1e-4))
+    assert policy.seconds(decoding(1, 11, prompt=100), 110) == pytest.approx(0.01 + 10 * 1e-3)
+    given = UniBoostBase(BoostParams(gamma=0.05, seconds_per_token=3e-3))
+    given.learn(Costs(prefill_per_token=1e-4, decode_per_token=2e-3))
+    assert given.seconds(decoding(1, 11, prompt=100), 110) == pytest.approx(0.33)
+    assert {each.source for each in given.constants()} == {Source.GIVEN}
+
+
+def test_ranks_are_drawn_anew_where_the_time_of_a_token_has_changed() -> None:
+    policy = UniBoostBase(BoostParams(gamma=0.05))
+    policy.learn(Costs(prefill_per_token=1e-4))
+    epoch = policy.epoch
+    policy.learn(Costs(prefill_per_token=1e-4, swap_per_token=1.0))
+    assert policy.epoch == epoch
+    policy.learn(Costs(prefill_per_token=2e-4))
+    assert policy.epoch > epoch
 
 
 def test_the_service_time_is_the_mean_pass_time_over_the_tokens_processed() -> None:

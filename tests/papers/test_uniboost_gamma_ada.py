@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import exp, log
 
 import numpy as np
@@ -9,7 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 from headway.errors import HeadwayError
-from headway.policies.batching.gamma_ada import GammaAda, GammaAdaParams, tail_slope
+from headway.policies.batching.gamma_ada import (
+    GammaAda,
+    GammaAdaParams,
+    decay_rate,
+    tail_slope,
+)
 from headway.policies.batching.uniboost import UniBoost, UniBoostParams
 from tests.fakes.candidates import decoding
 
@@ -69,9 +75,16 @@ def test_a_sample_drawn_at_random_gives_the_rate_roughly() -> None:
 
 
 def test_gamma_moves_by_the_smoothing_share_of_its_logarithm() -> None:
-    ada = fed(quantiles(1000, 0.8), gamma=0.05, smoothing=0.3)
+    ada = fed(quantiles(1000, 0.8), gamma=0.3, smoothing=0.3)
+    ada.recall(0.05)  # an earlier fit's
     assert ada.refit()
     assert ada.gamma == pytest.approx(exp(0.7 * log(0.05) + 0.3 * log(0.8)))
+
+
+def test_a_first_fit_is_adopted_whole() -> None:
+    ada = fed(quantiles(1000, 0.8), gamma=0.05, smoothing=0.3)
+    assert ada.refit()
+    assert ada.gamma == pytest.approx(0.8)
 
 
 def test_gamma_comes_to_the_slope_with_the_fits() -> None:
@@ -177,3 +190,46 @@ def test_a_new_gamma_draws_all_ranks_anew() -> None:
     assert policy.epoch == epoch
     policy.tune(0.4)
     assert policy.epoch == epoch + 1
+
+
+# --- the fit to waits -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [1.0, 0.3])
+def test_the_rate_of_exponential_waits_is_found_whatever_share_waits_at_all(share: float) -> None:
+    rng = np.random.default_rng(4)
+    waits = rng.exponential(1 / 0.05, 20_000) * (rng.random(20_000) < share)
+    assert decay_rate(waits) == pytest.approx(0.05, rel=0.1)
+
+
+def test_where_all_wait_alike_the_tail_is_not_steep() -> None:
+    waits = np.random.default_rng(5).normal(100.0, 5.0, 1000)
+    found, printed = decay_rate(waits), tail_slope(waits)
+    assert found == pytest.approx(0.01, rel=0.05)
+    assert printed is not None
+    assert printed > 0.3
+
+
+def test_where_nobody_waits_there_is_nothing_to_fit() -> None:
+    assert decay_rate(np.zeros(500)) is None
+    assert decay_rate(np.full(500, 0.9)) is None
+
+
+def test_the_time_that_served_a_request_is_no_wait() -> None:
+    policies = [UniBoost(UniBoostParams(window=100)) for _ in range(2)]
+    waits = np.random.default_rng(6).exponential(5.0, 100)
+    for number, wait in enumerate(waits.tolist()):
+        lone = decoding(number, 9, arrival_at=0.0)
+        policies[0].completed(lone, now=wait)
+        policies[1].completed(replace(lone, served=1000.0), now=1000.0 + wait)
+    assert policies[0].gamma == pytest.approx(policies[1].gamma)
+    assert policies[0].gamma == pytest.approx(decay_rate(waits))
+
+
+def test_the_printed_fit_reads_response_times_whole() -> None:
+    policy = UniBoost(UniBoostParams(window=100, fit_to="responses"))
+    for number, seconds in enumerate(quantiles(100, 0.2).tolist()):
+        policy.completed(replace(decoding(number, 9), served=1e6), now=seconds)
+    assert policy.gamma == pytest.approx(0.2)
+    with pytest.raises(HeadwayError, match="fit"):
+        UniBoostParams(fit_to="lengths")

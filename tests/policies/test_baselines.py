@@ -24,6 +24,7 @@ class Any:
     name: int
     num_tokens: int = 10
     num_growth_tokens: int = 1
+    predicted_remaining: float = 0.0
     bucket: int = 0
     barred: Collection[UnitId] = ()
 

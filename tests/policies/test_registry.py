@@ -11,8 +11,11 @@ import pytest
 from headway.core.settings import policy_settings, require_live
 from headway.errors import HeadwayError
 from headway.policies import registry
+from headway.policies.answer import Answer
+from headway.policies.estimation.bucket_mean import BucketMean
 from headway.policies.placement.iqr_lex import IqrLex
 from headway.presets import PRESETS, find_preset
+from headway.request import StreamKey
 from services.worker.config import WorkerConfig
 from tests.fakes.policies import make_policy
 
@@ -158,3 +161,32 @@ def test_what_a_policy_does_in_the_simulator_alone_is_declared() -> None:
     assert declared == {
         name for name in registry.REGISTRY["scaling"] if make_policy("scaling", name).loads_live
     }
+
+
+class Live:
+    """A request that a predictor has looked at, as a live worker knows it."""
+
+    key = StreamKey("g", 1)
+    num_prompt_tokens = 100
+    num_output_tokens = 10
+    prediction = 50.0
+    num_tokens_since_prediction = 5
+    true_remaining = None
+
+
+def decides_live(question: str, answer: Answer) -> bool:
+    """Return whether it decides by what a live service knows, and differs from its base."""
+    policy = make_policy(question, answer.name)
+    if question == "estimation":
+        if isinstance(policy, BucketMean):
+            policy.observe(100, 40)
+        return policy.remaining(Live()) is not None
+    others = {a.make for a in registry.REGISTRY[question].values()} - {answer.make}
+    own = [name for name in vars(answer.make) if not name.startswith("__")]
+    return bool(own) or not others.intersection(answer.make.__mro__)  # type: ignore[attr-defined]
+
+
+def test_every_entry_decides_something_live_or_is_refused_with_the_way_out() -> None:
+    for question, answers in registry.REGISTRY.items():
+        for answer in answers.values():
+            assert decides_live(question, answer) is not bool(answer.instead), answer.name

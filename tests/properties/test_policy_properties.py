@@ -33,6 +33,7 @@ class Item:
     num_tokens: int
     arrival_at: float = 0.0
     num_growth_tokens: int = 1
+    predicted_remaining: float = 0.0
     bucket: int = 0
     barred: Collection[UnitId] = ()
 

@@ -128,6 +128,7 @@ def test_the_policy_is_told_of_traffic_and_of_the_fleet() -> None:
     assert sum(rates.bucket_tokens_per_s) == pytest.approx(
         rates.input_tokens_per_s + rates.output_tokens_per_s
     )
+    assert rates.burst_tokens_per_s is None
     assert (fleet.prefill.num_ready, fleet.decode.num_ready) == (1, 1)
     assert 0 < fleet.decode.busy <= 1
     assert 0 < fleet.decode.memory < 1

@@ -124,7 +124,8 @@ class AutoscalerCore:
         self._forget_stale(now)
         rates, fleet = self._rates(), self._fleet()
         targets = self._budget.fit(self._policy.targets(rates, fleet, now=now))
-        return (PublishTargets(targets, now, self._policy.name, rates, fleet),)
+        used = tuple(self._policy.constants())
+        return (PublishTargets(targets, now, self._policy.name, rates, fleet, used),)
 
     def _forget_stale(self, now: float) -> None:
         for gateway_id, (arrived_at, _) in list(self._reports.items()):
@@ -163,6 +164,7 @@ class AutoscalerCore:
             sum(report.input_tokens_per_s for report in fresh),
             sum(report.output_tokens_per_s for report in fresh),
             _added([report.bucket_tokens_per_s for report in fresh]),
+            _all_known([report.burst_tokens_per_s for report in fresh]),
         )
 
 
@@ -171,6 +173,12 @@ def _added(by_bucket: Sequence[Sequence[float]]) -> tuple[float, ...]:
     if not all(by_bucket):
         return ()
     return tuple(sum(rates) for rates in zip(*by_bucket, strict=True))
+
+
+def _all_known(rates: Sequence[float | None]) -> float | None:
+    """Return their sum; None if a gateway does not report its own."""
+    known = [rate for rate in rates if rate is not None]
+    return sum(known) if len(known) == len(rates) else None
 
 
 class RoleChange(NamedTuple):

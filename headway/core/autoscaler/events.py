@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from headway.core.autoscaler.starts import StartsReport
 from headway.cost.buckets import BUCKET_NAMES, NUM_BUCKETS
+from headway.cost.costs import Constant
 from headway.errors import invalid, require_between
 from headway.policies.scaling.fixed import MAX_INSTANCES
 from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Targets
@@ -38,6 +39,8 @@ class RateReport:
     """Input and predicted output tokens by bucket; empty if not reported."""
     model: str = ""
     """The gateway's model, "" if there is only one."""
+    burst_tokens_per_s: float | None = None
+    """Input tokens labelled as burst; None if the gateway labels none."""
 
     def __post_init__(self) -> None:
         if not 0 < len(self.gateway_id) <= 256:
@@ -45,6 +48,8 @@ class RateReport:
         for name in _FIGURES:
             value = getattr(self, name)
             require_between(name, value, 0, MOST)
+        if self.burst_tokens_per_s is not None:
+            require_between("burst_tokens_per_s", self.burst_tokens_per_s, 0, MOST)
         if len(self.bucket_tokens_per_s) not in (0, NUM_BUCKETS):
             limit = f"{NUM_BUCKETS} rates, one a bucket, or none"
             raise invalid("bucket_tokens_per_s", len(self.bucket_tokens_per_s), limit)
@@ -118,3 +123,5 @@ class PublishTargets:
     policy: str
     rates: Rates | None = None
     fleet: Fleet | None = None
+    constants: Sequence[Constant] = ()
+    """Constants that the decision used, each with its source."""

@@ -53,6 +53,9 @@ from headway.request import FinishReason, StreamKey
 
 _RETRIABLE = frozenset({Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE})
 
+_NO_LABELS = "off"
+"""The burst policy that labels nothing."""
+
 
 class GatewayCore:
     """A ``Core[GatewayEvent, GatewayAction]``.
@@ -72,6 +75,8 @@ class GatewayCore:
         self.settings = settings
         self.num_resubmitted = 0
         self.num_waiting = 0  # open requests without a token so far
+        self.num_burst_tokens: int | None = None if settings.burst == _NO_LABELS else 0
+        """Prompt tokens labelled as burst so far; None if nothing is labelled."""
         self._gateway_id = gateway_id
         self._address = address
         self._draw_stream_id = draw_stream_id or itertools.count(1).__next__
@@ -159,6 +164,10 @@ class GatewayCore:
             actions.append(Fail(event.request.request_id, error))
             return
         asked = event.request
+        num_tokens = len(asked.prompt_token_ids)
+        is_burst = self._burst.arrived(num_tokens, now=now).is_burst
+        if is_burst and self.num_burst_tokens is not None:
+            self.num_burst_tokens += num_tokens
         request = replace(
             asked,
             stream_id=self._new_stream_id(),
@@ -166,7 +175,7 @@ class GatewayCore:
             gateway_address=self._address,
             deadline_at=asked.arrival_at + self.settings.request_timeout,
             is_read=event.is_read,
-            is_burst=self._burst.arrived(len(asked.prompt_token_ids), now=now).is_burst,
+            is_burst=is_burst,
         )
         state = OpenRequest(request)
         self._requests.add(state)

@@ -77,6 +77,7 @@ class Delivery(NamedTuple):
     finish_reason: FinishReason | None
     before: Sequence[int] = ()  # tokens delivered with it, right before it
     num_cached: int = 0  # prompt tokens found in a prefix cache; with the first token alone
+    levels_spent: int = 0  # MemGuard's, which the next attempt begins with
 
     def singles(self) -> Iterator[Delivery]:
         """Yield one token at a time; the last one keeps everything but ``before``."""

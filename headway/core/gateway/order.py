@@ -74,8 +74,9 @@ def take_tokens(requests: OpenRequests, batch: TokenBatch, now: float) -> Taken:
         logprobs = batch.logprobs.get(entry) if batch.logprobs else None
         before = batch.before.get(entry, ()) if batch.before else ()
         num_cached = batch.num_cached.get(entry, 0) if batch.num_cached else 0
+        spent = batch.levels_spent.get(entry, 0) if batch.levels_spent else 0
         request_id = state.request.request_id
-        delivery = Delivery(request_id, token_id, logprobs, reason, before, num_cached)
+        delivery = Delivery(request_id, token_id, logprobs, reason, before, num_cached, spent)
         if worker_id in state.sources:
             _take(taken, requests, state, worker_id, index, delivery, now)
         else:
@@ -197,6 +198,7 @@ def _append(taken: Taken, requests: OpenRequests, state: OpenRequest, delivery: 
         taken.num_first += 1
     state.output.extend(delivery.before)
     state.output.append(token_id)
+    state.levels_spent = max(state.levels_spent, delivery.levels_spent)
     taken.deliveries.append(delivery)
 
 

@@ -70,6 +70,8 @@ class OpenRequest:
     """Output tokens at the last failed attempt."""
     num_failures: int = 0
     """Number of times that a worker failed to compute it."""
+    levels_spent: int = 0
+    """MemGuard's levels whose credit it had spent at its newest token."""
 
     @property
     def request_id(self) -> str:
@@ -99,10 +101,11 @@ class OpenRequest:
         return Pause(seconds, seconds * num_gaps / spent if spent > 0 else 0.0)
 
     def current(self) -> Request:
-        """Return the attempt with all tokens so far."""
+        """Return the attempt with all tokens so far, and the credits that it has spent."""
         if len(self.request.output_token_ids) == len(self.output):
             return self.request
-        return replace(self.request, output_token_ids=tuple(self.output))
+        output, spent = tuple(self.output), self.levels_spent
+        return replace(self.request, output_token_ids=output, levels_spent=spent)
 
 
 class OpenRequests:

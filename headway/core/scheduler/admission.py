@@ -13,7 +13,7 @@ from headway.policies import registry
 from headway.policies.dispatch import Dispatching
 from headway.policies.packing.flow_control import FlowLevel
 from headway.policies.placement import Placement
-from headway.policies.rescheduling import Rescheduling
+from headway.policies.rescheduling import Horizon, Rescheduling
 from headway.request import Request
 
 _LOADS_EVERY = 1.0  # seconds
@@ -98,12 +98,21 @@ def wanted_reports(settings: SchedulerSettings) -> WantedReports:
     rescheduling: Rescheduling = registry.make(
         "rescheduling", settings.rescheduling, **settings.rescheduling_params
     )
-    moves = rescheduling.interval < inf
+    reads_loads = rescheduling.interval < inf or placement.reads_ahead
+    horizon = horizon_of(settings)
     return WantedReports(
         phases=dispatching.reads_phases or placement.reads_phases,
-        load_interval=min(_LOADS_EVERY, rescheduling.interval / 2) if moves else inf,
-        num_steps=rescheduling.horizon.num_steps,
-        step_tokens=rescheduling.horizon.step_tokens,
-        lengths=rescheduling.reads_lengths,
+        load_interval=min(_LOADS_EVERY, rescheduling.interval / 2) if reads_loads else inf,
+        num_steps=horizon.num_steps,
+        step_tokens=horizon.step_tokens,
+        lengths=rescheduling.reads_lengths or placement.reads_ahead,
         work=settings.measures_work,
     )
+
+
+def horizon_of(settings: SchedulerSettings) -> Horizon:
+    """Return the horizon that workers look ahead: of the moves, if they read lengths."""
+    rescheduling: Rescheduling = registry.make(
+        "rescheduling", settings.rescheduling, **settings.rescheduling_params
+    )
+    return rescheduling.horizon if rescheduling.reads_lengths else Horizon()

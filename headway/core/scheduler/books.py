@@ -15,7 +15,7 @@ from headway.cluster import UnitId
 from headway.core.scheduler.instance import Instance
 from headway.core.scheduler.places import InWindow, Moving, OnUnit, Place, Prefilled, Tracked
 from headway.core.scheduler.state import SchedulerState
-from headway.messages import Placed
+from headway.messages import HeldRequest, Placed
 from headway.request import StreamKey
 
 
@@ -165,12 +165,13 @@ class Books:
             return
         self._put(entry, PlaceEvent.REPORTED, OnUnit(place.unit, place.adopted, decoding))
 
-    def prefill(self, entry: Tracked, num_tokens: int, *, now: float) -> None:
+    def prefill(self, entry: Tracked, held: HeldRequest, *, now: float) -> None:
         """Note that its worker holds the KV of its prompt and waits for an order."""
         place = entry.place
         if isinstance(place, OnUnit):
             place = Prefilled(place.unit, place.adopted)
-        entry.num_tokens, entry.since = num_tokens, now
+        entry.num_tokens, entry.since = held.num_tokens, now
+        entry.predicted_total = held.num_tokens + held.predicted_remaining
         self._put(entry, PlaceEvent.PREFILLED, place)
 
     # --- moves ------------------------------------------------------------------------
@@ -178,7 +179,8 @@ class Books:
     def _reserve(self, entry: Tracked, target: UnitId) -> None:
         instance = self._instances.get(target.worker_id)
         if instance is not None and target.unit < instance.info.num_units:
-            instance.reserve(entry.key, target.unit, entry.num_tokens)
+            remaining = entry.predicted_remaining
+            instance.reserve(entry.key, target.unit, entry.num_tokens, remaining)
 
     def order(self, entry: Tracked, target: UnitId) -> None:
         """Note that its worker was ordered to send it to a unit."""

@@ -302,6 +302,7 @@ class SchedulerCore:
                 for held in message.answering:
                     self._mover.answering(instance, held, now=now)
             case LoadReport():
+                instance.foresee(message)
                 self._mover.report(instance, message, now=now)
             case HandedBack(keys):
                 self._reports.handed_back(instance, keys)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 from headway.cluster import UnitId
+from headway.core.scheduler.admission import horizon_of
 from headway.core.scheduler.books import Books
 from headway.core.scheduler.events import Chosen, Considered, Decision
 from headway.core.scheduler.instance import Instance
@@ -33,6 +34,7 @@ class DecodePlacer:
         self._resumed: dict[StreamKey, tuple[Tracked, UnitId, bool]] = {}
         self._rest_until = inf
         self._stale = False
+        self._horizon = horizon_of(state.settings)
 
     @property
     def num_waiting(self) -> int:
@@ -56,7 +58,7 @@ class DecodePlacer:
 
     def add(self, entry: Tracked, held: HeldRequest, *, now: float) -> None:
         """Take a prefilled request whose worker holds the KV and waits for an order."""
-        self._books.prefill(entry, held.num_tokens, now=now)
+        self._books.prefill(entry, held, now=now)
         self._stale = True
 
     # --- placement --------------------------------------------------------------------
@@ -96,8 +98,12 @@ class DecodePlacer:
             if instance.takes_decode and instance.info.model == model
             for unit in instance.decode_units()
         ]
-        if self.placement(model).reads_buckets:
+        placement = self.placement(model)
+        if placement.reads_buckets:
             self._count_buckets(units)
+        if placement.reads_ahead:
+            for unit in units:
+                unit.ahead = self._instances[unit.unit.worker_id].ahead(unit, self._horizon)
         return units
 
     def _count_buckets(self, units: Sequence[DecodeUnit]) -> None:

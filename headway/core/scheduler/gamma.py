@@ -35,9 +35,9 @@ class GammaFits:
         fit = self._fits.get(model)
         if fit is None:
             fit = self._fits[model] = settings.gamma_fit.fit()
-            fit.gamma = self._state.gammas.get(model, fit.gamma)
-        times = self._response_times(finished, now)
-        if not sum(fit.completed(seconds) for seconds in times):
+            if model in self._state.gammas:
+                fit.recall(self._state.gammas[model])
+        if not sum(fit.completed(*times) for times in self._times(finished, now)):
             return False
         self._state.gammas[model] = fit.gamma
         for _, other in sorted(self._instances.items()):
@@ -56,9 +56,11 @@ class GammaFits:
         if gamma is not None:
             self._state.tell_worker(instance.info.worker_id, Tuned(gamma))
 
-    def _response_times(self, finished: Iterable[FinishedRequest], now: float) -> Iterable[float]:
-        """Yield seconds since the arrival at the gateway, for requests where that is known."""
+    def _times(
+        self, finished: Iterable[FinishedRequest], now: float
+    ) -> Iterable[tuple[float, float]]:
+        """Yield seconds since the arrival, where that is known, and of those that were served."""
         for each in finished:
             entry = self._state.tracked.get(each.key)
             if each.finish_reason in _ENDS and entry is not None and entry.request is not None:
-                yield now - entry.request.arrival_at
+                yield now - entry.request.arrival_at, each.served

@@ -9,12 +9,15 @@ from math import inf
 
 from headway.blocks import blocks_for
 from headway.cluster import Role, UnitId, UnitLoad, WorkerInfo
+from headway.core.scheduler.ahead import Foresight
 from headway.cost.schema import MEDIUM_TTFT_SLO, TPOT_SLO
 from headway.cost.velocity import convertible_velocity, reserved_tokens
-from headway.messages import Dispatch
+from headway.messages import Dispatch, LoadReport
 from headway.policies.dispatch import InstanceLoad
 from headway.policies.packing import Room
 from headway.policies.placement import DecodeUnit
+from headway.policies.placement.ahead import LoadAhead
+from headway.policies.rescheduling import Horizon
 from headway.request import Request, StreamKey
 
 
@@ -73,6 +76,7 @@ class Instance:
         self._loads = [UnitLoad(u, 0, 0, 0, info.num_blocks) for u in range(info.num_units)]
         self._flights: dict[int, _Flight] = {}
         self._inbound: dict[StreamKey, _Inbound] = {}
+        self._foresight = Foresight()
         self._finished: deque[tuple[float, StreamKey]] = deque(maxlen=1024)
 
     # --- description ------------------------------------------------------------------
@@ -108,6 +112,7 @@ class Instance:
     def let_go(self, key: StreamKey) -> None:
         """Remove a request that has ended or is elsewhere."""
         self._keys.pop(key, None)
+        self._foresight.drop(key)
         self._changed()
 
     def take_back(self, key: StreamKey, unit: int, num_tokens: int) -> None:
@@ -171,14 +176,27 @@ class Instance:
         self._changed()
         return max(computed, 0)
 
-    def reserve(self, key: StreamKey, unit: int, num_tokens: int) -> None:
-        """Reserve room for a handoff to one of its units."""
+    def foresee(self, report: LoadReport) -> None:
+        """Take the loads that its units will have."""
+        self._foresight.report(report, [k for k, i in self._inbound.items() if not i.landed])
+
+    def ahead(self, unit: DecodeUnit, horizon: Horizon) -> LoadAhead:
+        """Return a unit's predicted load, with requests on their way."""
+        return self._foresight.of(unit.unit.unit, unit.load_tokens, horizon)
+
+    def reserve(self, key: StreamKey, unit: int, num_tokens: int, remaining: float = 0.0) -> None:
+        """Reserve room for a handoff to one of its units; ``remaining`` output tokens are to come.
+
+        0 where that is unknown.
+        """
+        self._foresight.add(key, unit, num_tokens, remaining)
         self._inbound[key] = _Inbound(unit, num_tokens)
         self._changed()
 
     def release(self, key: StreamKey) -> None:
         """Release the room of a handoff that failed."""
         self._inbound.pop(key, None)
+        self._foresight.drop(key)
         self._changed()
 
     def landed(self, key: StreamKey) -> None:

@@ -73,6 +73,7 @@ class Tracked:
     its arrival may be of a copy that is gone."""
     moved_at: float = -inf
     is_answering: bool = False  # its reasoning has ended
+    predicted_total: float = 0.0  # tokens at its end, as its prefill worker predicted
     cycle: int = -1  # of the window, when it entered
     told: Placed | None = None  # the last word to its gateway on where it is
     beginnings: tuple[int, ...] | None = None  # of its prompt, once asked for
@@ -134,6 +135,11 @@ class Tracked:
             return 1
         total = len(self.request.prompt_token_ids) + self.request.predicted_output_tokens
         return max(1, min(int(total) - self.num_tokens, 256))
+
+    @property
+    def predicted_remaining(self) -> float:
+        """Output tokens still to come; 0 if unknown, or if it has outlived the prediction."""
+        return max(0.0, self.predicted_total - self.num_tokens)
 
     @property
     def bucket(self) -> int:

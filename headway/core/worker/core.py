@@ -309,7 +309,7 @@ class WorkerCore:
         actions += flight.end_swaps(state)
         drawn = {sampled.key: sampled for sampled in result.sampled}
         running: list[Sequence] = []
-        num_tokens, num_steps = 0, 1
+        num_tokens, num_steps, seconds = 0, 1, steps_of(result) * result.pass_time
         for item, sequence in flight.in_pass:
             num_tokens += len(item.token_ids)
             if sequence.ended is not None:
@@ -318,6 +318,7 @@ class WorkerCore:
                 continue  # the pass before it has failed
             else:
                 sequence.computed(len(item.token_ids))
+                sequence.served += seconds
                 if item.sample:
                     sampled = drawn[item.key]
                     num_steps = 1 + len(sampled.before)

@@ -15,10 +15,17 @@ from headway.cost.costs import Costs
 from headway.cost.pass_time import PassTime, Share
 from headway.cost.running_fit import RunningFit
 from headway.messages import MAX_COST, MeasuredCosts
+from headway.policies.batching.boost import ServiceTime
 
 _DRIFT = 1.25
 """Factor by which a cost has to differ before it is adopted."""
-_FIELDS = ("first_pass", "prefill_per_token", "per_request", "per_kv_token", "swap_per_token")
+_FIELDS = (
+    "first_pass",
+    "prefill_per_token",
+    "per_request",
+    "per_kv_token",
+    "swap_per_token",
+)
 
 
 class CostMeter:
@@ -36,10 +43,12 @@ class CostMeter:
         self._rates = rates
         profile = costs.profile if costs.first_pass else None  # else it is of another model
         self._fit = RunningFit(profile.pass_time if profile is not None else None)
+        self._decoding = ServiceTime()
         self._has_news = False
 
     def ran(self, shares: Sequence[Share], seconds: float, num_steps: int) -> bool:
         """Take a pass without swaps; return whether other costs were adopted."""
+        self._count_decoding(shares, seconds, num_steps)
         if not self._fit.add(shares, seconds, num_steps):
             return False
         pass_time, swap = self._known(), self._swap_per_token()
@@ -54,16 +63,37 @@ class CostMeter:
         info = self._info
         of_passes = Costs.of_passes(pass_time, info.chunk_tokens, info.num_units, 2 * swap)
         found = self.costs.updated([of_passes])
-        if not any(_has_drifted(getattr(self.costs, f), getattr(found, f)) for f in _FIELDS):
-            return False
-        self.costs, self.report, self._has_news = found, measured, True
-        return True
+        is_news = any(_has_drifted(getattr(self.costs, f), getattr(found, f)) for f in _FIELDS)
+        if is_news:
+            self.costs, self.report, self._has_news = found, measured, True
+        return self._adopt_decoding() or is_news
 
     def take_news(self) -> MeasuredCosts | None:
         """Return the report once after every change, else None."""
         report = self.report if self._has_news else None
         self._has_news = False
         return report
+
+    def _count_decoding(self, shares: Sequence[Share], seconds: float, num_steps: int) -> None:
+        """Count what a pass took beside its prompts, by decoded token."""
+        fit, known = self._fit, self._fit.pass_time
+        num_decoded = sum(share.batch for share in shares)
+        prompts = max(
+            known.per_prefill_token * share.prefill_tokens
+            + known.per_prefill_context * share.prefill_context
+            for share in shares
+        )
+        if fit.knows_prefill or not any(share.prefill_tokens for share in shares):
+            self._decoding.passed(seconds - prompts, num_decoded, num_steps)
+
+    def _adopt_decoding(self) -> bool:
+        """Adopt the time of a decoded token, which only this worker reads, if it has drifted."""
+        found = self._decoding.seconds_per_token
+        used = self.costs.decode_per_token
+        if not (self._fit.knows_decode and _has_drifted(used, found)):
+            return False
+        self.costs = self.costs.updated([Costs(decode_per_token=found)])
+        return True
 
     def _known(self) -> PassTime:
         """Return the fitted coefficients, without those of a stage that has hardly run here."""

@@ -175,6 +175,7 @@ def _transfer(
             predicted_output_tokens=sequence.length.total or 0.0,
             is_predicted=sequence.length.prediction is not None,
             levels_spent=sequence.levels_spent,
+            served=sequence.served,
         ),
         num_computed_tokens=num_computed_tokens,
         blocks=tuple(sequence.kv.blocks),

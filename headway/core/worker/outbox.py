@@ -22,6 +22,7 @@ class _Pending:
     failures: list[StreamFailure] = field(default_factory=list)
     before: dict[int, Sequence[int]] = field(default_factory=dict)
     num_cached: dict[int, int] = field(default_factory=dict)
+    levels_spent: dict[int, int] = field(default_factory=dict)
 
 
 class TokenOutbox:
@@ -38,12 +39,16 @@ class TokenOutbox:
         sampled: Sampled,
         reason: FinishReason | None,
         num_cached: int = 0,
+        levels_spent: int = 0,
     ) -> None:
         """Add a token, with those of the steps before it; ``index`` is its own position.
 
         ``num_cached``: cached tokens of its prompt, reported with its first token.
+        ``levels_spent``: levels whose credit it has spent (MemGuard).
         """
         pending = self._for(request)
+        if levels_spent:
+            pending.levels_spent[len(pending.token_ids)] = levels_spent
         if num_cached and index == len(sampled.before):
             pending.num_cached[len(pending.token_ids)] = num_cached
         if sampled.before:
@@ -76,6 +81,7 @@ class TokenOutbox:
                     p.failures,
                     p.before,
                     p.num_cached,
+                    p.levels_spent,
                 ),
             )
             for gateway_id, p in self._pending.items()

@@ -95,13 +95,15 @@ class Sequence(Life):
     """Number of preemptions for a better request."""
     levels_spent: int = field(init=False)
     """Levels whose credit it has spent, here or on other workers (MemGuard)."""
+    served: float = field(init=False)
+    """Seconds of the passes that it took part in, here and on other workers."""
     attained_tokens: int = field(init=False)
     key: StreamKey = field(init=False)
     """The attempt's name across the cluster."""
 
     def __post_init__(self) -> None:
         self.key = self.request.key
-        self.levels_spent = self.request.levels_spent
+        self.levels_spent, self.served = self.request.levels_spent, self.request.served
         # Tokens generated elsewhere were computed there, except the last one.
         seen = self.num_tokens - 1 if self.output else 0
         self.attained_tokens = max(0, seen - self.num_cached_tokens)
@@ -266,4 +268,5 @@ class Sequence(Life):
             awaiting_handoff=awaiting,
             decoding=self.decoding,
             arriving=self.stage is Stage.ARRIVING,
+            predicted_remaining=self.predicted_remaining or 0.0,
         )

@@ -123,7 +123,8 @@ class WorkerState:
         problem = self.problem(request, unit)
         if problem is not None:
             self.outbox.fail(request, problem)
-            self._report(request, unit, len(request.output_token_ids), FinishReason.ERROR)
+            num_output_tokens = len(request.output_token_ids)
+            self._report(request, unit, num_output_tokens, FinishReason.ERROR, request.served)
             return
         sequence = self.sequence(request, unit, Stage.WAITING)
         sequence.hands_off = not self.info.role.decodes
@@ -159,7 +160,8 @@ class WorkerState:
         reason = sequence.finish_reason(self.eos_token_ids, self.max_len)
         num_cached = min(sequence.kv.num_hit_tokens, sequence.num_prompt_tokens)
         index = len(sequence.output) - 1
-        self.outbox.add(sequence.request, index, sampled, reason, num_cached)
+        spent = sequence.levels_spent
+        self.outbox.add(sequence.request, index, sampled, reason, num_cached, spent)
         return reason
 
     def extend(self, sequence: Sequence, token_ids: Iterable[int]) -> None:
@@ -195,8 +197,8 @@ class WorkerState:
         """Release a request that has ended, and report it."""
         assert sequence.ended is not None, "it ends before it is forgotten"
         self.units[sequence.unit].remove(sequence)
-        num_output_tokens = len(sequence.output)
-        self._report(sequence.request, sequence.unit, num_output_tokens, sequence.ended)
+        request, num_output_tokens = sequence.request, len(sequence.output)
+        self._report(request, sequence.unit, num_output_tokens, sequence.ended, sequence.served)
 
     def fail(self, sequence: Sequence, message: str) -> None:
         """End a request at fault in a failed pass, and send its client the reason."""
@@ -206,9 +208,14 @@ class WorkerState:
         self.finish(sequence, FinishReason.ERROR)
 
     def _report(
-        self, request: Request, unit: int, num_output_tokens: int, reason: FinishReason
+        self,
+        request: Request,
+        unit: int,
+        num_output_tokens: int,
+        reason: FinishReason,
+        served: float,
     ) -> None:
         num_prompt_tokens = len(request.prompt_token_ids)
         self.news.finished.append(
-            FinishedRequest(request.key, unit, num_prompt_tokens, num_output_tokens, reason)
+            FinishedRequest(request.key, unit, num_prompt_tokens, num_output_tokens, reason, served)
         )

@@ -5,16 +5,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, expm1, inf, isfinite, log, log1p
 
 from headway.bounds import Bounded, between
+from headway.cost.costs import Constant, Costs, Source
 from headway.errors import invalid
 from headway.policies.batching.protocol import Batching, Candidate
+from headway.policies.readers import CostReader
 
 _LN_2 = log(2.0)
 _MEMORY = 0.98
 _DRIFT = 1.25
+_TIMES = (("prompt token", "prefill_per_token"), ("output token", "decode_per_token"))
+"""τ_p and τ_d by the names of a constant and of a cost."""
 
 
 def boost(work: float, gamma: float) -> float:
@@ -48,8 +53,8 @@ def effective_work(candidate: Candidate) -> int:
 class BoostParams(Bounded):
     """``gamma``: γ, 1/s, from 0 (least attained service) to inf (first come, first served).
 
-    ``seconds_per_token``: service time that turns tokens of work into seconds; 0 measures it, as a
-    running mean of pass time over the tokens processed.
+    ``seconds_per_token``: service time that turns tokens of work into seconds, for prompts and
+    outputs alike; 0: τ_p of a prompt token and τ_d of a decoded one, as the worker's passes cost.
     """
 
     gamma: float = 0.05
@@ -94,14 +99,42 @@ class ServiceTime:
         return True
 
 
-class Boosted(Batching):
-    """The base of all policies with a boost: γ, and the time that a token of work takes."""
+class Boosted(Batching, CostReader):
+    """The base of all policies with a boost: γ, and the time that a token of work takes.
+
+    τ_p and τ_d are the worker's, by profile or measured. One that is not known yet is the mean
+    time of a token.
+    """
 
     def __init__(self, params: BoostParams | None = None) -> None:
         params = params or BoostParams()
         self.gamma = params.gamma
-        self._service = ServiceTime(params.seconds_per_token)
+        self._given = params.seconds_per_token
+        self._service = ServiceTime(self._given)
+        self._per_prompt: Constant | None = None
+        self._per_output: Constant | None = None
         self._epoch = 0
+
+    def learn(self, costs: Costs) -> None:
+        """Take τ_p and τ_d; all ranks change with them."""
+        found = tuple(
+            Constant(name, getattr(costs, field), costs.source_of(field))
+            if getattr(costs, field) and not self._given
+            else None
+            for name, field in _TIMES
+        )
+        if found != (self._per_prompt, self._per_output):
+            self._per_prompt, self._per_output = found
+            self._epoch += 1
+
+    def constants(self) -> Sequence[Constant]:
+        """Return τ_p and τ_d."""
+        source = Source.GIVEN if self._given else Source.MEASURED
+        mean = self._service.seconds_per_token
+        return tuple(
+            known or Constant(name, mean, source)
+            for known, (name, _) in zip((self._per_prompt, self._per_output), _TIMES, strict=True)
+        )
 
     @property
     def epoch(self) -> int:
@@ -119,10 +152,17 @@ class Boosted(Batching):
             self.gamma = gamma
             self._epoch += 1
 
-    def seconds(self, num_tokens: float) -> float:
-        """Work in seconds: here tokens become time, as arrivals are."""
-        return num_tokens * self._service.seconds_per_token
+    def seconds(self, candidate: Candidate, num_tokens: int) -> float:
+        """Return tokens of work in seconds, as arrivals are: the prompt's first, then its output's.
+
+        ``τ_p · min(n, s_pre − h) + τ_d · (n − (s_pre − h))⁺``.
+        """
+        num_prompt = min(num_tokens, prompt_work(candidate))
+        mean, prompt, output = self._service.seconds_per_token, self._per_prompt, self._per_output
+        per_prompt = mean if prompt is None else prompt.value
+        per_output = mean if output is None else output.value
+        return num_prompt * per_prompt + (num_tokens - num_prompt) * per_output
 
     def priority(self, candidate: Candidate, num_tokens: int) -> tuple[float, float]:
         """Return Φ for so many tokens of work, then arrival."""
-        return boosted(candidate.arrival_at, self.seconds(num_tokens), self.gamma)
+        return boosted(candidate.arrival_at, self.seconds(candidate, num_tokens), self.gamma)

@@ -144,6 +144,15 @@ class UniBoostMemGuard(MemGuard, Boosted):
         Boosted.__init__(self, params)
         MemGuard.__init__(self, params, self._service)
 
+    def learn(self, costs: Costs) -> None:
+        """Take the times of tokens, and of swaps."""
+        Boosted.learn(self, costs)
+        MemGuard.learn(self, costs)
+
+    def constants(self) -> Sequence[Constant]:
+        """Return what a token's KV takes to be back, and τ_p and τ_d."""
+        return *MemGuard.constants(self), *Boosted.constants(self)
+
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
         """Rank by Φ of the prompt's work and the quantised rest."""
         num_left = next_level_at(candidate.num_output_tokens, self.k) - candidate.num_output_tokens

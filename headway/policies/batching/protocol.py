@@ -84,6 +84,10 @@ class Candidate(Protocol):
         """
 
     @property
+    def served(self) -> float:
+        """Seconds of the passes that it took part in, on all its workers."""
+
+    @property
     def num_preemptions(self) -> int:
         """The number of times it was preempted, voluntarily or by need."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from headway.policies.answer import Answer
-from headway.policies.batching.gamma_ada import GammaAda, GammaAdaParams
+from headway.policies.batching.gamma_ada import WAITS, GammaAda, GammaAdaParams
 from headway.policies.batching.memguard import MemGuardParams, UniBoostMemGuard
 from headway.policies.batching.protocol import Candidate
 
@@ -19,16 +19,20 @@ from headway.policies.batching.protocol import Candidate
 class UniBoostParams(MemGuardParams):
     """``gamma`` is where the fit begins. ``window``, ``least_gamma``, ``most_gamma``: γ-Ada's.
 
-    ``window``: completions, 100 to 1,000,000; γ stays between the two, 1/s.
+    ``window``: completions, 100 to 1,000,000; γ stays between the two, 1/s. ``fit_to``: ``waits``,
+    or to ``responses`` as printed (``gamma_ada``).
     """
 
     window: int = 1000
     least_gamma: float = 1e-4
     most_gamma: float = 10.0
+    fit_to: str = WAITS
 
     def fit(self) -> GammaAda:
         """Return γ-Ada with these parameters; HeadwayError for what is out of range."""
-        params = GammaAdaParams(self.window, least=self.least_gamma, most=self.most_gamma)
+        params = GammaAdaParams(
+            self.window, least=self.least_gamma, most=self.most_gamma, fit=self.fit_to
+        )
         return GammaAda(self.gamma, params)
 
     def __post_init__(self) -> None:
@@ -37,7 +41,7 @@ class UniBoostParams(MemGuardParams):
 
 
 class UniBoost(UniBoostMemGuard):
-    """Boosted arrival behind MemGuard, γ fitted to the tail of the response times."""
+    """Boosted arrival behind MemGuard, γ fitted to what requests waited."""
 
     fits_gamma: ClassVar[bool] = True
 
@@ -48,7 +52,8 @@ class UniBoost(UniBoostMemGuard):
 
     def completed(self, candidate: Candidate, *, now: float) -> None:
         """Take in a response time, unless the pool's γ comes from elsewhere."""
-        if self._fit is not None and self._fit.completed(now - candidate.arrival_at):
+        seconds = now - candidate.arrival_at
+        if self._fit is not None and self._fit.completed(seconds, candidate.served):
             super().tune(self._fit.gamma)
 
     def tune(self, gamma: float) -> None:

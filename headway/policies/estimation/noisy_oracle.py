@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import erf, exp, sqrt
+from math import erf, exp, inf, sqrt
 from random import Random
 
 from headway.bounds import Bounded, between
+from headway.errors import invalid
 from headway.policies.answer import Answer
 from headway.policies.estimation.protocol import Estimable
 
@@ -15,12 +16,20 @@ from headway.policies.estimation.protocol import Estimable
 class NoisyOracleParams(Bounded):
     """``error``: the mean absolute error as a share of the true remaining length (default: STAR's
     predictor, an MAE of 3,873 tokens where outputs have 7,542 in the mean).
-    ``interval``: k, decode steps between predictions. ``seed``: of the errors.
+    ``interval``: k, decode steps between predictions. ``seed``: of the errors. ``halved_by``:
+    generated tokens that halve the spread of the error, as a predictor sees more of the answer (its
+    Fig. 7: about 3,700); inf: never.
     """
 
     error: float = between(0, 2, default=0.5)
     interval: int = between(1, 1_000_000, default=20)
     seed: int = 0
+    halved_by: float = inf
+
+    def __post_init__(self) -> None:
+        Bounded.__post_init__(self)
+        if not self.halved_by > 0:
+            raise invalid("halved_by", self.halved_by, "over 0 tokens, or inf")
 
 
 class NoisyOracle:
@@ -35,6 +44,7 @@ class NoisyOracle:
         self.interval = params.interval
         self._seed = params.seed
         self._sigma = sigma_of(params.error)
+        self._halved_by = params.halved_by
 
     def remaining(self, request: Estimable) -> float | None:
         """Tokens still to come; None outside the simulator."""
@@ -48,7 +58,8 @@ class NoisyOracle:
     def _factor(self, stream_id: int, number: int) -> float:
         if self._sigma == 0.0:
             return 1.0
-        return exp(self._sigma * Random(f"{self._seed}/{stream_id}/{number}").gauss(0.0, 1.0))
+        sigma = self._sigma * 0.5 ** (number * self.interval / self._halved_by)
+        return exp(sigma * Random(f"{self._seed}/{stream_id}/{number}").gauss(0.0, 1.0))
 
 
 def sigma_of(error: float) -> float:

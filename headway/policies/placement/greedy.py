@@ -121,7 +121,8 @@ def place_greedily(
     """Place each request on the unit with room and the least score, then the lower id.
 
     With ``k``, units whose KV load is above the outlier bound and above ``alarm`` of their
-    capacity are masked; all units with room are used if that leaves none.
+    capacity are masked, and so are units whose memory will not suffice over the predicted horizon.
+    All units with room are used if that leaves none.
     """
     rooms, outliers = Rooms(units), _Outliers(units, k, alarm)
     heap: list[Entry] = [(score(u), u.unit, u) for u in units]
@@ -160,7 +161,7 @@ def _take_best(
         has_room = wanted[unit.block_size, unit.num_blocks] <= unit.num_free_blocks
         if not has_room or (barred and unit.unit in barred) or not unit.is_open:
             passed.append(entry)
-        elif outliers.masks(unit):
+        elif outliers.masks(unit) or not unit.will_hold(request):
             masked = masked or entry
             passed.append(entry)
         else:

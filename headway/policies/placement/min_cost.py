@@ -1,4 +1,7 @@
-"""``min-cost``: the least marginal pass time ``c·B + d·K``, with the mask as a capacity alarm."""
+"""``min-cost``: the least marginal pass time ``c·B + d·K_pred``, where memory suffices ahead.
+
+K_pred is the mean of a unit's predicted load over the horizon. The mask is a capacity alarm.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ class MinCostParams(Bounded):
 
 
 class MinCost(Placement, CostReader):
-    """Places requests where the next forward pass stays shortest."""
+    """Places requests where forward passes stay shortest over the predicted horizon."""
+
+    reads_ahead = True
 
     def __init__(self, params: MinCostParams | None = None) -> None:
         self._params = params or MinCostParams()
@@ -73,7 +78,7 @@ class MinCost(Placement, CostReader):
         return Choice(request, best.unit, self._cost(best))
 
     def _cost(self, unit: DecodeUnit) -> tuple[float, ...]:
-        return (self._c.value * unit.num_requests + self._d.value * unit.load_tokens,)
+        return (self._c.value * unit.num_requests + self._d.value * unit.predicted_tokens,)
 
 
 ANSWER = Answer("min-cost", MinCost, "Headway: the composition's stage 3", MinCostParams)

@@ -10,6 +10,7 @@ from headway.blocks import blocks_for
 from headway.cluster import UnitId
 from headway.cost.velocity import takes_decode
 from headway.policies.packing.protocol import Packable
+from headway.policies.placement.ahead import LoadAhead
 
 
 class Placeable(Packable, Protocol):
@@ -22,6 +23,10 @@ class Placeable(Packable, Protocol):
     @property
     def num_growth_tokens(self) -> int:
         """Tokens that must find room beside them."""
+
+    @property
+    def predicted_remaining(self) -> float:
+        """Output tokens still to come, as predicted when its prompt was done; 0 if unknown."""
 
     @property
     def bucket(self) -> int:
@@ -43,7 +48,8 @@ class DecodeUnit:
     ``num_reasoning`` is PASCAL's r_i, ``num_fresh_answering``
     a_i (answers within their first quantum), ``is_on_schedule`` t_i. ``bucket_counts``: requests
     by bucket, as many as there are buckets, or none. ``reserved_tokens``: room that a convertible
-    decoder keeps for prompts (TokenScale, equation 6).
+    decoder keeps for prompts (TokenScale, equation 6). ``ahead``: its predicted load, for policies
+    that read it.
     """
 
     unit: UnitId
@@ -59,6 +65,7 @@ class DecodeUnit:
     bucket_counts: list[int] = field(default_factory=list)
     is_convertible: bool = False
     reserved_tokens: float = 0.0
+    ahead: LoadAhead | None = None
 
     def count_of(self, bucket: int) -> int:
         """Requests of a bucket."""
@@ -75,9 +82,21 @@ class DecodeUnit:
         return self.kv_tokens + self.waiting_tokens
 
     @property
+    def predicted_tokens(self) -> float:
+        """K_pred: the mean load over the horizon; the present load where none is predicted."""
+        return self.load_tokens if self.ahead is None else self.ahead.mean
+
+    @property
     def capacity_tokens(self) -> int:
         """Tokens whose KV the whole pool holds."""
         return self.num_blocks * self.block_size
+
+    def will_hold(self, request: Placeable) -> bool:
+        """Return whether its memory suffices over the whole horizon, as far as is predicted."""
+        if self.ahead is None:
+            return True
+        peak = self.ahead.peak_with(request.num_tokens, request.predicted_remaining)
+        return peak <= self.capacity_tokens
 
     def take(self, request: Placeable) -> None:
         """Add a request: ``B += 1``, ``K += len(r)``."""
@@ -86,6 +105,8 @@ class DecodeUnit:
         self.num_free_blocks -= blocks_for(request.num_tokens, self.block_size)
         if self.bucket_counts:
             self.bucket_counts[request.bucket] += 1
+        if self.ahead is not None:
+            self.ahead.take(request.num_tokens, request.predicted_remaining)
 
 
 def blocks_wanted(request: Placeable, block_size: int, num_blocks: int) -> int:
@@ -112,6 +133,9 @@ class Placement(Protocol):
 
     reads_phases: bool = False
     """True if it reads what units reason and answer, which workers have to report."""
+
+    reads_ahead: bool = False
+    """True if it reads predicted loads, which workers have to report."""
 
     def place(self, requests: Sequence[R], units: Sequence[DecodeUnit]) -> list[Choice[R]]:
         """Return the placed requests and update ``units``; the other requests wait."""

@@ -16,6 +16,7 @@ class RateMeter:
         self._began_at = now
         self._num_requests = self._num_input = self._num_output = 0
         self._by_bucket = [0.0] * NUM_BUCKETS
+        self._num_burst = 0
 
     def arrived(self, num_input_tokens: int, predicted_output_tokens: float) -> int:
         """Count a request and return its bucket; a prediction of 0 means that nothing is known."""
@@ -30,14 +31,20 @@ class RateMeter:
         """Output tokens came in."""
         self._num_output += num_tokens
 
-    def read(self, *, now: float) -> tuple[Rates, float]:
-        """Return the rates since the last reading, and its seconds, and count anew."""
+    def read(self, *, now: float, num_burst: int | None = None) -> tuple[Rates, float]:
+        """Return the rates since the last reading, and its seconds, and count anew.
+
+        ``num_burst``: input tokens labelled as burst so far; None if nobody labels them.
+        """
         window = max(now - self._began_at, _LEAST_WINDOW)
+        burst = None if num_burst is None else (num_burst - self._num_burst) / window
+        self._num_burst = num_burst or 0
         rates = Rates(
             self._num_requests / window,
             self._num_input / window,
             self._num_output / window,
             tuple(tokens / window for tokens in self._by_bucket),
+            burst,
         )
         self._began_at = now
         self._num_requests = self._num_input = self._num_output = 0

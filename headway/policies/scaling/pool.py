@@ -42,6 +42,12 @@ class Pool:
         """Set the hold-down (s)."""
         self._bounds = replace(self._bounds, hold_down=hold_down)
 
+    def limit(self, least: int, most: int) -> None:
+        """Set the bounds; the size is within them at once."""
+        self._bounds = replace(self._bounds, least=least, most=most)
+        if self._size is not None:
+            self._size = self._clamped(self._size)
+
     def hold(self, num_instances: int | None) -> int:
         """No figure: the size stays, and the quiet period begins anew.
 

@@ -78,12 +78,19 @@ class Pools:
     def __init__(
         self, params: PoolsParams, *, hold_down: float = 0.0, num_convertible: int = 0
     ) -> None:
+        self._params = params
         self._num_convertible = num_convertible
         self._hold_down = params.hold_down
         self._prefill = Pool(params.bounds("prefill", hold_down=hold_down))
         self._decode = Pool(
             params.bounds("decode", hold_down=hold_down, num_elsewhere=num_convertible)
         )
+
+    def convert(self, num_convertible: int) -> None:
+        """Take another number of convertible decoders; they count against all decoders."""
+        self._num_convertible = num_convertible
+        bounds = self._params.bounds("decode", num_elsewhere=num_convertible)
+        self._decode.limit(bounds.least, bounds.most)
 
     def wait(self, start_up: float) -> None:
         """Keep a pool that grew from shrinking sooner than an instance starts (s)."""

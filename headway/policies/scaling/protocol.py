@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from headway.cost.costs import Constant
 from headway.messages import PassWork
 
 
@@ -15,13 +16,15 @@ class Rates:
     """Traffic of all gateways, per second; None stands for figures that are not known.
 
     ``bucket_tokens_per_s``: input and predicted output tokens of what arrives, by bucket (nine);
-    empty where gateways do not tell it.
+    empty where gateways do not tell it. ``burst_tokens_per_s``: input tokens that are labelled as
+    burst; None where nobody labels them.
     """
 
     requests_per_s: float
     input_tokens_per_s: float
     output_tokens_per_s: float
     bucket_tokens_per_s: Sequence[float] = ()
+    burst_tokens_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,10 @@ class Scaling(ABC):
 
     loads_live: bool = False
     """True if its instances serve while they start (BlitzScale's live loading)."""
+
+    def constants(self) -> Sequence[Constant]:
+        """Return the constants of the deployment that decisions use now."""
+        return ()
 
     @abstractmethod
     def begin(self, fleet: Fleet) -> None:

@@ -12,8 +12,10 @@ from typing import ClassVar
 
 from headway.bounds import between, over
 from headway.cost.buckets import NUM_BUCKETS
+from headway.cost.costs import Constant, Source
 from headway.cost.schema import Profile, require_profile
 from headway.policies.answer import Answer
+from headway.policies.scaling.burst_ratio import BurstRatio
 from headway.policies.scaling.learned import LearnedParams, LearnedVelocity, velocity_sample
 from headway.policies.scaling.pools import Need, Pools, PoolsParams
 from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Scaling, Targets
@@ -27,9 +29,11 @@ class TokenScaleParams(PoolsParams):
     """``profile`` of the prefillers; ``decode_profile``: None for the same.
 
     ``convertibles``: whether ⌈``max_decode`` × ``burst_ratio``⌉ decoders are convertible (they
-    count against ``max_decode``). ``target_utilisation``: planned share of every velocity.
-    ``rate_window``: seconds of rates that count as now. ``start_up``: seconds an instance needs to
-    start while none was measured (None: the profile's); no pool shrinks sooner after it grew.
+    count against ``max_decode``). ``burst_ratio``: share of input tokens that comes in bursts
+    (None: as gateways label it, 0.1 until that is measured). ``target_utilisation``: planned share
+    of every velocity. ``rate_window``: seconds of rates that count as now. ``start_up``: seconds an
+    instance needs to start while none was measured (None: the profile's); no pool shrinks sooner
+    after it grew.
     ``drain_target``: seconds in which a backlog is to be gone (None: the start-up, but no sooner
     than rates show it). ``memory_ceiling``: share of KV memory that the smaller pool may have in
     use. ``velocity_weight``: of one live pass.
@@ -39,21 +43,16 @@ class TokenScaleParams(PoolsParams):
     decode_profile: Profile | None = None
     target_utilisation: float = between(0.05, 1, default=0.85)
     convertibles: bool = True
-    burst_ratio: float = between(0, 1, default=0.1)
+    burst_ratio: float | None = between(0, 1, default=None)
     rate_window: float = between(0.1, 3600, default=2.0)
     start_up: float | None = between(0, 86_400, default=None)
     drain_target: float | None = over(0, default=None)
     memory_ceiling: float = between(0.1, 1, default=0.9)
     velocity_weight: float = between(0, 1, default=0.005)
 
-    @property
-    def num_convertible(self) -> int:
-        """I_conv."""
-        return num_convertibles(self.max_decode, self.burst_ratio) if self.convertibles else 0
-
 
 def num_convertibles(max_decode: int, burst_ratio: float) -> int:
-    """``⌈max decoders × burst ratio⌉``: at least 1 where bursts exist, fixed for good."""
+    """``⌈max decoders × burst ratio⌉``: at least 1 where bursts exist."""
     return ceil(max_decode * burst_ratio - 1e-9)
 
 
@@ -75,11 +74,23 @@ class TokenScale(Scaling):
         profiled = self._decode_profile.start_up
         self._known_start_up = profiled if params.start_up is None else params.start_up
         self._start_up = self._known_start_up
-        self._pools = Pools(
-            params, hold_down=self._start_up, num_convertible=params.num_convertible
-        )
+        self._burst = BurstRatio(params.burst_ratio)
+        self._pools = Pools(params, hold_down=self._start_up, num_convertible=self._num_convertible)
         self._window = WindowMean(params.rate_window)
         self._learned = LearnedVelocity(LearnedParams(weight=params.velocity_weight))
+
+    @property
+    def _num_convertible(self) -> int:
+        """I_conv; never 0 for measured traffic: the next burst comes unannounced."""
+        params, ratio = self._params, self._burst.constant
+        if not params.convertibles:
+            return 0
+        least = 1 if ratio.source is Source.MEASURED else 0
+        return max(num_convertibles(params.max_decode, ratio.value), min(least, params.max_decode))
+
+    def constants(self) -> Sequence[Constant]:
+        """Return the burst ratio."""
+        return (self._burst.constant,) if self._params.convertibles else ()
 
     def begin(self, fleet: Fleet) -> None:
         """Start with pools of the size that they have."""
@@ -102,6 +113,8 @@ class TokenScale(Scaling):
         if rates is None:
             self._window.clear()
             return self._pools.hold(fleet, "no fresh rates")
+        if self._burst.observe(rates, now=now):
+            self._pools.convert(self._num_convertible)
         seen = smoothed(self._window, rates, now=now)
         targets = self._pools.decide(
             self._prefill_need(seen, fleet.prefill if fleet is not None else None),
@@ -110,7 +123,9 @@ class TokenScale(Scaling):
             now=now,
             may_shrink=fleet is not None,
         )
-        notes = [] if fleet is not None else ["backlog unknown: not shrinking"]
+        notes = [f"{each.name} {each.value:.2g} ({each.source.value})" for each in self.constants()]
+        if fleet is None:
+            notes.append("backlog unknown: not shrinking")
         return _with_notes(targets, [*notes, *self._learned.drifts()])
 
     @property

@@ -168,8 +168,11 @@ def _plan_enum(plan: _Plan, descriptor: EnumDescriptor) -> None:
 def _plan_absence(plan: _Plan, field: Field[Any]) -> None:
     """Read the dataclass's default where the message lacks the field, and write none for None."""
     name, default, pack, unpack = field.name, field.default, plan.pack, plan.unpack
+    check = plan.check
     if pack is not None:
         plan.pack = lambda value: None if value is None else pack(value)
+    if check is not None:
+        plan.check = lambda value, name: None if value is None else check(value, name)
 
     def read(packed: Any) -> Any:
         if not packed.HasField(name):

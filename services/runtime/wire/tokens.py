@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from headway.errors import invalid
 from headway.messages import StreamFailure, TokenBatch
-from headway.request import MAX_LOGPROBS, FinishReason, TokenLogprobs
+from headway.request import MAX_LEVELS, MAX_LOGPROBS, FinishReason, TokenLogprobs
 from protos import common_pb2 as common
 from protos import gateway_pb2 as pb
 from services.runtime.wire.checks import MAX_ID_CHARS, finite, known, text
@@ -41,6 +41,8 @@ def pack_token_batch(batch: TokenBatch) -> pb.TokenBatch:
         )
     for position, num_tokens in batch.num_cached.items():
         packed.cached.add(position=position, num_tokens=num_tokens)
+    for position, levels_spent in batch.levels_spent.items():
+        packed.spent.add(position=position, levels_spent=levels_spent)
     for failure in batch.failures:
         packed.failures.add(
             stream_id=failure.stream_id,
@@ -79,21 +81,33 @@ def unpack_token_batch(packed: pb.TokenBatch) -> TokenBatch:
             for failure in packed.failures
         ],
         num_cached=_unpack_cached(packed, num_tokens) if packed.cached else {},
+        levels_spent=_unpack_spent(packed, num_tokens) if packed.spent else {},
     )
 
 
 def _unpack_cached(packed: pb.TokenBatch, num_tokens: int) -> dict[int, int]:
     for entry in packed.cached:
-        if entry.position >= num_tokens:
-            raise invalid("position", entry.position, f"below the batch's {num_tokens} tokens")
+        _require_position(entry.position, num_tokens)
     return {entry.position: entry.num_tokens for entry in packed.cached}
+
+
+def _unpack_spent(packed: pb.TokenBatch, num_tokens: int) -> dict[int, int]:
+    for entry in packed.spent:
+        _require_position(entry.position, num_tokens)
+        if entry.levels_spent > MAX_LEVELS:
+            raise invalid("levels_spent", entry.levels_spent, f"at most {MAX_LEVELS}")
+    return {entry.position: entry.levels_spent for entry in packed.spent}
+
+
+def _require_position(position: int, num_tokens: int) -> None:
+    if position >= num_tokens:
+        raise invalid("position", position, f"below the batch's {num_tokens} tokens")
 
 
 def _unpack_logprobs(packed: pb.TokenBatch, num_tokens: int) -> dict[int, TokenLogprobs]:
     found: dict[int, TokenLogprobs] = {}
     for entry in packed.logprobs:
-        if entry.position >= num_tokens:
-            raise invalid("position", entry.position, f"below the batch's {num_tokens} tokens")
+        _require_position(entry.position, num_tokens)
         if len(entry.top_token_ids) != len(entry.top_logprobs):
             raise invalid("top_logprobs", len(entry.top_logprobs), "as many as top_token_ids")
         if len(entry.top_logprobs) > MAX_LOGPROBS:

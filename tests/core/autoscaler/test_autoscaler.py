@@ -98,6 +98,22 @@ def test_a_gateway_that_does_not_tell_its_buckets_makes_all_count_by_their_mean(
     assert "(2748 + 0/5) tokens/s" in decided.targets.reason
 
 
+def test_labelled_tokens_of_all_gateways_add_up_unless_one_labels_none() -> None:
+    core = scaled()
+    core.handle(RateReport("a", 1.0, 10.0, 20.0, burst_tokens_per_s=4.0), now=0.5)
+    core.handle(RateReport("b", 1.0, 10.0, 20.0, burst_tokens_per_s=3.0), now=0.5)
+    (decided,) = core.wake(now=1.0)
+    assert decided.rates is not None
+    assert decided.rates.burst_tokens_per_s == 7.0
+    assert [each.name for each in decided.constants] == ["burst ratio"]
+    core.handle(RateReport("c", 1.0, 10.0, 20.0), now=1.5)
+    (decided,) = core.wake(now=2.0)
+    assert decided.rates is not None
+    assert decided.rates.burst_tokens_per_s is None
+    with pytest.raises(HeadwayError, match="burst_tokens_per_s"):
+        RateReport("a", 1.0, 1.0, 1.0, burst_tokens_per_s=-1.0)
+
+
 def test_the_fleet_is_told_to_the_policy_while_it_is_fresh() -> None:
     core = scaled("blitzscale")
     core.handle(FleetReport(Fleet(PoolLoad(1, num_requests=20), PoolLoad(1))), now=0.0)

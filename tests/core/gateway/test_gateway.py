@@ -317,3 +317,11 @@ def test_timers_of_ended_requests_do_not_pile_up() -> None:
         request = opened(core, str(i))
         core.handle(tokens(request.stream_id, 0, [1], end=FinishReason.STOP), now=0.0)
     assert len(core._timers._heap) < 100
+
+
+def test_prompt_tokens_that_are_labelled_as_burst_are_counted() -> None:
+    assert gateway().num_burst_tokens is None
+    core = gateway(replace(SETTINGS, burst="dual-signal", max_waiting=100))
+    requests = [opened(core, f"r{n}", now=at) for n, at in enumerate((0.0, *[30.0] * 9))]
+    labelled = [len(r.prompt_token_ids) for r in requests if r.is_burst]
+    assert core.num_burst_tokens == sum(labelled) > 0

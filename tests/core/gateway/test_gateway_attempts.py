@@ -56,7 +56,7 @@ class World:
             placed = Placed(self.attempts[name].key, worker_id, 0, Role.UNIFIED)
             self.take(self.core.handle(placed, now=self.now))
 
-    def generate(self, worker_id: str, name: str, count: int) -> None:
+    def generate(self, worker_id: str, name: str, count: int, levels_spent: int = 0) -> None:
         request = self.attempts[name]
         first = len(request.output_token_ids)
         batch = TokenBatch(
@@ -66,6 +66,7 @@ class World:
             (7,) * count,
             (None,) * count,
             {},
+            levels_spent={0: levels_spent} if levels_spent else {},
         )
         self.take(self.core.handle(batch, now=self.now))
 
@@ -234,3 +235,27 @@ def test_the_schedulers_word_counts_once_the_open_stream_has_broken_too() -> Non
         world.attempts.update(tried_again)
     assert "died 2 times" in world.failed["poison"].error.message
     assert world.core.num_open == 0
+
+
+def test_a_later_attempt_begins_with_the_credits_that_earlier_ones_have_spent() -> None:
+    world = World()
+    world.submit("r")
+    for worker_id, spent, known in (("v", 3, 3), ("w", 0, 3), ("x", 5, 5)):
+        world.place(worker_id, "r")
+        world.generate(worker_id, "r", PROGRESS, levels_spent=spent)
+        world.kill(worker_id)
+        assert world.attempts["r"].levels_spent == known
+    assert len(world.attempts["r"].output_token_ids) == 3 * PROGRESS
+
+
+def test_a_worker_that_was_never_named_spends_nothing() -> None:
+    world = World()
+    world.submit("r")
+    world.place("v", "r")
+    world.generate("v", "r", 2)
+    batch = TokenBatch(
+        "stranger", (world.attempts["r"].stream_id,), (2,), (7,), (None,), {}, levels_spent={0: 64}
+    )
+    world.take(world.core.handle(batch, now=world.now))
+    world.kill("v")
+    assert world.attempts["r"].levels_spent == 0

@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 
 from headway.cluster import Role
+from headway.core.scheduler.events import WorkerReported
 from headway.core.settings import policy_settings
 from headway.errors import HeadwayError
-from headway.messages import Tuned
+from headway.messages import EndForward, FinishedRequest, Tuned
 from headway.policies.batching.uniboost import UniBoostParams
 from headway.presets import PRESETS
-from tests.fakes.scheduler_text import SchedulerHarness, make_info, short_pass
+from headway.request import FinishReason
+from tests.fakes.scheduler_text import SchedulerHarness, key, make_info, short_pass
 
 FIT = UniBoostParams(gamma=0.05)
 
@@ -76,3 +78,19 @@ def test_a_preset_says_whether_gamma_is_fitted(name: str, fits: bool) -> None:
 def test_a_gamma_out_of_range_is_refused(gamma: float) -> None:
     with pytest.raises(HeadwayError, match="gamma"):
         Tuned(gamma)
+
+
+def test_what_is_fitted_is_the_wait_without_the_passes_that_served_a_request() -> None:
+    first = []
+    for share in (0.0, 0.5):
+        scheduler = make_scheduler()
+        for number in range(1, 151):
+            scheduler.submit(number)
+        for number in range(1, 151):
+            served = share * (scheduler.now + 0.1 - number / 1000)
+            ended = FinishedRequest(key(number), 0, 10, 5, FinishReason.STOP, served)
+            report = EndForward(1, 0.01, (), (), finished=(ended,))
+            at = "d" if number in scheduler.dispatched("d") else "p"
+            scheduler.post(WorkerReported(at, report), after=0.1)
+        first.append(told(scheduler, "d")[0])
+    assert first[1] > 1.9 * first[0]

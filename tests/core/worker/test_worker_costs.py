@@ -73,10 +73,28 @@ def test_a_worker_without_a_profile_reports_what_it_has_measured() -> None:
 def test_the_policy_of_a_worker_decides_by_what_was_measured() -> None:
     core = WorkerCore(INFO, [9], UniBoostMemGuard())
     list(serve(core, TRUE))
-    (constant,) = core.constants
+    constant, prompt, output = core.constants
     assert (constant.name, constant.source) == ("recompute", Source.MEASURED)
     in_full = TRUE.seconds(INFO.chunk_tokens, 0, 0, 0) / INFO.chunk_tokens
     assert constant.value == pytest.approx(in_full, rel=0.3)
+    assert (prompt.name, prompt.value, prompt.source) == (
+        "prompt token",
+        constant.value,
+        Source.MEASURED,
+    )
+    assert (output.name, output.source) == ("output token", Source.MEASURED)
+
+
+def test_a_decoded_token_takes_its_share_of_the_passes_that_it_is_in() -> None:
+    meter = CostMeter(INFO, Costs(), MemoryRates(), can_swap=False)
+    decoding, mixed = Share(0, 0, 10, 500), Share(40, 0, 10, 500)
+    for _ in range(64):
+        for share in (decoding, mixed, Share(64, 0, 0, 0), Share(0, 0, 3, 90)):
+            meter.ran([share], TRUE.seconds(*share), 1)
+    alone = TRUE.seconds(0, 0, 10, 500)
+    mean = (2 * alone + TRUE.seconds(0, 0, 3, 90)) / 23
+    assert meter.costs.decode_per_token == pytest.approx(mean, rel=0.25)
+    assert meter.costs.source_of("decode_per_token") is Source.MEASURED
 
 
 def test_a_profile_that_holds_is_not_replaced_and_nothing_is_reported() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf, nan
 
 import pytest
@@ -26,7 +27,7 @@ from headway.presets import PRESETS
 from headway.request import StreamKey
 from tests.fakes.paged import WorkerHarness, transfer
 from tests.fakes.policies import A100
-from tests.fakes.worker_core import dispatch, make_request, make_worker
+from tests.fakes.worker_core import dispatch, make_request, make_worker, reports
 
 KEY = StreamKey("g", 1)
 
@@ -216,3 +217,12 @@ def test_a_prediction_moves_with_its_request() -> None:
     assert length.prediction is not None
     assert length.predicted_at + length.prediction == 31.0  # later ones are weighed against it
     assert asked(target)[0] == (len(moved.output) - 1,)
+
+
+def test_a_prefill_worker_tells_the_length_that_it_expects() -> None:
+    worker = make_worker(Role.PREFILL)
+    worker.post(dispatch(replace(make_request(1, max_tokens=40), predicted_output_tokens=30.0)))
+    worker.post(dispatch(make_request(2, max_tokens=40), dispatch_id=2))
+    worker.run_all()
+    held = {h.key.stream_id: h for report in reports(worker) for h in report.prefilled}
+    assert (held[1].predicted_remaining, held[2].predicted_remaining) == (29.0, 0.0)

@@ -92,6 +92,7 @@ async def test_lengths_are_reported_and_asked_for_and_rates_told(
         assert all(report.gateway_id == "gateway-under-test" for report in listener.rates)
         assert all(len(report.bucket_tokens_per_s) == 9 for report in listener.rates)
         assert sum(sum(report.bucket_tokens_per_s) for report in listener.rates) > 0
+        assert not any(report.HasField("burst_tokens_per_s") for report in listener.rates)
         await until(lambda: bool(listener.num_asked))
         predicted = [0.0]
         deadline = asyncio.get_running_loop().time() + 20

@@ -64,6 +64,7 @@ requests = st.builds(
     is_predicted=st.booleans(),
     is_read=st.booleans(),
     levels_spent=st.integers(0, 64),
+    served=st.floats(0, 1e6),
 )
 positive = st.integers(1, 4096)
 infos = st.builds(
@@ -191,6 +192,7 @@ def token_batches(draw: st.DrawFn) -> m.TokenBatch:
         logprobs={position: draw(logprobs) for position in marked},
         failures=draw(failures),
         num_cached={position: draw(u32) for position in marked},
+        levels_spent={position: draw(st.integers(0, 64)) for position in marked},
     )
 
 

@@ -77,6 +77,8 @@ def test_a_bad_request_is_refused_by_name(change: dict[str, Any], named: str) ->
         ),
         ({"failures": [{"stream_id": 1, "finish_reason": 0}]}, "finish_reason is 0"),
         ({"cached": [{"position": 1, "num_tokens": 4}]}, "position is 1"),
+        ({"spent": [{"position": 1, "levels_spent": 4}]}, "position is 1"),
+        ({"spent": [{"position": 0, "levels_spent": 65}]}, "levels_spent is 65"),
     ],
 )
 def test_a_bad_token_batch_is_refused_by_name(batch: dict[str, Any], named: str) -> None:
