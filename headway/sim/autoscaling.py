@@ -123,7 +123,7 @@ class SimAutoscaler:
 
     def _burst_rate(self) -> float | None:
         """Return the prompt tokens labelled as burst since the last look, per second."""
-        before, now = self._num_burst_tokens, self._cluster.gateway_core.num_burst_tokens
+        before, now = self._num_burst_tokens, self._cluster.num_burst_tokens
         self._num_burst_tokens = now or 0
         return None if now is None else (now - before) / self._interval
 

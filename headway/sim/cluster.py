@@ -120,9 +120,8 @@ class SimCluster:
         self.on_arrival: Callable[[SimRequest], None] = lambda request: None
         self._steps = Steps(0.0, 0.0, 0.0)
         self._num_steps = 1
-        self.gateway_core = GatewayCore(GATEWAY, GATEWAY, spec.gateway)
         self.gateway: Node[GatewayEvent, GatewayAction] = Node(
-            kernel, self.gateway_core, self._perform_gateway
+            kernel, GatewayCore(GATEWAY, GATEWAY, spec.gateway), self._perform_gateway
         )
         self.scheduler_core = SchedulerCore(spec.scheduler)
         self.scheduler: Node[SchedulerEvent, SchedulerAction] = Node(
@@ -172,6 +171,13 @@ class SimCluster:
         return self._workers.get(worker_id)
 
     # --- clients ----------------------------------------------------------------------
+
+    @property
+    def num_burst_tokens(self) -> int | None:
+        """Prompt tokens that the gateway has labelled as burst; None if it labels nothing."""
+        core = self.gateway.core
+        assert isinstance(core, GatewayCore), "the gateway's node runs its core"
+        return core.num_burst_tokens
 
     @property
     def is_busy(self) -> bool:
