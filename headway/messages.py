@@ -343,7 +343,10 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True)
 class HandoffResult:
-    """The result of a handoff; not ``retriable`` if the source no longer holds the request."""
+    """The result of a handoff; not ``retriable`` if the source no longer holds the request.
+
+    ``fencing_token`` is that of the newest order for this move, 0 if its source has forgotten it.
+    """
 
     key: StreamKey
     target_worker_id: str
@@ -351,6 +354,7 @@ class HandoffResult:
     ok: bool
     retriable: bool = True
     message: str = ""
+    fencing_token: int = 0
 
 
 Order = Dispatch | Handoff | CancelHandoff | CancelStream | GiveBack | Drain | Tuned

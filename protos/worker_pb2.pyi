@@ -759,6 +759,7 @@ class HandoffResult(_message.Message):
     OK_FIELD_NUMBER: _builtins.int
     RETRIABLE_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    FENCING_TOKEN_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     stream_id: _builtins.int
     target_worker_id: _builtins.str
@@ -767,6 +768,8 @@ class HandoffResult(_message.Message):
     retriable: _builtins.bool
     """false: the source no longer holds the request"""
     message: _builtins.str
+    fencing_token: _builtins.int
+    """of the newest order for this move"""
     def __init__(
         self,
         *,
@@ -777,10 +780,11 @@ class HandoffResult(_message.Message):
         ok: _builtins.bool = ...,
         retriable: _builtins.bool = ...,
         message: _builtins.str = ...,
+        fencing_token: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "message", b"message", "ok", b"ok", "retriable", b"retriable", "stream_id", b"stream_id", "target_unit", b"target_unit", "target_worker_id", b"target_worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "gateway_id", b"gateway_id", "message", b"message", "ok", b"ok", "retriable", b"retriable", "stream_id", b"stream_id", "target_unit", b"target_unit", "target_worker_id", b"target_worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

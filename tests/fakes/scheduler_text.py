@@ -199,9 +199,8 @@ class SchedulerHarness:
     ) -> list[SchedulerAction]:
         """The worker's last handoff ended."""
         order = self.orders(worker_id, Handoff)[-1]
-        result = HandoffResult(
-            order.key, order.target_worker_id, order.target_unit, ok, retriable, "broken"
-        )
+        target, token = (order.target_worker_id, order.target_unit), order.fencing_token
+        result = HandoffResult(order.key, *target, ok, retriable, "broken", token)
         return self.post(WorkerReported(worker_id, result))
 
     def kill(self, worker_id: str) -> list[SchedulerAction]:

@@ -103,6 +103,12 @@ class Books:
             entry.told = placed
             self._state.tell_gateway(entry.key.gateway_id, placed)
 
+    def tell_source(self, entry: Tracked, instance: Instance, unit: int) -> None:
+        """Tell its gateway that a worker which was not to have it has computed it."""
+        info = instance.info
+        placed = Placed(entry.key, info.worker_id, unit, info.role, "")
+        self._state.tell_gateway(entry.key.gateway_id, placed)
+
     def _leave(self, entry: Tracked) -> None:
         """Remove it from the ledgers of its unit and its target."""
         instance = self._instances.get(entry.worker_id)

@@ -172,7 +172,8 @@ class DecodePlacer:
         """Take the result of a handoff: the target, the source or no worker has the request now.
 
         The target may be an earlier leader's choice, because a source does one move at a time and
-        ignores further orders.
+        ignores further orders. If that choice was this leader's, too, and the move has failed
+        before the source had this leader's order, the source begins anew.
         """
         entry = self._state.tracked.get(result.key)
         target = UnitId(result.target_worker_id, result.target_unit)
@@ -180,8 +181,11 @@ class DecodePlacer:
         is_resumed = resumed is not None and resumed[:2] == (entry, target)
         if entry is not None and entry.at is not None and is_resumed:
             self._books.order(entry, target)  # it ended before it was ordered again
+        is_older = result.fencing_token not in (0, self._state.fencing_token) and not is_resumed
         if entry is None or not _is_from(entry, source, result):
             self._end_stray(source, result)
+        elif not result.ok and entry.target == target and is_older:
+            return  # the result of this leader's own order comes
         elif result.ok:
             self._moved(source, entry, target)
         elif entry.target == target:

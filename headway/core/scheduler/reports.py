@@ -162,6 +162,8 @@ class WorkerReports:
         elif has_failed and not entry.concerns(worker_id):
             return  # it waits to be computed again, or is computed elsewhere
         elif not was_cancelled:
+            if not entry.concerns(worker_id):  # else its gateway would not take these tokens
+                self._books.tell_source(entry, instance, finished.unit)
             self.end(entry, but=worker_id)
         elif entry.worker_id == worker_id:
             # By its gateway, which will ignore this, or it was an older copy.

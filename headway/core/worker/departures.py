@@ -32,6 +32,7 @@ def start_handoff(state: WorkerState, handoff: Handoff, most_rounds: int) -> lis
     if sequence.ended is not None or not _may_leave(sequence):
         return [_not_held(handoff)]
     if sequence.departure is not None:
+        sequence.departure.repeat(handoff)
         return []
     is_prefilled = sequence.stage is Stage.PREFILLED
     sequence.departure = Departure(handoff, is_prefilled)
@@ -130,7 +131,10 @@ def end_transfer(state: WorkerState, event: TransferEnded) -> HandoffResult:
     """Forget a request that its target has; keep one that it has not."""
     sequence = state.find(event.key)
     retriable = sequence is not None and sequence.ended is not FinishReason.CANCELLED
+    fencing_token = 0
     if sequence is not None:
+        if sequence.departure is not None:
+            fencing_token = sequence.departure.handoff.fencing_token
         if event.ok:
             state.units[sequence.unit].remove(sequence)
             state.news.has_freed_blocks = True
@@ -143,6 +147,7 @@ def end_transfer(state: WorkerState, event: TransferEnded) -> HandoffResult:
         ok=event.ok,
         retriable=retriable,
         message=event.message,
+        fencing_token=fencing_token,
     )
 
 
@@ -194,4 +199,5 @@ def _not_held(handoff: Handoff) -> HandoffResult:
         ok=False,
         retriable=False,
         message="this worker does not hold the request for a handoff",
+        fencing_token=handoff.fencing_token,
     )

@@ -34,6 +34,7 @@ class Departure:
     """A request's move to another worker, from the order to the end (``departures.py``)."""
 
     handoff: Handoff
+    """The newest order."""
     is_prefilled: bool
     """True if it was waiting for the order; a decoding request keeps running."""
     num_rounds: int = 0
@@ -43,6 +44,12 @@ class Departure:
     """Blocks of the current round; the sender holds references of its own."""
     is_stopping: bool = False
     """True if the sender has been told to abort."""
+
+    def repeat(self, order: Handoff) -> None:
+        """Take a newer leader's order for the same move; another target is ignored."""
+        target = (self.handoff.target_worker_id, self.handoff.target_unit)
+        if target == (order.target_worker_id, order.target_unit):
+            self.handoff = order
 
 
 @dataclass(slots=True, eq=False)

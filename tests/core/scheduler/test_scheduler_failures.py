@@ -40,6 +40,15 @@ def held(stream_id: int, *, handoff: bool = False, request_id: str = "") -> Held
     return HeldRequest(key(stream_id), request_id or f"r{stream_id}", 0, 12, handoff)
 
 
+def test_a_worker_that_has_computed_what_was_not_its_own_is_named_to_the_gateway() -> None:
+    scheduler = moving()
+    scheduler.connect(make_info("e", Role.DECODE))
+    scheduler.end_forward("e", finished=(1,))
+    assert scheduler.placed()[-1] == (1, "e")
+    assert scheduler.lost() == []
+    assert scheduler.cancelled("p") == scheduler.cancelled("d") == [1]
+
+
 # --- workers that die ---------------------------------------------------------------------
 
 

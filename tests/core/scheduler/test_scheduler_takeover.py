@@ -15,7 +15,15 @@ from headway.core.scheduler.events import (
 )
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.errors import Code
-from headway.messages import CancelStream, EndForward, FinishedRequest, Handoff, HeldRequest, Tuned
+from headway.messages import (
+    CancelStream,
+    EndForward,
+    FinishedRequest,
+    Handoff,
+    HandoffResult,
+    HeldRequest,
+    Tuned,
+)
 from headway.policies.batching.uniboost import UniBoostParams
 from headway.request import FinishReason, StreamKey
 from tests.fakes.scheduler_text import SchedulerHarness, key, make_info, make_request, short_pass
@@ -293,6 +301,20 @@ def test_a_move_that_ends_before_all_are_heard_is_not_computed_again() -> None:
     successor.connect(make_info("p"), held(1, waiting=True))
     successor.connect(make_info("d", Role.DECODE))
     successor.log += leader.log  # the order that it answers
+    successor.handed_off("p")
+    assert successor.placed()[-1] == (1, "d")
+    assert successor.lost() == []
+
+
+def test_a_failed_move_of_an_older_leader_is_begun_anew_by_the_newer_order() -> None:
+    successor = Successive(moving_leader(), "c", "d", "p")
+    successor.connect(make_info("c", Role.DECODE))
+    successor.connect(make_info("p"), held(1, waiting=True))
+    successor.connect(make_info("d", Role.DECODE))
+    (order,) = successor.orders("p", Handoff)
+    older = HandoffResult(order.key, "d", order.target_unit, False, True, "refused", 1)
+    successor.post(WorkerReported("p", older))
+    assert len(successor.orders("p", Handoff)) == 1
     successor.handed_off("p")
     assert successor.placed()[-1] == (1, "d")
     assert successor.lost() == []
