@@ -28,6 +28,7 @@ from headway.errors import require_over
 from headway.workload.traces import TraceRow
 from services.local.cluster import LocalCluster
 from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
+from services.local.refusals import refuse_wrong_options
 from services.local.store import free_port
 
 
@@ -102,6 +103,7 @@ def _live(
             service_flags={"worker": ("--record-passes", str(folder / "passes"))},
         )
         name = options.served_name
+        refuse_wrong_options(options, folder / "logs")
         async with LocalCluster(options, folder / "logs") as cluster:
             await ask(cluster.url, name, loads[0][:5], args.seed)  # what is slow once, is slow now
             return [await ask(cluster.url, name, rows, args.seed) for rows in loads]

@@ -9,7 +9,7 @@ from cli.options import parse_seconds
 
 _SHAPE = ("--prefill", "2", "--decode", "2", "--schedulers", "2", "--drain-timeout", "5")
 _EPILOG = (
-    "Every flag of `headway up` may follow and changes the cluster: --preset composed --decode 3. "
+    "Every flag of `headway up` may follow and changes the cluster: --preset headway --decode 3. "
     "Exit status: 0 where every promise was kept, 1 where one was broken. See docs/reliability.md."
 )
 

@@ -22,6 +22,7 @@ from cli.options import (
 from headway.errors import invalid, require_between
 from headway.presets import find_preset
 from services.local.options import PolicyOptions, WorkerCounts
+from services.local.refusals import refuse_wrong_options
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -79,4 +80,6 @@ def run(args: argparse.Namespace) -> int:
         log_dir=args.log_dir,
     )
     policies = [PolicyOptions(name, *chosen(args)) for name in presets]
+    for each in policies:
+        refuse_wrong_options(setting.options(each), args.log_dir / each.preset)
     return asyncio.run(compare(setting, policies, parse_seeds(args.seeds), args.json, args.plots))

@@ -37,6 +37,16 @@ class HeadwayError(Exception):
         self.param = None if param is None else encodable(param)
         self.retry_after = retry_after
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle all of it, so that a refusal comes whole out of another process."""
+        return _again, (type(self), self.code, self.message, self.param, self.retry_after)
+
+
+def _again(
+    kind: type[HeadwayError], code: Code, message: str, param: str | None, retry_after: float
+) -> HeadwayError:
+    return kind(code, message, param=param, retry_after=retry_after)
+
 
 def encodable(text: str) -> str:
     """Return the text with halves of surrogate pairs as escapes, so that UTF-8 can carry it."""

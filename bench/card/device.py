@@ -15,7 +15,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class CardRates:
-    """CardRates measured in this run; a copied byte counts twice."""
+    """The rates of a card as measured in this run; a copied byte counts twice."""
 
     copy_bytes_per_s: float
     read_bytes_per_s: float

@@ -19,6 +19,7 @@ from headway.cost.profile import Profile
 from headway.errors import HeadwayError
 from services.local.cluster import LocalCluster
 from services.local.options import Autoscale, ClusterOptions, PolicyOptions, WorkerCounts
+from services.local.refusals import refuse_wrong_options
 from services.local.store import free_port
 from services.runtime import wire
 from services.runtime.channel import open_channel
@@ -52,17 +53,24 @@ class _Watched:
 
 
 async def compare(args: Namespace, names: Sequence[str], profile: Profile) -> int:
-    """BurstRun every policy, print the table; return 1 where a request failed."""
+    """Run every policy, print the table; return 1 where a request failed."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH)  # a column a policy
     load = _load(args, profile)
     runs: dict[str, BurstRun] = {}
     num_failed = 0
+    options = {
+        name: _options(
+            args, name, scaling_params(name, profile, load, args.ttft_slo, args.utilisation)
+        )
+        for name in names
+    }
+    for name in names:
+        refuse_wrong_options(options[name], Path(args.log_dir) / name)
     for name in names:
         console.print(f"{name}: starting a cluster, logs in {args.log_dir}/{name}/")
-        params = scaling_params(name, profile, load, args.ttft_slo, args.utilisation)
-        started = LocalCluster(_options(args, name, params), Path(args.log_dir) / name)
+        started = LocalCluster(options[name], Path(args.log_dir) / name)
         async with started:
             console.print(f"{name}: {load.seconds:g} s of requests")
             runs[name] = await _offer(_Watched(started), load, Path(args.model).name)

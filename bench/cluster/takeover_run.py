@@ -20,6 +20,7 @@ from bench.serve.replay import error_text
 from bench.serve.sse import DONE, Delta, read_delta
 from services.local.cluster import LocalCluster
 from services.local.options import ClusterOptions
+from services.local.refusals import refuse_wrong_options
 from services.local.store import free_port
 from services.local.supervisor import Supervisor
 from services.runtime.store import Leader, Store
@@ -84,6 +85,7 @@ async def _running(model: str, num_tokens: int) -> AsyncIterator[_Cluster]:
         "ignore_eos": True,
     }
     with tempfile.TemporaryDirectory(prefix="headway-logs-") as folder:
+        refuse_wrong_options(options, Path(folder))
         async with AsyncExitStack() as stack:
             async with asyncio.timeout(_PATIENCE):
                 cluster = await stack.enter_async_context(LocalCluster(options, Path(folder)))

@@ -28,7 +28,9 @@ def _own(question: str) -> dict[str, Answer]:
     package = import_module(f"{_PACKAGE}.{question}")
     modules = [import_module(m.name) for m in _modules(package.__path__, package.__name__)]
     answers = [module.ANSWER for module in modules if hasattr(module, "ANSWER")]
-    return {answer.name: answer for answer in sorted(answers, key=lambda answer: answer.name)}
+    found = {answer.name: answer for answer in sorted(answers, key=lambda answer: answer.name)}
+    assert len(found) == len(answers), f"two files of {question} hold one name"
+    return found
 
 
 def _modules(path: Any, name: str) -> list[pkgutil.ModuleInfo]:
@@ -81,15 +83,30 @@ def _from_file(question: str, path: str) -> Answer:
         assert spec.loader is not None
         spec.loader.exec_module(module)
         answer = module.ANSWER
-    except (OSError, SyntaxError, ImportError, AttributeError) as error:
+    except Exception as error:  # it is somebody's own code
         del sys.modules[name]
+        where = f"{type(error).__name__}: {error}"
         message = (
-            f"{question} {path!r} cannot be loaded ({error}): it must hold ANSWER = Answer(...)"
+            f"{question} {path!r} cannot be loaded ({where}): it must hold ANSWER = Answer(...)"
         )
         raise HeadwayError(Code.INVALID_ARGUMENT, message, param=question) from error
     if not isinstance(answer, Answer):
         raise invalid(f"ANSWER of {path}", answer, "an Answer(name, class, reference, parameters)")
+    lacking = [name for name in _asked_of(question) if not hasattr(answer.make, name)]
+    if isinstance(answer.make, type) and lacking:
+        message = (
+            f"{path} holds no policy of {question}: {answer.make.__name__} lacks "
+            f"{', '.join(lacking)} (headway/policies/{question}/protocol.py)"
+        )
+        raise HeadwayError(Code.INVALID_ARGUMENT, message, param=question)
     return answer
+
+
+def _asked_of(question: str) -> list[str]:
+    """Return the names of the methods and class attributes that a policy of a question has."""
+    named = "dispatching" if question == "dispatch" else question
+    protocol = getattr(import_module(f"{_PACKAGE}.{question}"), named.capitalize())
+    return sorted(name for name in vars(protocol) if not name.startswith("_"))
 
 
 def make(question: str, name: str, **params: object) -> Any:

@@ -25,7 +25,7 @@ from services.scheduler.records import (
 )
 
 _CLUSTER = "fuzz"
-_KEYS = ("leader", "fencing", "targets", "estimates", "member", "members", "requests", "learned")
+_KEYS = ("leader", "fencing", "targets", "member", "members", "requests", "learned")
 _TEXTS = (
     b"12|scheduler-1|127.0.0.1:7000",
     b'{"service": "worker", "member_id": "w", "address": "127.0.0.1:7", "role": "decode"}',
@@ -105,7 +105,6 @@ class StoreTarget:
             "members": lambda: self._store.members("worker"),
             "journal": journal,
             "targets": self._store.read_targets,
-            "estimates": self._store.read_estimates,
         }
         for reader, read in reads.items():
             try:

@@ -145,7 +145,7 @@ def read_config(config_class: type[C], argv: Sequence[str]) -> C:
 
     Flags that do not exist, and ``--help``, end the process.
     """
-    program = f"python -m services.{config_class.service_name()}"
+    program = f"headway service {config_class.service_name()}"
     try:
         return config_class(_cli_parse_args=[*argv], _cli_prog_name=program)
     except ValidationError as error:

@@ -12,7 +12,6 @@ All keys begin with ``headway:<cluster>:``; all lifetimes are the store's own
 | ``requests`` | hash | key of a live attempt → record of the leader's | an hour after the last |
 | ``learned`` | hash | model name → record of what its dispatching has measured | for good |
 | ``targets`` | string | replica targets as JSON | for good |
-| ``estimates`` | hash | model name → output-length means as JSON | for good |
 """
 
 from __future__ import annotations
@@ -248,17 +247,6 @@ class Store:
         if found is None:
             self.unreadable(key, text)
         return found
-
-    async def save_estimates(self, model: str, estimates: Mapping[str, Any]) -> None:
-        """Save the predictor's estimates for one model."""
-        async with self._reached():
-            await self._client.hset(self._key("estimates"), model, json.dumps(dict(estimates)))
-
-    async def read_estimates(self) -> dict[str, dict[str, Any]]:
-        """Return the predictor's estimates, by model."""
-        texts = await self._read("HGETALL", self._key("estimates"))
-        read = {str(model): _object(str(text)) for model, text in (texts or {}).items()}
-        return {model: estimates for model, estimates in read.items() if estimates is not None}
 
     def unreadable(self, key: str, value: object) -> None:
         """Count a value that cannot be read; log it when it is first seen."""

@@ -85,6 +85,7 @@ class WorkerService:
             "worker_ready",
             role=config.role,
             model=info.model,
+            batching=config.chosen().batching,
             dtype=backend.info.dtype,
             kernels=backend.info.kernels,
             num_blocks=info.num_blocks,

@@ -71,7 +71,16 @@ def test_a_file_outside_the_tree_is_named_by_its_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["ANSWER = 1", "import nothing_of_that_name", "def", "EDF = 1", None]
+    "text",
+    [
+        "ANSWER = 1",
+        "import nothing_of_that_name",
+        "def",
+        "EDF = 1",
+        "@dataclass\nclass Edf: pass",
+        "from headway.policies.dispatch.immediate import ANSWER",
+        None,
+    ],
 )
 def test_a_file_that_holds_no_policy_is_refused_by_its_path(
     tmp_path: Path, text: str | None

@@ -184,13 +184,6 @@ async def test_targets_are_read_back(store: Store) -> None:
     assert await store.read_targets() == {"num_prefill": 2}
 
 
-async def test_estimates_are_read_back_by_model_and_nonsense_is_left_out(store: Store) -> None:
-    assert await store.read_estimates() == {}
-    await store.save_estimates("m", {"means": [1.5]})
-    await store._client.hset(store._key("estimates"), "broken", "[")
-    assert await store.read_estimates() == {"m": {"means": [1.5]}}
-
-
 async def test_a_store_that_is_gone_is_unavailable_and_its_return_is_noticed(
     cluster: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,7 +19,7 @@ from headway.errors import HeadwayError
 from services.runtime.store import MAX_FENCING_TOKEN, Member, Store
 from services.scheduler import records
 
-KEYS = ("leader", "fencing", "requests", "learned", "targets", "estimates", "members:worker")
+KEYS = ("leader", "fencing", "requests", "learned", "targets", "members:worker")
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -61,7 +61,6 @@ async def read_everything(store: Store) -> None:
             for model in action.learned:
                 records.pack_learned(model)
     await store.read_targets()
-    await store.read_estimates()
     await store.acquire_leader("one", "one:1", 5.0)
     await store.write_journal(1, {b"k": b"v"}, [b"r"], {b"m": b"l"})
 

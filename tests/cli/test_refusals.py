@@ -1,0 +1,34 @@
+"""Every command that takes policies refuses a wrong one before it starts anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cli import main
+
+COMMANDS = (
+    ("simulate", "chat-and-reasoning"),
+    ("reproduce", "sbs"),
+    ("demo",),
+    ("up",),
+)
+
+
+@pytest.mark.parametrize("wrong", [("--policy", "batching=nope"), ("--set", "batching.nope=1")])
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_a_wrong_policy_is_refused_in_one_sentence(
+    command: tuple[str, ...],
+    wrong: tuple[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*command, *wrong]) == 2
+    said = capsys.readouterr()
+    assert "nope" in said.err
+    assert len(said.err.strip().splitlines()) == 1
+    assert not said.out
+    assert not list(tmp_path.iterdir())
