@@ -28,15 +28,17 @@ from headway.sim.cluster import SimRequest
 from headway.sim.experiment import Conditions
 from headway.sim.network import NetworkParams
 from headway.sim.records import Record
-from headway.sim.worker import InstanceSpec
+from headway.sim.worker import HASHED_TOKENS, InstanceSpec
 from headway.workload.arrivals import Bursts
 
 PAPER = "dominance"
-PLAIN, BOOSTED = "vllm-like", "headway"
-CLOCKS, ONE_CLOCK = "clocks", "one-clock"
+PLAIN, HEADWAY = "vllm-like", "headway"
+CLOCKS = "clocks"
 CHATS_FIRST, DEADLINE = "chats-first", "slo-deadline"
-SYSTEMS = (PLAIN, CHATS_FIRST, DEADLINE, *SINGLES, BOOSTED, CLOCKS, ONE_CLOCK)
-OURS = (BOOSTED, CLOCKS, ONE_CLOCK)
+KNOB: Mapping[str, int] = MappingProxyType({"headway, 128": 128, "headway, 2048": 2048})
+"""Our order with another number of tokens from which a request is long."""
+OURS = (HEADWAY, *KNOB, CLOCKS)
+SYSTEMS = (PLAIN, CHATS_FIRST, DEADLINE, *SINGLES, *OURS)
 NUM_REQUESTS = 600
 SATURATION = 1.2  # requests/s of the mixed cells whose tokens the plain deployment just generates
 BARS = ("chat_ttft", "short_ttfat", "long_ttfat", "lateness", "unread_slowdown")
@@ -44,6 +46,7 @@ WORSE = 0.02  # a P99 may be so much above that of the plain deployment
 NOTHING = 0.1  # seconds; no user feels less
 MOST_PREEMPTIONS = 0.3
 _HOST_TOKENS = 400_000
+_PREFIXES, _PREFIX_BLOCKS = 4, 2  # blocks of 512 tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +67,15 @@ class Lengths:
 class Cell:
     """A regime.
 
-    ``rate``: requests/s. ``reasons`` and ``unread`` are shares of all requests. ``kv_tokens`` and
-    ``max_running`` are those of a decode instance.
+    ``rate``: requests/s. ``reasons``, ``unread`` and ``shared`` are shares of all requests; shared
+    prompts begin with one of a few. ``kv_tokens`` and ``max_running`` are those of a decode
+    instance.
     """
 
     rate: float
     reasons: float = 0.4
     unread: float = 0.0
+    shared: float = 0.0
     bursts: Bursts | None = None
     reasoning: Lengths = Lengths(700, 1.0, 16_000)
     kv_tokens: int = 72_000
@@ -92,6 +97,7 @@ CELLS: Mapping[str, Cell] = MappingProxyType(
         "reasoning only": Cell(0.55, reasons=1.0, num_requests=400),
         "tight KV": Cell(0.45, kv_tokens=28_000, num_requests=400),
         "few places": Cell(0.9, max_running=24),
+        "shared prefixes": Cell(SATURATION, shared=0.8),
         "half unread": Cell(SATURATION, unread=0.5),
         "tight KV, half unread": Cell(0.45, unread=0.5, kv_tokens=28_000, num_requests=400),
     }
@@ -102,8 +108,10 @@ def preset_of(system: str) -> Preset:
     """Return the policies of a system."""
     if system in (CHATS_FIRST, DEADLINE):
         return with_policies(PLAIN, params={"dispatch": {"rule": "least-kv"}}, batching=system)
-    if system in (CLOCKS, ONE_CLOCK):
-        return PRESETS[BOOSTED].but({"batching": system})
+    if system == CLOCKS:
+        return PRESETS[HEADWAY].but({"batching": system})
+    if system in KNOB:
+        return PRESETS[HEADWAY].but({}, {"batching": {"long_tokens": KNOB[system]}})
     return PRESETS[system]
 
 
@@ -120,13 +128,17 @@ def requests(cell: Cell, seed: int, load: float = 1.0) -> Iterator[SimRequest]:
 def _request(cell: Cell, rng: random.Random, number: int, at: float) -> SimRequest:
     prompt = Lengths(493, 1.0, 8192).draw(rng)
     is_read = rng.random() >= cell.unread
+    hashes: tuple[int, ...] = ()
+    if cell.shared and rng.random() < cell.shared:
+        prompt, first = prompt + _PREFIX_BLOCKS * HASHED_TOKENS, rng.randrange(_PREFIXES)
+        hashes = tuple(range(first * _PREFIX_BLOCKS, (first + 1) * _PREFIX_BLOCKS))
     if rng.random() < cell.reasons:
         reasoning = cell.reasoning.draw(rng)
         output = reasoning + Lengths(403, 0.6, 4000).draw(rng)
         name = f"reasoning-{number}"
-        return SimRequest(name, at, prompt, output, reasoning, is_read=is_read)
+        return SimRequest(name, at, prompt, output, reasoning, hashes, is_read)
     answer = Lengths(299, 0.8, 4000).draw(rng)
-    return SimRequest(f"chat-{number}", at, prompt, answer, is_read=is_read)
+    return SimRequest(f"chat-{number}", at, prompt, answer, 0, hashes, is_read)
 
 
 def conditions(cell: Cell) -> Conditions:

@@ -39,9 +39,10 @@ def test_what_is_known_of_the_instances_reaches_those_who_ask_alone() -> None:
     dispatch = registry.make("dispatch", "sbs", **ours.scheduler.dispatch_params)
     teach(dispatch, costs)
     assert dispatch.mean_pass_time == 0.2
-    batching = ours.make_batching()
+    batching = registry.make("batching", "clocks")
     teach(batching, costs)
     assert constants_of(batching)[0].value == 1e-6
+    assert not constants_of(ours.make_batching())
     placement = registry.make("placement", "min-cost", **ours.scheduler.placement_params)
     teach(placement, costs)
     assert [constant.value for constant in constants_of(placement)] == [1e-4, 0.0]

@@ -1,4 +1,4 @@
-"""The one order in seconds: Φ′ = a − b_γ(w̃_q) + max(0, slack), critical requests first."""
+"""The preset's order: critical readers first, then who is short, then who has become long."""
 
 from __future__ import annotations
 
@@ -6,155 +6,204 @@ from dataclasses import replace
 from math import inf
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headway.errors import HeadwayError
 from headway.policies.batching.headway import Headway, HeadwayParams
-from headway.policies.batching.uniboost import UniBoost, UniBoostParams
 from headway.request import Phase
 from tests.fakes.candidates import Queued, decoding, served
-from tests.fakes.plans import make_planned
+from tests.fakes.plans import Planned, make_planned
 
-CRITICAL, OTHER = 0.0, 1.0
+CRITICAL, OTHERS = 0.0, 1.0
+LONG = 512
 
 
 def make(**params: float) -> Headway:
-    return Headway(HeadwayParams(gamma=0.05, seconds_per_token=1e-3, **params))  # type: ignore[arg-type]
+    return Headway(HeadwayParams(**params))  # type: ignore[arg-type]
 
 
-def answering(name: int, in_hand_until: float, tokens: int = 100, answered: int = 100) -> Queued:
-    """``tokens`` generated, ``answered`` of them since its reasoning ended."""
-    candidate = replace(decoding(name, tokens, prompt=100), num_phase_tokens=answered)
-    return replace(candidate, in_hand_until=in_hand_until)
+def answering(name: int, in_hand_until: float, tokens: int = 96, arrival: float = 0.0) -> Queued:
+    return replace(decoding(name, tokens, arrival, prompt=10), in_hand_until=in_hand_until)
 
 
-def slack_of(policy: Headway, candidate: Queued, now: float) -> float:
-    """What is added to UniBoost's Φ."""
-    params = UniBoostParams(gamma=0.05, seconds_per_token=1e-3)
-    phi = UniBoost(params).rank(candidate, now=now).rank[0]
-    return policy.rank(candidate, now=now).rank[1] - phi
+def reasoning(name: int, tokens: int, arrival: float = 0.0) -> Queued:
+    return replace(decoding(name, tokens, arrival, prompt=10), phase=Phase.REASONING)
 
 
-# --- Φ′ ---------------------------------------------------------------------------------
+# --- the order --------------------------------------------------------------------------
 
 
-def test_an_answer_s_rank_is_uniboost_s_plus_the_seconds_in_hand() -> None:
-    assert slack_of(make(), answering(1, 12.0), 10.0) == pytest.approx(2.0)
+def test_openings_and_readers_with_little_in_hand_go_first_by_arrival() -> None:
+    opening = replace(answering(1, -inf, arrival=3.0), opens_answer=True)
+    prompt = Queued(4, 4.0, opens_answer=True)
+    hungry, old = answering(2, 10.5, arrival=2.0), reasoning(3, 0)
+    assert served(make(), [opening, prompt, hungry, old], now=10.0) == [2, 1, 4, 3]
 
 
-@pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.REASONING])
-def test_prefill_and_reasoning_have_no_slack(phase: Phase) -> None:
-    candidate = replace(answering(1, 12.0), phase=phase)
-    assert slack_of(make(), candidate, 10.0) == 0.0
-
-
-def test_who_has_tokens_in_hand_waits_for_free() -> None:
-    early, late = answering(1, 15.0), replace(answering(2, 11.0), arrival_at=2.0)
-    assert served(make(), [early, late], now=10.0) == [2, 1]
-
-
-def test_the_order_is_in_seconds_so_slack_and_age_weigh_the_same() -> None:
-    for age, first in ((3.9, 2), (4.1, 1)):
-        patient, other = answering(1, 15.0), replace(answering(2, 11.0), arrival_at=age)
-        assert served(make(), [patient, other], now=10.0)[0] == first
-
-
-# --- the critical class -----------------------------------------------------------------
-
-
-def test_who_opens_an_answer_goes_before_all() -> None:
-    policy = make()
-    opening = replace(answering(9, -inf, answered=0), opens_answer=True, arrival_at=99.0)
-    prompt = Queued(8, 99.0, opens_answer=True)
-    old = Queued(1, 0.0, phase=Phase.REASONING)
-    assert served(policy, [old, opening, prompt], now=100.0)[2] == 1
-
-
-@pytest.mark.parametrize(("slack", "rank"), [(0.0, CRITICAL), (0.69, CRITICAL), (0.71, OTHER)])
-def test_who_is_about_to_let_its_reader_wait_goes_before_all(slack: float, rank: float) -> None:
+@pytest.mark.parametrize(("slack", "rank"), [(0.0, CRITICAL), (0.69, CRITICAL), (2.01, OTHERS)])
+def test_a_reader_is_critical_until_it_has_two_seconds_in_hand(slack: float, rank: float) -> None:
     assert make().rank(answering(1, 10.0 + slack), now=10.0).rank[0] == rank
 
 
-def test_reasoning_is_not_critical_and_neither_is_the_prefill_before_it() -> None:
+def test_a_reader_once_supplied_is_critical_again_with_under_a_second_in_hand() -> None:
     policy = make()
-    assert policy.rank(Queued(1, opens_answer=False), now=0.0).rank[0] == OTHER
-    assert policy.rank(Queued(2, phase=Phase.REASONING), now=0.0).rank[0] == OTHER
+    supplied = answering(1, 13.0)
+    ranked = policy.rank(supplied, now=10.0)
+    assert (ranked.rank, ranked.until_at) == ((OTHERS, 13.0), pytest.approx(12.3))
+    assert policy.rank(supplied, now=12.2).rank[0] == OTHERS
+    assert policy.rank(supplied, now=12.4).rank[0] == CRITICAL
 
 
 def test_an_opening_s_rank_ends_with_its_first_token() -> None:
-    opening = replace(answering(1, -inf, answered=0), opens_answer=True)
+    opening = replace(answering(1, -inf), opens_answer=True)
     ranked = make().rank(opening, now=10.0)
     assert ranked.until_tokens == opening.attained_tokens + 1
 
 
-# --- slack is quantised -----------------------------------------------------------------
-
-
-def test_slack_is_lowered_at_any_time_and_raised_only_at_a_level() -> None:
+def test_reasoning_is_not_critical_and_neither_is_the_prefill_before_it() -> None:
     policy = make()
-    assert slack_of(policy, answering(1, 15.0), 10.0) == pytest.approx(5.0)
-    assert slack_of(policy, answering(1, 15.0, 101, 101), 12.0) == pytest.approx(3.0)
-    assert slack_of(policy, answering(1, 19.0, 127, 127), 12.0) == pytest.approx(3.0)
-    assert slack_of(policy, answering(1, 19.0, 128, 128), 12.0) == pytest.approx(7.0)
+    assert policy.rank(Queued(1), now=0.0).rank[0] == OTHERS
+    assert policy.rank(Queued(2, phase=Phase.REASONING), now=0.0).rank[0] == OTHERS
 
 
-def test_a_level_of_the_answer_raises_it_too() -> None:
+def test_the_short_come_by_arrival_and_a_reader_by_when_it_runs_dry() -> None:
+    supplied = answering(1, 20.0)
+    early, late = reasoning(2, 500, arrival=9.0), reasoning(3, 0, arrival=21.0)
+    assert served(make(), [supplied, late, early], now=10.0) == [2, 1, 3]
+
+
+def test_the_long_come_last_by_arrival() -> None:
+    short = reasoning(1, LONG - 1, arrival=300.0)
+    old, longest = reasoning(2, LONG, arrival=1.0), reasoning(3, 9000, arrival=2.0)
+    assert served(make(), [longest, old, short], now=301.0) == [1, 2, 3]
+
+
+def test_a_short_request_s_rank_ends_when_it_becomes_long() -> None:
+    short = reasoning(1, LONG - 12)
+    ranked = make().rank(short, now=1.0)
+    assert ranked.until_tokens == short.attained_tokens + 12
+    assert make().rank(reasoning(1, LONG), now=1.0).until_tokens == inf
+
+
+def test_an_answer_that_is_read_is_never_long_and_one_that_nobody_reads_may_be() -> None:
     policy = make()
-    assert slack_of(policy, answering(1, 11.0, 1000, 63), 10.0) == pytest.approx(1.0)
-    assert slack_of(policy, answering(1, 15.0, 1001, 64), 10.0) == pytest.approx(5.0)
+    assert not policy.yields(answering(1, 20.0, 4000))
+    assert policy.yields(replace(answering(1, -inf, 4000), is_read=False))
+    assert not policy.yields(replace(reasoning(1, 4000), opens_answer=True))
 
 
-def test_slack_counts_in_steps_of_half_a_second() -> None:
+def test_a_long_request_is_not_passed_over_for_ever() -> None:
+    waiting = replace(reasoning(1, 4000, arrival=0.0), running=False)
+    policy = make(patience=60.0)
+    assert served(policy, [waiting, Queued(2, 59.0)], now=59.0) == [2, 1]
+    assert served(policy, [waiting, Queued(2, 61.0)], now=61.0) == [1, 2]
+
+
+# --- blocks -----------------------------------------------------------------------------
+
+
+def test_only_the_long_yield_blocks_and_to_another_long_one_that_came_well_before() -> None:
     policy = make()
-    assert slack_of(policy, answering(1, 15.0), 10.0) == pytest.approx(5.0)
-    assert slack_of(policy, answering(1, 15.0), 10.4) == pytest.approx(5.0)
-    assert slack_of(policy, answering(1, 15.0), 10.6) == pytest.approx(4.4)
+    long, short = reasoning(1, LONG, arrival=10.0), reasoning(2, 0, arrival=20.0)
+    older, old = reasoning(3, LONG, arrival=4.0), reasoning(4, LONG, arrival=6.0)
+    opening = Queued(5, 30.0, opens_answer=True)
+    assert policy.preempts
+    for better in (short, opening, older):
+        assert policy.may_preempt(long, better, now=40.0)
+    assert not policy.may_preempt(long, old, now=40.0)
+    assert not policy.may_preempt(short, opening, now=40.0)
+    assert not policy.may_preempt(answering(6, 90.0, 4000), opening, now=40.0)
 
 
-def test_a_rank_says_when_the_slack_will_have_fallen() -> None:
-    policy = make()
-    assert policy.rank(answering(1, 15.0), now=10.0).until_at == pytest.approx(10.5)
-    assert policy.rank(answering(2, 11.0), now=10.0).until_at == pytest.approx(10.3)  # critical
+def few_blocks(**params: float) -> Planned:
+    """Ten blocks of four tokens; whoever has eight tokens is long."""
+    return make_planned(make(long_tokens=8, lead=0.0, **params))
 
 
-def test_who_has_become_critical_remains_it_until_the_next_level() -> None:
-    policy = make()
-    assert policy.rank(answering(1, 10.5), now=10.0).rank[0] == CRITICAL
-    assert policy.rank(answering(1, 19.0, 120, 120), now=10.0).rank[0] == CRITICAL
-    assert policy.rank(answering(1, 19.0, 128, 128), now=10.0).rank[0] == OTHER
-
-
-# --- preemptions --------------------------------------------------------------------------
-
-
-def test_slack_adds_to_the_gain_of_a_preemption() -> None:
-    policy = make(swap_per_token=1e-3)
-    victim, better = replace(answering(1, 15.0), arrival_at=9.0), Queued(2, 9.0)
-    for candidate in (victim, better):
-        policy.rank(candidate, now=10.0)
-    plain = UniBoost(UniBoostParams(gamma=0.05, seconds_per_token=1e-3, swap_per_token=1e-3))
-    assert policy.gain(victim, better) == pytest.approx(plain.gain(victim, better) + 5.0)
-
-
-def test_a_critical_one_may_preempt_whoever_has_a_credit() -> None:
-    policy = make(swap_per_token=1.0)
-    victim, opening = answering(1, 15.0), Queued(2, 9.0, opens_answer=True)
-    for candidate in (victim, opening):
-        policy.rank(candidate, now=10.0)
-    assert policy.may_preempt(victim, opening, now=10.0)
-    policy.preempted(victim, voluntary=True)
-    assert not policy.may_preempt(victim, opening, now=10.0)
-
-
-def test_slack_does_not_duty_cycle_answers_in_and_out() -> None:
-    """Answers that outrun their readers, more than fit: preemptions stay bounded by the levels."""
-    planned = make_planned(make(k=4), blocks=24, block_size=4, pace=0.5)
-    for name in range(6):
-        planned.come(name, 8, 24)
+def test_blocks_are_kept_free_ahead_of_need_by_the_long_who_came_last() -> None:
+    planned = few_blocks(reserve=0.3)
+    for name in (1, 2):
+        planned.come(name, 4, 20, reasoning=18)
+    planned.step(10)
+    planned.come(3, 4, 8)
+    planned.step()
+    unit = planned.state.units[0]
+    assert planned.preempted == {1: 0, 2: 1, 3: 0}
+    assert [s.key.stream_id for s in unit.sequences.values() if s.running] == [1, 3]
     planned.finish()
-    assert all(s.num_voluntary <= 4 for s in planned.ended)  # ⌊log2(24 / 4)⌋ + 2
 
 
-@pytest.mark.parametrize("field", [{"critical_slack": 61.0}, {"slack_step": 0.0}])
-def test_parameters_out_of_range_are_refused_by_name(field: dict[str, float]) -> None:
-    with pytest.raises(HeadwayError, match=next(iter(field))):
-        make(**field)
+def test_the_last_one_that_runs_keeps_its_blocks() -> None:
+    planned = few_blocks(reserve=0.5)
+    planned.come(1, 4, 30, reasoning=28)
+    planned.finish()
+    assert planned.ended[0].num_preemptions == 0
+
+
+def test_without_a_reserve_blocks_are_taken_when_they_are_short() -> None:
+    planned = few_blocks(reserve=0.0)
+    for name in (1, 2):
+        planned.come(name, 4, 20, reasoning=18)
+    planned.step(12)
+    assert not any(planned.preempted.values())
+    planned.finish()
+    assert [s.key.stream_id for s in planned.ended] == [1, 2]
+
+
+LOADS = st.lists(
+    st.tuples(st.integers(1, 12), st.integers(2, 24), st.booleans(), st.integers(0, 6)),
+    min_size=4,
+    max_size=16,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(load=LOADS, watermark=st.sampled_from([0.0, 0.1]), host_tokens=st.sampled_from([0, 60]))
+def test_every_request_ends_and_whoever_is_read_from_the_start_never_yields(
+    load: list[tuple[int, int, bool, int]], watermark: float, host_tokens: int
+) -> None:
+
+    planned = make_planned(
+        make(long_tokens=4, lead=0.0, reserve=0.1, patience=1e6),
+        blocks=14,
+        watermark=watermark,
+        host_tokens=host_tokens,
+    )
+    for name, (prompt, output, reasons, num_passes) in enumerate(load):
+        planned.step(num_passes)
+        planned.come(name, prompt, output, reasoning=output - 1 if reasons else 0)
+    planned.finish()
+    assert sorted(s.key.stream_id for s in planned.ended) == list(range(len(load)))
+    assert planned.state.units[0].pool.num_free == 14
+    assert all(s.num_voluntary == 0 for s in planned.ended if not load[s.key.stream_id][2])
+
+
+def test_few_requests_are_preempted_on_a_busy_pool() -> None:
+    """Sixty requests, a third of which reason for long, want twice the blocks that there are."""
+    planned = make_planned(
+        make(long_tokens=32), blocks=100, watermark=0.1, host_tokens=2000, pace=0.03
+    )
+    for name in range(60):
+        reasons = name % 3 == 0
+        planned.come(name, 8, 90 if reasons else 20, reasoning=70 if reasons else 0)
+        planned.step(6)
+    planned.finish()
+    assert sum(s.num_preemptions for s in planned.ended) < 0.3 * 60
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"long_tokens": -1},
+        {"patience": -1.0},
+        {"lead": -1.0},
+        {"reserve": 0.6},
+        {"critical_slack": 3.0},
+        {"quantum": 0},
+        {"reader_pace": 0.0},
+    ],
+)
+def test_parameters_have_bounds(params: dict[str, float]) -> None:
+    with pytest.raises(HeadwayError):
+        make(**params)

@@ -19,13 +19,20 @@ from headway.policies.batching.queue import RankedQueue
 from tests.fakes.plans import Planned, make_planned
 
 K = 4
-BOUNDED = ("clocks", "headway", "uniboost", "uniboost-memguard")
+BOUNDED = ("clocks", "uniboost", "uniboost-memguard")
 """Policies with one voluntary preemption a request and level."""
 
 SMALL: dict[str, dict[str, Any]] = {
     "clocks": {"k": K, "quantum": 2, "critical_slack": 0.1, "resume_slack": 0.3},
-    "one-clock": {"quantum": 2, "critical_slack": 0.1, "resume_slack": 0.3},
-    "headway": {"k": K, "slack_step": 0.05, "critical_slack": 0.1},
+    "headway": {
+        "long_tokens": 5,
+        "patience": 0.5,
+        "lead": 0.05,
+        "reserve": 0.1,
+        "quantum": 2,
+        "critical_slack": 0.1,
+        "resume_slack": 0.3,
+    },
     "ltr": {"patience": 0.5, "quantum": 5},
     "pascal": {"quantum": 5, "demote_tokens": 20},
     "rr": {"quantum": 5},

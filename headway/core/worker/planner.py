@@ -73,6 +73,7 @@ class PassPlanner:
             now=now,
             gently=gently,
         )
+        room.clear()
         version = queue.version
         hopeless = kept.refused if kept.refused_version == version else None
         plan = _UnitPlan(self._limits, unit, queue, room, hopeless, gently=gently)

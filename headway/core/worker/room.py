@@ -79,6 +79,22 @@ class BlockAllocator:
         self._unit.admit(sequence)
         return True
 
+    def clear(self) -> None:
+        """Preempt ahead of need, from the end of the order, until the reserve is free.
+
+        One request always keeps its blocks.
+        """
+        pool = self._unit.pool
+        least = int(self._policy.reserve * pool.num_blocks)
+        while not self._gently and pool.num_free < least and self.end > 1:
+            place = self._running[self.end - 1]
+            victim = place[2].candidate
+            if victim.stage is not Stage.RUNNING or not self._policy.yields(victim):
+                return
+            self.end -= 1
+            self._preempt(victim, voluntary=True)
+            self.yielded = place
+
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Give it blocks for ``num_tokens``; preempt from the end of the order if needed."""
         while not self._unit.pool.grow(sequence.kv.blocks, num_tokens):

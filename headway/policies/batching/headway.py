@@ -1,11 +1,19 @@
-"""``headway``: the five papers' one order in seconds, Φ′ = a − b_γ(w̃_q) + max(0, slack).
+"""``headway``: critical readers first, then who is short, then who has become long.
 
-The slack of an answering request is the time that its reader can wait unawares: the tokens in hand
-at the pacer. Adding it says that this work can wait that long for free. Who opens an answer, or
-is about to let its reader wait, is critical and goes before all.
+The order, least first:
 
-Slack only reorders: it falls at any time and rises only at MemGuard's levels, of all generated
-tokens or of the answer's, and MemGuard's credit bounds preemptions as ever.
+0. critical: the first visible token is pending, or the reader has few seconds of tokens left. By
+   arrival.
+1. all others, in seconds: a supplied reader by the instant at which it runs dry, who is short by
+   arrival, who is long by ``arrival + patience``.
+
+A request is long once it has ``long_tokens`` output tokens that nobody reads yet. Blocks are taken
+from long requests alone, and those who came last yield first. So the short start at once, as if
+the long were not there, and the long share what is left first come, first served. The longest
+of them pays least: it becomes long early and stays in its place.
+
+A ``reserve`` of blocks is kept free ahead of need, so that who has just been prefilled finds room.
+Nothing is learned or predicted.
 """
 
 from __future__ import annotations
@@ -13,105 +21,87 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from headway.bounds import between
+from headway.bounds import Bounded, between
+from headway.errors import require_between
 from headway.policies.answer import Answer
-from headway.policies.batching.memguard import level_of, next_level_at
-from headway.policies.batching.protocol import Candidate, Ranked
-from headway.policies.batching.uniboost import UniBoost, UniBoostParams
+from headway.policies.batching.protocol import Batching, Candidate, Ranked
+from headway.policies.batching.reader_clock import ReaderClocks
 from headway.request import Phase, StreamKey
 
-_SOON = 1e-3  # no rank is looked at again at once
+_CRITICAL, _OTHERS = 0.0, 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class HeadwayParams(UniBoostParams):
-    """``critical_slack``: seconds in hand below which a request goes before all.
+class HeadwayParams(Bounded):
+    """Parameters of the order."""
 
-    ``slack_step``: seconds by which slack has to fall before it counts.
-    """
-
+    long_tokens: int = between(0, 1 << 20, default=512)
+    """Output tokens from which a request is long. The more, the more keep their SLO, and the more
+    the longest pay. 0: all who reason come first come, first served."""
+    patience: float = between(0, 1e6, default=600.0)
+    """Seconds after which a long request ranks before those who come then."""
+    lead: float = between(0, 3600, default=5.0)
+    """Seconds by which a long request came earlier than one whose blocks it takes."""
+    reserve: float = between(0, 0.5, default=0.02)
+    """Share of the blocks that is kept free while long requests can yield."""
     critical_slack: float = between(0, 60, default=0.7)
-    slack_step: float = between(0.01, 60, default=0.5)
+    """Seconds of tokens in hand under which a reader is critical."""
+    resume_slack: float = 2.0
+    """Seconds in hand at which a critical reader is supplied again, ``critical_slack`` to 60."""
+    quantum: int = between(1, 1 << 16, default=32)
+    """Output tokens after which a supplied reader is looked at again."""
+    reader_pace: float = between(0.001, 10, default=0.1)
+    """Seconds in which a reader reads one token."""
+
+    def __post_init__(self) -> None:
+        super(HeadwayParams, self).__post_init__()
+        require_between("resume_slack", self.resume_slack, self.critical_slack, 60)
 
 
-@dataclass(slots=True)
-class _Held:
-    """The slack that counts, and the levels at which it was taken."""
+class Headway(Batching):
+    """Critical readers, then who is short, then who is long; the long yield their blocks."""
 
-    levels: tuple[int, int]
-    slack: float
-
-
-class Headway(UniBoost):
-    """Critical requests first, then boosted arrival plus the reader's slack, behind MemGuard."""
+    preempts = True
 
     def __init__(self, params: HeadwayParams | None = None) -> None:
-        params = params or HeadwayParams()
-        super().__init__(params)
-        self._critical_slack = params.critical_slack
-        self._slack_step = params.slack_step
-        self._held: dict[StreamKey, _Held] = {}
+        self._params = params or HeadwayParams()
+        self._clocks = ReaderClocks(self._params)
+
+    @property
+    def reserve(self) -> float:
+        """Share of the blocks to keep free."""
+        return self._params.reserve
 
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
-        """Critical or not, Φ′, arrival."""
-        phi, until_tokens, _ = super().rank(candidate, now=now)
-        if candidate.phase is not Phase.ANSWERING or not candidate.is_read:
-            return Ranked((0.0 if candidate.opens_answer else 1.0, *phi), until_tokens)
-        slack = self._count_slack(candidate, now)
-        until_tokens = candidate.attained_tokens + self._tokens_left(candidate)
-        if self._is_critical(candidate):
-            return Ranked((0.0, *phi), until_tokens)
-        falls_at = max(self._falls_at(candidate, slack), now + _SOON)
-        return Ranked((1.0, phi[0] + slack, phi[1]), until_tokens, falls_at)
+        """Rank by class, then seconds."""
+        if candidate.opens_answer:
+            until = candidate.attained_tokens + 1 if candidate.num_output_tokens else inf
+            return Ranked((_CRITICAL, candidate.arrival_at), until)
+        if candidate.phase is Phase.ANSWERING and candidate.is_read:
+            clock = self._clocks.look(candidate, now)
+            if clock.is_critical:
+                return Ranked((_CRITICAL, candidate.arrival_at), clock.until_tokens)
+            return Ranked((_OTHERS, clock.in_hand_until), clock.until_tokens, clock.until_at)
+        if self.yields(candidate):
+            return Ranked((_OTHERS, candidate.arrival_at + self._params.patience))
+        left = max(1, self._params.long_tokens - candidate.num_output_tokens)
+        return Ranked((_OTHERS, candidate.arrival_at), candidate.attained_tokens + left)
 
-    def gain(self, victim: Candidate, for_: Candidate) -> float:
-        """Seconds by which the better one ranks before its victim; a critical one's are many."""
-        if self._is_critical(for_) and not self._is_critical(victim):
-            return inf
-        gain = super().gain(victim, for_)
-        return gain + self._slack_of(victim) - self._slack_of(for_)
+    def yields(self, candidate: Candidate) -> bool:
+        """Return whether it is long: nobody reads the many tokens that it has."""
+        is_read = candidate.phase is Phase.ANSWERING and candidate.is_read
+        has_many = candidate.num_output_tokens >= max(1, self._params.long_tokens)
+        return has_many and not is_read and not candidate.opens_answer
+
+    def may_preempt(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
+        """Take blocks from the long alone; for another long one only if it came well before."""
+        if not self.yields(victim):
+            return False
+        return not self.yields(for_) or victim.arrival_at - for_.arrival_at > self._params.lead
 
     def forget(self, key: StreamKey) -> None:
-        """Forget its slack and its credits."""
-        super().forget(key)
-        self._held.pop(key, None)
-
-    def _is_critical(self, candidate: Candidate) -> bool:
-        if candidate.opens_answer:
-            return True
-        held = self._held.get(candidate.key)
-        return held is not None and held.slack < self._critical_slack
-
-    def _slack_of(self, candidate: Candidate) -> float:
-        """Return the slack that counts: 0 before the answer, and for a critical request."""
-        held = self._held.get(candidate.key)
-        return 0.0 if held is None or held.slack < self._critical_slack else held.slack
-
-    def _count_slack(self, candidate: Candidate, now: float) -> float:
-        """Count the slack in hand: it falls at any time, and rises at a new level alone."""
-        slack = max(0.0, candidate.in_hand_until - now)
-        levels = (
-            level_of(candidate.num_output_tokens, self.k),
-            level_of(candidate.num_phase_tokens, self.k),
-        )
-        held = self._held.get(candidate.key)
-        if held is None or held.levels != levels:
-            held = self._held[candidate.key] = _Held(levels, slack)
-        elif now >= self._falls_at(candidate, held.slack):
-            held.slack = min(held.slack, slack)
-        return held.slack
-
-    def _falls_at(self, candidate: Candidate, slack: float) -> float:
-        """When a slack that counts has fallen by a step, or to what is critical."""
-        kept = max(slack - self._slack_step, self._critical_slack)
-        return candidate.in_hand_until - kept
-
-    def _tokens_left(self, candidate: Candidate) -> int:
-        """Until the next level; an answer's opening ends with its first token."""
-        if candidate.opens_answer:
-            return 1
-        counts = (candidate.num_output_tokens, candidate.num_phase_tokens)
-        return min(next_level_at(count, self.k) - count for count in counts)
+        """Forget its reader."""
+        self._clocks.forget(key)
 
 
-ANSWER = Answer("headway", Headway, "Headway, one order in seconds", HeadwayParams)
+ANSWER = Answer("headway", Headway, "Headway: critical readers, the short, the long", HeadwayParams)

@@ -136,6 +136,15 @@ class Batching(ABC):
         """Changes when all ranks must be drawn anew."""
         return 0
 
+    @property
+    def reserve(self) -> float:
+        """Share of a unit's blocks kept free by preempting requests that ``yields`` names."""
+        return 0.0
+
+    def yields(self, candidate: Candidate) -> bool:
+        """Return whether it may lose its blocks ahead of need."""
+        return False
+
     @abstractmethod
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
         """Return its rank, whatever order candidates are asked about in."""

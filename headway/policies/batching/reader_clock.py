@@ -1,4 +1,4 @@
-"""Readers' clocks and the pass time: what ``clocks`` and ``one-clock`` both look at."""
+"""Readers' clocks and the pass time: what ``clocks`` and ``headway`` look at."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_nothing_is_fitted_for_a_policy_without_gamma() -> None:
     assert not told(scheduler, "d")
 
 
-@pytest.mark.parametrize(("name", "fits"), [("uniboost", True), ("headway", True), ("sbs", False)])
+@pytest.mark.parametrize(("name", "fits"), [("uniboost", True), ("headway", False), ("sbs", False)])
 def test_a_preset_says_whether_gamma_is_fitted(name: str, fits: bool) -> None:
     assert (policy_settings(PRESETS[name]).scheduler.gamma_fit is not None) is fits
 
