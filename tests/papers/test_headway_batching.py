@@ -103,13 +103,12 @@ def test_a_long_request_is_not_passed_over_for_ever() -> None:
 # --- blocks -----------------------------------------------------------------------------
 
 
-def test_only_the_long_yield_blocks_and_to_another_long_one_that_came_well_before() -> None:
+def test_only_the_long_yield_blocks_and_never_to_another_long_one() -> None:
     policy = make()
     long, short = reasoning(1, LONG, arrival=10.0), reasoning(2, 0, arrival=20.0)
-    older, old = reasoning(3, LONG, arrival=4.0), reasoning(4, LONG, arrival=6.0)
-    opening = Queued(5, 30.0, opens_answer=True)
+    old, opening = reasoning(3, LONG, arrival=4.0), Queued(5, 30.0, opens_answer=True)
     assert policy.preempts
-    for better in (short, opening, older):
+    for better in (short, opening):
         assert policy.may_preempt(long, better, now=40.0)
     assert not policy.may_preempt(long, old, now=40.0)
     assert not policy.may_preempt(short, opening, now=40.0)
@@ -118,7 +117,7 @@ def test_only_the_long_yield_blocks_and_to_another_long_one_that_came_well_befor
 
 def few_blocks(**params: float) -> Planned:
     """Ten blocks of four tokens; whoever has eight tokens is long."""
-    return make_planned(make(long_tokens=8, lead=0.0, **params))
+    return make_planned(make(long_tokens=8, **params))
 
 
 def test_blocks_are_kept_free_ahead_of_need_by_the_long_who_came_last() -> None:
@@ -165,7 +164,7 @@ def test_every_request_ends_and_whoever_is_read_from_the_start_never_yields(
 ) -> None:
 
     planned = make_planned(
-        make(long_tokens=4, lead=0.0, reserve=0.1, patience=1e6),
+        make(long_tokens=4, reserve=0.1, patience=1e6),
         blocks=14,
         watermark=watermark,
         host_tokens=host_tokens,
@@ -197,7 +196,6 @@ def test_few_requests_are_preempted_on_a_busy_pool() -> None:
     [
         {"long_tokens": -1},
         {"patience": -1.0},
-        {"lead": -1.0},
         {"reserve": 0.6},
         {"critical_slack": 3.0},
         {"quantum": 0},

@@ -27,7 +27,6 @@ SMALL: dict[str, dict[str, Any]] = {
     "headway": {
         "long_tokens": 5,
         "patience": 0.5,
-        "lead": 0.05,
         "reserve": 0.1,
         "quantum": 2,
         "critical_slack": 0.1,

@@ -7,10 +7,10 @@ The order, least first:
 1. all others, in seconds: a supplied reader by the instant at which it runs dry, who is short by
    arrival, who is long by ``arrival + patience``.
 
-A request is long once it has ``long_tokens`` output tokens that nobody reads yet. Blocks are taken
-from long requests alone, and those who came last yield first. So the short start at once, as if
-the long were not there, and the long share what is left first come, first served. The longest
-of them pays least: it becomes long early and stays in its place.
+A request is long once it has ``long_tokens`` output tokens that nobody reads yet. The long yield
+their blocks to all others, and those who came last yield first. So the short start at once, and
+the long share what is left first come, first served. The longest is not the first to pay, as it
+would be by service: it has come early, and it stays in its place.
 
 A ``reserve`` of blocks is kept free ahead of need, so that who has just been prefilled finds room.
 Nothing is learned or predicted.
@@ -40,8 +40,6 @@ class HeadwayParams(Bounded):
     the longest pay. 0: all who reason come first come, first served."""
     patience: float = between(0, 1e6, default=600.0)
     """Seconds after which a long request ranks before those who come then."""
-    lead: float = between(0, 3600, default=5.0)
-    """Seconds by which a long request came earlier than one whose blocks it takes."""
     reserve: float = between(0, 0.5, default=0.02)
     """Share of the blocks that is kept free while long requests can yield."""
     critical_slack: float = between(0, 60, default=0.7)
@@ -94,10 +92,8 @@ class Headway(Batching):
         return has_many and not is_read and not candidate.opens_answer
 
     def may_preempt(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
-        """Take blocks from the long alone; for another long one only if it came well before."""
-        if not self.yields(victim):
-            return False
-        return not self.yields(for_) or victim.arrival_at - for_.arrival_at > self._params.lead
+        """Take blocks from the long alone, and for none of them."""
+        return self.yields(victim) and not self.yields(for_)
 
     def forget(self, key: StreamKey) -> None:
         """Forget its reader."""
