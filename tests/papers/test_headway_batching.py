@@ -50,7 +50,8 @@ def test_a_reader_once_supplied_is_critical_again_with_under_a_second_in_hand() 
     policy = make()
     supplied = answering(1, 13.0)
     ranked = policy.rank(supplied, now=10.0)
-    assert (ranked.rank, ranked.until_at) == ((OTHERS, 13.0), pytest.approx(12.3))
+    assert ranked.rank == (OTHERS, 13.0)
+    assert ranked.until_at == pytest.approx(12.3)
     assert policy.rank(supplied, now=12.2).rank[0] == OTHERS
     assert policy.rank(supplied, now=12.4).rank[0] == CRITICAL
 
@@ -88,9 +89,9 @@ def test_a_short_request_s_rank_ends_when_it_becomes_long() -> None:
 
 def test_an_answer_that_is_read_is_never_long_and_one_that_nobody_reads_may_be() -> None:
     policy = make()
-    assert not policy.yields(answering(1, 20.0, 4000))
-    assert policy.yields(replace(answering(1, -inf, 4000), is_read=False))
-    assert not policy.yields(replace(reasoning(1, 4000), opens_answer=True))
+    assert not policy.gives_way(answering(1, 20.0, 4000))
+    assert policy.gives_way(replace(answering(1, -inf, 4000), is_read=False))
+    assert not policy.gives_way(replace(reasoning(1, 4000), opens_answer=True))
 
 
 def test_a_long_request_is_not_passed_over_for_ever() -> None:

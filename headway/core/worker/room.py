@@ -89,7 +89,7 @@ class BlockAllocator:
         while not self._gently and pool.num_free < least and self.end > 1:
             place = self._running[self.end - 1]
             victim = place[2].candidate
-            if victim.stage is not Stage.RUNNING or not self._policy.yields(victim):
+            if victim.stage is not Stage.RUNNING or not self._policy.gives_way(victim):
                 return
             self.end -= 1
             self._preempt(victim, voluntary=True)

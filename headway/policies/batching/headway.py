@@ -80,12 +80,12 @@ class Headway(Batching):
             if clock.is_critical:
                 return Ranked((_CRITICAL, candidate.arrival_at), clock.until_tokens)
             return Ranked((_OTHERS, clock.in_hand_until), clock.until_tokens, clock.until_at)
-        if self.yields(candidate):
+        if self.gives_way(candidate):
             return Ranked((_OTHERS, candidate.arrival_at + self._params.patience))
         left = max(1, self._params.long_tokens - candidate.num_output_tokens)
         return Ranked((_OTHERS, candidate.arrival_at), candidate.attained_tokens + left)
 
-    def yields(self, candidate: Candidate) -> bool:
+    def gives_way(self, candidate: Candidate) -> bool:
         """Return whether it is long: nobody reads the many tokens that it has."""
         is_read = candidate.phase is Phase.ANSWERING and candidate.is_read
         has_many = candidate.num_output_tokens >= max(1, self._params.long_tokens)
@@ -93,7 +93,7 @@ class Headway(Batching):
 
     def may_preempt(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
         """Take blocks from the long alone, and for none of them."""
-        return self.yields(victim) and not self.yields(for_)
+        return self.gives_way(victim) and not self.gives_way(for_)
 
     def forget(self, key: StreamKey) -> None:
         """Forget its reader."""

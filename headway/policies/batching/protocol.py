@@ -138,10 +138,10 @@ class Batching(ABC):
 
     @property
     def reserve(self) -> float:
-        """Share of a unit's blocks kept free by preempting requests that ``yields`` names."""
+        """Share of a unit's blocks kept free by preempting requests that ``gives_way`` names."""
         return 0.0
 
-    def yields(self, candidate: Candidate) -> bool:
+    def gives_way(self, candidate: Candidate) -> bool:
         """Return whether it may lose its blocks ahead of need."""
         return False
 
