@@ -101,7 +101,7 @@ class Slo:
 
     @classmethod
     def parse(cls, text: str) -> Slo:
-        """From ``ttft=0.25,tpot=0.1``; INVALID_ARGUMENT with the part that is wrong."""
+        """Parse ``ttft=0.25,tpot=0.1``; INVALID_ARGUMENT with the part that is wrong."""
         limits: dict[str, float] = {}
         for part in filter(None, (part.strip() for part in text.split(","))):
             name, _, value = part.partition("=")

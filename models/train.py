@@ -110,7 +110,7 @@ def tensors(batch: list[TrainingChat]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Progress:
-    """Counts tokens and, per task, how many examples were predicted whole; prints both."""
+    """Counts of tokens and, per task, of examples that were predicted whole; prints both."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()

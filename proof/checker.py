@@ -160,7 +160,7 @@ class HistorySummary:
 
 
 class Checker:
-    """Takes records in the order in which they happened; ``violations`` holds what was broken.
+    """A reader of records in the order in which they happened; ``violations`` are what it found.
 
     ``errors``: codes that a request may fail with. ``bound``: seconds that a request may end after
     its deadline.

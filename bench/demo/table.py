@@ -31,7 +31,7 @@ def values_of(outcomes: Sequence[ReplayedRequest]) -> Values:
 def print_compared(
     console: Console, title: str, presets: tuple[str, str], rows: Sequence[ComparedFigure]
 ) -> None:
-    """Print a row a figure, least and greatest run in brackets, then the count of verdicts."""
+    """Print one row for each figure, with its least and greatest run, then count the verdicts."""
     cells = [
         (
             row.figure.title,

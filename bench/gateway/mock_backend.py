@@ -73,7 +73,7 @@ _NOT_FOUND = _whole({"error": {"message": "no such page", "code": 404}}, b"404 N
 
 
 class Passes:
-    """Gives every running stream one token, then the next, ``delay`` seconds apart."""
+    """Passes that give every running stream one token each, ``delay`` seconds apart."""
 
     def __init__(self, delay: float) -> None:
         self._delay = delay

@@ -24,7 +24,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Front(gateway_pb2_grpc.TokenSinkServicer, worker_pb2_grpc.WorkerServicer):
-    """Counts ``num_tokens`` and ``num_batches`` (one a pass) of all workers.
+    """A count of ``num_tokens`` and ``num_batches`` (one a pass) of all workers.
 
     It is also a decode worker that keeps nothing of a KV but its header.
     """

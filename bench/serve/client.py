@@ -93,7 +93,7 @@ class Response:
     done: bool = False
 
     def take(self, data: bytes, now: float) -> None:
-        """Some of the body."""
+        """Take a part of the body."""
         if self.events is None or self.on_event is None:
             if len(self.body) + len(data) > MOST_BODY_BYTES:
                 raise BadStreamError(f"a body of over {MOST_BODY_BYTES} bytes")

@@ -37,7 +37,7 @@ class ReplayedRequest:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts while it runs."""
+    """Counts of a replay while it runs."""
 
     num_sent: int = 0
     num_ended: int = 0

@@ -86,7 +86,7 @@ class _Running:
 
 
 class Device:
-    """Runs one worker's passes: its DP units in lock-step, by the gate of ``pass_time``.
+    """A device that runs a worker's passes: its DP units in lock-step, by ``pass_time``'s gate.
 
     ``blocks_per_unit`` tells an item's unit from its block table. ``swap_per_token``: seconds to
     move a token's KV to or from host memory. ``pace``: what a pass of so many seconds takes on a

@@ -23,7 +23,7 @@ class Timer:
 
 
 class Kernel:
-    """Runs happenings in order of (time, the order in which they were asked for).
+    """The heap of happenings, run in order of (time, order in which they were asked for).
 
     ``now`` in seconds. A happening may ask for others, at ``now`` or later.
     """

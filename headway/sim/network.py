@@ -27,7 +27,7 @@ class NetworkParams:
 
 @dataclass(slots=True)
 class _Link:
-    """One direction of an instance's link: when it has sent what it was given."""
+    """A direction of an instance's link, and when it has sent what it was given."""
 
     free_at: float = 0.0
     num_bytes: int = 0
@@ -35,7 +35,7 @@ class _Link:
 
 @dataclass(slots=True)
 class Network:
-    """Every instance sends and receives one transfer after the other, in order of asking.
+    """The links: every instance sends and receives one transfer after the other, in order.
 
     A transfer begins when both its ends are free. That is the sharing of first come, first
     served: the last of n equal transfers ends when it would under equal shares.

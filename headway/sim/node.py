@@ -13,7 +13,7 @@ A = TypeVar("A")
 
 
 class Node(Generic[E, A]):
-    """Runs one core: events in, actions to ``perform``, one timer for its next wake-up."""
+    """A core that runs: events in, actions to ``perform``, one timer for its next wake-up."""
 
     def __init__(self, kernel: Kernel, core: Core[E, A], perform: Callable[[A], None]) -> None:
         self.core = core

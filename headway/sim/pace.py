@@ -41,7 +41,7 @@ class MeasuredPace:
         object.__setattr__(self, "_went", went * (done[-1] / went[-1]))
 
     def replay(self, at: float = 0.0) -> Callable[[float], float]:
-        """From work in seconds to the seconds that it takes; each call goes on from the last.
+        """Return a function from work to the time it takes, s; each call goes on from the last.
 
         ``at``: how far behind ``start`` it begins, a share of the curve; it begins again at its
         end.

@@ -58,7 +58,7 @@ class Record:
         self.last_token_at = segment.last_at
 
     def instants(self, first: int = 0) -> NDArray[np.float64]:
-        """When the tokens from the ``first`` one on came, (n,)."""
+        """Return when the tokens from the ``first`` one on came, (n,)."""
         if not self.segments:
             return np.empty(0)
         table = np.array(self.segments, dtype=np.float64)

@@ -88,7 +88,7 @@ class Digest:
 
 @dataclass(slots=True)
 class FeltSample:
-    """Every request, and of more than 100,000 every second, fourth and so on."""
+    """A sample: every request, and of more than 100,000 every second, fourth and so on."""
 
     kept: list[FeltRequest] = field(default_factory=list)
     _every: int = 1

@@ -93,7 +93,7 @@ class Transfers:
                 self._fail(transfer, "it ended, or lost its KV, on the way")
 
     def abandon(self) -> None:
-        """This instance is gone: targets drop what they have of rounds that were over."""
+        """Drop what targets have of this instance's finished rounds: it is gone."""
         for transfer in list(self._open.values()):
             if not transfer.under_way:
                 self._drop(transfer)

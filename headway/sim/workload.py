@@ -138,7 +138,7 @@ _NONE: dict[str, Any] = {"distribution": "constant", "value": 0, "min": 0}
 
 
 def parse_workload(table: Mapping[str, Any], folder: Path = Path()) -> Workload:
-    """From a scenario's table; HeadwayError says what is wrong with it.
+    """Parse a scenario's table; HeadwayError says what is wrong with it.
 
     Files that it names begin in ``folder``.
     """

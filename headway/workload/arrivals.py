@@ -17,7 +17,7 @@ PROCESSES = ("poisson", "gamma", "constant")
 def gaps(
     process: str, rate: float, rng: random.Random, *, burstiness: float = 1.0
 ) -> Iterator[float]:
-    """Endless gaps with a mean of 1/``rate``.
+    """Yield gaps with a mean of 1/``rate`` without end.
 
     ``burstiness`` is the gamma process's shape: 1 is Poisson, below 1 is burstier (the gaps'
     coefficient of variation is burstiness^-1/2). ``rate`` may be inf: everything at once.
@@ -41,7 +41,7 @@ def gaps(
 
 @dataclass(frozen=True, slots=True)
 class Bursts(Bounded):
-    """On-off bursts: arrivals come ``factor`` times as fast in a burst as outside of one.
+    """A load in bursts: arrivals come ``factor`` times as fast in a burst as outside of one.
 
     Bursts last ``length`` seconds on average and fill ``share`` of the time. The rate goes up and
     down with a sine of ``wave_period`` seconds by ``wave`` of itself.

@@ -104,7 +104,7 @@ _BOUNDS = ("distribution", "min", "max")
 
 
 def parse_lengths(name: str, table: Any, folder: Path = Path()) -> Lengths:
-    """From a table, or from a number: always that. HeadwayError says what is wrong with it.
+    """Parse a table, or a number, which is every length. HeadwayError says what is wrong.
 
     A file that it names begins in ``folder``.
     """

@@ -87,7 +87,7 @@ class ServeGen:
         return sum(window.num_requests for window in self.windows) / span
 
     def starting_at(self, start: float) -> ServeGen:
-        """Without the windows that end by ``start``, seconds; INVALID_ARGUMENT if none is left."""
+        """Drop the windows that end by ``start``, seconds; INVALID_ARGUMENT if none is left."""
         kept = tuple(w for w in self.windows if w.starts_at + self.length > start)
         if not any(window.num_requests for window in kept):
             raise invalid("servegen.start", start, f"before {self.windows[-1].starts_at:g} s")
@@ -111,7 +111,7 @@ class ServeGen:
 
 
 def load_servegen(rates: Path, lengths: Path) -> ServeGen:
-    """From its two files, gzipped (.gz) or not; HeadwayError says what is wrong with them."""
+    """Load its two files, gzipped (.gz) or not; HeadwayError says what is wrong with them."""
     with open_text(rates, "servegen.rates") as lines:
         windows, length = read_rates(lines, str(rates))
     with open_text(lengths, "servegen.lengths") as lines:

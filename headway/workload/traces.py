@@ -65,7 +65,7 @@ class Trace:
         return replace(self, rows=tuple(moved), step=self.step / speed)
 
     def spread(self, width: float, rng: random.Random) -> Trace:
-        """Each arrival moved uniformly within the next ``width`` seconds: undoes a coarse clock."""
+        """Move each arrival uniformly within the next ``width`` seconds: undo a coarse clock."""
         moved = (
             replace(row, arrival_at=row.arrival_at + width * rng.random()) for row in self.rows
         )
@@ -78,7 +78,7 @@ class Trace:
 
 
 def load_trace(path: Path, most_rows: int | None = None) -> Trace:
-    """From a file, gzipped (.gz) or not; HeadwayError says why it cannot be read."""
+    """Load a file, gzipped (.gz) or not; HeadwayError says why it cannot be read."""
     with open_text(path, "trace") as lines:
         return read_trace(lines, str(path), most_rows=most_rows)
 

@@ -48,7 +48,7 @@ class PredictorProcess(SimulatedProcess):
 
 
 class AutoscalerProcess(SimulatedProcess):
-    """Decides how many workers there should be, and has its operator bring it about."""
+    """An autoscaler's life: it decides how many workers there should be; its operator acts."""
 
     def __init__(self, world: World, name: str, skew: float, operator: Operator) -> None:
         super().__init__(world.kernel, name, skew)

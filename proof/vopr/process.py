@@ -78,7 +78,7 @@ class SimulatedProcess:
 
 
 class SimulatedDriver(Generic[E, A]):
-    """Runs a core in a process, as the live services' driver does on asyncio."""
+    """A core's driver in a process, as the live services' driver is on asyncio."""
 
     def __init__(
         self, process: SimulatedProcess, core: Core[E, A], perform: Callable[[A], None]

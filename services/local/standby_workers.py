@@ -25,7 +25,7 @@ _POLL_INTERVAL = 0.1
 
 
 class StandbyWorkers:
-    """Keeps ``number`` of them; ``make_spec`` makes the one of an id."""
+    """A stock of ``number`` standby workers; ``make_spec`` makes the one of an id."""
 
     def __init__(
         self,

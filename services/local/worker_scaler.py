@@ -29,7 +29,9 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class WorkerScaler(supervisor_pb2_grpc.SupervisorServicer):
-    """``make_spec`` makes the worker of a role and a service id; only ``roles`` are scaled.
+    """The servicer that starts and ends workers of ``roles`` on this machine.
+
+    ``make_spec`` makes the worker of a role and a service id.
 
     A worker that goes gets SIGTERM: it tells the scheduler, and ends when it holds nothing. Those
     that stand by (``standby``) come first; how long each took from its order is remembered.

@@ -94,7 +94,7 @@ class GammaFit(Protocol):
 
 
 class GammaAda:
-    """Keeps the last response times, or waits, and fits γ to them."""
+    """A sample of the last response times, or waits, and γ fitted to them."""
 
     def __init__(self, gamma: float, params: GammaAdaParams | None = None) -> None:
         self._params = params or GammaAdaParams()

@@ -9,7 +9,7 @@ from headway.policies.batching.protocol import Candidate
 
 
 def known_remaining(candidate: Candidate) -> float:
-    """Output tokens still to come: the truth, else the prediction, else inf (by arrival then)."""
+    """Return the output tokens to come: the truth, else the prediction, else inf (by arrival)."""
     if candidate.true_remaining is not None:
         return candidate.true_remaining
     return predicted_remaining(candidate)

@@ -57,7 +57,7 @@ class CreditParams(Bounded):
 
 
 class MemGuard(Batching, CostReader):
-    """One voluntary preemption a request and level, for a gain over what the swap costs."""
+    """A bound of voluntary preemptions: one a request and level, for more than a swap costs."""
 
     preempts = True
 

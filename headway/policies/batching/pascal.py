@@ -43,7 +43,7 @@ class Pascal(Batching):
         return Ranked((queue, quanta, candidate.arrival_at), self._until(candidate, queue))
 
     def may_preempt(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
-        """Only one of a lower queue, or that has used more quanta in the same."""
+        """Return whether the victim is in a lower queue, or has used more quanta in the same."""
         return self._turn(for_) < self._turn(victim)
 
     def _turn(self, candidate: Candidate) -> tuple[int, int]:

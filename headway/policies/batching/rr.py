@@ -34,7 +34,7 @@ class RoundRobinBatching(Batching):
         return Ranked((quanta, candidate.arrival_at), until)
 
     def may_preempt(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
-        """Only one that has used more quanta."""
+        """Return whether the victim has used more quanta."""
         quantum = self._quantum
         return for_.num_output_tokens // quantum < victim.num_output_tokens // quantum
 

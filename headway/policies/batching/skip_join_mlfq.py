@@ -67,7 +67,7 @@ class SkipJoinMlfq(Batching):
         )
 
     def may_preempt(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
-        """Not within a level."""
+        """Return whether the victim is on a lower level."""
         return self._places[for_.key].level < self._places[victim.key].level
 
     def forget(self, key: StreamKey) -> None:

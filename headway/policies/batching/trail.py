@@ -38,7 +38,7 @@ class Trail(Batching):
         return Ranked((not late, remaining, candidate.arrival_at), candidate.attained_tokens + 1)
 
     def may_preempt(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
-        """Not in its late part."""
+        """Return whether the victim is before its late part."""
         return not self._is_late(victim)
 
     def _is_late(self, candidate: Candidate) -> bool:

@@ -74,7 +74,7 @@ class SlidingSum:
 
 
 class DualSignal:
-    """Labels what exceeds the running mean of requests/s or tokens/s, and no more than that.
+    """A detector that labels what exceeds the running mean of requests/s or tokens/s, no more.
 
     A request is burst if it and the unlabelled ones of the short window together are more than
     ``factor`` times what the mean brings in such a window. Where fewer than one request comes in

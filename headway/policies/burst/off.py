@@ -9,10 +9,10 @@ _NEVER = Label(False, "", 0.0, 0.0)
 
 
 class Off:
-    """Labels nothing."""
+    """A detector that labels nothing."""
 
     def arrived(self, num_input_tokens: int, *, now: float) -> Label:
-        """Not a burst."""
+        """Label it as no burst."""
         return _NEVER
 
 

@@ -19,7 +19,7 @@ class Label(NamedTuple):
 
 
 class Burst(Protocol):
-    """Labels each request as it arrives at the gateway."""
+    """A detector that labels each request as it arrives at the gateway."""
 
     def arrived(self, num_input_tokens: int, *, now: float) -> Label:
         """Return the label of a request with so many prompt tokens; ``now`` in seconds."""

@@ -44,7 +44,7 @@ class ImmediateParams(Bounded):
 
 
 class Immediate(Dispatching):
-    """Each request goes to an instance at once, by the rule's score; C_avail is not asked.
+    """Dispatch of each request at once, by the rule's score; C_avail is not asked.
 
     Ties go to the instance that was served longest ago.
     """

@@ -115,7 +115,7 @@ class SlidingMean:
 
 
 class Dispatching(ABC):
-    """When waiting requests are given to an instance, and to which.
+    """A rule for when waiting requests are given to an instance, and to which.
 
     One object serves the instances of one model. Its caller keeps it told of everything below,
     and asks for turns after every event. A policy that never waits overrides ``turns`` alone.

@@ -160,7 +160,7 @@ class StaggeredBatch(Dispatching, CostReader):
         return expired
 
     def _ready_at(self, load: InstanceLoad) -> float:
-        """When it is ready as things stand: -inf for now, inf for not before an EndForward."""
+        """Return when it is ready as things stand: -inf for now, inf for after an EndForward."""
         instance = self._instances[load.worker_id]
         if instance.awaited_id is None or load.task_depth == 0:
             return -inf

@@ -68,7 +68,7 @@ class _Place:
 
 
 class TokenScaleRouting(Dispatching):
-    """To an instance that meets the TTFT SLO: prefillers, then convertibles, else the queue.
+    """Dispatch to an instance that meets the TTFT SLO: prefillers, then convertibles; else none.
 
     A burst request asks convertible decoders first. Who meets no SLO any more waits for a
     prefiller with capacity to spare, behind those that still can.

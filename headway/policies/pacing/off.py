@@ -6,12 +6,12 @@ from headway.policies.answer import Answer
 
 
 class PacingOff:
-    """Each token goes to its reader at once."""
+    """A pacer that lets each token go to its reader at once."""
 
     paces = False
 
     def pace(self) -> Unpaced:
-        """For a new stream."""
+        """Return the pace of a new stream."""
         return Unpaced()
 
 
@@ -24,7 +24,7 @@ class Unpaced:
         self._num_in_hand = 0
 
     def arrived(self, num_tokens: int, *, now: float) -> None:
-        """They go with the next release."""
+        """Let them go with the next release."""
         self._num_in_hand += num_tokens
 
     def release(self, *, now: float) -> int:

@@ -26,10 +26,10 @@ class Pace(Protocol):
 
 
 class Pacing(Protocol):
-    """When does a reader see each token?"""
+    """A rule for when a reader sees each token."""
 
     paces: bool = True
     """False for a policy that never holds a token."""
 
     def pace(self) -> Pace:
-        """For a new stream."""
+        """Return the pace of a new stream."""

@@ -22,7 +22,7 @@ class TokenPacerParams(Bounded):
 
 
 class TokenPacer:
-    """Releases each answering token when a reader is due to need it, and late ones at once."""
+    """A pacer that releases an answering token when its reader needs it, and a late one at once."""
 
     paces = True
 
@@ -30,7 +30,7 @@ class TokenPacer:
         self._tpot = (params or TokenPacerParams()).tpot
 
     def pace(self) -> TokenPace:
-        """For a new stream."""
+        """Return the pace of a new stream."""
         return TokenPace(self._tpot)
 
 

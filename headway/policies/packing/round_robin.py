@@ -10,7 +10,7 @@ from headway.policies.packing.protocol import Assigned, Hits, P, Room
 
 
 class RoundRobinPacking:
-    """Each request to the next unit of its instance that may take one."""
+    """Packing of each request to the next unit of its instance that may take one."""
 
     def __init__(self) -> None:
         self._last: dict[str, UnitId] = {}

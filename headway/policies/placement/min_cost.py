@@ -35,7 +35,7 @@ class MinCostParams(Bounded):
 
 
 class MinCost(Placement, CostReader):
-    """Places requests where forward passes stay shortest over the predicted horizon."""
+    """Placement where forward passes stay shortest over the predicted horizon."""
 
     reads_ahead = True
 

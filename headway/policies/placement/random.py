@@ -20,7 +20,7 @@ class RandomParams(Bounded):
 
 
 class RandomPlacement(Placement):
-    """Any unit that has room, in order of arrival."""
+    """Placement on any unit that has room, in order of arrival."""
 
     def __init__(self, params: RandomParams | None = None) -> None:
         self._rng = Random((params or RandomParams()).seed)

@@ -35,7 +35,7 @@ def simulate_future(
 
 
 def futures(units: Sequence[UnitReport], num_steps: int, horizon: Horizon) -> Floats:
-    """Every unit's load after 1 … H steps, (n, H): as reported, or simulated here."""
+    """Return every unit's load after 1 … H steps, (n, H): as reported, or simulated here."""
     if num_steps == 0:
         return np.empty((len(units), 0))
     if all(len(unit.future) == num_steps for unit in units):

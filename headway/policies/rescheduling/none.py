@@ -11,7 +11,7 @@ from headway.request import StreamKey
 
 
 class NoRescheduling:
-    """No running request ever moves."""
+    """Rescheduling that never moves a running request."""
 
     reads_lengths = False
 

@@ -210,7 +210,7 @@ class _Search:
         self._bound[rows] = np.minimum(self._bound[rows], bounds - self._square[rows])
 
     def _stale(self, row: int) -> NDArray[np.intp]:
-        """It, and a few others at the front whose bounds may be too high, greatest first."""
+        """Return it and a few others at the front whose bounds may be too high, greatest first."""
         front = slice(0, self._num_front)
         stale = np.flatnonzero(~self._is_exact[front] & (self._bound[front] > self._floor))
         if len(stale) <= _NUM_EXACT:

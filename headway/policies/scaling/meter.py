@@ -9,7 +9,7 @@ _LEAST_WINDOW = 1e-3
 
 
 class RateMeter:
-    """Counts arrivals and output since the last reading, O(1) each."""
+    """A count of arrivals and output since the last reading, O(1) each."""
 
     def __init__(self, buckets: Buckets | None = None, *, now: float) -> None:
         self._buckets = buckets or Buckets()

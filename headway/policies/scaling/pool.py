@@ -12,7 +12,7 @@ _EPSILON = 1e-9  # a need of 2.0000000001 instances is one of 2
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """``least`` to ``most`` instances; ``hold_down``: seconds of lesser need before they shrink.
+    """The size of a pool: ``least`` to ``most`` instances; it shrinks after ``hold_down`` seconds.
 
     ``margin``: the smaller pool must carry the load with this share of it to spare, so that it
     does not grow again at once.
@@ -49,7 +49,7 @@ class Pool:
             self._size = self._clamped(self._size)
 
     def hold(self, num_instances: int | None) -> int:
-        """No figure: the size stays, and the quiet period begins anew.
+        """Keep the size, for lack of a figure; the quiet period begins anew.
 
         Before any decision the size is the instances there are, or the minimum if unknown.
         """

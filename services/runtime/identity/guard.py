@@ -93,7 +93,7 @@ def as_client(context: Context) -> Caller:
 def by_secret(
     secret: bytes, ports: Callable[[], Collection[str]], *, for_clients: bool
 ) -> Identify:
-    """Return what takes whoever proves to know the cluster's secret for any of its services.
+    """Return a check that takes a caller with the cluster's secret for any of its services.
 
     ``ports``: the server's own, and the one that it advertises. ``for_clients``: take a caller
     without a proof for a client.
