@@ -18,6 +18,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from headway.errors import Code, HeadwayError, invalid
@@ -149,17 +150,32 @@ def read_config(config_class: type[C], argv: Sequence[str]) -> C:
     try:
         return config_class(_cli_parse_args=[*argv], _cli_prog_name=program)
     except ValidationError as error:
-        problems = [_problem(each["loc"], each["msg"], each["input"]) for each in error.errors()]
+        problems = [_problem(each) for each in error.errors()]
     except SettingsError as error:
         problems = [str(error)]
     raise HeadwayError(Code.INVALID_ARGUMENT, "\n".join(problems))
 
 
-def _problem(where: Sequence[int | str], message: str, given: object) -> str:
-    if not where:
-        return message.removeprefix("Value error, ")
-    name = ".".join(str(part) for part in where)
-    return f"{name} is {given!r}: {message.removeprefix('Value error, ')}"
+_KINDS = {
+    "int_parsing": "be a whole number",
+    "int_from_float": "be a whole number",
+    "float_parsing": "be a number",
+    "bool_parsing": "be true or false",
+}
+"""What an option must be, by pydantic's kind of error; its own words say the others."""
+
+
+def _problem(error: ErrorDetails) -> str:
+    kind, message = error["type"], error["msg"].removeprefix("Value error, ")
+    if not error["loc"]:
+        return message
+    flag = "--" + ".".join(str(part) for part in error["loc"]).replace("_", "-")
+    if kind == "string_pattern_mismatch":
+        limit = f"have the form {error['ctx']['pattern']}"
+    else:
+        limit = _KINDS.get(kind) or message.partition(" should ")[2]
+    given = f"{flag} is {error['input']!r}"
+    return f"{given}; it must {limit}" if limit else f"{given}: {message}"
 
 
 def host_and_port(param: str, address: str) -> tuple[str, int]:

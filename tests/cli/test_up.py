@@ -56,7 +56,7 @@ def said_of(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
         (("--modle", "x"), "unknown argument --modle: did you mean --model"),
         (("--host-kv-gib", "2"), "did you mean --worker.host-kv-gib?"),
         (("--worker.host-kv-gb", "2"), "did you mean --worker.host-kv-gib"),
-        (("--worker.host-kv-gib", "-2"), "host_kv_gib is '-2'"),
+        (("--worker.host-kv-gib", "-2"), "host-kv-gib is '-2'"),
         (("--worker.role", "decode"), "unknown argument --worker.role"),
         (("7",), "unknown argument 7"),
         (("--cluster", "a b"), "cluster is 'a b'"),
