@@ -59,7 +59,7 @@ def test_star_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     short = {name: replace(s, seconds=100.0) for name, s in star.SET_UPS.items()}
     monkeypatch.setattr(star, "SET_UPS", MappingProxyType(short))
     claims = star.reproduce([1], 1)
-    assert len(claims) == 21
+    assert len(claims) == 22
     assert is_told(claims)
     assert is_compared(claims)
 
