@@ -25,8 +25,8 @@ from cli.options import (
     parse_seeds,
     require_ranges,
 )
-from headway.core.settings import require_policies
-from headway.presets import PRESETS, parse_choice
+from headway.policies import registry
+from headway.presets import parse_choice
 
 PAPERS = ("sbs", "uniboost", "star", "pascal", "tokenscale")
 
@@ -50,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
     require_ranges(args, processes=(0, 1024))
     seeds = parse_seeds(args.seeds)
     choice = chosen(args)
-    require_policies(PRESETS["headway"].but(*parse_choice(*choice)))
+    for question, name in parse_choice(*choice).policies.items():
+        registry.find(question, name)
     os.environ.update(zip((POLICY_VARIABLE, SET_VARIABLE), choice, strict=True))  # every run's
     os.environ[KEEP_VARIABLE] = str(args.keep or "")
     if args.data is not None:
