@@ -23,7 +23,7 @@ from headway.core.scheduler.events import (
     WorkerReported,
 )
 from headway.core.scheduler.places import Moving
-from headway.core.worker.leaders import SUPERSEDED
+from headway.core.worker.leaders import is_superseded
 from headway.messages import ControlHello, Dispatch, GatewayHello, HandoffResult, Snapshot
 from headway.request import StreamKey
 from proof.vopr.network import End, Packed, packed, parsed
@@ -358,7 +358,7 @@ class SimulatedWorkerLink:
             return
         self._stream = None
         worker_id = self._member.member_id
-        if reason != SUPERSEDED:
+        if not is_superseded(reason):
             self._post(WorkerGone(worker_id, f"worker {worker_id}: {reason}"))
         is_long = self._process.now() - self._opened_at >= _LONGEST_PAUSE
         self._pause = _SHORTEST_PAUSE if is_long else min(2 * self._pause, _LONGEST_PAUSE)

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from headway.core.scheduler.events import WorkerGone, WorkerReported
-from headway.errors import Code, invalid
+from headway.core.worker.leaders import is_superseded
+from headway.errors import invalid
 from headway.messages import ControlHello, EndForward, FromWorker, Order, Snapshot
 from services.runtime import wire
 from services.runtime.config import ServiceConfig
@@ -18,8 +19,6 @@ from services.runtime.logs import get_logger
 from services.runtime.stream import Dialled, Outbox, redial
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
-_SUPERSEDED = Code.FAILED_PRECONDITION.name
-"""With this code alone a worker ends the stream of a leader that a newer one has replaced."""
 
 
 class WorkerLink:
@@ -67,7 +66,7 @@ class WorkerLink:
 
     async def _attempt(self) -> None:
         reason = await self._stream.once(self._address, Outbox(self._max_queued))
-        if _SUPERSEDED in reason:
+        if is_superseded(reason):
             self._log.warning("worker_follows_another_leader", reason=reason)
             self._refused(self._worker_id, True)
             return  # it lives and keeps its requests: this term is about to end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from services.runtime.identity.access import WHO_MAY_CALL
 from tests.fakes.compose_files import COMPOSE
 from tests.fakes.manifests import RENDERED, allowed_from, container, of_kind, settings
 
+ROOT = Path(__file__).resolve().parents[2]
 SERVES = {
     "gateway": ("Gateway", "TokenSink"),
     "scheduler": ("Scheduler",),
@@ -57,6 +59,23 @@ def test_every_port_of_a_pod_is_covered_and_reached_by_those_of_the_table(name: 
                 theirs = SERVES[service] if port == 50051 else ("TokenSink",)
                 assert peers - {"keda"} == callers(*theirs) - OUTSIDE
                 assert "anybody" not in peers
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_clients_need_a_key(name: str) -> None:
+    gateway = of_kind(name, "Deployment")["headway-gateway"]
+    given = {each["name"]: each.get("value") for each in container(gateway)["env"]}
+    mounts = {each["name"]: each["mountPath"] for each in container(gateway)["volumeMounts"]}
+    assert given["HEADWAY_API_KEY_FILE"] == f"{mounts['keys']}/api-keys"
+    volumes = gateway["spec"]["template"]["spec"]["volumes"]
+    (keys,) = [each["secret"] for each in volumes if each["name"] == "keys"]
+    assert keys["secretName"] == "headway-api-keys"
+    assert "headway-api-keys" in (ROOT / "deploy/kubernetes-secrets").read_text("utf-8")
+
+
+def test_a_page_whose_name_leads_to_the_published_port_is_refused() -> None:
+    given = COMPOSE["services"]["gateway"]["environment"]
+    assert given["HEADWAY_ALLOWED_HOST"] == "localhost,gateway"
 
 
 @pytest.mark.parametrize("name", RENDERED)

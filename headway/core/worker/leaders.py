@@ -15,6 +15,11 @@ leader to come.
 SUPERSEDED = "a newer leader has come"
 
 
+def is_superseded(reason: str) -> bool:
+    """Return whether a leader's stream ended because its worker follows a newer one."""
+    return SUPERSEDED in reason
+
+
 def require_newest(fencing_token: int, newest: int, *, now: float) -> None:
     """Raise FAILED_PRECONDITION for a leader that is not to be obeyed.
 
@@ -23,8 +28,8 @@ def require_newest(fencing_token: int, newest: int, *, now: float) -> None:
     if fencing_token < newest:
         raise HeadwayError(
             Code.FAILED_PRECONDITION,
-            f"fencing token is {fencing_token}; a leader with {newest} has come since: this "
-            "scheduler no longer leads",
+            f"fencing token is {fencing_token}; {SUPERSEDED}, with {newest}: this scheduler no "
+            "longer leads",
         )
     if fencing_token > now + MOST_AHEAD:
         raise HeadwayError(
