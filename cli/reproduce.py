@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -52,20 +53,39 @@ def run(args: argparse.Namespace) -> int:
     choice = chosen(args)
     for question, name in parse_choice(*choice).policies.items():
         registry.find(question, name)
-    os.environ.update(zip((POLICY_VARIABLE, SET_VARIABLE), choice, strict=True))  # every run's
-    os.environ[KEEP_VARIABLE] = str(args.keep or "")
+    variables = {
+        POLICY_VARIABLE: choice.policy,
+        SET_VARIABLE: choice.set,
+        KEEP_VARIABLE: str(args.keep or ""),
+    }
     if args.data is not None:
-        os.environ[bursts.DATA_VARIABLE] = str(args.data)
+        variables[bursts.DATA_VARIABLE] = str(args.data)
     num_processes = args.processes or num_cores()
     claims: list[Claim] = []
-    for paper in PAPERS if args.paper == "all" else (args.paper,):
-        study = importlib.import_module(f"bench.studies.{paper}")
-        claims += study.reproduce(seeds, num_processes)
-    _print(claims)
-    write_json(args.json, [claim.packed() for claim in claims])
-    if args.plots is not None:
-        _plot(args.plots, claims, num_processes)
+    with _environment(variables):  # the runs' processes read it
+        for paper in PAPERS if args.paper == "all" else (args.paper,):
+            study = importlib.import_module(f"bench.studies.{paper}")
+            claims += study.reproduce(seeds, num_processes)
+        _print(claims)
+        write_json(args.json, [claim.packed() for claim in claims])
+        if args.plots is not None:
+            _plot(args.plots, claims, num_processes)
     return 0
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set these variables, and set what was there again at the end."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _plot(folder: Path, claims: Sequence[Claim], num_processes: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -26,9 +27,11 @@ def test_a_wrong_policy_is_refused_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    before = dict(os.environ)
     assert main([*command, *wrong]) == 2
     said = capsys.readouterr()
     assert "nope" in said.err
     assert len(said.err.strip().splitlines()) == 1
     assert not said.out
     assert not list(tmp_path.iterdir())
+    assert dict(os.environ) == before

@@ -63,9 +63,13 @@ async def test_a_worker_that_drains_gives_up_its_requests_while_they_run(rig: Ri
             await gateway.write(long_request(number, address, NUM_TOKENS))
         await all_begun(sink)
         await stack.enter_async_context(live_worker(rig, "b"))
+        draining = asyncio.create_task(first.drain())
         async with asyncio.timeout(PATIENCE):
-            await first.drain()  # returns when it holds nothing
+            while first._service is None or first._service._core.num_held:
+                await asyncio.sleep(0.005)
         unfinished = [n for n in STREAMS if len(sink.tokens[n]) < NUM_TOKENS]
+        async with asyncio.timeout(PATIENCE):
+            await draining  # a moment later: its gateway may hear late where they are
         assert unfinished, "it did not wait for them"
         await ended(sink, list(STREAMS))
     assert {number: sink.text(number) for number in STREAMS} == expected
