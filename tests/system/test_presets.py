@@ -126,7 +126,8 @@ async def test_uniboost_preempts_for_better_requests_and_is_told_a_fitted_gamma(
         await asyncio.gather(*long)
 
         async def is_told() -> bool:
-            await asyncio.gather(*(generate(running, 2) for _ in range(25)))
+            """More at once than the blocks hold, so that some wait for more than a second."""
+            await asyncio.gather(*(generate(running, 150) for _ in range(40)))
             return await running.metric("headway_worker_gamma_per_s", "unified-1") > 0
 
         await until(is_told)

@@ -318,8 +318,13 @@ async def test_health_answers_and_reflection_does_not(running: Cluster) -> None:
     ):
         async with open_channel(address, ServiceConfig(), ServiceRole.GATEWAY) as channel:
             asked = health_pb2.HealthCheckRequest(service=service)
-            found = await health_pb2_grpc.HealthStub(channel).Check(asked)
-            assert found.status == health_pb2.HealthCheckResponse.SERVING
+            stub, serving = (
+                health_pb2_grpc.HealthStub(channel),
+                health_pb2.HealthCheckResponse.SERVING,
+            )
+            async with asyncio.timeout(60):  # it follows the gateway's readiness
+                while (await stub.Check(asked)).status != serving:
+                    await asyncio.sleep(0.05)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await services_of(channel)
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
