@@ -16,6 +16,7 @@ from headway.request import FinishReason, Request, StreamKey, TokenLogprobs
 
 MIN_GAMMA, MAX_GAMMA = 1e-9, 1e9  # 1/s
 MAX_COST = 3600.0  # seconds
+_MOST = 1e9  # seconds, or tokens, that a peer may claim
 
 # --- gateway and scheduler ------------------------------------------------------------
 
@@ -202,6 +203,9 @@ class HeldRequest:
     arriving: bool = False
     predicted_remaining: float = 0.0
 
+    def __post_init__(self) -> None:
+        require_between("predicted_remaining", self.predicted_remaining, 0.0, _MOST)
+
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
@@ -214,6 +218,9 @@ class FinishedRequest:
     finish_reason: FinishReason
     served: float = 0.0
     """Seconds of the passes that it took part in, on all its workers."""
+
+    def __post_init__(self) -> None:
+        require_between("served", self.served, 0.0, _MOST)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What stands where: tests alone, class names once, classes that a reader can hold."""
+"""The layout: tests alone, class names once, classes that a reader can hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cluster carries: tokens/s at saturation, prompt tokens/s, and a request's solo time."""
+"""A cluster's capacity: tokens/s at saturation, prompt tokens/s, and a request's solo time."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _PREEMPTIONS = "headway_worker_preemptions_total"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all runs have in common; ``num_requests`` are those of the warm-up's mix."""
+    """The setting that all runs share; ``num_requests`` are those of the warm-up's mix."""
 
     model: str
     workers: WorkerCounts

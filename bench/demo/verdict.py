@@ -43,7 +43,7 @@ FIGURES = (
 
 
 class Judgement(StrEnum):
-    """What the pairs say of a figure."""
+    """The verdict of the pairs on a figure."""
 
     BETTER = "better"
     WORSE = "worse"

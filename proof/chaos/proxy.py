@@ -21,7 +21,7 @@ Link = tuple[str, str]
 
 @dataclass(slots=True, eq=False)
 class Rules:
-    """What happens to the bytes of each link; ``changed`` is set anew at every change."""
+    """The fate of the bytes of each link; ``changed`` is set anew at every change."""
 
     delays: dict[Link, float] = field(default_factory=dict)
     """Seconds that each piece is late, in both directions."""

@@ -106,7 +106,7 @@ class AutoscalerProcess(SimulatedProcess):
 
 
 class Operator:
-    """What an actuator can do to a cluster."""
+    """The hands of an actuator on a cluster."""
 
     most: int
     """Most workers."""

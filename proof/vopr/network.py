@@ -111,7 +111,7 @@ class End:
 
 @dataclass(slots=True)
 class LinkFaults:
-    """What is wrong with one direction between two processes."""
+    """The faults of one direction between two processes."""
 
     blocked: int = 0
     """How many partitions hold it; nothing passes while there is one."""

@@ -11,7 +11,7 @@ from headway.core.gateway.shares import Bound, Places
 
 @dataclass(frozen=True, slots=True)
 class ClientBounds:
-    """What clients take from: connections by address, the others by key where there are keys."""
+    """The accounts of clients: connections by address, the others by key where there are keys."""
 
     connections: Bound
     buffered: Bound

@@ -162,7 +162,7 @@ _KINDS = {
     "float_parsing": "be a number",
     "bool_parsing": "be true or false",
 }
-"""What an option must be, by pydantic's kind of error; its own words say the others."""
+"""The limit of an option by pydantic's kind of error; its own words say the others."""
 
 
 def _problem(error: ErrorDetails) -> str:

@@ -12,7 +12,7 @@ WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 class Probes:
-    """What a service tells a container's probes; another thread reads it."""
+    """The answers to a container's probes; another thread reads it."""
 
     def __init__(self) -> None:
         self.is_serving = False

@@ -1,4 +1,4 @@
-"""What the manifests open: each port with who reaches it, and what a process may do inside."""
+"""The doors of the manifests: each port with who reaches it, and what a process may do inside."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SERVES = {
     "autoscaler": ("Autoscaler", "ExternalScaler"),
 }
 PUBLIC = {("gateway", 8000), ("gateway", 50051)}
-"""What clients reach: HTTP with keys, gRPC with clients' certificates."""
+"""The ports that clients reach: HTTP with keys, gRPC with clients' certificates."""
 OUTSIDE = {"operator", "supervisor", "client"}
 """Callers that are no pods of ours."""
 

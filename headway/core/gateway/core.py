@@ -53,9 +53,6 @@ from headway.request import FinishReason, StreamKey
 
 _RETRIABLE = frozenset({Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE})
 
-_NO_LABELS = "off"
-"""The burst policy that labels nothing."""
-
 
 class GatewayCore:
     """A ``Core[GatewayEvent, GatewayAction]``.
@@ -75,8 +72,6 @@ class GatewayCore:
         self.settings = settings
         self.num_resubmitted = 0
         self.num_waiting = 0  # open requests without a token so far
-        self.num_burst_tokens: int | None = None if settings.burst == _NO_LABELS else 0
-        """Prompt tokens labelled as burst so far; None if nothing is labelled."""
         self._gateway_id = gateway_id
         self._address = address
         self._draw_stream_id = draw_stream_id or itertools.count(1).__next__
@@ -87,6 +82,8 @@ class GatewayCore:
         self._suspects = Suspects(self._requests, settings.max_deaths)
         self._pace = FirstTokenPace()
         self._burst: Burst = registry.make("burst", settings.burst, **settings.burst_params)
+        self.num_burst_tokens = 0 if self._burst.labels else None
+        """Prompt tokens labelled as burst so far; None if nothing is labelled."""
         pacing = registry.make("pacing", settings.pacing, **settings.pacing_params)
         markers = Markers(settings.end_of_reasoning, settings.start_of_reasoning)
         self.pacers = Pacers(pacing, markers)

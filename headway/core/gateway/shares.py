@@ -72,7 +72,7 @@ class Bound:
 
 
 class Charge:
-    """What one client is charged with on one account, for instance a connection's bytes."""
+    """A client's charge on one account, for instance a connection's bytes."""
 
     __slots__ = ("_bound", "_client", "amount")
 

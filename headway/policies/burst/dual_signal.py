@@ -81,6 +81,8 @@ class DualSignal:
     it, the window is as long as the mean gap: one request of the mean size is never a burst.
     """
 
+    labels = True
+
     def __init__(self, params: DualSignalParams | None = None) -> None:
         self._params = params or DualSignalParams()
         self._all = SlidingSum(self._params.mean_window)

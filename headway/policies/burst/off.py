@@ -11,6 +11,8 @@ _NEVER = Label(False, "", 0.0, 0.0)
 class Off:
     """A detector that labels nothing."""
 
+    labels = False
+
     def arrived(self, num_input_tokens: int, *, now: float) -> Label:
         """Label it as no burst."""
         return _NEVER

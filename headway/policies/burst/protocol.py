@@ -21,5 +21,8 @@ class Label(NamedTuple):
 class Burst(Protocol):
     """A detector that labels each request as it arrives at the gateway."""
 
+    labels: bool = True
+    """False if it never labels one: then the share of bursts is not known, which is not 0."""
+
     def arrived(self, num_input_tokens: int, *, now: float) -> Label:
         """Return the label of a request with so many prompt tokens; ``now`` in seconds."""

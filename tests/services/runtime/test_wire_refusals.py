@@ -33,6 +33,10 @@ def _running(**changes: Any) -> Any:
     return {"load_report": {"units": [{**unit, "remaining": [7.0], "future": [12.0]} | changes]}}
 
 
+FINISHED = {"gateway_id": "g", "stream_id": 1, "finish_reason": 1}
+HELD = {"gateway_id": "g", "stream_id": 1, "request_id": "r"}
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -99,6 +103,9 @@ def test_a_bad_token_batch_is_refused_by_name(batch: dict[str, Any], named: str)
         ({"end_forward": {"prefilled": [{"gateway_id": "", "stream_id": 1}]}}, "gateway_id"),
         ({"end_forward": {"answering": [{"gateway_id": "", "stream_id": 1}]}}, "gateway_id"),
         ({"end_forward": {"costs": {"base": math.nan}}}, "base is nan"),
+        ({"end_forward": {"finished": [FINISHED | {"served": -math.inf}]}}, "served is -inf"),
+        ({"end_forward": {"finished": [FINISHED | {"served": math.nan}]}}, "served is nan"),
+        ({"snapshot": {"info": INFO, "held": [HELD | {"predicted_remaining": math.nan}]}}, "nan"),
         ({"end_forward": {"costs": {"per_request": -1.0}}}, "per_request is -1"),
         ({"end_forward": {"costs": {"per_kv_token": 1e9}}}, "per_kv_token is 1000000000"),
         ({"load_report": {"units": [{"unit": 1}]}}, "in order from 0"),
