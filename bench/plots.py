@@ -18,6 +18,7 @@ from headway.sim.device import PassTaken
 from headway.sim.sampling import Sample
 
 if TYPE_CHECKING:
+    from bench.plan.candidate import Goal
     from bench.studies.claims import Claim
 
 _METRICS = (("ttft", "TTFT"), ("ttfat", "TTFAT"), ("tpot", "TPOT"), ("ttlt", "TTLT"))
@@ -47,6 +48,19 @@ def _figure(folder: Path, name: str, title: str, columns: int = 1) -> Iterator[A
     with rc_context({"svg.hashsalt": name}):  # the same run, the same bytes
         figure.savefig(folder / f"{name}.png", dpi=120)
         figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+
+
+def attainment_over_gpus(
+    folder: Path, table: Mapping[str, Mapping[int, float]], goal: Goal
+) -> None:
+    """Draw the share of requests within the limits over GPUs, a line a preset."""
+    with _figure(folder, "attainment-over-gpus", "Attainment over GPUs") as axes:
+        for name, shares in table.items():
+            axes.plot(list(shares), [100 * share for share in shares.values()], "o-", label=name)
+        axes.axhline(100 * goal.attainment, color="gray", linestyle="--", linewidth=0.8)
+        axes.set_xlabel("GPUs")
+        axes.set_ylabel("requests within the limits (%)")
+        axes.legend(fontsize="small")
 
 
 def latency_cdfs(folder: Path, runs: Mapping[str, Values]) -> None:

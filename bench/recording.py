@@ -8,11 +8,14 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bench.output import require_extra
+from headway.life.form import packed
 from headway.sim.experiment import Run
 from headway.sim.records import Record
 from services.scheduler.explanations import write_decisions
 
-REQUESTS, DECISIONS = "requests.jsonl", "decisions.jsonl"
+REQUESTS, DECISIONS, LIVES = "requests.jsonl", "decisions.jsonl", "lives.jsonl"
+MAKING = "run.json"
+"""The file of a run that says how it was made, so that it can be simulated again."""
 _COLUMNS: Mapping[str, type] = MappingProxyType(
     {
         "request_id": str,
@@ -30,14 +33,19 @@ _COLUMNS: Mapping[str, type] = MappingProxyType(
 """Columns of a request, in every file; times are empty where there is none."""
 
 
-def write_run(folder: Path, run: Run) -> None:
-    """Into a folder, which is made if need be."""
+def write_run(folder: Path, run: Run, making: Mapping[str, object] | None = None) -> None:
+    """Into a folder, which is made if need be. ``making``: what makes the run again."""
     folder.mkdir(parents=True, exist_ok=True)
+    if making is not None:
+        (folder / MAKING).write_text(json.dumps(making, indent=1) + "\n", "utf-8")
     with (folder / REQUESTS).open("w", encoding="utf-8") as file:
         for record in sorted(run.records, key=lambda r: (r.arrival_at, r.request_id)):
             file.write(json.dumps(_packed(record)) + "\n")
     with (folder / DECISIONS).open("w", encoding="utf-8") as file:
         write_decisions(run.decisions, file)
+    with (folder / LIVES).open("w", encoding="utf-8") as file:
+        for life in run.lives:
+            file.write(json.dumps(packed(life), separators=(",", ":")) + "\n")
 
 
 def write_parquet(path: Path, records: Iterable[Record]) -> None:

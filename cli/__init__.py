@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -13,6 +14,7 @@ from headway.errors import Code, HeadwayError
 
 COMMANDS = {
     "up": "start the whole cluster on this machine",
+    "top": "the cluster and its requests, in the terminal",
     "service": "run one service alone",
     "key": "make an API key and the line that lets it in",
     "certs": "make an authority, and the certificates of services and clients",
@@ -20,8 +22,10 @@ COMMANDS = {
     "profile": "what a deployment costs: list, show, run, fit",
     "bench": "measure servers, the gateway, the engine, the simulator, decisions",
     "simulate": "run a scenario on virtual time",
+    "plan": "the cheapest instances that keep an SLO under a load",
     "calibrate": "a live run and its simulation, side by side",
     "explain": "why a request went where it went",
+    "trace": "what requests went through, for Perfetto",
     "demo": "a burst and an overload under two presets, side by side",
     "reproduce": "check the papers' claims in the simulator",
     "chaos": "faults on live processes under load; every token is compared",
@@ -60,15 +64,27 @@ def add_commands(
         subparsers.add_parser(name, help=says, module=f"{room}.{name}")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand; return its exit status: 2 for a wrong call, 1 for any other failure."""
+def command_line() -> Command:
+    """Return the command's parser."""
     parser = Command(
         prog="headway",
         description="Serves large language models so that the slowest request is still fast.",
     )
-    version = importlib.metadata.version("headway")
-    parser.add_argument("--version", action="version", version=f"headway {version}")
+    parser.add_argument("--version", action="version", version=f"headway {_version()}")
     add_commands(parser, "cli", COMMANDS, "command", "COMMAND")
+    return parser
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("headway")
+    except importlib.metadata.PackageNotFoundError:  # a checkout that is run as it lies there
+        return "(not installed)"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand; return its exit status: 2 for a wrong call, 1 for any other failure."""
+    parser = command_line()
     args, unknown = parser.parse_known_args(argv)
     if unknown and not hasattr(args, "service_flags"):
         parser.prog += f" {args.command}"
@@ -82,6 +98,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2 if error.code in _WRONG_CALLS else 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # `| head`; what is left to print goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def _refuse_outputs(args: argparse.Namespace) -> None:

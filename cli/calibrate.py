@@ -3,123 +3,131 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
 
-from bench.calibrate.figures import CalibratedFigure, Seen, compare
-from bench.calibrate.live import ask, one_by_one, poisson
-from bench.calibrate.model import (
-    WorkerRecord,
-    find_latency,
-    fit_profile,
-    read_records,
-    simulation,
-)
-from bench.output import make_table, write_json
+from bench.calibrate.calibration import Calibration
+from bench.calibrate.cases import HeldOutCase, chosen
+from bench.calibrate.check import CaseReport, overall
+from bench.calibrate.matrix import START_SECONDS, Matrix, learn
+from bench.calibrate.report import calibration_lines, case_notes, case_table, overall_table
+from bench.output import refuse_unwritable, write_json
 from cli.options import add_json, add_model, require_ranges
-from headway.cost.fit import judge
-from headway.cost.profile import Profile, load_profile, save_profile
-from headway.errors import require_over
-from headway.workload.traces import TraceRow
-from services.local.cluster import LocalCluster
-from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
-from services.local.refusals import refuse_wrong_options
-from services.local.store import free_port
+from headway.cost.profile import load_profile
+
+_SECONDS_ASKED = 20.0
+"""About what 150 requests take; the rates are not known beforehand."""
+_SECONDS_SIMULATED = 8.0
+"""About what predicting 150 requests takes once, of one core."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Register the options."""
-    parser.description = (
-        "Starts a local cluster, fits a profile to the passes of one load, then "
-        "predicts another load with it and measures that one. Nothing of the second is fitted."
+    actions = parser.add_subparsers(dest="calibrate", required=True, metavar="ACTION")
+    fit = actions.add_parser("fit", help="measure this machine: a profile, hops and its pace")
+    fit.description = (
+        "Starts local clusters. Requests that are alone show what every hop costs; a load spread "
+        "over rates and mixes shows what passes cost. Nothing else should run meanwhile."
     )
-    add = parser.add_argument
-    add_model(parser)
-    add("--preset", default="vllm-like", help="policies of both runs (vllm-like)")
-    add("--prefill", type=int, default=0, metavar="N", help="prefill workers (0)")
-    add("--decode", type=int, default=0, metavar="N", help="decode workers (0)")
-    add("--unified", type=int, default=1, metavar="N", help="workers that do both (1)")
-    add("--rate", type=float, default=4.0, metavar="R", help="requests/s (4)")
-    add("--num-requests", type=int, default=150, metavar="N", help="of each load (150)")
+    add_model(fit)
+    add = fit.add_argument
+    add("--device", default="cpu", help="cpu or cuda (cpu)")
+    add("--out", type=Path, required=True, metavar="FILE.toml", help="profile; two more beside it")
+    add("--profile", default="", metavar="FILE", help="keep its pass times and fit none")
     add("--seed", type=int, default=0, help="of arrivals and lengths (0)")
-    add("--profile", default="", metavar="FILE", help="predict with it and fit none")
-    add("--out", type=Path, metavar="FILE", help="write the fitted profile (TOML)")
-    add_json(parser, "write the figures")
-    parser.set_defaults(run=run)
+    add("--keep", type=Path, metavar="DIR", help="keep the runs, and use those that are there")
+    fit.set_defaults(run=run_fit)
+    check = actions.add_parser("check", help="predict other loads, ask them live, and compare")
+    check.description = (
+        "Asks live clusters loads that nothing was fitted to, and compares them with their "
+        "prediction. Exits with 1 where the machine's speed moved too far in some run."
+    )
+    add_model(check)
+    add = check.add_argument
+    add("--profile", type=Path, required=True, metavar="FILE.toml", help="what `fit` wrote")
+    add("--device", default="cpu", help="as for `fit` (cpu)")
+    which = check.add_mutually_exclusive_group(required=True)
+    which.add_argument("--matrix", action="store_true", help="all cases")
+    which.add_argument(
+        "--cases", metavar="NAMES", help="by comma, as patterns: 'vllm-like/1P1D/80%%,*/2U/*'"
+    )
+    add("--repeats", type=int, default=3, metavar="N", help="runs of each case (3)")
+    add("--num-requests", type=int, default=150, metavar="N", help="of each run (150)")
+    add("--seed", type=int, default=1, help="of arrivals and lengths (1)")
+    add("--keep", type=Path, metavar="DIR", help="keep the runs, and use those that are there")
+    add_json(check, "write the figures")
+    check.set_defaults(run=run_check)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measure, fit, simulate, compare; HeadwayError for what cannot be run."""
-    require_over("--rate", args.rate, 0)
-    require_ranges(args, num_requests=(20, 100_000))
-    lone = one_by_one(0.5, 20, args.seed)
-    learning = poisson(args.rate, args.num_requests, args.seed)
-    (alone, _), records = _live(args, lone, learning)
-    profile, fit = _profile(args.profile, records)
-    ttft = sorted(each.ttft for each in alone)[len(alone) // 2]
-    latency = find_latency(records, profile, args.preset, lone, ttft)
-    print(f"{fit}; {1e3 * latency:.2f} ms a message", flush=True)
-    asked = poisson(args.rate, args.num_requests, args.seed + 1)
-    (live,), _ = _live(args, asked)
-    figures = compare(live, simulation(records, profile, args.preset, asked, latency))
-    _print(figures)
-    if args.out is not None:
-        save_profile(profile, args.out)
-    write_json(args.json, [asdict(figure) for figure in figures])
+def run_fit(args: argparse.Namespace) -> int:
+    """Measure and write; HeadwayError for what cannot be run."""
+    refuse_unwritable(args.out)
+    given = load_profile(args.profile) if args.profile else None
+    with _folder(args.keep) as folder:
+        learnt = learn(args.model, folder, args.seed, given, device=args.device)
+    learnt.calibration.save(args.out)
+    print("\n".join(calibration_lines(learnt.calibration)))
+    print(f"passes of lone requests took {learnt.lone_level:.2f} times what was fitted")
+    if learnt.has_moved:
+        print("the machine was not as fast for all loads: fit again when nothing else runs")
     return 0
 
 
-def _profile(given: str, records: Sequence[WorkerRecord]) -> tuple[Profile, str]:
-    """Return the given profile, or one fitted to the records; and how it meets their passes."""
-    if given:
-        profile = load_profile(given)
-        found = judge(profile.pass_time, [each for record in records for each in record.passes])
-        how = f"{profile.name} on {found.num_passes} passes"
-    else:
-        profile, found = fit_profile(records, "calibrated")
-        how = f"fitted to {found.num_passes} passes"
-    error = f"error median {found.median_error:.1%}, P95 {found.p95_error:.1%} of a pass"
-    return profile, f"{how}: {error}"
+def run_check(args: argparse.Namespace) -> int:
+    """Run, compare and print case by case; 1 where a run is void."""
+    require_ranges(args, repeats=(1, 100), num_requests=(20, 100_000))
+    cases = chosen(["*"] if args.matrix else args.cases.split(","))
+    calibration = Calibration.load(args.profile)
+    console = Console()
+    console.print(_duration(cases, args.repeats, args.num_requests))
+    reports = []
+    with _folder(args.keep) as folder:
+        sizes = (args.num_requests, args.repeats, args.seed)
+        matrix = Matrix(calibration, args.model, folder, *sizes, args.device)
+        for report in matrix.run(cases, lambda line: console.print(line, style="dim")):
+            _print(console, report)
+            reports.append(report)
+            write_json(args.json, _json(reports))
+    console.print(overall_table(overall(reports)))
+    num_void = sum(repeat.is_void for report in reports for repeat in report.repeats)
+    if num_void:
+        console.print(f"{num_void} runs are void: let the machine rest, fit anew, and repeat them")
+    return 1 if num_void else 0
 
 
-def _live(
-    args: argparse.Namespace, *loads: Sequence[TraceRow]
-) -> tuple[list[list[Seen]], list[WorkerRecord]]:
-    """Return what the clients of each load saw, and what the workers wrote down of all of them."""
-
-    async def run_all(folder: Path) -> list[list[Seen]]:
-        options = ClusterOptions(
-            model=args.model,
-            policies=PolicyOptions(args.preset),
-            workers=WorkerCounts(args.prefill, args.decode, unified=args.unified),
-            port=free_port(2),
-            log_level="warning",
-            drain_timeout=10.0,
-            service_flags={"worker": ("--record-passes", str(folder / "passes"))},
-        )
-        name = options.served_name
-        refuse_wrong_options(options, folder / "logs")
-        async with LocalCluster(options, folder / "logs") as cluster:
-            await ask(cluster.url, name, loads[0][:5], args.seed)  # what is slow once, is slow now
-            return [await ask(cluster.url, name, rows, args.seed) for rows in loads]
-
-    with tempfile.TemporaryDirectory() as folder:
-        seen = asyncio.run(run_all(Path(folder)))
-        return seen, read_records(Path(folder) / "passes")
+def _print(console: Console, report: CaseReport) -> None:
+    console.print(case_table(report))
+    for line in case_notes(report):
+        console.print(f"  {line}")
 
 
-def _print(figures: Sequence[CalibratedFigure]) -> None:
-    rows = [
-        (
-            each.name,
-            *(f"{1e3 * each.live:.2f}", f"{1e3 * each.simulated:.2f}"),
-            *(f"{each.error:.1%}", f"{each.published:.1%}"),
-        )
-        for each in figures
-    ]
-    Console().print(make_table(("ms", "live", "simulated", "error", "published"), rows))
+def _json(reports: Sequence[CaseReport]) -> dict[str, object]:
+    cases = []
+    for report in reports:
+        repeats = [{**asdict(each), "is_void": each.is_void} for each in report.repeats]
+        cases.append({**asdict(report), "repeats": repeats})
+    return {"cases": cases, "overall": [asdict(each) for each in overall(reports)]}
+
+
+def _duration(cases: Sequence[HeldOutCase], repeats: int, num_requests: int) -> str:
+    num_runs = len(cases) * repeats
+    each = num_requests / 150
+    seconds = num_runs * (START_SECONDS + _SECONDS_ASKED * each)
+    seconds += (num_runs + len(cases)) * _SECONDS_SIMULATED * each
+    return f"{num_runs} runs of {len(cases)} cases: about {seconds / 60:.0f} minutes"
+
+
+@contextmanager
+def _folder(kept: Path | None) -> Iterator[Path]:
+    """Yield a folder for runs: the one that is to be kept, or one for now."""
+    if kept is not None:
+        kept.mkdir(parents=True, exist_ok=True)
+        yield kept
+        return
+    with tempfile.TemporaryDirectory(prefix="headway-calibrate-") as folder:
+        yield Path(folder)

@@ -46,12 +46,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="the most time in which a regime's requests arrive (30s)",
     )
     add("--num-requests", type=int, default=600, metavar="N", help="the most of a regime (600)")
+    add("--max-tokens", type=int, default=0, metavar="N", help="of a chat's output (0: any)")
     add("--warm-up", type=int, default=NUM_REQUESTS, metavar="N", help="requests of its loop (120)")
     add_model(parser)
     add("--prefill", type=int, default=1, metavar="N", help="prefill workers (default 1)")
     add("--decode", type=int, default=1, metavar="N", help="decode workers (default 1)")
     add("--device", default="cpu", help="cpu or cuda")
     add("--max-running", type=int, default=4, metavar="N", help="of a DP unit in one pass (4)")
+    add(
+        "--least-pass-time",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="seconds that a pass takes at least, for a machine whose speed varies: both presets "
+        "then have an engine of one speed (0: as fast as it can)",
+    )
     add("--log-dir", type=Path, default=Path("run/demo"), help="the services' logs (run/demo)")
     add("--plots", type=Path, metavar="DIR", help="draw the latencies' distributions")
     add_json(parser, "write figures and verdicts")
@@ -68,16 +77,21 @@ def run(args: argparse.Namespace) -> int:
         raise invalid("--presets", args.presets, "two different ones or more, by comma")
     require_between("--for", args.seconds, 1, 3600)
     require_ranges(args, num_requests=(LEAST_REQUESTS, 100_000), warm_up=(16, 10_000))
-    require_ranges(args, max_running=(1, 256), prefill=(1, 64), decode=(1, 64))
+    require_ranges(
+        args, max_tokens=(0, 100_000), max_running=(1, 256), prefill=(1, 64), decode=(1, 64)
+    )
+    require_between("--least-pass-time", args.least_pass_time, 0, 10)
     setting = Setting(
         model=args.model,
         workers=WorkerCounts(args.prefill, args.decode),
         device=args.device,
         max_running=args.max_running,
         num_warm_up=args.warm_up,
+        max_tokens=args.max_tokens,
         regimes=[each for name, each in REGIMES.items() if args.regime in (name, "both")],
         bounds=LoadBounds(args.seconds, args.num_requests),
         log_dir=args.log_dir,
+        least_pass_time=args.least_pass_time,
     )
     policies = [PolicyOptions(name, *chosen(args)) for name in presets]
     for each in policies:

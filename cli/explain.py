@@ -1,4 +1,4 @@
-"""``headway explain``: where a request went, which units were considered, and why.
+"""``headway explain``: what a request's time went into, where it went, and why.
 
 ``headway explain scaling`` explains the autoscaler instead (``explain_scaling``).
 """
@@ -17,15 +17,23 @@ from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
+from bench.recording import DECISIONS, LIVES
 from bench.serve.client import Endpoint
 from bench.serve.replay import error_text
-from cli import explain_scaling
+from cli import explain_scaling, explain_what_if
+from cli.explain_life import life_text, time_of
 from headway.errors import Code, HeadwayError
+from headway.life.form import unpacked
+from headway.life.record import LifeRecord
+from headway.request import is_named
+from services.local.run_file import found_url
 
 MOST_LINE_CHARS = 1 << 24
 MOST_OTHERS = 8
-_LOADS = {"dispatch": ("C_avail", "chunk")}
-"""Names of a unit's load in a decision, by question; the other questions give (B, K)."""
+_TIMEOUT = 60.0  # seconds
+_PATIENCE = 150.0  # seconds for what is computed first
+_LOADS = {"dispatch": ("room", "chunk")}
+"""Names of a unit's load in a decision, by question; the others give its batch and KV."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "request",
-        help="its id: x-request-id of a response, or as in a run's requests.jsonl; or `scaling`",
+        help="its id: x-request-id, or as in a run's requests.jsonl; or `scaling`",
     )
     add(
         "--run",
@@ -42,35 +50,64 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="one run of `headway simulate --out`; default: the live cluster",
     )
-    add("--url", default="http://127.0.0.1:8000", help="the gateway of the live cluster")
+    add("--log-dir", type=Path, default=Path("run"), help="of `headway up`, which leaves it there")
+    add("--url", default="", help="a gateway of the live cluster; default: of `headway up` here")
     add("--api-key", default="", help="default: $HEADWAY_API_KEY")
+    add(
+        "--what-if",
+        default=explain_what_if.PRESETS,
+        metavar="PRESETS",
+        help="presets by comma whose simulated times are told beside the request's own "
+        f"({explain_what_if.PRESETS}); '' for none",
+    )
+    add("--profile", default="", metavar="NAME", help="costs of an instance for --what-if")
     explain_scaling.add_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print every decision; HeadwayError where there is none."""
+    """Print the life and every decision; HeadwayError where there is neither."""
     is_live = args.folder is None
+    lines: Iterable[str]
     if is_live and args.request == "scaling":
         return explain_scaling.run(args)
-    where = args.url if is_live else str(args.folder)
-    lines: Iterable[str]
     if is_live:
-        lines = live_lines(args.url, args.request, args.api_key)
+        where = args.url or found_url(args.log_dir)
+        life, lines = ask(where, args.request, args.api_key)
     else:
-        lines = _recorded_lines(args.folder)
+        where = str(args.folder)
+        life, lines = _recorded_life(args.folder, args.request), _recorded_lines(args.folder)
     paragraphs = [each.text() for each in decisions_about(args.request, lines)]
-    if not paragraphs:
+    if not paragraphs and life is None:
         message = f"{where} has no decision about {args.request!r}"
         if is_live:
-            message += "; its scheduler knows the last ones alone (--num-decisions-kept)"
+            message += "; its gateway (--num-lives) and its scheduler (--num-decisions-kept) "
+            message += "know the last ones alone"
         raise HeadwayError(Code.NOT_FOUND, message)
-    print("\n".join(paragraphs))
+    if life is not None:
+        paragraphs.insert(0, life_text(life) + ("\ndecisions:" if paragraphs else ""))
+    print("\n".join(paragraphs), flush=True)
+    if life is not None and args.what_if:
+        told = explain_what_if.told(life, args.what_if.split(","), _replays(args, where))
+        print("\n".join(told))
     return 0
 
 
-def _recorded_lines(folder: Path) -> Iterable[str]:
-    path = folder / "decisions.jsonl"
+def _replays(args: argparse.Namespace, where: str) -> explain_what_if.Replays:
+    """Return what replays a request with a preset: a gateway, or this process for a run."""
+    if args.folder is not None:
+        return explain_what_if.SimulatedRun(args.folder).replay
+
+    def replay(life: LifeRecord, preset: str) -> explain_what_if.ReplayedTimes:
+        asked = {"request": life.request_id, "preset": preset, "profile": args.profile}
+        answer = fetch(where, explain_what_if.PATH, args.api_key, asked)
+        return explain_what_if.read_times(answer)
+
+    return replay
+
+
+def _recorded_lines(folder: Path) -> Iterator[str]:
+    path = folder / DECISIONS
     if not path.is_file():
         message = f"{path} is not there: record a run with `headway simulate … --out DIR`"
         raise HeadwayError(Code.NOT_FOUND, message)
@@ -78,23 +115,54 @@ def _recorded_lines(folder: Path) -> Iterable[str]:
         yield from lines
 
 
-def live_lines(url: str, request_id: str, api_key: str = "") -> list[str]:
-    """Return the live scheduler's decisions about a request, as a run would record them."""
+def _recorded_life(folder: Path, request_id: str) -> LifeRecord | None:
+    path = folder / LIVES
+    if not path.is_file():
+        return None
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if request_id not in line:
+                continue
+            life = unpacked(json.loads(line[:MOST_LINE_CHARS]))
+            if is_named(life.request_id, request_id):
+                return life
+    return None
+
+
+def ask(url: str, request_id: str, api_key: str = "") -> tuple[LifeRecord | None, list[str]]:
+    """Return a live request's life, and the decisions about it as a run would record them."""
+    answer = fetch(url, f"/explain/{quote(request_id, safe='')}", api_key)
+    try:
+        decisions = [json.dumps(decision) for decision in answer["decisions"]]
+        life = answer.get("life")
+    except (LookupError, TypeError, AttributeError) as error:
+        raise _no_gateway(url, error) from error
+    return None if life is None else unpacked(life), decisions
+
+
+def fetch(url: str, path: str, api_key: str = "", asked: object = None) -> Any:
+    """Return a gateway's JSON answer; HeadwayError where there is none. ``asked`` is sent to it."""
     Endpoint.parse(url)  # refuses what is no http address
     base = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
-    request = Request(f"{base}/explain/{quote(request_id, safe='')}")
+    request = Request(f"{base}{path}")
+    if asked is not None:
+        request.data = json.dumps(asked).encode()
+        request.add_header("Content-Type", "application/json")
     key = api_key or os.environ.get("HEADWAY_API_KEY", "")
     if key:
         request.add_header("Authorization", f"Bearer {key}")
     try:
-        with urlopen(request, timeout=10) as response:
-            decisions = json.load(response)["decisions"]
+        with urlopen(request, timeout=_TIMEOUT if asked is None else _PATIENCE) as response:
+            return json.load(response)
     except HTTPError as error:
         raise HeadwayError(Code.UNAVAILABLE, f"{base}: {error_text(error.read())}") from error
-    except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
-        message = f"{base} does not answer as a gateway does ({error}): give its --url"
-        raise HeadwayError(Code.UNAVAILABLE, message) from error
-    return [json.dumps(decision) for decision in decisions]
+    except (OSError, HTTPException, ValueError) as error:
+        raise _no_gateway(base, error) from error
+
+
+def _no_gateway(url: str, error: Exception) -> HeadwayError:
+    message = f"{url} does not answer as a gateway does ({error}): give its --url"
+    return HeadwayError(Code.UNAVAILABLE, message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +176,17 @@ class ExplainedDecision:
     score: tuple[float, ...]
     waited: float
     others: tuple[tuple[str, tuple[float, ...], int], ...]
-    together_with: tuple[str, ...]
+    num_beside: int
     num_left: int
     constants: tuple[tuple[str, float, str], ...] = ()
 
     def text(self) -> str:
         """Return a paragraph for people."""
-        names = _LOADS.get(self.question, ("B", "K"))
-        together = f", together with {len(self.together_with)} others" if self.together_with else ""
+        names = _LOADS.get(self.question, ("batch", "KV tokens"))
+        together = f", together with {self.num_beside} others" if self.num_beside else ""
         score = ", ".join(f"{value:g}" for value in self.score)
         lines = [
-            f"{self.at:12.4f} s  {self.question} by {self.rule}: to {self.unit}"
+            f"{time_of(self.at):>12}  {self.question} by {self.rule}: to {self.unit}"
             f" (score {score or 'none'}) after {self.waited:.4f} s{together};"
             f" {self.num_left} left waiting"
         ]
@@ -147,9 +215,8 @@ def decisions_about(request_id: str, lines: Iterable[str]) -> Iterator[Explained
 
 
 def _read_decision(request_id: str, decision: dict[str, Any]) -> Iterator[ExplainedDecision]:
-    names = [chosen[0] for chosen in decision["chosen"]]
     for name, unit, score, waited in decision["chosen"]:
-        if name != request_id:
+        if not is_named(name, request_id):
             continue
         others = [
             (u, tuple(map(float, load)), int(free)) for u, load, free in decision["considered"]
@@ -162,7 +229,8 @@ def _read_decision(request_id: str, decision: dict[str, Any]) -> Iterator[Explai
             score=tuple(map(float, score)),
             waited=float(waited),
             others=tuple(sorted(others, key=lambda o: (o[0] != unit, o[0]))),
-            together_with=tuple(n for n in names if n != request_id),
+            num_beside=int(decision.get("beside", 0))
+            + sum(not is_named(each[0], request_id) for each in decision["chosen"]),
             num_left=int(decision["left"]),
             constants=tuple(
                 (str(name), float(value), str(source))

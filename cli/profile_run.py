@@ -40,7 +40,7 @@ An interrupted run (Ctrl-C) goes on where it ended when it is called again. Exam
   headway profile run --out mini.toml
   headway profile run --model Qwen/Qwen2.5-0.5B-Instruct --device cuda --out qwen.toml
   headway up --autoscale --preset tokenscale --profile mini.toml
-  headway calibrate --prefill 1 --decode 1 --unified 0 --profile mini.toml
+  headway calibrate fit --profile mini.toml --out here.toml
   headway simulate chat-and-reasoning --profile mini.toml
 """
 
@@ -63,13 +63,13 @@ def _add_deployment(group: argparse._ArgumentGroup) -> None:
     add("--quantization", default="", help="of the weights, as the worker's (default none)")
     add("--num-threads", type=int, default=0, metavar="N", help="a worker's; default: half of all")
     add("--chunk-tokens", type=int, default=512, metavar="N", help="prefiller's, a pass (512)")
-    add("--block-size", type=int, default=16, metavar="N", help="tokens per KV block (16)")
+    add("--block-size", type=int, default=0, metavar="N", help="tokens per KV block (the worker's)")
     add(
         "--kv-cache-gib",
         type=float,
         default=0.0,
         metavar="GIB",
-        help="of each of the two workers; give it where they share a GPU (default: the worker's)",
+        help="of each of the two workers (default: the worker's, of half a GPU)",
     )
     add("--max-model-len", type=int, default=0, metavar="N", help="default: the model's own")
 
@@ -125,6 +125,8 @@ def _flags(args: argparse.Namespace) -> tuple[str, ...]:
     names = ["model", "device", "dtype", "quantization", "chunk_tokens", "block_size"]
     names += ["kv_cache_gib", "max_model_len"]
     pairs = [(f"--{name.replace('_', '-')}", str(getattr(args, name))) for name in names]
+    if args.device != "cpu":  # both are on one GPU
+        pairs.append(("--gpu-share", "0.5"))
     given = [part for pair in pairs if pair[1] for part in pair]
     return (*given, "--num-threads", str(args.num_threads or _num_threads()))
 

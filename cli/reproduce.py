@@ -29,6 +29,7 @@ from cli.options import (
 from headway.policies import registry
 from headway.presets import parse_choice
 
+_WIDTH = 180
 PAPERS = ("sbs", "uniboost", "star", "pascal", "tokenscale")
 
 
@@ -113,4 +114,7 @@ def _print(claims: Sequence[Claim]) -> None:
             claim.verdict,
             claim.note,
         )
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH)  # claims and notes are long
+    console.print(table)

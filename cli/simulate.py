@@ -18,14 +18,18 @@ from bench import plots
 from bench.by_class import number, print_by_class
 from bench.output import make_table, num_cores, require_extra, write_json
 from bench.recording import write_parquet, write_run
+from cli import simulate_console
 from cli.options import add_json, add_policy_options, chosen, require_ranges
+from cli.trace import write_trace
 from headway.errors import invalid
+from headway.life.trace import trace_of
 from headway.presets import find_preset, parse_choice
 from headway.sim.experiment import Run, cluster_spec, simulate
 from headway.sim.sampling import Sampler
-from headway.sim.scenario import load_scenario
+from headway.sim.scenario import Scenario, load_scenario
 from headway.sim.solo import SoloTime
-from headway.sim.summary import METRICS, Digest, Summary, summarise
+from headway.sim.summary import KEPT_OF, METRICS, Digest, ManyValues, Summary, summarise
+from headway.sim.views.run import require_views, simulate_views
 
 Column = tuple[str, float, str]
 """A figure, the factor to its unit, and its title."""
@@ -37,8 +41,13 @@ _SHOWN: Sequence[Column] = (
     ("ttlt_p50", 1.0, "TTLT\nP50 s"),
     ("ttlt_p99", 1.0, "TTLT\nP99 s"),
     ("attainment", 100.0, "SLO\n%"),
+    ("lost", 100.0, "lost\n%"),
     ("gpu_seconds", 1 / 3600, "GPU\nh"),
 )
+
+
+CORES, POLICIES = "cores", "policies"
+_FIDELITY = "the real cores, or the policies over views: many times faster"
 
 
 class SimulationJob(NamedTuple):
@@ -55,12 +64,34 @@ class SimulationJob(NamedTuple):
     profile: str = ""
     policy: str = ""
     set: str = ""
+    fidelity: str = CORES
+    trace: str = ""
+    hops: str = ""
+    autoscales: bool = False
+
+    def load(self) -> Scenario:
+        """Return its scenario."""
+        return load_scenario(
+            self.scenario, self.profile, hops=self.hops, autoscales=self.autoscales
+        )
+
+    def making(self) -> dict[str, object]:
+        """Return what makes the run again, wherever that happens; paths are whole."""
+        names = ("scenario", "profile", "hops")
+        paths = {name: _whole(getattr(self, name)) for name in names}
+        others = ("preset", "rate", "seed", "policy", "set", "autoscales")
+        return {**paths, **{name: getattr(self, name) for name in others}}
 
     @property
     def name(self) -> str:
         """The name of its files."""
         rate = "" if self.rate is None else f"-{self.rate:g}"
         return f"{self.preset}{rate}-{self.seed}"
+
+
+def _whole(name: str) -> str:
+    """Return a file's whole path; a name that is no file's as it is."""
+    return str(Path(name).resolve()) if name and Path(name).is_file() else name
 
 
 class Found(NamedTuple):
@@ -77,13 +108,29 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--preset", default="vllm-like,sbs", help="by comma, side by side (vllm-like,sbs)")
     add_policy_options(parser)
     add("--profile", default="", metavar="FILE", help="every instance's, instead of its own")
+    add("--hops", default="", metavar="FILE", help="hop costs, instead of the scenario's own")
+    add("--autoscale", action="store_true", help="pools follow the load")
     add("--rates", default="", help="requests/s by comma, instead of the scenario's own: a sweep")
     add("--seeds", type=int, default=1, metavar="N", help="runs of each, means shown (1)")
     add("--processes", type=int, default=0, metavar="N", help="in parallel; 0: one a core")
     add("--out", type=Path, metavar="DIR", help="write every run's requests and decisions")
+    add("--trace", type=Path, metavar="FILE", help="write the first run for Perfetto")
     add("--parquet", action="store_true", help="with --out: the requests as Parquet, too")
     add("--plots", type=Path, metavar="DIR", help="draw latencies, loads and a timeline")
-    add("--stream", action="store_true", help="keep no request: for runs of any length")
+    add("--fidelity", choices=(CORES, POLICIES), default=CORES, help=_FIDELITY)
+    add(
+        "--stream",
+        action="store_true",
+        help="count latencies in buckets: least memory",
+    )
+    add(
+        "--console",
+        type=int,
+        nargs="?",
+        const=0,
+        metavar="PORT",
+        help="show the run of the first preset in the browser, on this machine (any free port)",
+    )
     add_json(parser, "write the table")
     parser.set_defaults(run=run)
 
@@ -92,10 +139,18 @@ def run(args: argparse.Namespace) -> int:
     """Simulate and print; HeadwayError for what cannot be simulated."""
     require_ranges(args, seeds=(1, 10_000), processes=(0, 1024))
     _check_output(args)
-    scenario = load_scenario(args.scenario, args.profile)
+    scenario = load_scenario(args.scenario, args.profile, hops=args.hops, autoscales=args.autoscale)
     choice, presets = chosen(args), args.preset.split(",")
     for name in presets:  # what is wrong is refused before any process starts
-        cluster_spec(find_preset(name), scenario.conditions.but(*parse_choice(*choice)))
+        spec = cluster_spec(find_preset(name), scenario.conditions.but(*parse_choice(*choice)))
+        if args.fidelity == POLICIES:
+            require_views(spec, scenario.failures)
+    if args.console is not None:
+        policy, settings = choice
+        simulate_console.serve(
+            *simulate_console.filmed(scenario, presets[0], policy, settings), args.console
+        )
+        return 0
     jobs = [
         SimulationJob(
             args.scenario,
@@ -109,11 +164,16 @@ def run(args: argparse.Namespace) -> int:
             profile=args.profile,
             policy=choice.policy,
             set=choice.set,
+            hops=args.hops,
+            autoscales=args.autoscale,
+            fidelity=args.fidelity,
         )
         for rate in _rates(args.rates)
         for preset in presets
         for seed in range(1, args.seeds + 1)
     ]
+    if args.trace is not None:
+        jobs[0] = jobs[0]._replace(trace=str(args.trace))
     found = _run_all(jobs, args.processes or num_cores())
     table = _means(jobs, [each.row for each in found])
     print_runs(table)
@@ -127,6 +187,15 @@ def _check_output(args: argparse.Namespace) -> None:
     """Refuse what cannot be written before anything runs."""
     if args.stream and (args.out is not None or args.plots is not None):
         raise invalid("--stream", True, "without --out and --plots: it keeps no request for them")
+    if args.fidelity == POLICIES and (args.out is not None or args.plots is not None):
+        limit = "cores with --out and --plots: their tables need every token and decision"
+        raise invalid("--fidelity", POLICIES, limit)
+    if args.trace is not None and (args.stream or args.fidelity == POLICIES):
+        raise invalid("--trace", args.trace, "without --stream, and with the cores' fidelity")
+    if args.console is not None and (args.fidelity == POLICIES or args.out or args.rates):
+        raise invalid("--console", args.console, "without --fidelity policies, --out and --rates")
+    if args.console is not None:
+        require_ranges(args, console=(0, 65_535))
     if args.parquet and args.out is None:
         raise invalid("--parquet", True, "with --out DIR, where it writes")
     if args.parquet:
@@ -142,14 +211,18 @@ def _rates(text: str) -> list[float | None]:
 
 def simulate_job(job: SimulationJob) -> Found:
     """Return one run's figures; its requests, decisions and plots go to files where asked for."""
-    scenario = load_scenario(job.scenario, job.profile)
+    scenario = job.load()
     workload = scenario.workload if job.rate is None else replace(scenario.workload, rate=job.rate)
     choice = parse_choice(job.policy, job.set)
     spec = cluster_spec(find_preset(job.preset), scenario.conditions.but(*choice))
     requests = workload.requests(job.seed)
     solo = SoloTime.on(scenario.conditions.instances)
-    if job.streams:
-        summary = Summary(scenario.slo, workload.slo_of, Digest, solo)
+    values, service_of = Digest if job.streams else ManyValues, workload.service_of
+    if job.fidelity == POLICIES:
+        summary = Summary(scenario.slo, workload.slo_of, values, service_of=service_of)
+        return Found(summary.row(simulate_views(spec, requests, ended=summary.ended)), {})
+    if not (job.out or job.plots or job.trace):  # nobody asks for single requests
+        summary = Summary(scenario.slo, workload.slo_of, values, solo, service_of)
         run = simulate(spec, requests, ended=summary.ended, failures=scenario.failures)
         return Found(summary.row(run), {})
     sampler = Sampler() if job.plots and job.seed == 1 else None
@@ -157,21 +230,24 @@ def simulate_job(job: SimulationJob) -> Found:
         spec,
         requests,
         keeps_decisions=bool(job.out),
+        keeps_lives=bool(job.out or job.trace),
         failures=scenario.failures,
         watch=None if sampler is None else sampler.watch,
     )
     if job.out:
         _write(job, run)
+    if job.trace:
+        write_trace(Path(job.trace), trace_of(run.lives))
     if sampler is not None:
         plots.kv_loads(Path(job.plots), job.name, sampler.samples)
         plots.timeline(Path(job.plots), job.name, sampler.passes)
-    values = _times(run) if job.plots else {}
-    return Found(summarise(run, scenario.slo, workload.slo_of, solo), values)
+    times = _times(run) if job.plots else {}
+    return Found(summarise(run, scenario.slo, workload.slo_of, solo, service_of), times)
 
 
 def _write(job: SimulationJob, run: Run) -> None:
     folder = Path(job.out) / job.name
-    write_run(folder, run)
+    write_run(folder, run, job.making())
     if job.parquet:
         write_parquet(folder / "requests.parquet", run.records)
 
@@ -231,19 +307,31 @@ def _means(
 
 
 def print_runs(table: Sequence[Mapping[str, Any]]) -> None:
-    """Print the latencies over all requests, then the figures by class."""
-    titles = ("preset", "rate\n1/s", *(title for _, _, title in _SHOWN))
-    printed = make_table(titles, _cells(table), collapse_padding=True)
+    """Print the latencies over all requests, losses if there are any, and the figures by class."""
+    lose = any(row.get("lost") for row in table)
+    shown = [column for column in _SHOWN if lose or column[0] != "lost"]
+    titles = ("preset", "rate\n1/s", *(title for _, _, title in shown))
+    printed = make_table(titles, _cells(table, shown), collapse_padding=True)
     for column in printed.columns:
         column.no_wrap = True
     console = Console()
     console.print(printed)
+    _print_promises(console, table)
     for rate in dict.fromkeys(row["rate"] for row in table):
         title = "" if rate is None else f"{rate:g} requests/s"
         print_by_class(console, title, {r["preset"]: r for r in table if r["rate"] == rate})
 
 
-def _cells(table: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[str]]:
+def _print_promises(console: Console, table: Sequence[Mapping[str, Any]]) -> None:
+    """Print the share of each service class's requests whose promises were kept, if any has one."""
+    names = sorted({name for row in table for name in row if name.startswith(KEPT_OF)})
+    if names:
+        columns = [(name, 100.0, f"{name.removeprefix(KEPT_OF)}\nkept %") for name in names]
+        titles = ("preset", "rate\n1/s", *(title for _, _, title in columns))
+        console.print(make_table(titles, _cells(table, columns)))
+
+
+def _cells(table: Sequence[Mapping[str, Any]], shown: Sequence[Column]) -> Iterator[Sequence[str]]:
     for row in table:
         rate = "-" if row["rate"] is None else f"{row['rate']:g}"
-        yield (row["preset"], rate, *(number(row.get(name), scale) for name, scale, _ in _SHOWN))
+        yield (row["preset"], rate, *(number(row.get(name), scale) for name, scale, _ in shown))

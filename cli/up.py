@@ -6,18 +6,19 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from cli.options import add_model, add_policy_options, chosen
+from cli.up_screen import Screen
 from headway.errors import Code, HeadwayError
 from headway.presets import PRESETS
 from services.local.cluster import LocalCluster, serve
 from services.local.options import Autoscale, ClusterOptions, PolicyOptions, WorkerCounts
 from services.local.refusals import refuse_wrong_options
 from services.local.service_flags import parse_service_flags
+from services.worker.engines import MOVES_NO_KV
 
 _SERVICE_FLAGS = (
     "Every flag of a service can be given with its name: --worker.host-kv-gib 2, "
@@ -40,13 +41,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--model-name", default="", help="name that requests use; default: the folder's name")
     add("--preset", default="", help=f"one of {', '.join(PRESETS)} (default: the services' own)")
     add_policy_options(parser)
-    add("--prefill", type=int, default=1, metavar="N", help="prefill workers (default 1)")
-    add("--decode", type=int, default=2, metavar="N", help="decode workers (default 2)")
+    add("--prefill", type=int, metavar="N", help="prefill workers (1; 0 with --engine openai)")
+    add("--decode", type=int, metavar="N", help="decode workers (2; 0 with --engine openai)")
     add("--convertible", type=int, default=0, metavar="N", help="decoders that prefill bursts")
-    add("--unified", type=int, default=0, metavar="N", help="workers that do both (default 0)")
+    add("--unified", type=int, metavar="N", help="workers that do both (0; 1 with --engine openai)")
     add("--schedulers", type=int, default=1, metavar="N", help="one leads, others stand by (1)")
     add("--device", default="cpu", help="cpu or cuda; several GPUs are shared out")
     add("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    add("--engine", default="torch", help="what computes: torch, openai or vllm (docs/engines.md)")
+    add("--engine-args", default="", metavar="JSON", help="options of an engine other than torch")
     add("--dp", type=int, default=1, metavar="N", help="DP units per worker (default 1)")
     add("--predictor", default="", help="folder of its versions; default: the model's predictor/")
     add("--host", default="127.0.0.1", help="clients' address (default: loopback)")
@@ -102,11 +105,30 @@ def cluster_options(
     )
     return ClusterOptions(
         policies=PolicyOptions(args.preset, policy, settings, args.profile),
-        workers=WorkerCounts(args.prefill, args.decode, args.convertible, args.unified),
+        workers=_counts(args),
         autoscale=autoscale if args.autoscale else None,
-        service_flags=parse_service_flags(service_flags, known_flags),
+        service_flags=_with_engine(args, parse_service_flags(service_flags, known_flags)),
         **{name: getattr(args, name) for name in _SAME},
     )
+
+
+def _counts(args: argparse.Namespace) -> WorkerCounts:
+    """Return the workers that are asked for; those of an endpoint do everything."""
+    default = (0, 0, 1) if args.engine in MOVES_NO_KV else (1, 2, 0)
+    given = (args.prefill, args.decode, args.unified)
+    prefill, decode, unified = (
+        own if number is None else number for number, own in zip(given, default, strict=True)
+    )
+    return WorkerCounts(prefill, decode, args.convertible, unified)
+
+
+def _with_engine(
+    args: argparse.Namespace, flags: Mapping[str, tuple[str, ...]]
+) -> Mapping[str, tuple[str, ...]]:
+    """Return the services' flags with the engine of the workers."""
+    engine = ("--engine", args.engine) if args.engine != "torch" else ()
+    options = ("--engine-args", args.engine_args) if args.engine_args else ()
+    return {**flags, "worker": (*engine, *options, *flags.get("worker", ()))}
 
 
 def run(args: argparse.Namespace, known_flags: Iterable[str] = ()) -> int:
@@ -121,19 +143,17 @@ def run(args: argparse.Namespace, known_flags: Iterable[str] = ()) -> int:
         return 2
 
     async def up() -> None:
-        cluster = LocalCluster(options, log_folder, _say, store=store, name=args.cluster)
-        await serve(cluster, _say, partial(_say_hello, options))
+        screen = Screen()
+        cluster = LocalCluster(options, log_folder, screen.say, store=store, name=args.cluster)
+        async with screen.following(cluster.supervisor.processes, options.url):
+            await serve(cluster, screen.say, partial(_say_hello, options, screen))
 
     asyncio.run(up())
     return 0
 
 
-def _say(line: str) -> None:
-    with suppress(OSError):  # the terminal has gone, or its file is full: the cluster stays
-        print(line, flush=True)
-
-
-def _say_hello(options: ClusterOptions) -> None:
+def _say_hello(options: ClusterOptions, screen: Screen) -> None:
+    say = screen.say
     url, name = options.url, options.served_name
     key = " -H 'Authorization: Bearer YOUR_KEY'" if options.api_key_file else ""
     body = (
@@ -142,7 +162,9 @@ def _say_hello(options: ClusterOptions) -> None:
     )
     headers = f"-H 'Content-Type: application/json'{key}"
     grpc = f"gRPC on {options.grpc_address}{' (mutual TLS)' if options.needs_certificates else ''}"
-    _say(f"\nHeadway serves {name}: HTTP on {url}, {grpc}. Try:\n")
+    say(f"\nHeadway serves {name}: HTTP on {url}, {grpc}. Try:\n")
     if options.needs_certificates and not options.api_key_file:
-        _say("Whoever reaches it may ask it anything: give --api-key-file (`headway key`).\n")
-    _say(f"  curl -N {url}/v1/chat/completions {headers} -d '{body}'\n")
+        say("Whoever reaches it may ask it anything: give --api-key-file (`headway key`).\n")
+    say(f"  curl -N {url}/v1/chat/completions {headers} -d '{body}'\n")
+    if screen.is_terminal:
+        say(f"  The console: {url}/console\n")

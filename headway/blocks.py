@@ -28,10 +28,21 @@ def block_hash(before: BlockHash | None, token_ids: Iterable[int]) -> bytes:
     return blake2b(data, digest_size=_HASH_BYTES).digest()
 
 
-def chain_hashes(token_ids: Sequence[int], block_size: int) -> list[BlockHash]:
-    """Return a hash for every full block, over the previous hash and the block's tokens."""
+def salt_hash(salt: str) -> bytes | None:
+    """Return the hash before the first block of requests with this salt; None for ""."""
+    if not salt:
+        return None
+    return blake2b(salt.encode(), digest_size=_HASH_BYTES, person=b"salt").digest()
+
+
+def chain_hashes(
+    token_ids: Sequence[int], block_size: int, before: BlockHash | None = None
+) -> list[BlockHash]:
+    """Return a hash for every full block, over the previous hash and the block's tokens.
+
+    ``before``: of the first block, as ``salt_hash`` makes it.
+    """
     hashes: list[BlockHash] = []
-    before: BlockHash | None = None
     for stop in range(block_size, len(token_ids) + 1, block_size):
         before = block_hash(before, token_ids[stop - block_size : stop])
         hashes.append(before)
@@ -57,11 +68,12 @@ class BlockPool:
         self._hashes: dict[int, BlockHash] = {}
         self._unused: dict[int, None] = {}  # cached, without references; oldest first
         self._num_shared_refs = 0  # references beyond a block's first
+        self._num_promised = 0
 
     @property
     def num_free(self) -> int:
-        """Blocks without a reference, cached ones included."""
-        return len(self._free) + len(self._unused)
+        """Blocks without a reference that are not promised, cached ones included."""
+        return len(self._free) + len(self._unused) - self._num_promised
 
     def grow(self, table: list[int], num_tokens: int) -> bool:
         """Extend ``table`` to hold ``num_tokens``; False, and no change, without room."""
@@ -69,7 +81,7 @@ class BlockPool:
         if missing > self.num_free:
             return False
         if missing > 0:
-            self._free_unused(missing - len(self._free))
+            self._free_unused(missing + self._num_promised - len(self._free))
             taken = self._free[-missing:]
             del self._free[-missing:]
             taken.reverse()
@@ -77,6 +89,21 @@ class BlockPool:
                 self._refs[block - self._first] = 1
             table += taken
         return True
+
+    def promise(self, num_blocks: int) -> None:
+        """Set so many free blocks aside in place of those promised before; there must be room."""
+        self._num_promised = 0
+        assert num_blocks <= self.num_free, "only free blocks are promised"
+        self._free_unused(num_blocks - len(self._free))
+        self._num_promised = num_blocks
+
+    def redeem(self, table: list[int], num_tokens: int) -> None:
+        """Extend ``table`` to hold ``num_tokens`` by blocks that were promised."""
+        missing = blocks_for(num_tokens, self.block_size) - len(table)
+        if missing > 0:
+            self._num_promised -= missing
+            assert self._num_promised >= 0, "so many blocks were promised"
+            self.grow(table, num_tokens)
 
     def _free_unused(self, num_blocks: int) -> None:
         """Free the least recently used cached blocks."""
@@ -145,13 +172,6 @@ class BlockPool:
 
     # --- references -------------------------------------------------------------------
 
-    def trim(self, table: list[int], num_tokens: int) -> None:
-        """Release the blocks at the end of ``table`` that ``num_tokens`` tokens do not need."""
-        kept = blocks_for(num_tokens, self.block_size)
-        surplus = table[kept:]
-        del table[kept:]
-        self.release(surplus)
-
     def share(self, table: list[int]) -> list[int]:
         """Return a second reference to every block of ``table``."""
         for block in table:
@@ -163,14 +183,16 @@ class BlockPool:
 
     def release(self, table: list[int]) -> None:
         """Drop one reference to every block of ``table`` and empty it."""
+        refs, first, hashes, free = self._refs, self._first, self._hashes, self._free
         for block in reversed(table):
-            if self._refs[block - self._first] < 1:
+            left = refs[block - first] - 1
+            if left < 0:
                 raise ValueError(f"block {block} is freed twice")
-            self._refs[block - self._first] -= 1
-            if self._refs[block - self._first]:
+            refs[block - first] = left
+            if left:
                 self._num_shared_refs -= 1
-            elif block in self._hashes:
+            elif block in hashes:
                 self._unused[block] = None
             else:
-                self._free.append(block)
+                free.append(block)
         table.clear()

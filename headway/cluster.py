@@ -6,6 +6,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+TOKEN_LAYOUT = "tokens"
+"""The layout of KV on the wire that does not depend on an engine: tokens one after the other.
+
+Its form is (layers, 2, tokens, KV heads, head size), keys before values, in C order. An engine that
+keeps its KV otherwise converts it, or has a layout of its own name.
+"""
+
 
 class Role(Enum):
     """The kind of work that an instance does."""
@@ -47,6 +54,9 @@ class WorkerInfo:
     num_blocks: int
     max_model_len: int
     kv_bytes_per_token: int
+    kv_layout: str = TOKEN_LAYOUT
+    """Layout of the KV that it sends and takes, "" if it does neither. KV goes to workers of the
+    same layout alone."""
 
 
 @dataclass(frozen=True, slots=True)

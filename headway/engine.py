@@ -1,18 +1,19 @@
-"""The engine's interface: it loads a model and computes a worker's forward passes.
+"""The interfaces of engines; a worker's shell holds one and does not import torch.
 
-A worker's shell holds one :class:`Backend` and does not import torch. A backend holds the model and
-its paged KV. It computes the plans it is given and decides nothing.
+A :class:`Backend` holds a model and its paged KV. It computes the plans it is given and decides
+nothing. A :class:`PlanningEngine` takes requests, plans its own passes, and reports their tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
+from headway.cluster import TOKEN_LAYOUT
 from headway.errors import Code, HeadwayError
 from headway.forward_pass import ForwardPass, PassResult
-from headway.request import StreamKey
+from headway.request import FinishReason, Request, StreamKey, TokenLogprobs
 
 Buffer = bytes | bytearray | memoryview
 
@@ -47,8 +48,9 @@ class EngineInfo:
     """Name of the kernels in use, for the log."""
     swaps_beside: bool = False
     """True if KV comes back from host memory while a pass runs."""
-    holds_whole_kv: bool = True
-    """True if this process can send and take KV; False for a share of a group."""
+    kv_layout: str = TOKEN_LAYOUT
+    """Layout in which this process sends and takes KV; "" if it does neither, for example because
+    it holds a share of a group."""
 
     def kv_num_bytes(self, num_blocks: int) -> int:
         """Return the size of ``num_blocks`` blocks."""
@@ -73,32 +75,12 @@ class KvSink(Protocol):
         """Check that all bytes have come; HeadwayError (INVALID_ARGUMENT) for too few."""
 
 
-class Backend(Protocol):
-    """A loaded model with its KV blocks.
-
-    One thread calls ``run``. Other threads may meanwhile read and write the KV of blocks that the
-    pass does not use. KV travels as (layers, 2, tokens, KV heads, head size) in C order, keys
-    before values, little-endian.
-    """
+class KvAccess(Protocol):
+    """An engine's KV, as transfers between workers read and write it."""
 
     @property
     def info(self) -> EngineInfo:
-        """Return the engine's constants."""
-
-    def expect(self, forward_pass: ForwardPass) -> None:
-        """Announce a pass before it is queued for ``run``.
-
-        Its ``swapped_out`` blocks may already belong to others: KV written into them must wait
-        until the pass has saved the old contents.
-        """
-
-    def run(self, forward_pass: ForwardPass) -> PassResult:
-        """Compute a plan and draw the tokens it asks for.
-
-        A ``PENDING`` token is the one that the pass before drew for that request. Raises
-        PassFailure with the requests at fault: an inconsistent item (nothing was computed) or
-        logits that are not finite. The pass may then be run without them.
-        """
+        """Return the engine's constants; ``kv_layout`` says how KV travels."""
 
     def kv_shape(self, num_blocks: int) -> tuple[int, ...]:
         """Return the wire's shape of ``num_blocks`` blocks."""
@@ -122,5 +104,120 @@ class Backend(Protocol):
         that these blocks cannot hold.
         """
 
+
+class Backend(KvAccess, Protocol):
+    """A loaded model with its KV blocks.
+
+    One thread calls ``run``. Other threads may meanwhile read and write the KV of blocks that the
+    pass does not use.
+    """
+
+    def expect(self, forward_pass: ForwardPass) -> None:
+        """Announce a pass before it is queued for ``run``.
+
+        Its ``swapped_out`` blocks may already belong to others: KV written into them must wait
+        until the pass has saved the old contents.
+        """
+
+    def run(self, forward_pass: ForwardPass) -> PassResult:
+        """Compute a plan and draw the tokens it asks for.
+
+        A ``PENDING`` token is the one that the pass before drew for that request. Raises
+        PassFailure with the requests at fault: an inconsistent item (nothing was computed) or
+        logits that are not finite. The pass may then be run without them.
+        """
+
     def close(self) -> None:
         """Release everything; writers that wait for a pass continue."""
+
+
+class Drawn(NamedTuple):
+    """Tokens that a planning engine has drawn for one request, or its end without any."""
+
+    key: StreamKey
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    """The reason why the engine ended it with the last of them; None if it continues."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """As many as tokens, or none."""
+    num_cached_tokens: int = 0
+    """Cached tokens of its prompt, with its first tokens."""
+    message: str = ""
+    """What went wrong, if it failed."""
+
+
+class Computed(NamedTuple):
+    """A request's share of a pass: ``num_tokens`` of its tokens from position ``start`` on."""
+
+    key: StreamKey
+    start: int
+    num_tokens: int
+
+
+class Preempted(NamedTuple):
+    """A request that has lost its KV, for a better one if that ``is_voluntary``."""
+
+    key: StreamKey
+    is_voluntary: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PassPlan:
+    """The plan of a pass, from an engine that shows its plans."""
+
+    num_added: int
+    """Requests that the engine had been given when it planned the pass."""
+    computed: tuple[Computed, ...]
+    preempted: tuple[Preempted, ...] = ()
+    """Requests that lost their KV before the pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStepped:
+    """The end of a forward pass of a planning engine; ``pass_time`` in seconds."""
+
+    pass_time: float
+    drawn: tuple[Drawn, ...]
+    plan: PassPlan | None = None
+    """None from an engine that does not show its plans."""
+
+
+@runtime_checkable
+class PlanningEngine(Protocol):
+    """An engine that plans its own passes: it queues, orders and preempts by itself.
+
+    All calls come from the event loop that calls ``start``, and so do the reports. Its
+    ``info.num_blocks`` may be an estimate.
+    """
+
+    @property
+    def info(self) -> EngineInfo:
+        """Return the engine's constants."""
+
+    @property
+    def losses(self) -> Sequence[str]:
+        """Return what Headway does elsewhere and cannot do here, for the log."""
+
+    def start(self, stepped: Callable[[EngineStepped], None]) -> None:
+        """Begin to serve; ``stepped`` takes each report."""
+
+    async def watch(self, least: float) -> None:
+        """End the process when the engine hangs for ``least`` seconds and more, 0 for never.
+
+        An engine that notices by itself returns at once.
+        """
+
+    def add(self, request: Request, priority: int) -> None:
+        """Continue a request after its output so far.
+
+        ``priority``: the least first, in ms; an engine that has none ignores it.
+        """
+
+    def abort(self, key: StreamKey) -> None:
+        """Stop a request; an unknown one is ignored. No report of it may follow."""
+
+    def tune(self, gamma: float) -> None:
+        """Take UniBoost's new γ; an engine whose order has none ignores it."""
+
+    async def close(self) -> None:
+        """Stop everything."""

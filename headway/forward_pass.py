@@ -14,6 +14,8 @@ from headway.request import SamplingParams, StreamKey, TokenLogprobs
 
 PENDING = -1
 """Placeholder for a token still being drawn by the pass before; the backend fills it in."""
+PLAIN = 0
+"""The token that a simulated model draws where nothing ends."""
 
 
 class PassItem(NamedTuple):
@@ -53,6 +55,20 @@ class Swap(NamedTuple):
     host_blocks: tuple[int, ...] = ()
 
 
+class Leap(NamedTuple):
+    """Decode steps in a row, in the simulator: each over the tokens that the one before has drawn.
+
+    There are at most ``num_steps``. The last is the first one in which a request ends or begins to
+    answer, or that ends at or after ``until``. If the batch ``goes_on`` from the pass before, all
+    its requests are in this one except for those that have ``left``.
+    """
+
+    num_steps: int
+    until: float = inf
+    goes_on: bool = False
+    left: Sequence[StreamKey] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardPass:
     """An execution of the model over one ragged batch, all DP units in lock-step.
@@ -60,20 +76,18 @@ class ForwardPass:
     Before it, ``swapped_out`` leave their blocks, which others may be given; then ``swapped_in``
     come back into theirs.
 
-    A backend may run it up to ``num_steps`` times in a row, each time over the tokens just drawn,
-    one position further (the block tables have room for that). It stops when a request ends or
-    begins to answer, or when a step ends at or after ``until``.
-
-    ``hidden``: places in ``items`` whose hidden state is wanted.
+    ``ended``: requests that this worker has released since the pass before; their blocks are free.
+    ``hidden``: places in ``items`` whose hidden state is wanted. ``leap``: None for one step. Else
+    each request computes one token a step, and ``items`` are those that join the batch.
     """
 
     pass_id: int
     items: tuple[PassItem, ...]
-    num_steps: int = 1
-    until: float = inf
+    leap: Leap | None = None
     swapped_out: tuple[Swap, ...] = ()
     swapped_in: tuple[Swap, ...] = ()
     hidden: tuple[int, ...] = ()
+    ended: tuple[StreamKey, ...] = ()
 
 
 class Sampled(NamedTuple):
@@ -83,6 +97,11 @@ class Sampled(NamedTuple):
     token_id: int
     logprobs: TokenLogprobs | None = None
     before: Sequence[int] = ()
+
+
+def plain(key: StreamKey, num_steps: int) -> Sampled:
+    """Return what a request has drawn in a leap of so many steps where nothing ends."""
+    return Sampled(key, PLAIN, None, (PLAIN,) * (num_steps - 1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,7 +120,8 @@ class PassResult:
     """Tokens drawn by a forward pass; ``pass_time``: seconds of one step.
 
     ``hidden``: the requested states of its last step; None for none. ``swap_time``: seconds of its
-    swaps, in parallel with the pass or not; 0 if not measured.
+    swaps, in parallel with the pass or not; 0 if not measured. After a leap of ``num_steps`` steps
+    ``sampled`` lists requests that end or begin to answer; all other tokens are ``PLAIN``.
     """
 
     pass_id: int
@@ -109,3 +129,4 @@ class PassResult:
     sampled: tuple[Sampled, ...]
     hidden: HiddenStates | None = None
     swap_time: float = 0.0
+    num_steps: int = 1

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import inf
 
-from headway.cluster import Role, UnitLoad, WorkerInfo
+from headway.cluster import TOKEN_LAYOUT, Role, UnitLoad, WorkerInfo
 from headway.errors import Code, require_between
+from headway.life.moments import Mark
 from headway.request import FinishReason, Request, StreamKey, TokenLogprobs
 
 MIN_GAMMA, MAX_GAMMA = 1e-9, 1e9  # 1/s
@@ -33,6 +34,8 @@ class Placed:
     unit: int
     role: Role
     target_worker_id: str = ""
+    reason: str = ""
+    """The rule that dispatched the request; "" if another leader did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,6 +393,8 @@ class KvHeader:
     more: bool = False
     fencing_token: int = 0
     """The token of the leader that ordered the handoff."""
+    layout: str = TOKEN_LAYOUT
+    """Layout of the bytes; equal shapes do not make equal layouts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,7 +431,8 @@ class TokenBatch:
     ``finish_reasons`` has None if the request continues. ``logprobs``, ``before`` and
     ``num_cached`` are keyed by entry. ``before``: tokens right before the entry's, which have no
     entry of their own. ``num_cached``: cached tokens of the prompt, with a request's first token.
-    ``levels_spent``: MemGuard's levels that it has spent, where there are any.
+    ``levels_spent``: MemGuard's levels that it has spent, where there are any. ``marks``: what has
+    happened to requests since their last tokens.
     """
 
     worker_id: str
@@ -439,3 +445,4 @@ class TokenBatch:
     before: Mapping[int, Sequence[int]] = field(default_factory=dict)
     num_cached: Mapping[int, int] = field(default_factory=dict)
     levels_spent: Mapping[int, int] = field(default_factory=dict)
+    marks: Sequence[Mark] = ()

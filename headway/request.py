@@ -8,11 +8,26 @@ from enum import Enum
 from typing import NamedTuple
 
 from headway.errors import invalid
+from headway.service_class import NO_STANDING, Standing
 
 MAX_LOGPROBS = 20
 MAX_LEVELS = 64
 """Most of MemGuard's doubling levels: no output has 2^63 tokens."""
 MAX_STOP_TOKEN_IDS = 64
+MAX_GRAMMAR_CHARS = 2**16
+MAX_BIASED_TOKENS = 1024
+MAX_ALLOWED_TOKENS = 2**16
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_TOKENS = 64
+MAX_BIAS = 100.0
+CLIENT_ID_END = "~"
+"""A mark that ends a client's own id in a request's id; what follows makes it unique."""
+
+
+def is_named(request_id: str, asked: str) -> bool:
+    """Return whether a request is meant by an id, or by the beginning that its client chose."""
+    begins = asked if CLIENT_ID_END in asked else f"{asked}{CLIENT_ID_END}"
+    return request_id == asked or request_id.startswith(begins)
 
 
 class FinishReason(Enum):
@@ -40,6 +55,56 @@ class StreamKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class BadWord:
+    """Tokens that may not be drawn one after the other."""
+
+    token_ids: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.token_ids) <= MAX_BAD_WORD_TOKENS:
+            limit = f"from 1 to {MAX_BAD_WORD_TOKENS} tokens long"
+            raise invalid("bad_words", len(self.token_ids), limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """Limits on the tokens that a request may draw; all but the grammar hold from its first."""
+
+    grammar: str = ""
+    """The grammar of its answer, in llguidance's form; "": none."""
+    reasoning_start: tuple[int, ...] = ()
+    """Tokens with which the output may begin a reasoning; (): the prompt has begun it."""
+    reasoning_end: tuple[int, ...] = ()
+    """Tokens that end the reasoning: the grammar holds after them. (): nothing reasons."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """The only tokens that may be drawn; (): all."""
+    biased_token_ids: tuple[int, ...] = ()
+    biases: tuple[float, ...] = ()
+    """Numbers added to the logits of ``biased_token_ids``, one each."""
+    bad_words: tuple[BadWord, ...] = ()
+    reasoning_budget: int | None = None
+    """Most tokens of reasoning, its markers apart: its end is drawn then. None: any number."""
+
+    def __post_init__(self) -> None:
+        lengths = (
+            ("grammar", len(self.grammar), MAX_GRAMMAR_CHARS),
+            ("allowed_token_ids", len(self.allowed_token_ids), MAX_ALLOWED_TOKENS),
+            ("logit_bias", len(self.biased_token_ids), MAX_BIASED_TOKENS),
+            ("bad_words", len(self.bad_words), MAX_BAD_WORDS),
+        )
+        for name, length, most in lengths:
+            if length > most:
+                raise invalid(name, length, f"at most {most} long")
+        if self.reasoning_budget is not None and not 0 <= self.reasoning_budget < 2**31:
+            raise invalid("thinking_token_budget", self.reasoning_budget, "0 or more")
+        if len(self.biases) != len(self.biased_token_ids):
+            raise invalid("logit_bias", len(self.biases), "one number for each token")
+        for bias in self.biases:
+            if not -MAX_BIAS <= bias <= MAX_BIAS:
+                raise invalid("logit_bias", bias, f"from {-MAX_BIAS:g} to {MAX_BIAS:g}")
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Parameters for drawing the next token; values out of range are refused (HeadwayError)."""
 
@@ -56,6 +121,8 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+    constraints: Constraints | None = None
 
     def __post_init__(self) -> None:
         # Written so that NaN fails every check.
@@ -94,20 +161,27 @@ class SamplingParams:
         for name, value, holds, limit in checks:
             if not holds:
                 raise invalid(name, value, limit)
-        if self.num_logprobs is not None and not 0 <= self.num_logprobs <= MAX_LOGPROBS:
-            raise invalid("num_logprobs", self.num_logprobs, f"from 0 to {MAX_LOGPROBS}")
+        for name in ("num_logprobs", "num_prompt_logprobs"):
+            count = getattr(self, name)
+            if count is not None and not 0 <= count <= MAX_LOGPROBS:
+                raise invalid(name, count, f"from 0 to {MAX_LOGPROBS}")
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             limit = f"at most {MAX_STOP_TOKEN_IDS} ids long"
             raise invalid("stop_token_ids", len(self.stop_token_ids), limit)
 
     @property
     def has_penalties(self) -> bool:
-        """True if drawing a token needs the tokens before it."""
+        """True if a penalty is on: drawing a token needs the tokens before it."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
         )
+
+    @property
+    def reads_output(self) -> bool:
+        """True if drawing a token needs the tokens before it."""
+        return self.has_penalties or self.constraints is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +218,10 @@ class Request:
     """MemGuard's levels whose one voluntary preemption it has had, counted from the lowest."""
     served: float = 0.0
     """Seconds of the passes that it took part in on earlier workers."""
+    cache_salt: str = ""
+    """A secret of those who may share cached prefixes with it; "": everybody without one."""
+    standing: Standing = NO_STANDING
+    """The tenant that it counts for, and what it is promised."""
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
@@ -171,3 +249,5 @@ class TokenLogprobs:
     logprob: float
     top_token_ids: tuple[int, ...] = field(default=())
     top_logprobs: tuple[float, ...] = field(default=())
+    prompt: tuple[TokenLogprobs, ...] = field(default=())
+    """With an output's first token: those of the prompt's tokens, from the second on."""

@@ -35,6 +35,8 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
         return read(hint, value, name)  # type: ignore[arg-type]  # a class, and no object of one
     if hint in (float, float | None):
         return number(name, value)
+    if hint is bool and type(value) is not bool:
+        raise invalid(name, value, "true or false")
     if hint is str and not isinstance(value, str):
         raise invalid(name, value, "a text in quotes")
     if hint in (int, int | None) and type(value) is not int:

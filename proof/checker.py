@@ -33,6 +33,8 @@ REASONS = frozenset(
     }
 )
 """Codes with which a cluster under faults may refuse or give up a correct request."""
+DIED = "the workers that ran this request died"
+"""Part of a refusal that two lost workers excuse (``headway/core/gateway/attempts.py``)."""
 
 
 # --- the history ----------------------------------------------------------------------

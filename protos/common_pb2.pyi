@@ -71,6 +71,88 @@ FINISH_REASON_ERROR: FinishReason.ValueType  # 4
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
+class BadWord(_message.Message):
+    """Tokens that may not be drawn one after the other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BadWord: _TypeAlias = BadWord  # noqa: Y015
+
+@_typing.final
+class Constraints(_message.Message):
+    """Limits on the tokens that a request may draw; all but the grammar hold from its first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRAMMAR_FIELD_NUMBER: _builtins.int
+    REASONING_START_FIELD_NUMBER: _builtins.int
+    REASONING_END_FIELD_NUMBER: _builtins.int
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BIASED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BIASES_FIELD_NUMBER: _builtins.int
+    BAD_WORDS_FIELD_NUMBER: _builtins.int
+    REASONING_BUDGET_FIELD_NUMBER: _builtins.int
+    grammar: _builtins.str
+    """of its answer, in llguidance's form; empty: none"""
+    reasoning_budget: _builtins.int
+    """tokens of reasoning, then reasoning_end; absent: any"""
+    @_builtins.property
+    def reasoning_start(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """reasoning may begin with these before the grammar holds"""
+
+    @_builtins.property
+    def reasoning_end(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the grammar holds after these"""
+
+    @_builtins.property
+    def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """empty: all"""
+
+    @_builtins.property
+    def biased_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def biases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """one for each of biased_token_ids, -100 to 100"""
+
+    @_builtins.property
+    def bad_words(self) -> _containers.RepeatedCompositeFieldContainer[Global___BadWord]: ...
+    def __init__(
+        self,
+        *,
+        grammar: _builtins.str = ...,
+        reasoning_start: _abc.Iterable[_builtins.int] | None = ...,
+        reasoning_end: _abc.Iterable[_builtins.int] | None = ...,
+        allowed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        biased_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        biases: _abc.Iterable[_builtins.float] | None = ...,
+        bad_words: _abc.Iterable[Global___BadWord] | None = ...,
+        reasoning_budget: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_reasoning_budget", b"_reasoning_budget", "reasoning_budget", b"reasoning_budget"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reasoning_budget", b"_reasoning_budget", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "biased_token_ids", b"biased_token_ids", "biases", b"biases", "grammar", b"grammar", "reasoning_budget", b"reasoning_budget", "reasoning_end", b"reasoning_end", "reasoning_start", b"reasoning_start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__reasoning_budget: _TypeAlias = _typing.Literal["reasoning_budget"]  # noqa: Y015
+    _WhichOneofArgType__reasoning_budget: _TypeAlias = _typing.Literal["_reasoning_budget", b"_reasoning_budget"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reasoning_budget) -> _WhichOneofReturnType__reasoning_budget | None: ...
+
+Global___Constraints: _TypeAlias = Constraints  # noqa: Y015
+
+@_typing.final
 class SamplingParams(_message.Message):
     """How the next token is drawn. Every request carries a seed, so a repeat of it
     (another attempt, another worker) draws the same tokens.
@@ -91,6 +173,8 @@ class SamplingParams(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     NUM_LOGPROBS_FIELD_NUMBER: _builtins.int
+    CONSTRAINTS_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """0 is greedy"""
     top_p: _builtins.float
@@ -113,8 +197,14 @@ class SamplingParams(_message.Message):
     ignore_eos: _builtins.bool
     num_logprobs: _builtins.int
     """absent: none; 0: the drawn token's alone"""
+    num_prompt_logprobs: _builtins.int
+    """as num_logprobs, of the prompt's tokens"""
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def constraints(self) -> Global___Constraints:
+        """absent: none"""
+
     def __init__(
         self,
         *,
@@ -131,16 +221,114 @@ class SamplingParams(_message.Message):
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         ignore_eos: _builtins.bool = ...,
         num_logprobs: _builtins.int | None = ...,
+        constraints: Global___Constraints | None = ...,
+        num_prompt_logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "num_logprobs", b"num_logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "constraints", b"constraints", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "num_logprobs", b"num_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "constraints", b"constraints", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__num_prompt_logprobs: _TypeAlias = _typing.Literal["num_prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__num_prompt_logprobs: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_logprobs) -> _WhichOneofReturnType__num_logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_prompt_logprobs) -> _WhichOneofReturnType__num_prompt_logprobs | None: ...
 
 Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
+
+@_typing.final
+class ServiceClass(_message.Message):
+    """The promise of a class, in seconds; absent: none."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TTFT_FIELD_NUMBER: _builtins.int
+    TTFAT_FIELD_NUMBER: _builtins.int
+    TPOT_FIELD_NUMBER: _builtins.int
+    DEADLINE_FIELD_NUMBER: _builtins.int
+    FLOOR_FIELD_NUMBER: _builtins.int
+    YIELDS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    ttft: _builtins.float
+    ttfat: _builtins.float
+    tpot: _builtins.float
+    deadline: _builtins.float
+    floor: _builtins.float
+    """share of the dispatched tokens, 0 to 0.5"""
+    yields: _builtins.bool
+    priority: _builtins.int
+    """vLLM's, from which on a request belongs to it"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        ttft: _builtins.float | None = ...,
+        ttfat: _builtins.float | None = ...,
+        tpot: _builtins.float | None = ...,
+        deadline: _builtins.float | None = ...,
+        floor: _builtins.float = ...,
+        yields: _builtins.bool = ...,
+        priority: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline", b"_deadline", "_tpot", b"_tpot", "_ttfat", b"_ttfat", "_ttft", b"_ttft", "deadline", b"deadline", "tpot", b"tpot", "ttfat", b"ttfat", "ttft", b"ttft"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline", b"_deadline", "_tpot", b"_tpot", "_ttfat", b"_ttfat", "_ttft", b"_ttft", "deadline", b"deadline", "floor", b"floor", "name", b"name", "priority", b"priority", "tpot", b"tpot", "ttfat", b"ttfat", "ttft", b"ttft", "yields", b"yields"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__deadline: _TypeAlias = _typing.Literal["deadline"]  # noqa: Y015
+    _WhichOneofArgType__deadline: _TypeAlias = _typing.Literal["_deadline", b"_deadline"]  # noqa: Y015
+    _WhichOneofReturnType__tpot: _TypeAlias = _typing.Literal["tpot"]  # noqa: Y015
+    _WhichOneofArgType__tpot: _TypeAlias = _typing.Literal["_tpot", b"_tpot"]  # noqa: Y015
+    _WhichOneofReturnType__ttfat: _TypeAlias = _typing.Literal["ttfat"]  # noqa: Y015
+    _WhichOneofArgType__ttfat: _TypeAlias = _typing.Literal["_ttfat", b"_ttfat"]  # noqa: Y015
+    _WhichOneofReturnType__ttft: _TypeAlias = _typing.Literal["ttft"]  # noqa: Y015
+    _WhichOneofArgType__ttft: _TypeAlias = _typing.Literal["_ttft", b"_ttft"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deadline) -> _WhichOneofReturnType__deadline | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tpot) -> _WhichOneofReturnType__tpot | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttfat) -> _WhichOneofReturnType__ttfat | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft) -> _WhichOneofReturnType__ttft | None: ...
+
+Global___ServiceClass: _TypeAlias = ServiceClass  # noqa: Y015
+
+@_typing.final
+class Standing(_message.Message):
+    """The tenant that a request counts for, and what it is promised."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    SERVICE_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """"": nobody's in particular"""
+    share: _builtins.float
+    """the tenant's, relative to others', over 0"""
+    @_builtins.property
+    def service(self) -> Global___ServiceClass:
+        """absent: none"""
+
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        share: _builtins.float = ...,
+        service: Global___ServiceClass | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["service", b"service"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["service", b"service", "share", b"share", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Standing: _TypeAlias = Standing  # noqa: Y015
 
 @_typing.final
 class Request(_message.Message):
@@ -168,6 +356,8 @@ class Request(_message.Message):
     IS_READ_FIELD_NUMBER: _builtins.int
     LEVELS_SPENT_FIELD_NUMBER: _builtins.int
     SERVED_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    STANDING_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     stream_id: _builtins.int
@@ -194,12 +384,18 @@ class Request(_message.Message):
     """MemGuard's levels whose voluntary preemption it has had, 0 to 64"""
     served: _builtins.float
     """seconds of passes that it took part in on earlier workers"""
+    cache_salt: _builtins.str
+    """only requests with the same one share cached prefixes"""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def output_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def sampling(self) -> Global___SamplingParams: ...
+    @_builtins.property
+    def standing(self) -> Global___Standing:
+        """absent: none"""
+
     def __init__(
         self,
         *,
@@ -221,10 +417,12 @@ class Request(_message.Message):
         is_read: _builtins.bool = ...,
         levels_spent: _builtins.int = ...,
         served: _builtins.float = ...,
+        cache_salt: _builtins.str = ...,
+        standing: Global___Standing | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "standing", b"standing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_at", b"arrival_at", "attempt", b"attempt", "deadline_at", b"deadline_at", "gateway_address", b"gateway_address", "gateway_id", b"gateway_id", "is_burst", b"is_burst", "is_predicted", b"is_predicted", "is_read", b"is_read", "levels_spent", b"levels_spent", "model", b"model", "output_token_ids", b"output_token_ids", "predicted_output_tokens", b"predicted_output_tokens", "prompt_token_ids", b"prompt_token_ids", "reasons", b"reasons", "request_id", b"request_id", "sampling", b"sampling", "served", b"served", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_at", b"arrival_at", "attempt", b"attempt", "cache_salt", b"cache_salt", "deadline_at", b"deadline_at", "gateway_address", b"gateway_address", "gateway_id", b"gateway_id", "is_burst", b"is_burst", "is_predicted", b"is_predicted", "is_read", b"is_read", "levels_spent", b"levels_spent", "model", b"model", "output_token_ids", b"output_token_ids", "predicted_output_tokens", b"predicted_output_tokens", "prompt_token_ids", b"prompt_token_ids", "reasons", b"reasons", "request_id", b"request_id", "sampling", b"sampling", "served", b"served", "standing", b"standing", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -294,6 +492,7 @@ class WorkerInfo(_message.Message):
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    KV_LAYOUT_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     address: _builtins.str
     role: Global___Role.ValueType
@@ -309,6 +508,8 @@ class WorkerInfo(_message.Message):
     max_model_len: _builtins.int
     """prompt + output tokens"""
     kv_bytes_per_token: _builtins.int
+    kv_layout: _builtins.str
+    """of KV that it sends and takes; empty: it does neither"""
     def __init__(
         self,
         *,
@@ -322,10 +523,11 @@ class WorkerInfo(_message.Message):
         num_blocks: _builtins.int = ...,
         max_model_len: _builtins.int = ...,
         kv_bytes_per_token: _builtins.int = ...,
+        kv_layout: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "chunk_tokens", b"chunk_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "max_model_len", b"max_model_len", "model", b"model", "num_blocks", b"num_blocks", "num_units", b"num_units", "role", b"role", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "chunk_tokens", b"chunk_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_layout", b"kv_layout", "max_model_len", b"max_model_len", "model", b"model", "num_blocks", b"num_blocks", "num_units", b"num_units", "role", b"role", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

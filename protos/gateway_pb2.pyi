@@ -53,11 +53,23 @@ class GenerateRequest(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     DISABLE_THINKING_FIELD_NUMBER: _builtins.int
     DISABLE_PACING_FIELD_NUMBER: _builtins.int
+    THINKING_TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
+    SERVICE_CLASS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     prompt: _builtins.str
     disable_thinking: _builtins.bool
     disable_pacing: _builtins.bool
     """answering tokens as they come, whatever the gateway's policy"""
+    thinking_token_budget: _builtins.int
+    """of a chat; absent: any number"""
+    service_class: _builtins.str
+    """by name; "": by priority, key or default"""
+    priority: _builtins.int
+    """vLLM's, which stands for a class"""
+    cache_salt: _builtins.str
+    """only requests with the same one share cached prefixes"""
     @_builtins.property
     def chat(self) -> Global___ChatMessages: ...
     @_builtins.property
@@ -77,13 +89,26 @@ class GenerateRequest(_message.Message):
         stop: _abc.Iterable[_builtins.str] | None = ...,
         disable_thinking: _builtins.bool = ...,
         disable_pacing: _builtins.bool = ...,
+        thinking_token_budget: _builtins.int | None = ...,
+        service_class: _builtins.str = ...,
+        priority: _builtins.int | None = ...,
+        cache_salt: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "prompt", b"prompt", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_thinking_token_budget", b"_thinking_token_budget", "chat", b"chat", "input", b"input", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "thinking_token_budget", b"thinking_token_budget", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "disable_pacing", b"disable_pacing", "disable_thinking", b"disable_thinking", "input", b"input", "model", b"model", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_thinking_token_budget", b"_thinking_token_budget", "cache_salt", b"cache_salt", "chat", b"chat", "disable_pacing", b"disable_pacing", "disable_thinking", b"disable_thinking", "input", b"input", "model", b"model", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "service_class", b"service_class", "stop", b"stop", "thinking_token_budget", b"thinking_token_budget", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
+    _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
+    _WhichOneofReturnType__thinking_token_budget: _TypeAlias = _typing.Literal["thinking_token_budget"]  # noqa: Y015
+    _WhichOneofArgType__thinking_token_budget: _TypeAlias = _typing.Literal["_thinking_token_budget", b"_thinking_token_budget"]  # noqa: Y015
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "chat", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__thinking_token_budget) -> _WhichOneofReturnType__thinking_token_budget | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
@@ -314,6 +339,7 @@ class TokenBatch(_message.Message):
     FAILURES_FIELD_NUMBER: _builtins.int
     CACHED_FIELD_NUMBER: _builtins.int
     SPENT_FIELD_NUMBER: _builtins.int
+    MARKS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """on the first batch of a stream"""
     @_builtins.property
@@ -342,6 +368,10 @@ class TokenBatch(_message.Message):
     def spent(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpentLevels]:
         """sparse: where a credit was spent since the last token"""
 
+    @_builtins.property
+    def marks(self) -> _containers.RepeatedCompositeFieldContainer[Global___LifeMark]:
+        """sparse: what has happened to requests beside their tokens"""
+
     def __init__(
         self,
         *,
@@ -354,14 +384,52 @@ class TokenBatch(_message.Message):
         failures: _abc.Iterable[Global___StreamFailure] | None = ...,
         cached: _abc.Iterable[Global___CachedTokens] | None = ...,
         spent: _abc.Iterable[Global___SpentLevels] | None = ...,
+        marks: _abc.Iterable[Global___LifeMark] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "failures", b"failures", "finish_reasons", b"finish_reasons", "indices", b"indices", "logprobs", b"logprobs", "spent", b"spent", "stream_ids", b"stream_ids", "token_ids", b"token_ids", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "failures", b"failures", "finish_reasons", b"finish_reasons", "indices", b"indices", "logprobs", b"logprobs", "marks", b"marks", "spent", b"spent", "stream_ids", b"stream_ids", "token_ids", b"token_ids", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TokenBatch: _TypeAlias = TokenBatch  # noqa: Y015
+
+@_typing.final
+class LifeMark(_message.Message):
+    """Something that happened to a request on its worker (headway/life/moments.py)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    AMOUNT_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    stream_id: _builtins.int
+    kind: _builtins.str
+    """the name of a MomentKind; an unknown one is left out"""
+    at: _builtins.float
+    """seconds after the sending of this message, so below 0"""
+    amount: _builtins.int
+    """of tokens or passes"""
+    cause: _builtins.str
+    """for people"""
+    def __init__(
+        self,
+        *,
+        stream_id: _builtins.int = ...,
+        kind: _builtins.str = ...,
+        at: _builtins.float = ...,
+        amount: _builtins.int = ...,
+        cause: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount", b"amount", "at", b"at", "cause", b"cause", "kind", b"kind", "stream_id", b"stream_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LifeMark: _TypeAlias = LifeMark  # noqa: Y015
 
 @_typing.final
 class SpentLevels(_message.Message):
@@ -422,6 +490,7 @@ class TokenLogprobs(_message.Message):
     LOGPROB_FIELD_NUMBER: _builtins.int
     TOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     """entry of the parallel arrays"""
     logprob: _builtins.float
@@ -430,6 +499,10 @@ class TokenLogprobs(_message.Message):
     def top_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def top_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def prompt(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
+        """with a first token: the prompt's, from the second token on"""
+
     def __init__(
         self,
         *,
@@ -437,10 +510,11 @@ class TokenLogprobs(_message.Message):
         logprob: _builtins.float = ...,
         top_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        prompt: _abc.Iterable[Global___TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "position", b"position", "top_logprobs", b"top_logprobs", "top_token_ids", b"top_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "position", b"position", "prompt", b"prompt", "top_logprobs", b"top_logprobs", "top_token_ids", b"top_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -20,6 +20,232 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class PictureRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PictureRequest: _TypeAlias = PictureRequest  # noqa: Y015
+
+@_typing.final
+class ClusterPicture(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FENCING_TOKEN_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    WINDOWS_FIELD_NUMBER: _builtins.int
+    MOVES_FIELD_NUMBER: _builtins.int
+    NUM_TRACKED_FIELD_NUMBER: _builtins.int
+    NUM_MOVING_FIELD_NUMBER: _builtins.int
+    NUM_AWAITING_DECODE_FIELD_NUMBER: _builtins.int
+    NUM_HELD_BACK_FIELD_NUMBER: _builtins.int
+    fencing_token: _builtins.int
+    num_tracked: _builtins.int
+    """live requests"""
+    num_moving: _builtins.int
+    num_awaiting_decode: _builtins.int
+    num_held_back: _builtins.int
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerPicture]: ...
+    @_builtins.property
+    def windows(self) -> _containers.RepeatedCompositeFieldContainer[Global___WindowPicture]: ...
+    @_builtins.property
+    def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___MovePicture]:
+        """the first ones"""
+
+    def __init__(
+        self,
+        *,
+        fencing_token: _builtins.int = ...,
+        workers: _abc.Iterable[Global___WorkerPicture] | None = ...,
+        windows: _abc.Iterable[Global___WindowPicture] | None = ...,
+        moves: _abc.Iterable[Global___MovePicture] | None = ...,
+        num_tracked: _builtins.int = ...,
+        num_moving: _builtins.int = ...,
+        num_awaiting_decode: _builtins.int = ...,
+        num_held_back: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "moves", b"moves", "num_awaiting_decode", b"num_awaiting_decode", "num_held_back", b"num_held_back", "num_moving", b"num_moving", "num_tracked", b"num_tracked", "windows", b"windows", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClusterPicture: _TypeAlias = ClusterPicture  # noqa: Y015
+
+@_typing.final
+class WorkerPicture(_message.Message):
+    """One worker, its DP units added up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    NUM_UNITS_FIELD_NUMBER: _builtins.int
+    IS_DRAINING_FIELD_NUMBER: _builtins.int
+    NUM_RUNNING_FIELD_NUMBER: _builtins.int
+    NUM_ARRIVING_FIELD_NUMBER: _builtins.int
+    QUEUED_TOKENS_FIELD_NUMBER: _builtins.int
+    KV_TOKENS_FIELD_NUMBER: _builtins.int
+    HOST_TOKENS_FIELD_NUMBER: _builtins.int
+    BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_USED_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_PROMISED_BLOCKS_FIELD_NUMBER: _builtins.int
+    PASS_TIME_FIELD_NUMBER: _builtins.int
+    PROFILE_PASS_TIME_FIELD_NUMBER: _builtins.int
+    AHEAD_STEP_FIELD_NUMBER: _builtins.int
+    AHEAD_TOKENS_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    role: _common_pb2.Role.ValueType
+    model: _builtins.str
+    address: _builtins.str
+    num_units: _builtins.int
+    is_draining: _builtins.bool
+    num_running: _builtins.int
+    num_arriving: _builtins.int
+    """requests whose KV is on its way here"""
+    queued_tokens: _builtins.int
+    """dispatched, not yet computed"""
+    kv_tokens: _builtins.int
+    host_tokens: _builtins.int
+    block_size: _builtins.int
+    num_blocks: _builtins.int
+    num_used_blocks: _builtins.int
+    num_promised_blocks: _builtins.int
+    """free, and needed by what comes"""
+    pass_time: _builtins.float
+    """seconds, mean of the last passes; 0: unknown"""
+    profile_pass_time: _builtins.float
+    """of the same passes by the profile; 0: no profile"""
+    ahead_step: _builtins.float
+    """seconds between the predictions"""
+    @_builtins.property
+    def ahead_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """KV tokens after each step; none: nobody asks for them"""
+
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        role: _common_pb2.Role.ValueType = ...,
+        model: _builtins.str = ...,
+        address: _builtins.str = ...,
+        num_units: _builtins.int = ...,
+        is_draining: _builtins.bool = ...,
+        num_running: _builtins.int = ...,
+        num_arriving: _builtins.int = ...,
+        queued_tokens: _builtins.int = ...,
+        kv_tokens: _builtins.int = ...,
+        host_tokens: _builtins.int = ...,
+        block_size: _builtins.int = ...,
+        num_blocks: _builtins.int = ...,
+        num_used_blocks: _builtins.int = ...,
+        num_promised_blocks: _builtins.int = ...,
+        pass_time: _builtins.float = ...,
+        profile_pass_time: _builtins.float = ...,
+        ahead_step: _builtins.float = ...,
+        ahead_tokens: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "ahead_step", b"ahead_step", "ahead_tokens", b"ahead_tokens", "block_size", b"block_size", "host_tokens", b"host_tokens", "is_draining", b"is_draining", "kv_tokens", b"kv_tokens", "model", b"model", "num_arriving", b"num_arriving", "num_blocks", b"num_blocks", "num_promised_blocks", b"num_promised_blocks", "num_running", b"num_running", "num_units", b"num_units", "num_used_blocks", b"num_used_blocks", "pass_time", b"pass_time", "profile_pass_time", b"profile_pass_time", "queued_tokens", b"queued_tokens", "role", b"role", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerPicture: _TypeAlias = WorkerPicture  # noqa: Y015
+
+@_typing.final
+class WindowPicture(_message.Message):
+    """The waiting window of one model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    NUM_ACTIVE_FIELD_NUMBER: _builtins.int
+    NUM_WAITING_FIELD_NUMBER: _builtins.int
+    NUM_AT_DOOR_FIELD_NUMBER: _builtins.int
+    BACKLOG_TOKENS_FIELD_NUMBER: _builtins.int
+    LONGEST_WAIT_CYCLES_FIELD_NUMBER: _builtins.int
+    FLOW_LEVEL_FIELD_NUMBER: _builtins.int
+    INTERVAL_FIELD_NUMBER: _builtins.int
+    MEAN_PASS_TIME_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    num_active: _builtins.int
+    num_waiting: _builtins.int
+    num_at_door: _builtins.int
+    backlog_tokens: _builtins.int
+    longest_wait_cycles: _builtins.int
+    flow_level: _builtins.str
+    interval: _builtins.float
+    """seconds between dispatches; 0: none"""
+    mean_pass_time: _builtins.float
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        num_active: _builtins.int = ...,
+        num_waiting: _builtins.int = ...,
+        num_at_door: _builtins.int = ...,
+        backlog_tokens: _builtins.int = ...,
+        longest_wait_cycles: _builtins.int = ...,
+        flow_level: _builtins.str = ...,
+        interval: _builtins.float = ...,
+        mean_pass_time: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_tokens", b"backlog_tokens", "flow_level", b"flow_level", "interval", b"interval", "longest_wait_cycles", b"longest_wait_cycles", "mean_pass_time", b"mean_pass_time", "model", b"model", "num_active", b"num_active", "num_at_door", b"num_at_door", "num_waiting", b"num_waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WindowPicture: _TypeAlias = WindowPicture  # noqa: Y015
+
+@_typing.final
+class MovePicture(_message.Message):
+    """A request whose KV travels from worker to worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    SOURCE_ID_FIELD_NUMBER: _builtins.int
+    TARGET_ID_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    IS_RUNNING_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    source_id: _builtins.str
+    """"": it has not reported"""
+    target_id: _builtins.str
+    num_tokens: _builtins.int
+    is_running: _builtins.bool
+    """a move; else the handoff of a prefilled request"""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        source_id: _builtins.str = ...,
+        target_id: _builtins.str = ...,
+        num_tokens: _builtins.int = ...,
+        is_running: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_running", b"is_running", "num_tokens", b"num_tokens", "request_id", b"request_id", "source_id", b"source_id", "target_id", b"target_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MovePicture: _TypeAlias = MovePicture  # noqa: Y015
+
+@_typing.final
 class ExplainRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -210,6 +436,7 @@ class Placed(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     GATEWAY_ID_FIELD_NUMBER: _builtins.int
     TARGET_WORKER_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     worker_id: _builtins.str
     unit: _builtins.int
@@ -217,6 +444,8 @@ class Placed(_message.Message):
     gateway_id: _builtins.str
     target_worker_id: _builtins.str
     """"": it does not move"""
+    reason: _builtins.str
+    """the rule that dispatched it"""
     def __init__(
         self,
         *,
@@ -226,10 +455,11 @@ class Placed(_message.Message):
         role: _common_pb2.Role.ValueType = ...,
         gateway_id: _builtins.str = ...,
         target_worker_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "role", b"role", "stream_id", b"stream_id", "target_worker_id", b"target_worker_id", "unit", b"unit", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "reason", b"reason", "role", b"role", "stream_id", b"stream_id", "target_worker_id", b"target_worker_id", "unit", b"unit", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

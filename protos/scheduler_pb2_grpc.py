@@ -44,6 +44,11 @@ class SchedulerStub(object):
                 request_serializer=protos_dot_scheduler__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=protos_dot_scheduler__pb2.ExplainReply.FromString,
                 _registered_method=True)
+        self.Picture = channel.unary_unary(
+                '/headway.v1.Scheduler/Picture',
+                request_serializer=protos_dot_scheduler__pb2.PictureRequest.SerializeToString,
+                response_deserializer=protos_dot_scheduler__pb2.ClusterPicture.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer(object):
@@ -66,6 +71,13 @@ class SchedulerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Picture(self, request, context):
+        """The cluster as this leader sees it now, for people. A standby answers FAILED_PRECONDITION.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -78,6 +90,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=protos_dot_scheduler__pb2.ExplainRequest.FromString,
                     response_serializer=protos_dot_scheduler__pb2.ExplainReply.SerializeToString,
+            ),
+            'Picture': grpc.unary_unary_rpc_method_handler(
+                    servicer.Picture,
+                    request_deserializer=protos_dot_scheduler__pb2.PictureRequest.FromString,
+                    response_serializer=protos_dot_scheduler__pb2.ClusterPicture.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +151,33 @@ class Scheduler(object):
             '/headway.v1.Scheduler/Explain',
             protos_dot_scheduler__pb2.ExplainRequest.SerializeToString,
             protos_dot_scheduler__pb2.ExplainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Picture(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.v1.Scheduler/Picture',
+            protos_dot_scheduler__pb2.PictureRequest.SerializeToString,
+            protos_dot_scheduler__pb2.ClusterPicture.FromString,
             options,
             channel_credentials,
             insecure,

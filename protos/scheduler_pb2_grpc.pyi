@@ -40,6 +40,8 @@ class SchedulerStub:
     """What was decided for a request, oldest first, out of the last decisions of this leader.
     A standby answers FAILED_PRECONDITION.
     """
+    Picture: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.PictureRequest, _scheduler_pb2.ClusterPicture]
+    """The cluster as this leader sees it now, for people. A standby answers FAILED_PRECONDITION."""
 
 @_typing.type_check_only
 class SchedulerAsyncStub(SchedulerStub):
@@ -53,6 +55,8 @@ class SchedulerAsyncStub(SchedulerStub):
     """What was decided for a request, oldest first, out of the last decisions of this leader.
     A standby answers FAILED_PRECONDITION.
     """
+    Picture: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.PictureRequest, _scheduler_pb2.ClusterPicture]  # type: ignore[assignment]
+    """The cluster as this leader sees it now, for people. A standby answers FAILED_PRECONDITION."""
 
 class SchedulerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -75,5 +79,13 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
         """What was decided for a request, oldest first, out of the last decisions of this leader.
         A standby answers FAILED_PRECONDITION.
         """
+
+    @_abc_1.abstractmethod
+    def Picture(
+        self,
+        request: _scheduler_pb2.PictureRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.ClusterPicture, _abc.Awaitable[_scheduler_pb2.ClusterPicture]]:
+        """The cluster as this leader sees it now, for people. A standby answers FAILED_PRECONDITION."""
 
 def add_SchedulerServicer_to_server(servicer: SchedulerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

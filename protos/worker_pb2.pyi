@@ -833,6 +833,7 @@ class KvHeader(_message.Message):
     SHAPE_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     FENCING_TOKEN_FIELD_NUMBER: _builtins.int
+    LAYOUT_FIELD_NUMBER: _builtins.int
     unit: _builtins.int
     num_computed_tokens: _builtins.int
     num_bytes: _builtins.int
@@ -844,6 +845,8 @@ class KvHeader(_message.Message):
     """the request still runs: a part follows the data"""
     fencing_token: _builtins.int
     """of the leader that ordered the handoff"""
+    layout: _builtins.str
+    """of the data; a worker with another one refuses it"""
     @_builtins.property
     def request(self) -> _common_pb2.Request:
         """with output_token_ids so far"""
@@ -864,10 +867,11 @@ class KvHeader(_message.Message):
         shape: _abc.Iterable[_builtins.int] | None = ...,
         more: _builtins.bool = ...,
         fencing_token: _builtins.int = ...,
+        layout: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "dtype", b"dtype", "fencing_token", b"fencing_token", "more", b"more", "num_bytes", b"num_bytes", "num_computed_tokens", b"num_computed_tokens", "request", b"request", "shape", b"shape", "unit", b"unit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "dtype", b"dtype", "fencing_token", b"fencing_token", "layout", b"layout", "more", b"more", "num_bytes", b"num_bytes", "num_computed_tokens", b"num_computed_tokens", "request", b"request", "shape", b"shape", "unit", b"unit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

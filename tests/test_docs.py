@@ -18,6 +18,7 @@ import pytest
 from pydantic_settings import BaseSettings
 
 from cli import main
+from headway_vllm.order import SETTING
 from services.runtime import failpoints
 
 ROOT = Path(__file__).parents[1]
@@ -196,7 +197,7 @@ def options() -> frozenset[str]:
         for kind in vars(module).values():
             if isinstance(kind, type) and issubclass(kind, BaseSettings):
                 found |= {f"HEADWAY_{name.upper()}" for name in kind.model_fields}
-    return frozenset(found | {failpoints.VARIABLE})
+    return frozenset(found | {failpoints.VARIABLE, SETTING})
 
 
 @every_page

@@ -24,7 +24,7 @@ def test_no_module_imports_a_test() -> None:
     assert found == []
 
 
-ROOMS = ("headway", "services", "bench", "proof", "cli", "models")
+ROOMS = ("headway", "services", "bench", "proof", "cli", "models", "engines")
 MOST_FIELDS = 20
 FLAT_BY_NATURE = {
     "Profile": "the fields of a profile's file",

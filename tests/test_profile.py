@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from math import exp
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from headway.cost.profile import (
 )
 from headway.cost.velocity import prefill_velocity
 from headway.errors import HeadwayError
+from headway.sim.solo import SoloTime
 from tests.fakes.pass_times import TRUE
 
 TEXT = profile_text(load_profile("llama-8b-a100"))
@@ -88,6 +90,41 @@ def test_an_estimated_prefill_velocity_is_what_the_pass_time_says(name: str) -> 
     if profile.prefill_tokens_per_s is not None:
         said = prefill_velocity(profile.pass_time, profile.memory)
         assert profile.prefill_tokens_per_s == pytest.approx(said, rel=0.08)
+
+
+GEOMETRY = {
+    "codellama-34b-h100": (48, 64 * 128, 33.7e9),
+    "deepseek-v3-h800-prefill-dp8": (61, 128 * (192 + 128) / 2, 37e9),
+    "llama-70b-tp4-h100": (80, 64 * 128, 70.6e9),
+    "llama-8b-a100": (32, 32 * 128, 8.03e9),
+    "llama-8b-h100": (32, 32 * 128, 8.03e9),
+    "qwen-32b-h100-96": (64, 40 * 128, 32.8e9),
+    "qwen-72b-tp4-a100": (80, 64 * 128, 72.7e9),
+    "qwen-7b-4090d": (28, 28 * 128, 7.62e9),
+    "qwen-7b-h800": (28, 28 * 128, 7.62e9),
+}
+"""Layers, width of the heads together, parameters that a token meets."""
+DECODES_ONLY = {"deepseek-v3-h800-decode-dp32"}
+
+
+def test_every_profile_that_prefills_pays_for_attention() -> None:
+    assert set(profile_names()) == set(GEOMETRY) | DECODES_ONLY
+    for name, (layers, width, num_params) in GEOMETRY.items():
+        pass_time = load_profile(name).pass_time
+        flop_per_s = 2 * num_params / pass_time.per_prefill_token
+        attention = 4 * layers * width / flop_per_s  # QK and AV, 2 FLOP a multiplication each
+        assert pass_time.per_prefill_context == pytest.approx(attention, rel=0.01)
+
+
+@pytest.mark.parametrize("name", sorted(GEOMETRY))
+def test_a_long_prompt_takes_what_arithmetic_says(name: str) -> None:
+    profile, n = load_profile(name), 100_000
+    layers, width, num_params = GEOMETRY[name]
+    flop_per_s = 2 * num_params / profile.pass_time.per_prefill_token
+    num_flop = 2 * num_params * n + 4 * layers * width * n * n / 2
+    num_passes = -(-n // profile.chunk_tokens)
+    wanted = num_passes * profile.pass_time.base + num_flop / flop_per_s
+    assert SoloTime(profile, profile).of(n, 1) == pytest.approx(wanted, rel=0.06)
 
 
 @pytest.mark.parametrize("name", profile_names())
@@ -271,3 +308,20 @@ def test_a_profile_holds_what_was_fitted() -> None:
     fitted = fit_pass_time(passes(TRUE)).pass_time
     profile: Profile = replace(load_profile("llama-8b-a100"), pass_time=fitted)
     assert parse_profile(profile_text(profile), "x").pass_time == fitted
+
+
+def test_neither_noise_nor_interruptions_tilt_a_fit() -> None:
+    """Passes off by 12 %, median; every fiftieth takes ten times as long."""
+    truth, rng = PassTime(0.002, 5e-5, 1.5e-4, 3e-7), random.Random(1)
+    passes = []
+    for number in range(6000):
+        batch = rng.randrange(1, 40)
+        prompt = rng.choice([0, 0, rng.randrange(16, 512)])
+        share = Share(prompt, 0, batch, batch * rng.randrange(50, 900))
+        noise = exp(rng.gauss(-0.0162, 0.18)) * (10 if number % 50 == 0 else 1)
+        passes.append(MeasuredPass([share], noise * truth.seconds(*share)))
+    fit = fit_pass_time(passes)
+    for term in ("base", "per_prefill_token", "per_request", "per_kv_token"):
+        error = getattr(fit.pass_time, term) / getattr(truth, term) - 1.0
+        assert abs(error) < max(0.03, 3 * fit.standard_errors[term]), term
+        assert abs(error) < 0.06, term

@@ -1,56 +1,65 @@
-"""The compared figures, and by how much the simulation misses them."""
+"""Figures of a load, live or simulated, and by how much one misses the other."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from headway.metrics import percentile
 
-PUBLISHED = (
-    ("E2E median", 0.067),
-    ("E2E P99", 0.092),
-    ("TTFT mean", 0.176),
-    ("TTFT P99", 0.29),
-    ("TPOT mean", 0.07),
-)
-"""The errors that published simulators report: what ours should stay below."""
+TARGETS: Mapping[str, float] = {
+    "E2E median": 0.05,
+    "E2E P99": 0.10,
+    "TTFT mean": 0.12,
+    "TTFT P99": 0.20,
+    "TPOT mean": 0.04,
+}
+"""The figures that are compared, and the errors that a prediction should stay below."""
+_NUM_DRAWS = 200
+_SHARES = (0.05, 0.95)
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A request as its client saw it, seconds; ``tpot`` None for a single token."""
+    """A request as its client saw it, seconds; ``tpot`` None for a single token.
+
+    ``ended_at``: after the start of the load.
+    """
 
     ttft: float
     tpot: float | None
     ttlt: float
+    ended_at: float = 0.0
+
+
+Load = Sequence[Seen | None]
+"""The requests of a load by arrival; None for one that failed."""
 
 
 @dataclass(frozen=True, slots=True)
-class CalibratedFigure:
-    """A figure of both runs, seconds; ``error`` is the share by which the simulation misses."""
+class LatencyLimits:
+    """An SLO: a request keeps it within these seconds."""
 
-    name: str
-    live: float
-    simulated: float
-    error: float
-    published: float
+    ttft: float
+    tpot: float
 
-
-def compare(live: Sequence[Seen], simulation: Sequence[Seen]) -> list[CalibratedFigure]:
-    """Compare all figures; both runs must have requests that ended."""
-    theirs, ours = _figures(live), _figures(simulation)
-    return [
-        CalibratedFigure(
-            name, theirs[name], ours[name], abs(ours[name] - theirs[name]) / theirs[name], limit
+    def attainment(self, load: Load) -> float:
+        """Return the share of requests that keep it; one that failed does not."""
+        kept = sum(
+            seen is not None and seen.ttft <= self.ttft and (seen.tpot or 0.0) <= self.tpot
+            for seen in load
         )
-        for name, limit in PUBLISHED
-    ]
+        return kept / max(1, len(load))
 
 
-def _figures(seen: Sequence[Seen]) -> dict[str, float]:
+def figures(load: Load) -> dict[str, float]:
+    """Return every figure of the requests that ended, seconds; empty where none did."""
+    seen = [each for each in load if each is not None]
     ttfts, ttlts = sorted(s.ttft for s in seen), sorted(s.ttlt for s in seen)
     tpots = [s.tpot for s in seen if s.tpot is not None]
+    if not (ttfts and tpots):
+        return {}
     return {
         "E2E median": percentile(ttlts, 0.5),
         "E2E P99": percentile(ttlts, 0.99),
@@ -58,3 +67,32 @@ def _figures(seen: Sequence[Seen]) -> dict[str, float]:
         "TTFT P99": percentile(ttfts, 0.99),
         "TPOT mean": sum(tpots) / len(tpots),
     }
+
+
+def errors(truth: Load, predicted: Sequence[Load]) -> dict[str, float]:
+    """Return by which share of the truth each figure misses it, signed.
+
+    ``predicted``: the same requests, once or several times; figures are over all of them. A
+    request that failed in truth counts nowhere.
+    """
+    return _missed(truth, predicted, range(len(truth)))
+
+
+def intervals(truth: Load, predicted: Sequence[Load]) -> dict[str, tuple[float, float]]:
+    """Return the 90 % interval of each error: requests are drawn anew, with replacement."""
+    rng, size = random.Random(0), len(truth)
+    draws = [_missed(truth, predicted, rng.choices(range(size), k=size)) for _ in range(_NUM_DRAWS)]
+    found = {}
+    for name in TARGETS:
+        ordered = sorted(draw[name] for draw in draws if name in draw)
+        if ordered:
+            low, high = (percentile(ordered, share) for share in _SHARES)
+            found[name] = low, high
+    return found
+
+
+def _missed(truth: Load, predicted: Sequence[Load], places: Sequence[int]) -> dict[str, float]:
+    kept = [place for place in places if truth[place] is not None]
+    theirs = figures([truth[place] for place in kept])
+    ours = figures([load[place] for load in predicted for place in kept])
+    return {name: ours[name] / theirs[name] - 1.0 for name in ours if theirs.get(name)}

@@ -1,46 +1,166 @@
-"""Requests of known lengths: replayed against a live cluster, and told to the simulator."""
+"""Loads on a live local cluster: what clients saw, what workers recorded, what moved."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-import random
-import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
-from bench.calibrate.figures import Seen
-from bench.cluster.offered import replayed
+from bench.calibrate.figures import Load, Seen
+from bench.calibrate.loads import poisson
+from bench.cluster.offered import counted
+from bench.serve.client import Client, Endpoint
 from bench.serve.plan import Options, make_plan
-from headway.errors import Code, HeadwayError
-from headway.sim.cluster import SimRequest
+from bench.serve.replay import Replay, ReplayedRequest
+from headway.cluster import Role
 from headway.workload.traces import TraceRow
+from services.local.cluster import LocalCluster
+from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
+from services.local.refusals import refuse_wrong_options
+from services.local.store import free_port
 
-MEDIAN_PROMPT, MEDIAN_OUTPUT = 150, 60
-SIGMA = 0.7
-MOST_PROMPT, MOST_OUTPUT = 900, 400
-
-
-def poisson(rate: float, count: int, seed: int) -> list[TraceRow]:
-    """Return Poisson arrivals at ``rate``/s with log-normal lengths."""
-    rng = random.Random(seed)
-    rows, now = [], 0.0
-    for _ in range(count):
-        now += rng.expovariate(rate)
-        rows.append(TraceRow(now, *_lengths(rng)))
-    return rows
+PASSES, SPANS = "passes", "spans"
+_SEEN = "seen.json"
+_PATIENCE = 300.0  # seconds, for one answer
+_MOST_OPEN = 1024
+_NUM_WARM = 5
+_MOST_PROCESSES = 16
 
 
-def one_by_one(pause: float, count: int, seed: int) -> list[TraceRow]:
-    """Return arrivals so far apart that no request meets another."""
-    rng = random.Random(seed)
-    return [TraceRow(pause * (n + 1), _lengths(rng)[0], 2) for n in range(count)]
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Workers by role. Each computes on one thread, so that one profile holds for all of them."""
+
+    prefill: int = 0
+    decode: int = 0
+    unified: int = 0
+
+    def roles(self) -> list[Role]:
+        """Return the role of each worker."""
+        counts = {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.UNIFIED: self.unified}
+        return [role for role, count in counts.items() for _ in range(count)]
 
 
-def _lengths(rng: random.Random) -> tuple[int, int]:
-    prompt = int(min(rng.lognormvariate(0, SIGMA) * MEDIAN_PROMPT, MOST_PROMPT))
-    output = int(min(rng.lognormvariate(0, SIGMA) * MEDIAN_OUTPUT, MOST_OUTPUT))
-    return max(8, prompt), max(2, output)
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """When a request left and its first token came back, s since the epoch."""
+
+    sent_at: float
+    first_token_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class LiveLoad:
+    """A load as its clients saw it, and how many requests moved meanwhile.
+
+    ``began_at``: by the host's ``time.perf_counter``, like the instants of recorded passes.
+    """
+
+    seen: Load
+    sent: Sequence[Sent | None]
+    num_moves: int
+    began_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class LiveDeployment:
+    """The model, the preset and the workers of a live run."""
+
+    model: str
+    preset: str
+    topology: Topology
+    device: str = "cpu"
+
+    def options(self, folder: Path, *, spans: bool) -> ClusterOptions:
+        """Return a cluster's options; its passes, and spans if wanted, are recorded in a folder."""
+        first_port = free_port(2 + _MOST_PROCESSES)
+        recorded = ("--record-spans", str(folder / SPANS)) if spans else ()
+        passes = ("--num-threads", "1", "--record-passes", str(folder / PASSES))
+        return ClusterOptions(
+            model=self.model,
+            policies=PolicyOptions(self.preset),
+            workers=WorkerCounts(
+                self.topology.prefill, self.topology.decode, unified=self.topology.unified
+            ),
+            device=self.device,
+            port=first_port,
+            metrics_port=first_port + 2,
+            log_level="warning",
+            drain_timeout=10.0,
+            service_flags={
+                "gateway": recorded,
+                "scheduler": recorded,
+                "worker": (*passes, *recorded),
+            },
+        )
+
+
+async def run_live(
+    deployment: LiveDeployment,
+    loads: Sequence[Sequence[TraceRow]],
+    folder: Path,
+    *,
+    spans: bool = False,
+) -> list[LiveLoad]:
+    """Start a cluster, ask it the loads one after another, and stop it.
+
+    Records lie in the folder afterwards.
+    """
+    options = deployment.options(folder, spans=spans)
+    logs = folder / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    refuse_wrong_options(options, logs)
+    async with LocalCluster(options, logs) as cluster:
+        scheduler = f"http://{options.host}:{options.metrics_port + 1}"
+        ask = partial(_ask, cluster.url, options.served_name, folder / "requests.jsonl")
+        await ask(poisson(4.0, _NUM_WARM, 0), 0)
+        found, moved = [], 0.0
+        for number, rows in enumerate(loads, start=1):
+            requests, began_at = await ask(rows, number)
+            moves = await counted(scheduler, "headway_scheduler_moves_total")
+            found.append(_live_load(requests, began_at, int(moves - moved)))
+            moved = moves
+        return found
+
+
+async def _ask(
+    url: str, model: str, trace: Path, rows: Sequence[TraceRow], seed: int
+) -> tuple[list[ReplayedRequest], float]:
+    """Replay the requests; return them and when that began by ``time.perf_counter``.
+
+    ``seed``: of the prompts' tokens. Another one for each load: else they would hit the cache.
+    """
+    write_trace(trace, rows)
+    options = Options(
+        model=model, trace=trace, prompts="random-tokens", endpoint="completions", seed=seed
+    )
+    plan = make_plan(options)
+    client = Client(Endpoint.parse(url), _PATIENCE)
+    replay = Replay(client, plan, most_open=_MOST_OPEN)
+    try:
+        await replay.run(asyncio.Event())
+    finally:
+        client.close()
+    return replay.outcomes, replay.started_at
+
+
+def _live_load(requests: Sequence[ReplayedRequest], began_at: float, num_moves: int) -> LiveLoad:
+    start = began_at + time.time() - time.perf_counter()  # s since the epoch
+    seen: list[Seen | None] = []
+    sent: list[Sent | None] = []
+    for each in requests:
+        times = each.times
+        if times is None:
+            seen.append(None)
+            sent.append(None)
+            continue
+        seen.append(Seen(times.ttft, times.tpot, times.ttlt, times.last_token_at))
+        sent.append(Sent(start + times.arrival_at, start + times.first_token_at))
+    return LiveLoad(seen, sent, num_moves, began_at)
 
 
 def write_trace(path: Path, rows: Sequence[TraceRow]) -> None:
@@ -50,29 +170,18 @@ def write_trace(path: Path, rows: Sequence[TraceRow]) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def simulated(rows: Sequence[TraceRow]) -> Iterator[SimRequest]:
-    """Yield the same requests."""
-    for number, row in enumerate(rows):
-        num_prompt, num_output = row.prompt_tokens or 1, row.output_tokens or 1
-        yield SimRequest(f"r{number}", row.arrival_at, num_prompt, num_output)
+def keep(load: LiveLoad, folder: Path) -> None:
+    """Write a load beside its records: ``kept`` reads it back."""
+    text = json.dumps(asdict(load))
+    (folder / _SEEN).write_text(text + "\n", encoding="utf-8")
 
 
-async def ask(url: str, model: str, rows: Sequence[TraceRow], seed: int) -> list[Seen]:
-    """Replay the requests; HeadwayError where one fails: nothing would be comparable."""
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "requests.jsonl"
-        write_trace(trace, rows)
-        options = Options(
-            model=model, trace=trace, prompts="random-tokens", endpoint="completions", seed=seed
-        )
-        plan = make_plan(options)
-    requests = await replayed(url, plan)
-    failed = [each.error for each in requests if each.times is None]
-    if failed:
-        message = f"{len(failed)} of {len(rows)} requests failed: {failed[0]}"
-        raise HeadwayError(Code.UNAVAILABLE, message)
-    return [
-        Seen(times.ttft, times.tpot, times.ttlt)
-        for each in requests
-        if (times := each.times) is not None
-    ]
+def kept(folder: Path) -> LiveLoad | None:
+    """Return the load that was kept in a folder; None for none."""
+    path = folder / _SEEN
+    if not path.is_file():
+        return None
+    found = json.loads(path.read_text("utf-8"))
+    seen = [None if each is None else Seen(**each) for each in found["seen"]]
+    sent = [None if each is None else Sent(**each) for each in found["sent"]]
+    return LiveLoad(seen, sent, found["num_moves"], found["began_at"])

@@ -1,40 +1,41 @@
-"""A simulated cluster that costs what this machine does, made from recorded passes."""
+"""A profile from the passes that workers recorded."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.calibrate.figures import Seen
-from bench.calibrate.live import simulated
-from headway.cluster import Role
 from headway.cost.fit import Fit, MeasuredPass, fit_pass_time
 from headway.cost.pass_time import PassTime
 from headway.cost.passes import parse_passes
 from headway.cost.profile import Profile
 from headway.cost.velocity import decode_velocities, prefill_velocity
 from headway.errors import Code, HeadwayError
-from headway.presets import find_preset
-from headway.sim.experiment import Conditions, cluster_spec, simulate
-from headway.sim.network import NetworkParams
+from headway.sim.hop_costs import HopCosts
 from headway.sim.pace import MeasuredPace
-from headway.sim.worker import InstanceSpec
-from headway.workload.traces import TraceRow
-
-_NUM_STEPS = 8  # of the search for the latency
-NUM_REPLAYS = 8
-"""Simulations of a load: percentiles are over the requests of all."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """A worker's own description, and its passes."""
+    """A worker's own description, its passes, and when each began, by its host's clock."""
 
     worker: dict[str, Any]
-    passes: list[MeasuredPass]
+    passes: Sequence[MeasuredPass]
+    began_at: Sequence[float] = ()
+
+    def is_busy_at(self, at: float) -> bool:
+        """Return whether a pass was under way; passes are in order."""
+        place = bisect_right(self.began_at, at) - 1
+        return place >= 0 and at < self.began_at[place] + self.passes[place].seconds
+
+    def since(self, at: float) -> WorkerRecord:
+        """Return it without the passes that began earlier."""
+        kept = [each for each in zip(self.passes, self.began_at, strict=True) if each[1] >= at]
+        return replace(self, passes=[p for p, _ in kept], began_at=[began for _, began in kept])
 
 
 def read_records(folder: Path) -> list[WorkerRecord]:
@@ -46,14 +47,18 @@ def read_records(folder: Path) -> list[WorkerRecord]:
             continue
         lines = whole.splitlines()
         worker = json.loads(lines[0])["worker"]
-        passes = [p for p in parse_passes(lines, path.name) if p.seconds > 0] if lines[1:] else []
-        found.append(WorkerRecord(worker, passes))
+        passes = parse_passes(lines, path.name) if lines[1:] else []
+        began_at = [json.loads(line).get("began_at", 0.0) for line in lines[1:]]
+        kept = [(p, at) for p, at in zip(passes, began_at, strict=True) if p.seconds > 0]
+        found.append(WorkerRecord(worker, [p for p, _ in kept], [at for _, at in kept]))
     if not any(each.passes for each in found):
         raise HeadwayError(Code.FAILED_PRECONDITION, f"no worker recorded a pass in {folder}")
     return found
 
 
-def fit_profile(records: Sequence[WorkerRecord], name: str) -> tuple[Profile, Fit]:
+def fit_profile(
+    records: Sequence[WorkerRecord], name: str, *, link_bytes_per_s: float = 0.0
+) -> tuple[Profile, Fit]:
     """Pass times by least squares over all workers' passes; capacities from the workers.
 
     Least squares of shares are met best a little below the mean, where times have a long tail, and
@@ -77,6 +82,8 @@ def fit_profile(records: Sequence[WorkerRecord], name: str) -> tuple[Profile, Fi
         block_size=worker["block_size"],
         pass_time=fit.pass_time,
     )
+    if link_bytes_per_s > 0:
+        profile = replace(profile, link_bytes_per_s=link_bytes_per_s)
     return with_velocities(profile), fit
 
 
@@ -121,60 +128,22 @@ def measured_pace(records: Sequence[WorkerRecord], profile: Profile) -> Measured
     return MeasuredPace(work, [each.seconds for each in passes])
 
 
+def level(records: Sequence[WorkerRecord], pass_time: PassTime, hops: HopCosts) -> float:
+    """Return the time that all recorded passes took over the time predicted for them.
+
+    A pass that ran beside those of other workers is predicted to share the host's cores with them.
+    """
+    took = predicted = 0.0
+    for record in records:
+        for measured, began_at in zip(record.passes, record.began_at, strict=True):
+            middle = began_at + measured.seconds / 2
+            num_busy = sum(other is record or other.is_busy_at(middle) for other in records)
+            took += measured.seconds
+            predicted += pass_time.lock_step(measured.shares) * hops.stretch(num_busy)
+    return took / predicted
+
+
 def _without_outliers(passes: Sequence[MeasuredPass]) -> list[MeasuredPass]:
     """Drop the slowest 1 % of passes: one that the machine interrupted says nothing of passes."""
     by_time = sorted(passes, key=lambda p: p.seconds)
     return by_time[: max(8, int(0.99 * len(by_time)))]
-
-
-def simulation(
-    records: Sequence[WorkerRecord],
-    profile: Profile,
-    preset: str,
-    rows: Sequence[TraceRow],
-    latency: float,
-) -> list[Seen]:
-    """Simulate the same requests on as many workers; ``latency`` of a message, s.
-
-    Several times, at the pace of the recorded passes from several places on: what each run sees.
-    """
-    instances = tuple(
-        (InstanceSpec(Role(each.worker["role"]), profile, each.worker["max_model_len"]), 1)
-        for each in records
-    )
-    network = NetworkParams(
-        bytes_per_s=profile.link_bytes_per_s, latency=latency, dispatch_latency=latency
-    )
-    pace = measured_pace(records, profile)
-    seen: list[Seen] = []
-    for number in range(NUM_REPLAYS):
-        from_there = replace(pace, start=number / NUM_REPLAYS)
-        conditions = Conditions(instances, network, report_interval=0.05, pace=from_there)
-        run = simulate(cluster_spec(find_preset(preset), conditions), simulated(rows))
-        seen += _seen(run.records)
-    return seen
-
-
-def _seen(records: Iterable[Any]) -> Iterable[Seen]:
-    for record in records:
-        if record.finished:
-            yield Seen(record.ttft, record.tpot, record.ttlt)
-
-
-def find_latency(
-    records: Sequence[WorkerRecord],
-    profile: Profile,
-    preset: str,
-    rows: Sequence[TraceRow],
-    ttft: float,
-) -> float:
-    """Find the message latency with which lone requests have this median TTFT (s); 0 at least."""
-    low, high = 0.0, max(ttft, 1e-4)
-    for _ in range(_NUM_STEPS):
-        middle = (low + high) / 2
-        found = sorted(s.ttft for s in simulation(records, profile, preset, rows, middle))
-        if found[len(found) // 2] < ttft:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-BLOCK_SIZE = 16
-
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -80,11 +78,10 @@ class Case:
         """Return the number of rows."""
         return self.num_decodes + self.num_rows
 
-    @property
-    def num_blocks(self) -> int:
+    def num_blocks(self, block_size: int) -> int:
         """Return the KV blocks that the pass's requests hold."""
-        decodes = self.num_decodes * -(-self.context // BLOCK_SIZE)
-        return decodes + -(-(self.start + self.num_rows) // BLOCK_SIZE)
+        decodes = self.num_decodes * -(-self.context // block_size)
+        return decodes + -(-(self.start + self.num_rows) // block_size)
 
 
 SHAPES = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Callable
@@ -42,6 +43,23 @@ def describe(device: torch.device) -> dict[str, object]:
         found["processors"] = properties.multi_processor_count
         found["cuda"] = torch.version.cuda
     return found
+
+
+def dtype_name(itemsize: int) -> str:
+    """Return the type of a shape's weights: a key of ``DTYPES``."""
+    return "bfloat16" if itemsize == 2 else "float32"
+
+
+def runs_kernels(device: torch.device) -> bool:
+    """Return whether Triton's kernels run: on a card, or interpreted."""
+    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def num_processors(device: torch.device) -> int:
+    """Return the card's multiprocessors; a few where there is no card."""
+    if device.type != "cuda":
+        return 4
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def wait(device: torch.device) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from bench.card.cases import BLOCK_SIZE, Case, Shape
+from bench.card.cases import Case, Shape
 from bench.card.device import seconds, wait
 from headway.forward_pass import ForwardPass, PassItem
 from headway.request import SamplingParams, StreamKey
+from services.worker.config import EngineConfig
 from services.worker.engine.backend import TorchBackend
 from services.worker.engine.kv.pool import DTYPES, KvPool
-from services.worker.engine.model.loader import take_model
+from services.worker.engine.model.loader import LoadedModel, take_model
+from services.worker.engine.options import Kernels
 
 SPARE_BYTES = 8 * 2**30
 NUM_PROFILED = 16
@@ -30,54 +33,74 @@ def network(shape: Shape, device: torch.device, dtype: str) -> Any:
         return factory.from_config(shape.config(), dtype=DTYPES[dtype]).eval()
 
 
+def random_model(
+    shape: Shape, device: torch.device, dtype: str, kernels: Kernels = "auto"
+) -> LoadedModel:
+    """Return such a model in the engine's decoder."""
+    return take_model(network(shape, device, dtype), (), kernels)
+
+
 class Engine:
-    """A backend with a pool for the largest of the cases that fit; the pool is random KV."""
+    """A backend with a pool for the largest of the cases that fit; the pool is random KV.
+
+    ``block_size`` 0 is the worker's own choice for the device.
+    """
 
     def __init__(
         self,
+        model: LoadedModel,
         shape: Shape,
         cases: tuple[Case, ...],
         device: torch.device,
-        dtype: str,
+        block_size: int = 0,
     ) -> None:
         self._device, self._shape = device, shape
-        model = take_model(network(shape, device, dtype), ())
-        wanted = sorted(case.num_blocks for case in cases)
-        room = _room(shape, device)
+        config = EngineConfig(device=str(device), block_size=block_size)
+        self.block_size = size = config.tokens_per_block
+        wanted = sorted(case.num_blocks(size) for case in cases)
+        room = _room(shape, device, size)
         self.num_blocks = max((num for num in wanted if room is None or num <= room), default=0)
-        pool = KvPool(model.kv_shape, self.num_blocks, BLOCK_SIZE, device)
+        self.pool = pool = KvPool(model.kv_shape, self.num_blocks, size, device)
+        self.backend = TorchBackend(model, pool)
+        self.backend.warm_up()
         with torch.inference_mode():
             for plane in (*pool.keys, *pool.values):
                 plane.normal_()
-        self._backend = TorchBackend(model, pool)
-        self._backend.warm_up()
         self._rng = random.Random(0)
         self._blocks = list(range(self.num_blocks))
         self._rng.shuffle(self._blocks)
 
     def fits(self, case: Case) -> bool:
         """Return whether the pool holds the case's contexts."""
-        return case.num_blocks <= self.num_blocks
+        return case.num_blocks(self.block_size) <= self.num_blocks
 
     def run(self, case: Case, repeats: int) -> float:
         """Return the median seconds of the pass, with its draws."""
         forward_pass = ForwardPass(0, self._items(case))
-        return seconds(lambda: self._backend.run(forward_pass), self._device, repeats)
+        return seconds(lambda: self.backend.run(forward_pass), self._device, repeats)
 
     def profile(self, case: Case) -> list[dict[str, object]]:
         """Return the longest kernels of one pass, on a CPU its operators."""
         forward_pass = ForwardPass(0, self._items(case))
-        self._backend.run(forward_pass)
+        self.backend.run(forward_pass)
         with torch.profiler.profile() as profiled:
-            self._backend.run(forward_pass)
+            self.backend.run(forward_pass)
             wait(self._device)
-        attribute = "self_device_time_total" if self._device.type == "cuda" else "cpu_time_total"
         found = [
-            {"name": each.key, "calls": each.count, "seconds": getattr(each, attribute) / 1e6}
-            for each in profiled.key_averages()
+            {"name": name, "calls": calls, "seconds": spent}
+            for name, calls, spent in busy_times(profiled, self._device)
         ]
         found.sort(key=lambda each: (-float(str(each["seconds"])), str(each["name"])))
         return found[:NUM_PROFILED]
+
+    def pass_of(self, case: Case) -> Callable[[], object]:
+        """Return a run of the case's pass."""
+        forward_pass = ForwardPass(0, self._items(case))
+        return lambda: self.backend.run(forward_pass)
+
+    def run_rows(self, num_rows: int, repeats: int) -> float:
+        """Return the median seconds of a decode pass of so many short requests."""
+        return self.run(Case(num_rows, self.block_size), repeats)
 
     def _items(self, case: Case) -> tuple[PassItem, ...]:
         blocks = iter(self._blocks)
@@ -87,15 +110,28 @@ class Engine:
         return tuple(items)
 
     def _item(self, number: int, start: int, count: int, blocks: Any) -> PassItem:
-        held = [next(blocks) for _ in range(-(-(start + count) // BLOCK_SIZE))]
+        held = [next(blocks) for _ in range(-(-(start + count) // self.block_size))]
         ids = tuple(self._rng.randrange(self._shape.vocab_size) for _ in range(count))
         return PassItem(StreamKey("bench", number), ids, start, held, True, GREEDY, ids, ())
 
 
-def _room(shape: Shape, device: torch.device) -> int | None:
+def busy_times(profiled: Any, device: torch.device) -> Iterator[tuple[str, int, float]]:
+    """Yield kernels, on a CPU operators: the name, how many ran, and their own seconds.
+
+    A profile also lists the operators that launched a kernel, with the kernel's time: those are
+    left out.
+    """
+    for each in profiled.key_averages():
+        if device.type != "cuda":
+            yield each.key, each.count, each.self_cpu_time_total / 1e6
+        elif "CUDA" in str(each.device_type):
+            yield each.key, each.count, each.self_device_time_total / 1e6
+
+
+def _room(shape: Shape, device: torch.device, block_size: int) -> int | None:
     """Return the KV blocks that the device has room for beside the memory of passes."""
     if device.type != "cuda":
         return None
     torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info(device)[0] - SPARE_BYTES
-    return int(free // (shape.kv_bytes_per_token * BLOCK_SIZE))
+    return int(free // (shape.kv_bytes_per_token * block_size))

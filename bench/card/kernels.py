@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from bench.card.cases import BLOCK_SIZE, Case, Shape
-from bench.card.device import device_seconds
+from bench.card.cases import Case, Shape
+from bench.card.device import device_seconds, num_processors
 from services.worker.engine.gpu.attend import Tile, padded_size
 from services.worker.engine.gpu.decode import decode_attention, decode_tile
 from services.worker.engine.gpu.plan import plan_decode
 from services.worker.engine.gpu.prefill import prefill_attention, prefill_tile
 
-CHECKED = (Case(5, 700), Case(2, 4100), Case(num_rows=300), Case(num_rows=190, start=1000))
+BLOCK_SIZE = 64
+CHECKED: tuple[Case, ...] = (
+    Case(5, 700),
+    Case(2, 4100),
+    Case(num_rows=300),
+    Case(num_rows=190, start=1000),
+)
+FEW_CHECKED: tuple[Case, ...] = (Case(3, 70), Case(num_rows=19, start=40))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +36,22 @@ class Layer:
     values: torch.Tensor
     tables: torch.Tensor
     lengths: torch.Tensor
+    block_size: int
 
     @staticmethod
-    def of(shape: Shape, case: Case, device: torch.device, dtype: torch.dtype) -> Layer:
+    def of(
+        shape: Shape,
+        case: Case,
+        device: torch.device,
+        dtype: torch.dtype,
+        block_size: int = BLOCK_SIZE,
+    ) -> Layer:
         """Make a random layer, with the blocks in a random order."""
         num_requests = case.num_decodes or 1
         length = case.context or case.start + case.num_rows
-        columns = -(-length // BLOCK_SIZE)
+        columns = -(-length // block_size)
         order = torch.randperm(num_requests * columns, device=device).int()
-        slots = (num_requests * columns * BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
+        slots = (num_requests * columns * block_size, shape.num_kv_heads, shape.head_dim)
         rows = (case.num_tokens, shape.num_heads, shape.head_dim)
         return Layer(
             torch.randn(rows, device=device, dtype=dtype),
@@ -44,12 +59,13 @@ class Layer:
             torch.randn(slots, device=device, dtype=dtype),
             order.view(num_requests, columns),
             torch.full((num_requests,), length, dtype=torch.int32, device=device),
+            block_size,
         )
 
     def attend(self, processors: int, tile: Tile | None = None) -> torch.Tensor:
         """Attend with the kernel."""
         (rows, heads, size), kv_heads = self.query.shape, self.keys.shape[1]
-        pool, scale = (self.keys, self.values, self.tables), size**-0.5
+        pool, settings = self.pool, self.settings
         if rows == len(self.lengths):
             plan = plan_decode(self.lengths, heads, kv_heads, size, processors)
             return decode_attention(
@@ -57,14 +73,27 @@ class Layer:
                 *pool,
                 self.lengths,
                 plan,
-                block_size=BLOCK_SIZE,
-                scale=scale,
+                **settings,
                 tile=tile,
             )
-        firsts = torch.tensor([0, rows], dtype=torch.int32, device=self.query.device)
         return prefill_attention(
-            self.query, *pool, firsts, self.lengths, block_size=BLOCK_SIZE, scale=scale, tile=tile
+            self.query, *pool, self.firsts, self.lengths, **settings, tile=tile
         )
+
+    @property
+    def pool(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return keys, values and tables."""
+        return self.keys, self.values, self.tables
+
+    @property
+    def firsts(self) -> torch.Tensor:
+        """Return where the one prompt's rows begin and end."""
+        return torch.tensor([0, len(self.query)], dtype=torch.int32, device=self.query.device)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return what every kernel is told beside its tensors."""
+        return {"block_size": self.block_size, "scale": self.query.shape[2] ** -0.5}
 
     def expected(self) -> torch.Tensor:
         """Attend with torch in float32, request by request."""
@@ -72,7 +101,8 @@ class Layer:
         parts = []
         for n, length in enumerate(self.lengths.tolist()):
             where = torch.arange(length, device=self.query.device)
-            slots = self.tables[n, where // BLOCK_SIZE] * BLOCK_SIZE + where % BLOCK_SIZE
+            size = self.block_size
+            slots = self.tables[n, where // size] * size + where % size
             rows = self.query[n * per_request : (n + 1) * per_request]
             keys, values = (plane[slots].transpose(0, 1).float() for plane in _planes(self))
             mask = where <= where[length - per_request :, None]
@@ -88,37 +118,50 @@ def _planes(layer: Layer) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def check(
-    shape: Shape, device: torch.device, dtypes: tuple[str, ...], cases: tuple[Case, ...] = CHECKED
+    shape: Shape,
+    device: torch.device,
+    dtypes: tuple[str, ...],
+    cases: tuple[Case, ...] = CHECKED,
+    *,
+    block_size: int = BLOCK_SIZE,
 ) -> Iterator[dict[str, object]]:
     """Return relative errors, by the norm."""
     for dtype in dtypes:
         for case in cases:
-            layer = Layer.of(shape, case, device, getattr(torch, dtype))
-            expected = layer.expected()
-            error = (layer.attend(4).float() - expected).norm() / expected.norm()
-            yield {"kind": case.kind, "dtype": dtype, **asdict(case), "error": float(error)}
+            layer = Layer.of(shape, case, device, getattr(torch, dtype), block_size)
+            error = relative_error(layer.attend(4), layer.expected())
+            found = {"kind": case.kind, "dtype": dtype, "block_size": block_size}
+            yield {**found, **asdict(case), "error": error}
+
+
+def relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the norm of the difference over the expected norm."""
+    return float((output.float() - expected).norm() / expected.norm())
 
 
 def sweep(
-    shape: Shape, cases: tuple[Case, ...], device: torch.device, dtype: torch.dtype, processors: int
+    shape: Shape, case: Case, device: torch.device, dtype: torch.dtype
 ) -> Iterator[dict[str, object]]:
-    """Time each case's attention in one layer, with its own tile and with others."""
-    for case in cases:
-        layer = Layer.of(shape, case, device, dtype)
-        for tile in _tiles(shape, case, dtype.itemsize):
-            found = _try(partial(layer.attend, processors, tile), device)
-            pairs = case.num_decodes * case.context
-            pairs += case.num_rows * case.start + case.num_rows * (case.num_rows + 1) // 2
-            tokens = case.num_decodes * case.context + case.start + case.num_rows
-            kv_bytes = 2 * tokens * shape.num_kv_heads * shape.head_dim * dtype.itemsize
-            flops = 4 * pairs * shape.num_heads * shape.head_dim
-            yield {
-                **asdict(case),
-                "tile": asdict(tile),
-                "seconds": found,
-                "bytes_per_s": None if found is None else kv_bytes / found,
-                "flops_per_s": None if found is None else flops / found,
-            }
+    """Time a case's attention in one layer, with its own tile and with others."""
+    layer, processors = Layer.of(shape, case, device, dtype), num_processors(device)
+    for tile in _tiles(shape, case, dtype.itemsize):
+        found = _try(partial(layer.attend, processors, tile), device)
+        yield {"tile": asdict(tile), **rates(shape, case, dtype.itemsize, found)}
+
+
+def rates(shape: Shape, case: Case, itemsize: int, seconds: float | None) -> dict[str, object]:
+    """Return the bytes/s and operations/s of one layer's attention; None for no seconds."""
+    pairs = case.num_decodes * case.context
+    pairs += case.num_rows * case.start + case.num_rows * (case.num_rows + 1) // 2
+    tokens = case.num_decodes * case.context + case.start + case.num_rows
+    kv_bytes = 2 * tokens * shape.num_kv_heads * shape.head_dim * itemsize
+    flops = 4 * pairs * shape.num_heads * shape.head_dim
+    return {
+        **asdict(case),
+        "seconds": seconds,
+        "bytes_per_s": None if seconds is None else kv_bytes / seconds,
+        "flops_per_s": None if seconds is None else flops / seconds,
+    }
 
 
 def _try(run: Callable[[], object], device: torch.device) -> float | None:

@@ -161,6 +161,7 @@ class _Queued:
     decoding: bool = False
     phase: Phase = Phase.ANSWERING
     num_cached_tokens: int = 0
+    num_hit_tokens: int = 0
     attained_tokens: int = 0
     num_kv_tokens: int = 0
     num_phase_tokens: int = 0
@@ -172,6 +173,16 @@ class _Queued:
     in_hand_until: float = 0.0
     num_preemptions: int = 0
     served: float = 0.0
+
+    @property
+    def due_at(self) -> float:
+        """Its arrival: it has no class."""
+        return self.arrival_at
+
+    @property
+    def yields(self) -> bool:
+        """False: it has no class."""
+        return False
 
 
 def _ordering(scale: float) -> tuple[str, Callable[[], Decide]]:

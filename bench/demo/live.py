@@ -33,6 +33,7 @@ PATIENCE = 120.0  # seconds for the answers, from the last arrival on
 _DRAIN_TIMEOUT = 5.0
 _SERVICES = 5  # processes beside the workers
 _PREEMPTIONS = "headway_worker_preemptions_total"
+_PASSES = "headway_worker_forward_pass_seconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,10 @@ class Setting:
     regimes: Sequence[Regime]
     bounds: LoadBounds
     log_dir: Path
+    max_tokens: int = 0
+    """Of a chat's output, for a model that does not end its answers; 0: any number."""
+    least_pass_time: float = 0.0
+    """Seconds; 0: as fast as the machine can."""
 
     @property
     def most_seconds(self) -> float:
@@ -71,7 +76,12 @@ class Setting:
             port=port,
             metrics_port=port + 2,
             drain_timeout=_DRAIN_TIMEOUT,
-            service_flags={"worker": ("--max-running", str(self.max_running))},
+            service_flags={
+                "worker": (
+                    *("--max-running", str(self.max_running)),
+                    *("--least-pass-time", str(self.least_pass_time)),
+                )
+            },
         )
 
 
@@ -142,10 +152,10 @@ async def run_pair(
                 plans = _offer(setting, pair)
             for regime, plan in plans.items():
                 console.print(f"  {regime}: {pair.offers[regime]}")
-                requests, num_preemptions = await _replayed(cluster, plan, pair.offers[regime])
+                requests, worked = await _replayed(cluster, plan, pair.offers[regime])
                 num_failed += print_failures(console, f"{name}, {regime}", requests)
                 alone = next(iter(pair.capacities.values())).alone
-                figures = by_class(requests, alone) | _counts(requests, num_preemptions)
+                figures = {**by_class(requests, alone), **_counts(requests), **worked}
                 pair.runs.setdefault(regime, {})[name] = PresetRun(requests, figures)
         finally:
             await cluster.stop()
@@ -165,7 +175,8 @@ async def _start(cluster: LocalCluster) -> None:
 async def _measured(setting: Setting, cluster: LocalCluster, seed: int) -> Capacity:
     places = setting.max_running * setting.workers.decode
     name = cluster.options.served_name
-    return await warm_up.warm_up(cluster.url, name, places, setting.num_warm_up, seed)
+    numbers = (places, setting.num_warm_up, seed, setting.max_tokens)
+    return await warm_up.warm_up(cluster.url, name, *numbers)
 
 
 def _offer(setting: Setting, pair: Pair) -> dict[str, Plan]:
@@ -174,30 +185,39 @@ def _offer(setting: Setting, pair: Pair) -> dict[str, Plan]:
     for regime in setting.regimes:
         pair.offers[regime.name] = Offer.of(regime, saturation, setting.bounds)
     model = Path(setting.model).name
-    return {name: offer.plan(model, pair.seed) for name, offer in pair.offers.items()}
+    numbers = (pair.seed, setting.max_tokens)
+    return {name: offer.plan(model, *numbers) for name, offer in pair.offers.items()}
 
 
 async def _replayed(
     cluster: LocalCluster, plan: Plan, offer: Offer
-) -> tuple[list[ReplayedRequest], float]:
-    """Return the requests, by arrival, and the preemptions meanwhile."""
-    before = await _num_preemptions(cluster)
+) -> tuple[list[ReplayedRequest], Mapping[str, float]]:
+    """Return the requests, by arrival, and what the workers did meanwhile."""
+    before = await _work(cluster)
     requests = await replayed(cluster.url, plan, within=offer.seconds + PATIENCE)
-    return requests, await _num_preemptions(cluster) - before
+    preemptions, seconds, passes = [
+        now - then for then, now in zip(before, await _work(cluster), strict=True)
+    ]
+    worked = {"preemptions": preemptions / len(requests)}
+    return requests, worked | ({"pass_time": seconds / passes} if passes else {})
 
 
-async def _num_preemptions(cluster: LocalCluster) -> float:
-    """Return the preemptions on all workers since they started."""
-    specs = [process.spec for process in cluster.supervisor.processes]
-    urls = [prometheus.address_of(spec) for spec in specs if spec.service == "worker"]
-    return sum([await counted(url, _PREEMPTIONS) for url in urls])
+async def _work(cluster: LocalCluster) -> tuple[float, float, float]:
+    """Return all preemptions, and the seconds and number of the decode passes reported."""
+    specs = [each.spec for each in cluster.supervisor.processes if each.spec.service == "worker"]
+    workers = [prometheus.address_of(spec) for spec in specs]
+    decoders = [prometheus.address_of(spec) for spec in specs if spec.role == "decode"]
+    return (
+        sum([await counted(url, _PREEMPTIONS) for url in workers]),
+        sum([await counted(url, f"{_PASSES}_sum") for url in decoders]),
+        sum([await counted(url, f"{_PASSES}_count") for url in decoders]),
+    )
 
 
-def _counts(requests: Sequence[ReplayedRequest], num_preemptions: float) -> dict[str, float]:
+def _counts(requests: Sequence[ReplayedRequest]) -> dict[str, float]:
     late = sorted(each.sent_at - each.planned.arrival_at for each in requests)
     return {
         "num_requests": len(requests),
         "num_failed": sum(bool(each.error_kind) for each in requests),
-        "preemptions": num_preemptions / len(requests),
         "sent_late_p99": percentile(late, 0.99),
     }

@@ -116,11 +116,14 @@ class Offer:
             f"after {self.peak_seconds:.1f} s at {regime.peak:.0%}"
         )
 
-    def plan(self, model: str, seed: int) -> Plan:
-        """Plan the requests; the same seed gives the same ones at the same instants."""
+    def plan(self, model: str, seed: int, max_tokens: int = 0) -> Plan:
+        """Plan the requests; the same seed gives the same ones at the same instants.
+
+        ``max_tokens`` is a chat's, 0 for any number.
+        """
         rng = random.Random(f"{self.regime.name} {seed}")
         instants = self.regime.instants(self.num_requests, self.seconds, rng)
-        return timed(mix(model, self.num_requests, rng), instants)
+        return timed(mix(model, self.num_requests, rng, max_tokens), instants)
 
 
 # --- requests -------------------------------------------------------------------------
@@ -138,14 +141,14 @@ def unread(plan: Plan) -> Plan:
     return replace(plan, requests=found)
 
 
-def mix(model: str, num_requests: int, rng: random.Random) -> Plan:
+def mix(model: str, num_requests: int, rng: random.Random, max_tokens: int = 0) -> Plan:
     """Draw requests of the three kinds in random order, all at instant 0.
 
     The numbers of each kind follow from ``num_requests`` alone, and are 1 or more from 3 on.
     """
     num_reasoning = max(1, round(REASONING_SHARE * num_requests))
     num_unread = max(1, round(UNREAD_SHARE * num_requests))
-    found = _reasoning(model, num_reasoning, rng)
+    found = _reasoning(model, num_reasoning, rng, max_tokens)
     for number in range(num_requests - num_reasoning):
         one = completion(model, rng, rng.choice(_PROMPT_TOKENS), rng.choice(_ANSWER_TOKENS))
         is_read = number >= num_unread
@@ -170,10 +173,12 @@ def completion(model: str, rng: random.Random, num_prompt: int, num_output: int)
     return Planned(0, 0.0, raw, "chat", None, path=PATHS["completions"], reasons=False)
 
 
-def _reasoning(model: str, num_requests: int, rng: random.Random) -> list[Planned]:
+def _reasoning(model: str, num_requests: int, rng: random.Random, max_tokens: int) -> list[Planned]:
     """Draw the small model's problems, whose answers are known."""
-    seed = rng.randrange(2**31)
-    options = Options(model, rate=1.0, num_requests=num_requests, prompts="mini", seed=seed)
+    seed, most = rng.randrange(2**31), max_tokens or None
+    options = Options(
+        model, rate=1.0, num_requests=num_requests, prompts="mini", seed=seed, max_tokens=most
+    )
     return list(make_plan(options).requests)
 
 

@@ -39,6 +39,7 @@ FIGURES = (
     *(Figure(name, title, 0.1) for name, title in TITLES.items()),
     Figure("qoe_kept", KEPT, 0.01, more_is_better=True),
     Figure("preemptions", PREEMPTIONS, 0.05),
+    Figure("pass_time", "mean of a decode pass (s)", 0.0005),
 )
 
 

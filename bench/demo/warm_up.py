@@ -21,7 +21,9 @@ _SIDE_SECONDS = 5.0  # in which the requests alone begin, and the prompts
 _IN_FLIGHT = 8  # prompts
 
 
-async def warm_up(url: str, model: str, places: int, num_requests: int, seed: int) -> Capacity:
+async def warm_up(
+    url: str, model: str, places: int, num_requests: int, seed: int, max_tokens: int = 0
+) -> Capacity:
     """Measure a cluster whose decode workers run ``places`` requests at a time.
 
     HeadwayError where a request fails, or where too few end to say what the cluster carries.
@@ -35,7 +37,7 @@ async def warm_up(url: str, model: str, places: int, num_requests: int, seed: in
         raise HeadwayError(Code.FAILED_PRECONDITION, message)
     prompts = _plan([completion(model, rng, _TYPICAL[0], 1) for _ in range(_NUM_PROMPTS)])
     read = await looped(url, prompts, _IN_FLIGHT, _SIDE_SECONDS, PATIENCE)
-    mixed = unread(mix(model, max(num_requests, 4 * in_flight), rng))
+    mixed = unread(mix(model, max(num_requests, 4 * in_flight), rng, max_tokens))
     return capacity_of(alone, read, await looped(url, mixed, in_flight, SECONDS, PATIENCE))
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from bench.cluster.processes import Process
 from bench.gateway.peers import PeerGateway
@@ -20,6 +22,16 @@ PATH = "/v1/chat/completions"
 PROMPT = "Add 17, 25, 8, 41, 3, 77, 12."
 START_PATIENCE = 90.0
 MOCK_MODEL = "headway-mini"
+
+
+OURS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "headway": ("--log-level", "error"),
+        "headway-logged": ("--log-level", "info"),
+        "headway-bare": ("--log-level", "error", "--num-lives", "0", "--no-access-log"),
+    }
+)
+"""Our gateway by name: lives but no log, both, and neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +47,7 @@ class Contender:
         """Return a chat request for exactly so many tokens."""
         messages = [{"role": "user", "content": PROMPT}]
         asked = {"model": self.model, "messages": messages, "max_tokens": num_tokens}
-        if self.name == "headway":  # the mock backend always gives all tokens
+        if self.name in OURS:  # the mock backend always gives all tokens
             asked |= {"ignore_eos": True, "temperature": 0}
         return json.dumps({**asked, "stream": stream}).encode()
 
@@ -57,15 +69,15 @@ class GatewayProcesses:
         await self._until_it_answers(found, process)
         return found
 
-    async def headway(self, model: str) -> Contender:
-        """Our gateway with a store and an emulated scheduler and worker of its own."""
+    async def headway(self, model: str, name: str = "headway") -> Contender:
+        """Our gateway (``OURS``) with a store and an emulated scheduler and worker of its own."""
         store = self._stack.enter_context(LocalStore())
         port = free_port()
         common = ("--store", store.url, "--cluster", "bench")
-        self._start("emulated-worker", "bench.gateway.emulated_worker", *common, *self._delay)
+        self._start(f"{name}-worker", "bench.gateway.emulated_worker", *common, *self._delay)
         flags = (*common, "--model", model, "--model-name", MOCK_MODEL, "--http-port", str(port))
-        process = self._start("headway", "services.gateway", *flags, "--log-level", "error")
-        found = Contender("headway", _loopback(port), MOCK_MODEL, process)
+        process = self._start(name, "services.gateway", *flags, *OURS[name])
+        found = Contender(name, _loopback(port), MOCK_MODEL, process)
         await self._until_it_answers(found, process)
         return found
 

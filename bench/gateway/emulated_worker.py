@@ -16,7 +16,7 @@ import contextlib
 import signal
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import grpc
 import uvloop
@@ -31,6 +31,7 @@ from headway.messages import (
     ToGateway,
     TokenBatch,
 )
+from headway.picture import NO_PICTURE, ClusterPicture
 from headway.request import FinishReason, Request, StreamKey, TokenLogprobs
 from protos import gateway_pb2, scheduler_pb2, scheduler_pb2_grpc
 from services.runtime import wire
@@ -63,11 +64,19 @@ class Running:
 
     def logprobs(self, token_id: int) -> TokenLogprobs | None:
         """Made up: the drawn token at -0.5, the next ids below it."""
-        count = self.request.sampling.num_logprobs
-        if count is None:
+        sampling, prompt = self.request.sampling, self.request.prompt_token_ids
+        of_prompt: tuple[TokenLogprobs, ...] = ()
+        if sampling.num_prompt_logprobs is not None and self.index == 1:
+            of_prompt = tuple(_made_up(i, sampling.num_prompt_logprobs) for i in prompt[1:])
+        if sampling.num_logprobs is None and not of_prompt:
             return None
-        tops = range(count)
-        return TokenLogprobs(-0.5, tuple(token_id + i for i in tops), tuple(-0.5 - i for i in tops))
+        return replace(_made_up(token_id, sampling.num_logprobs or 0), prompt=of_prompt)
+
+
+def _made_up(token_id: int, count: int) -> TokenLogprobs:
+    """Return the token at -0.5, the next ids below it."""
+    tops = range(count)
+    return TokenLogprobs(-0.5, tuple(token_id + i for i in tops), tuple(-0.5 - i for i in tops))
 
 
 class TokenLink:
@@ -163,6 +172,8 @@ class Emulated:
     keeps_submitted: bool = True
     rejection: Rejected | None = None  # the answer to every submission, with its own key
     decisions: list[str] = field(default_factory=list)  # about whatever request is asked for
+    asked_about: list[str] = field(default_factory=list)
+    picture: ClusterPicture = NO_PICTURE  # that gateways are shown
     paused: bool = False  # submissions are taken and never computed
     address: str = ""
     _server: GrpcServer | None = None
@@ -222,7 +233,7 @@ class Emulated:
             return
         if self.paused:
             return
-        gateway.put_nowait(Placed(request.key, self.worker_id, 0, Role.UNIFIED))
+        gateway.put_nowait(Placed(request.key, self.worker_id, 0, Role.UNIFIED, "", "at once"))
         link = self.links.get(request.gateway_id)
         if link is None or link.task.done():
             link = TokenLink(self.worker_id, request.gateway_address, self.config, self.delay)
@@ -279,7 +290,19 @@ class _Scheduler(scheduler_pb2_grpc.SchedulerServicer):
         context: grpc.aio.ServicerContext[scheduler_pb2.ExplainRequest, scheduler_pb2.ExplainReply],
     ) -> scheduler_pb2.ExplainReply:
         """See ``protos/scheduler.proto``."""
+        self._emulated.asked_about.append(request.request_id)
         return scheduler_pb2.ExplainReply(decisions=self._emulated.decisions)
+
+    async def Picture(  # noqa: N802 (the proto's name)
+        self,
+        request: scheduler_pb2.PictureRequest,
+        context: grpc.aio.ServicerContext[
+            scheduler_pb2.PictureRequest, scheduler_pb2.ClusterPicture
+        ],
+    ) -> scheduler_pb2.ClusterPicture:
+        """See ``protos/scheduler.proto``."""
+        packed: scheduler_pb2.ClusterPicture = wire.PICTURE.pack(self._emulated.picture)
+        return packed
 
     async def _read(
         self, messages: AsyncIterator[scheduler_pb2.GatewayMessage], gateway_id: str

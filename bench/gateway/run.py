@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.cluster.processes import cpu_seconds
-from bench.gateway.contenders import PATH, Contender, GatewayProcesses
+from bench.gateway.contenders import OURS, PATH, Contender, GatewayProcesses
 from bench.gateway.peers import find_peers
 from bench.gateway.report import Figures, middle, print_comparison, write_comparison
 from bench.output import num_cores
@@ -33,7 +33,9 @@ async def compare(args: Namespace) -> int:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headway-bench-")))
         stage = GatewayProcesses(stack, folder, args.delay_ms)
-        contenders = [await stage.backend(), await stage.headway(args.model)]
+        ours = OURS if args.records else ("headway",)
+        contenders = [await stage.backend()]
+        contenders += [await stage.headway(args.model, name) for name in ours]
         for peer in peers:
             try:
                 contenders.append(await stage.peer(peer, contenders[0], peers_dir))
@@ -67,7 +69,7 @@ async def _all_rounds(
             try:
                 rounds[contender.name].append(await _measure(contender, args))
             except HeadwayError as error:
-                if contender.name in ("none", "headway"):
+                if contender.name == "none" or contender.name in OURS:
                     raise
                 missing[contender.name] = f"failed under load: {error.message}"
                 rounds[contender.name].clear()

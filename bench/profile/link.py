@@ -181,6 +181,7 @@ def _kv(request: Request, like: KvHeader, info: WorkerInfo) -> Iterator[Any]:
         dtype=like.dtype,
         shape=(*like.shape[:2], num_padded, *like.shape[3:]),
         fencing_token=_FENCING_TOKEN,
+        layout=like.layout,
     )
     yield wire.KV.pack(header, now=time.time())
     for start in range(0, num_bytes, len(_PIECE)):

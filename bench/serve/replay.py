@@ -46,13 +46,16 @@ class Tally:
 
 
 class Replay:
-    """A run. ``most_open`` bounds connections: a request beyond it fails, it never waits."""
+    """A run. ``most_open`` bounds connections: a request beyond it fails, it never waits.
+
+    ``started_at``: by ``time.perf_counter``.
+    """
 
     def __init__(self, client: Client, plan: Plan, *, most_open: int) -> None:
         self._client = client
         self._plan = plan
         self._most_open = most_open
-        self._started_at = 0.0
+        self.started_at = 0.0
         self._running: set[asyncio.Task[None]] = set()
         self.tally = Tally()
         self.outcomes: list[ReplayedRequest] = []
@@ -61,7 +64,7 @@ class Replay:
         """Send all, wait for their ends, return the seconds; ``stopping`` cuts it short."""
         gc.collect()
         gc.freeze()  # a full collection would stall every stream at once
-        self._started_at = time.perf_counter()
+        self.started_at = time.perf_counter()
         try:
             for planned in self._plan.requests:
                 if await self._pause_until(planned.arrival_at, stopping):
@@ -77,7 +80,7 @@ class Replay:
 
         Arrival instants of the plan have no meaning here. Returns when all that were sent ended.
         """
-        self._started_at = time.perf_counter()
+        self.started_at = time.perf_counter()
         for planned in self._plan.requests:
             while len(self._running) >= in_flight:
                 await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
@@ -87,7 +90,7 @@ class Replay:
         await asyncio.gather(*self._running)
 
     def _now(self) -> float:
-        return time.perf_counter() - self._started_at
+        return time.perf_counter() - self.started_at
 
     async def _pause_until(self, at: float, stopping: asyncio.Event) -> bool:
         """Wait, and return whether it was told to stop meanwhile."""
@@ -128,7 +131,7 @@ class Replay:
 
         def take(data: bytes, now: float) -> None:
             before = len(stream.token_times)
-            stream.take(data, now - self._started_at)
+            stream.take(data, now - self.started_at)
             self.tally.num_tokens += len(stream.token_times) - before
 
         try:

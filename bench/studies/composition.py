@@ -36,7 +36,7 @@ from headway.felt import READER_PACE, TITLES
 from headway.metrics import VIOLATION
 from headway.presets import PRESETS, Preset
 from headway.sim.cluster import SimRequest
-from headway.sim.experiment import Conditions
+from headway.sim.experiment import UNLIMITED, Conditions
 from headway.sim.network import NetworkParams
 from headway.sim.records import Record
 from headway.sim.worker import InstanceSpec
@@ -99,6 +99,7 @@ def conditions() -> Conditions:
     return Conditions(
         ((InstanceSpec(Role.PREFILL, prefill), 2), (InstanceSpec(Role.DECODE, decode), 8)),
         NetworkParams(decode.link_bytes_per_s),
+        limits=UNLIMITED,
     )
 
 

@@ -36,7 +36,7 @@ from headway.felt import TITLES
 from headway.metrics import VIOLATION
 from headway.presets import Preset
 from headway.sim.cluster import SimCluster, SimRequest
-from headway.sim.experiment import Conditions
+from headway.sim.experiment import UNLIMITED, Conditions
 from headway.sim.network import NetworkParams
 from headway.sim.records import Record
 from headway.sim.worker import InstanceSpec
@@ -104,12 +104,13 @@ def measure(job: Job) -> Row:
     profile = replace(load_profile("qwen-32b-h100-96"), host_capacity_tokens=_HOST_TOKENS)
     kind = InstanceSpec(Role.UNIFIED, profile)
     if job.scenario == CROWDED:
-        spec = spec_of(_preset(job.system), Conditions(((kind, 1),)))
+        spec = spec_of(_preset(job.system), Conditions(((kind, 1),), limits=UNLIMITED))
         return _figures(run(spec, _crowd(job.seed), watch=partial(_second_instance, kind)))
     conditions = Conditions(
         ((kind, 8),),
         NetworkParams(profile.link_bytes_per_s),
         report_interval=2.0,
+        limits=UNLIMITED,
     )
     return _figures(run(spec_of(_preset(job.system), conditions), _requests(job)))
 

@@ -48,9 +48,8 @@ class Finished(NamedTuple):
     @property
     def by_class(self) -> dict[str, float]:
         """What users of each class felt, and preemptions a request."""
-        num_preemptions = sum(worker.num_preemptions for worker in self.cluster.workers)
         row = felt_by_class(self.records, SoloTime.on(self.cluster.spec.instances))
-        return {**row, "preemptions": num_preemptions / max(1, len(self.records))}
+        return {**row, "preemptions": self.cluster.num_preemptions / max(1, len(self.records))}
 
 
 def spec_of(preset: Preset, conditions: Conditions) -> ClusterSpec:

@@ -22,7 +22,7 @@ from headway.cluster import Role
 from headway.cost.profile import load_profile
 from headway.presets import PRESETS, Preset
 from headway.sim.cluster import SimRequest
-from headway.sim.experiment import Conditions
+from headway.sim.experiment import UNLIMITED, Conditions
 from headway.sim.network import NetworkParams
 from headway.sim.worker import InstanceSpec
 
@@ -96,7 +96,7 @@ def measure(job: Job) -> Row:
     profile = replace(load_profile(PROFILE), chunk_tokens=SET_UPS[job.scenario].chunk_tokens)
     instances = ((InstanceSpec(Role.PREFILL, profile), NUM_INSTANCES),)
     network = NetworkParams(profile.link_bytes_per_s, dispatch_latency=DISPATCH_LATENCY)
-    spec = spec_of(_preset(job.system), Conditions(instances, network))
+    spec = spec_of(_preset(job.system), Conditions(instances, network, limits=UNLIMITED))
     records, cluster = run(spec, _requests(job))
     tokens = sum(w.device.num_prefill_tokens for w in cluster.workers)
     chunks = sum(w.device.num_prefill_passes for w in cluster.workers)

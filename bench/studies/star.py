@@ -38,7 +38,7 @@ from headway.cost.profile import load_profile
 from headway.cost.schema import Profile
 from headway.presets import Preset
 from headway.sim.cluster import SimRequest
-from headway.sim.experiment import Conditions
+from headway.sim.experiment import UNLIMITED, Conditions
 from headway.sim.network import NetworkParams
 from headway.sim.worker import InstanceSpec
 
@@ -141,6 +141,7 @@ def measure(job: Job) -> Row:
         NetworkParams(decode.link_bytes_per_s),
         report_interval=5.0,
         watermark=0.01,
+        limits=UNLIMITED,
     )
     sampler = PassTimeSampler(every=20.0, until=set_up.seconds)
     spec = spec_of(_system(job.system, set_up.interval), conditions)

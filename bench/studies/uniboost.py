@@ -31,7 +31,7 @@ from bench.studies.runs import (
 from headway.cluster import Role
 from headway.cost.profile import load_profile
 from headway.sim.cluster import SimRequest
-from headway.sim.experiment import Conditions
+from headway.sim.experiment import UNLIMITED, Conditions
 from headway.sim.worker import InstanceSpec
 
 PAPER = "uniboost"
@@ -143,6 +143,7 @@ def measure(job: Job) -> Row:
         ((InstanceSpec(Role.UNIFIED, profile), set_up.num_instances),),
         max_running=set_up.max_running,
         report_interval=5.0,
+        limits=UNLIMITED,
     )
     return _figures(run(spec_of(preset, conditions), _requests(job)))
 

@@ -10,10 +10,13 @@ BENCHES = {
     "serve": "replay arrivals against an OpenAI endpoint, open loop",
     "gateway": "the gateway's own cost, beside its peers",
     "engine": "decode and prefill speed beside generate(), continuous batching and vLLM",
+    "gpu": "one GPU, step by step: passes, choices, shares, the cluster, the demo",
     "sim": "the simulator's own speed",
+    "tenants": "what one tenant's flood does to the others (simulated)",
     "policies": "how long decisions take",
     "takeover": "kill the scheduler leader under load",
     "predictor": "latency of the predictor by batch size",
+    "clients": "other people's clients and tools, each in an environment of its own",
     "burst": "a burst over `headway up --autoscale`, one scaling policy after the other",
 }
 

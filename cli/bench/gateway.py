@@ -21,6 +21,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     home = Path("~/.cache/headway/peers")
     add("--peers-dir", type=Path, default=home, help=f"their environments ({home})")
     add("--install-peers", action="store_true", help="install those that are missing first")
+    add("--records", action="store_true", help="ours with its access log, and without records, too")
     add("--rounds", type=int, default=3, metavar="N", help="each in turn, so often (3)")
     add("--seconds", type=float, default=3.0, metavar="S", help="of each measurement (3)")
     add("--streams", type=int, default=64, metavar="N", help="requests in flight at most (64)")

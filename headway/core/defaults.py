@@ -9,6 +9,10 @@ REPORT_INTERVAL = 0.05
 SIMULATED_REPORT_INTERVAL = 0.5
 """The same in the simulator, which would otherwise spend most of its time on reports."""
 
+WATCHDOG_FLOOR = 0.25
+"""Least seconds of a dispatch's watchdog: five passes of a small model take less time than a hiccup
+of a busy machine."""
+
 MOVE_ROUNDS = 4
 """Most rounds that send full blocks of a moving request while it runs."""
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+
+EFFORTS: Mapping[str, int | None] = MappingProxyType(
+    {"none": 0, "minimal": 128, "low": 1024, "medium": 2048, "high": None, "xhigh": None}
+)
+"""Tokens of reasoning by ``reasoning_effort``, as LiteLLM translates it; None: any number."""
 
 LEAD = 4
 """Output tokens that may precede the opening marker: line breaks, a role's name."""
@@ -64,6 +70,23 @@ class Markers:
     def ends_with_end(self, output: Sequence[int]) -> bool:
         """Return whether the newest token completes the end."""
         return bool(self.end) and tuple(output[-len(self.end) :]) == self.end
+
+    def forced(self, output: Sequence[int], budget: int) -> int | None:
+        """Return the token that must come next to end the reasoning; None where none must.
+
+        ``budget``: most tokens of reasoning, markers apart. Without a start the prompt has begun
+        it. The answer follows from the tokens alone, so another worker gives the same.
+        """
+        begun = 0
+        if self.start:
+            begun = _last(output[: self.decided_at], self.start) + len(self.start)
+            if begun < len(self.start):
+                return None
+        place = len(output) - begun - budget
+        if not 0 <= place < len(self.end):
+            return None
+        reasoned = output[begun : begun + budget]
+        return None if _last(reasoned, self.end) >= 0 else self.end[place]
 
     def never_thinks(self, prompt: Sequence[int], output: Sequence[int]) -> bool:
         """Return whether the output began with something other than reasoning."""

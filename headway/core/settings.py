@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, cast
 
+from headway.core.defaults import WATCHDOG_FLOOR
+from headway.core.gateway.settings import GatewaySettings
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.core.worker.settings import WorkerSettings
 from headway.cost.costs import Costs
@@ -18,6 +21,9 @@ from headway.policies.batching.gamma_ada import GammaFit
 from headway.policies.dispatch import Dispatching
 from headway.policies.estimation import Estimation
 from headway.presets import QUESTIONS, Preset
+
+_OPTIONS: Mapping[str, str] = MappingProxyType({"scale_down_delay": "hold_down"})
+"""Parameters of scaling policies whose option has another name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,7 @@ class PolicySettings:
 
     scheduler: SchedulerSettings
     worker: WorkerSettings
+    gateway: GatewaySettings
     batching: Policy
     estimation: Policy
     burst: Policy
@@ -68,22 +75,26 @@ def policy_settings(
     costs: Costs | None = None,
     scheduler: SchedulerSettings | None = None,
     worker: WorkerSettings | None = None,
+    gateway: GatewaySettings | None = None,
 ) -> PolicySettings:
-    """Return the preset's policies within the limits of ``scheduler`` and ``worker``.
+    """Return the preset's policies within the limits of ``scheduler``, ``worker`` and ``gateway``.
 
-    A worker lingers only if the dispatch policy asks for it, and its readers' pace is the pacer's.
+    The live services and the simulator both take the settings of all their cores from here. A
+    worker lingers only if the dispatch policy asks for it, and its readers' pace is the pacer's.
     HeadwayError for an unknown policy or parameter.
     """
     costs = costs or Costs()
     worker = worker or WorkerSettings()
     policy = partial(_policy, preset)
-    dispatch = policy("dispatch", profile=costs.profile)
+    dispatch = policy("dispatch", profile=costs.profile, watchdog_floor=WATCHDOG_FLOOR)
     packing, placement = policy("packing"), policy("placement")
     link = costs.profile.link_bytes_per_s if costs.profile else 0.0
     rescheduling, pacing = policy("rescheduling", link_bytes_per_s=link), policy("pacing")
     reader_pace = {**pacing.answer.parameters(), **pacing.params}.get("tpot", worker.reader_pace)
     batching = policy("batching", reader_pace=reader_pace)
+    burst = policy("burst")
     lingers = cast("type[Dispatching]", dispatch.answer.make).lingers
+    linger = worker.linger if lingers else 0.0
     return PolicySettings(
         scheduler=replace(
             scheduler or SchedulerSettings(),
@@ -98,18 +109,35 @@ def policy_settings(
             gamma_fit=_gamma_fit(batching),
             costs=costs,
         ),
-        worker=replace(
-            worker,
-            linger=worker.linger if lingers else 0.0,
-            reader_pace=reader_pace,
-            costs=costs,
-        ),
+        worker=replace(worker, linger=linger, reader_pace=reader_pace, costs=costs),
+        gateway=_gateway_settings(gateway or GatewaySettings(), burst, pacing),
         batching=batching,
         estimation=policy("estimation"),
-        burst=policy("burst"),
+        burst=burst,
         pacing=pacing,
         scaling=policy("scaling", profile=costs.profile),
     )
+
+
+def _gateway_settings(limits: GatewaySettings, burst: Policy, pacing: Policy) -> GatewaySettings:
+    return replace(
+        limits,
+        burst=burst.name,
+        burst_params=burst.params,
+        pacing=pacing.name,
+        pacing_params=pacing.params,
+    )
+
+
+def scaling_policy(preset: Preset, costs: Costs, bounds: Mapping[str, float]) -> Policy:
+    """Return the preset's scaling policy; ``bounds`` give parameters that the preset leaves open.
+
+    ``bounds``: by the names of the autoscaler's options; those that the policy lacks do nothing.
+    """
+    asked, own = registry.find("scaling", preset.scaling).parameters(), preset.params_of("scaling")
+    named = {_OPTIONS.get(name, name): value for name, value in bounds.items()}
+    known = {name: value for name, value in named.items() if name in asked}
+    return policy_settings(preset.but({}, {"scaling": {**known, **own}}), costs).scaling
 
 
 def _policy(preset: Preset, question: str, **known: object) -> Policy:
@@ -144,6 +172,18 @@ def require_live(preset: Preset) -> None:
                 f"{answer.instead}, or run it with `headway simulate`"
             )
             raise HeadwayError(Code.INVALID_ARGUMENT, message, param=question)
+
+
+def stages_without_classes(preset: Preset) -> list[str]:
+    """Return the stages at which a preset's policies do not look at a request's class."""
+    stages = []
+    dispatch = registry.find("dispatch", preset.dispatch)
+    if not cast("type[Dispatching]", dispatch.make).holds_back:
+        stages.append(f"the window (dispatch {preset.dispatch} holds nothing back)")
+    batching = registry.find("batching", preset.batching)
+    if not cast("type[Batching]", batching.make).reads_classes:
+        stages.append(f"the batch (batching {preset.batching})")
+    return stages
 
 
 def needs_profile(preset: Preset) -> bool:

@@ -1,14 +1,17 @@
 """Fitting the pass-time model: measured passes in, coefficients and their error out.
 
-Least squares on relative residuals: every pass counts by its own time, so that the many short
-decode passes are met as well as the few long prefills. No coefficient is below 0: a pass never
-gets faster by what is added to it.
+Least squares on relative residuals, so that the many short decode passes are met as well as the few
+long prefills. They are relative to the predicted time: relative to the measured one, passes that
+were fast by chance would count more. Beyond 30 % a residual counts by its size and not by its
+square (Huber), because an interrupted pass says nothing of passes. No coefficient is below 0: a
+pass never gets faster by what is added to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +28,9 @@ TERMS = (
 )
 """The coefficients in the order of a ``Share``'s fields, after the constant."""
 MIN_PASSES = 8
+_HUBER = 0.3
+_ROUNDS = 20
+_SETTLED = 1e-6
 MOST_CONDITION = 1e8
 """Beyond it, columns of the measured passes are as good as the same: no fit could tell them."""
 
@@ -39,7 +45,11 @@ class MeasuredPass:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The model and how well it meets the passes; errors are shares of the measured time."""
+    """The model and how well it meets the passes; errors are shares of the measured time.
+
+    ``standard_errors``: of each coefficient that was fitted, as a share of it. They take passes as
+    independent of each other; on a machine whose speed drifts they are too small.
+    """
 
     pass_time: PassTime
     r_squared: float
@@ -47,6 +57,7 @@ class Fit:
     p95_error: float
     num_passes: int
     terms: tuple[str, ...]
+    standard_errors: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def fit_pass_time(passes: Sequence[MeasuredPass], *, gate: str = SLOWEST_UNIT) -> Fit:
@@ -59,15 +70,19 @@ def fit_pass_time(passes: Sequence[MeasuredPass], *, gate: str = SLOWEST_UNIT) -
     seconds = _checked(passes)
     rows = _greatest(passes)
     terms = (0, *(t for t in range(1, len(TERMS)) if rows[:, t].any()))
-    coefficients = _solve(rows, seconds, terms)
-    model = _model(coefficients, gate)
-    for _ in range(8 if gate == SLOWEST_UNIT else 0):
-        slowest = np.array([[1.0, *_slowest(model, p.shares)] for p in passes])
-        if np.array_equal(slowest, rows):
+    weights = 1.0 / seconds
+    _require_tellable(rows * weights[:, None], terms)
+    coefficients = np.zeros(len(TERMS))
+    for _ in range(_ROUNDS):
+        before, coefficients = coefficients, _solve(rows, seconds, terms, weights)
+        model = _model(coefficients, gate)
+        if gate == SLOWEST_UNIT:
+            rows = np.array([[1.0, *_slowest(model, p.shares)] for p in passes])
+        weights = _weights(rows @ coefficients, seconds)
+        if np.allclose(coefficients, before, rtol=_SETTLED, atol=0.0):
             break
-        rows = slowest
-        model = _model(_solve(rows, seconds, terms), gate)
-    return _judge(model, passes, seconds, tuple(TERMS[t] for t in terms))
+    fit = _judge(model, passes, seconds, tuple(TERMS[t] for t in terms))
+    return replace(fit, standard_errors=_standard_errors(rows, seconds, coefficients))
 
 
 def judge(model: PassTime, passes: Sequence[MeasuredPass]) -> Fit:
@@ -100,17 +115,27 @@ def _slowest(model: PassTime, shares: Sequence[Share]) -> Share:
     return max(shares, key=lambda share: (model.seconds(*share), share))
 
 
+def _weights(predicted: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return what each residual is multiplied with: relative ones, and less for outliers."""
+    expected = np.maximum(predicted, 1e-3 * seconds)
+    missed = np.abs(seconds / expected - 1.0)
+    weights: NDArray[np.float64] = np.sqrt(_HUBER / np.maximum(missed, _HUBER)) / expected
+    return weights
+
+
 def _solve(
-    rows: NDArray[np.float64], seconds: NDArray[np.float64], terms: Sequence[int]
+    rows: NDArray[np.float64],
+    seconds: NDArray[np.float64],
+    terms: Sequence[int],
+    weights: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """Non-negative least squares: the most negative coefficient is left out until none is."""
     wanted = list(terms)
-    weighted = rows / seconds[:, None]
-    scale = np.where(weighted.any(axis=0), np.linalg.norm(weighted, axis=0), 1.0)
-    _require_tellable(weighted[:, wanted] / scale[wanted], wanted)
+    weighted = rows * weights[:, None]
+    scale = _scale(weighted)
     while True:
         found, *_ = np.linalg.lstsq(
-            weighted[:, wanted] / scale[wanted], np.ones(len(seconds)), rcond=None
+            weighted[:, wanted] / scale[wanted], seconds * weights, rcond=None
         )
         if found.min(initial=0.0) >= 0.0:
             break
@@ -120,7 +145,26 @@ def _solve(
     return coefficients
 
 
-def _require_tellable(columns: NDArray[np.float64], terms: Sequence[int]) -> None:
+def _scale(weighted: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the length of each column, 1 for one that is 0."""
+    return np.where(weighted.any(axis=0), np.linalg.norm(weighted, axis=0), 1.0)
+
+
+def _standard_errors(
+    rows: NDArray[np.float64], seconds: NDArray[np.float64], coefficients: NDArray[np.float64]
+) -> Mapping[str, float]:
+    """Return the errors of least squares, shares of the coefficients; those at 0 have none."""
+    terms = [t for t in range(len(TERMS)) if coefficients[t] > 0.0]
+    weights = _weights(rows @ coefficients, seconds)
+    scaled = weights[:, None] * rows[:, terms] * coefficients[terms]  # every coefficient is 1
+    missed = weights * seconds - scaled.sum(axis=1)
+    variance = float((missed**2).sum()) / max(1, len(rows) - len(terms))
+    spread = variance * np.diag(np.linalg.pinv(scaled.T @ scaled))
+    return {TERMS[t]: float(error) for t, error in zip(terms, np.sqrt(spread), strict=True)}
+
+
+def _require_tellable(weighted: NDArray[np.float64], terms: Sequence[int]) -> None:
+    columns = (weighted / _scale(weighted))[:, list(terms)]
     condition = float(np.linalg.cond(columns)) if len(columns) >= len(terms) else float("inf")
     if not condition < MOST_CONDITION:
         names = ", ".join(TERMS[t] for t in terms)

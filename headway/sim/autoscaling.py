@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from headway.cluster import Role
+from headway.core.autoscaler.budget import Budget
 from headway.core.autoscaler.core import (
     AutoscalerCore,
     AutoscalerEvent,
@@ -14,14 +14,15 @@ from headway.core.autoscaler.core import (
     PublishTargets,
     RateReport,
 )
+from headway.errors import invalid
 from headway.messages import Drain
+from headway.policies.scaling import RateMeter
 from headway.policies.scaling.protocol import Fleet, PoolLoad, Scaling, Targets
 from headway.sim.cluster import SimCluster, SimRequest
 from headway.sim.node import Node
 from headway.sim.worker import InstanceSpec, SimWorker
 
-RATE_WINDOW = 1.0
-ROLES = (Role.PREFILL, Role.DECODE, Role.CONVERTIBLE, Role.UNIFIED)
+ROLES = (Role.PREFILL, Role.DECODE, Role.CONVERTIBLE)
 
 
 @dataclass(slots=True)
@@ -32,16 +33,12 @@ class _Used:
     busy: float = 0.0
 
 
-def _truth(request: SimRequest) -> int:
-    return request.num_output_tokens
-
-
 class SimAutoscaler:
     """Feeds an autoscaler's core once an ``interval`` and does what it says.
 
     ``kinds``: what an instance of a role is. A pool shrinks by draining its youngest instance,
-    which goes when it holds nothing. ``gpu_seconds`` counts from an instance's order. ``predict``
-    tells the output tokens that the rates count for a request; left out, the true number.
+    which goes when it holds nothing. ``predict`` tells the output tokens that the rates count for a
+    request; left out, what its gateway expects.
     """
 
     def __init__(
@@ -51,24 +48,26 @@ class SimAutoscaler:
         kinds: Mapping[Role, InstanceSpec],
         *,
         interval: float = 1.0,
-        predict: Callable[[SimRequest], int] = _truth,
+        budget: Budget | None = None,
+        predict: Callable[[SimRequest], float] | None = None,
     ) -> None:
-        self._predict = predict
+        self._predict = predict or cluster.expected_tokens
         self._cluster = cluster
         self._kernel = cluster.kernel
         self._policy = policy
         self._kinds = kinds
         self._interval = interval
-        self._arrivals: deque[tuple[float, SimRequest]] = deque()
+        self._roles = ROLES if policy.converts else ROLES[:2]
+        self._meter = RateMeter(now=cluster.kernel.now)
+        self._num_produced = 0
         self._ordered: dict[str, tuple[Role, float]] = {}  # not running yet: role, since when
         self._draining: dict[str, None] = {}
         self._used: dict[str, _Used] = {}
-        self._looked_at = 0.0
-        self._num_burst_tokens = 0
-        self.gpu_seconds = 0.0
         self.history: list[tuple[float, Targets, int]] = []
         cluster.on_arrival = self._arrived
-        core = AutoscalerCore(policy, now=self._kernel.now + interval, interval=interval)
+        core = AutoscalerCore(
+            policy, now=self._kernel.now + interval, interval=interval, budget=budget
+        )
         self._node: Node[AutoscalerEvent, PublishTargets] = Node(self._kernel, core, self._perform)
         self._kernel.after(0.99 * interval, self._look)
 
@@ -78,20 +77,23 @@ class SimAutoscaler:
         running = sum(w.spec.profile.num_gpus for w in self._cluster.workers)
         return running + sum(self._kinds[r].profile.num_gpus for r, _ in self._ordered.values())
 
+    @property
+    def gpu_seconds(self) -> float:
+        """GPU-seconds up to now."""
+        return self._cluster.gpu_seconds(self._kernel.now)
+
     # --- what the core is told --------------------------------------------------------
 
     def _arrived(self, request: SimRequest) -> None:
-        self._arrivals.append((self._kernel.now, request))
+        self._meter.arrived(request.num_prompt_tokens, self._predict(request))
 
     def _look(self) -> None:
         """Reports right before each decision."""
         now = self._kernel.now
         self._notice_joined()
         self._remove_drained()
-        self.gpu_seconds += self.num_gpus * (now - self._looked_at)
         self._node.post(self._rates(now))
         self._node.post(FleetReport(self._fleet()))
-        self._looked_at = now
         self._kernel.after(self._interval, self._look)
 
     def _notice_joined(self) -> None:
@@ -99,36 +101,22 @@ class SimAutoscaler:
             del self._ordered[worker_id]
 
     def _rates(self, now: float) -> RateReport:
-        while self._arrivals and self._arrivals[0][0] <= now - RATE_WINDOW:
-            self._arrivals.popleft()
-        buckets = next(iter(self._kinds.values())).profile.buckets
-        by_bucket = [0.0] * 9
-        num_input = num_output = 0
-        for _, request in self._arrivals:
-            output = self._predict(request)
-            num_input += request.num_prompt_tokens
-            num_output += output
-            bucket = buckets.of(request.num_prompt_tokens, float(output))
-            by_bucket[bucket] += request.num_prompt_tokens + output
+        before, self._num_produced = self._num_produced, self._cluster.num_produced
+        self._meter.produced(self._num_produced - before)
+        rates, window = self._meter.read(now=now, num_burst=self._cluster.num_burst_tokens)
         return RateReport(
             "gateway",
-            len(self._arrivals) / RATE_WINDOW,
-            num_input / RATE_WINDOW,
-            num_output / RATE_WINDOW,
+            rates.requests_per_s,
+            rates.input_tokens_per_s,
+            rates.output_tokens_per_s,
             now,
-            RATE_WINDOW,
-            tuple(tokens / RATE_WINDOW for tokens in by_bucket),
-            burst_tokens_per_s=self._burst_rate(),
+            window,
+            rates.bucket_tokens_per_s,
+            burst_tokens_per_s=rates.burst_tokens_per_s,
         )
 
-    def _burst_rate(self) -> float | None:
-        """Return the prompt tokens labelled as burst since the last look, per second."""
-        before, now = self._num_burst_tokens, self._cluster.num_burst_tokens
-        self._num_burst_tokens = now or 0
-        return None if now is None else (now - before) / self._interval
-
     def _fleet(self) -> Fleet:
-        prefill, decode, convertible, unified = (self._pool(role) for role in ROLES)
+        prefill, decode, convertible = (self._pool(role) for role in ROLES)
         status = self._cluster.scheduler_core.status()
         waiting = sum(pool.num_waiting for pool in status.pools)
         backlog = sum(pool.backlog_tokens for pool in status.pools)
@@ -139,7 +127,7 @@ class SimAutoscaler:
         )
         measured = self._cluster.scheduler_core.fleets(now=self._kernel.now) or {}
         samples = [sample for fleet in measured.values() for sample in fleet.samples]
-        return Fleet(first, decode, convertible, unified, samples)
+        return Fleet(first, decode, convertible, samples=samples)
 
     def _pool(self, role: Role) -> PoolLoad:
         workers = [
@@ -175,13 +163,8 @@ class SimAutoscaler:
     def _perform(self, action: PublishTargets) -> None:
         self._notice_joined()
         targets = action.targets
-        wanted = (
-            targets.num_prefill,
-            targets.num_decode,
-            targets.num_convertible,
-            targets.num_unified,
-        )
-        for role, number in zip(ROLES, wanted, strict=True):
+        wanted = targets.num_prefill, targets.num_decode, targets.num_convertible
+        for role, number in zip(self._roles, wanted, strict=False):
             self._steer(role, number)
         self.history.append((self._kernel.now, targets, self.num_gpus))
 
@@ -209,3 +192,23 @@ class SimAutoscaler:
             if worker is None or worker.core.num_held == 0:
                 del self._draining[worker_id]
                 self._cluster.kill(worker_id)
+
+
+def autoscale(cluster: SimCluster) -> SimAutoscaler:
+    """Let a cluster's instances follow its load, as its spec says; they begin as they are.
+
+    Convertible decoders cost what decoders do. HeadwayError without prefill or decode instances.
+    """
+    spec = cluster.spec
+    assert spec.scaling is not None, "the spec has a scaling policy"
+    kinds = {kind.role: kind for kind, _ in reversed(spec.instances)}
+    for role in (Role.PREFILL, Role.DECODE):
+        if role not in kinds:
+            raise invalid("instances", f"no {role.value}", "prefill and decode ones to autoscale")
+    kinds.setdefault(Role.CONVERTIBLE, replace(kinds[Role.DECODE], role=Role.CONVERTIBLE))
+    policy: Scaling = spec.scaling.make()
+    begun = [sum(n for kind, n in spec.instances if kind.role is role) for role in ROLES]
+    prefill, decode, convertible = (PoolLoad(num_ready=count) for count in begun)
+    policy.begin(Fleet(prefill, decode, convertible))
+    bounds = spec.autoscaling
+    return SimAutoscaler(cluster, policy, kinds, interval=bounds.interval, budget=bounds.limit())

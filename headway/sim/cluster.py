@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import cycle
+from math import inf
 from types import MappingProxyType
 
 from headway.core.gateway.core import GatewayCore
@@ -16,7 +17,7 @@ from headway.core.gateway.events import (
     GatewayAction,
     GatewayEvent,
     SchedulerConnected,
-    Submit,
+    SchedulerDisconnected,
     WorkerDetached,
 )
 from headway.core.gateway.settings import GatewaySettings
@@ -24,117 +25,123 @@ from headway.core.scheduler.admission import wanted_reports
 from headway.core.scheduler.core import SchedulerCore
 from headway.core.scheduler.events import (
     Decision,
-    Elected,
     GatewayConnected,
+    GatewayDisconnected,
     SchedulerAction,
-    SchedulerEvent,
     SendToGateway,
     SendToWorker,
     WorkerGone,
     WorkerReported,
 )
-from headway.core.scheduler.settings import SchedulerSettings
-from headway.core.settings import Policy
-from headway.core.worker.events import LeaderConnected, SendTokens
-from headway.core.worker.settings import WorkerSettings
-from headway.messages import CancelStream, FromWorker
-from headway.request import Request, SamplingParams, StreamKey
-from headway.sim.device import REASONING_END, Steps
+from headway.core.worker.events import GatewayGone, LeaderConnected, SendTokens
+from headway.errors import invalid
+from headway.life.record import LifeRecord
+from headway.messages import CancelStream, FromWorker, Placed, ToGateway
+from headway.policies import registry
+from headway.policies.pacing import Pacing
+from headway.request import Request, StreamKey
+from headway.sim.clients import Clients, SimRequest
 from headway.sim.kernel import Kernel
-from headway.sim.network import Network, NetworkParams
+from headway.sim.leader import SimLeader
+from headway.sim.network import Network
 from headway.sim.node import Node
-from headway.sim.pace import MeasuredPace
-from headway.sim.records import Record, Segment
-from headway.sim.worker import MODEL, InstanceSpec, Policies, SimWorker
+from headway.sim.pass_log import HeardPasses
+from headway.sim.records import Record
+from headway.sim.spec import SIMULATED_WORKER, ClusterSpec
+from headway.sim.worker import InstanceSpec, Policies, SimWorker
 
-GATEWAY = "gateway"
-MOST_STEPS = 1 << 20
-SIMULATED_WORKER = WorkerSettings(max_steps=MOST_STEPS, end_of_reasoning=(REASONING_END,))
-SIMULATED_GATEWAY = GatewaySettings(max_model_len=1 << 40, max_waiting=1 << 30, request_timeout=1e9)
-"""No limits: overload shows as latency."""
-SARATHI = Policy("batching", "sarathi", MappingProxyType({}))
+__all__ = ["SIMULATED_WORKER", "ClusterSpec", "SimCluster", "SimRequest"]
+
+LEASE = 2.0
+"""Seconds from a leader's death to the next one's term, as live."""
 _APART = 0.6180339887  # of a pace's curve, between two instances: never the same place
-_LONGEST_STREAM = 60.0  # seconds that a copy may outlive its request
 
 
-@dataclass(frozen=True, slots=True)
-class SimRequest:
-    """A client's request and the model's answer to it; seconds, tokens.
+@dataclass(slots=True)
+class Hire:
+    """The time for which an instance's GPUs are paid: from its order to its end."""
 
-    ``num_reasoning_tokens`` counts up to and with the end of reasoning, 0 for none.
-    ``prefix_hashes``: of the prompt's blocks of 512 tokens from its beginning; equal ones hold
-    the same tokens. ``is_read``: whether its client reads the answer as it comes.
-    """
+    num_gpus: int
+    began_at: float
+    ended_at: float = inf
 
-    request_id: str
-    arrival_at: float
-    num_prompt_tokens: int
-    num_output_tokens: int
-    num_reasoning_tokens: int = 0
-    prefix_hashes: tuple[int, ...] = ()
-    is_read: bool = True
-
-    @property
-    def num_answer_tokens(self) -> int:
-        """Tokens that its reader is shown."""
-        return self.num_output_tokens - self.num_reasoning_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterSpec:
-    """A cluster: its instances, its policies and the settings of its cores."""
-
-    instances: Sequence[tuple[InstanceSpec, int]]
-    """Kinds of instances, and how many of each."""
-    scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
-    worker: WorkerSettings = SIMULATED_WORKER
-    gateway: GatewaySettings = SIMULATED_GATEWAY
-    batching: Policy = SARATHI
-    estimation: Policy | None = None
-    network: NetworkParams = field(default_factory=NetworkParams)
-    pace: MeasuredPace | None = None
-    """The pace of machines that are not always as fast as their profiles say.
-
-    Each instance begins somewhere else on it, and every pass has a single step.
-    """
+    def gpu_seconds(self, until: float) -> float:
+        """Return the GPU-seconds up to an instant."""
+        return self.num_gpus * max(0.0, min(self.ended_at, until) - self.began_at)
 
 
 class SimCluster:
-    """Gateway, scheduler and workers; ``ended`` is told of every request that is over."""
+    """Gateways, scheduler and workers; ``ended`` is told of every request that is over."""
 
     def __init__(self, kernel: Kernel, spec: ClusterSpec, ended: Callable[[Record], None]) -> None:
         self.kernel = kernel
         self.spec = spec
         self.network = Network(kernel, spec.network)
+        self._hops = spec.network.costs
         self.decisions: list[Decision] = []
-        self.keeps_decisions = False
-        self.records: dict[str, Record] = {}
         self._ended = ended
-        self._lengths: dict[StreamKey, SimRequest] = {}
-        self._streams: deque[tuple[float, StreamKey]] = deque()
-        self._requests: dict[str, SimRequest] = {}
+        self._clients = Clients(kernel, _pacing(spec.gateway), self._request_ended)
         self._workers: dict[str, SimWorker] = {}
-        self._num_started = 0
+        self._hired: dict[str, Hire] = {}
+        self._num_passes_over = self._num_preemptions_over = 0  # of instances that are gone
         self._is_fed = False
-        self.ended_at = 0.0
         self.on_arrival: Callable[[SimRequest], None] = lambda request: None
-        self._steps = Steps(0.0, 0.0, 0.0)
-        self._num_steps = 1
-        self.gateway: Node[GatewayEvent, GatewayAction] = Node(
-            kernel, GatewayCore(GATEWAY, GATEWAY, spec.gateway), self._perform_gateway
-        )
-        self.scheduler_core = SchedulerCore(spec.scheduler)
-        self.scheduler: Node[SchedulerEvent, SchedulerAction] = Node(
-            kernel, self.scheduler_core, self._perform_scheduler
-        )
+        self._gateway_cores: list[GatewayCore] = []
+        self._heard: HeardPasses | None = None  # the passes whose tokens are being taken
+        self._gateways = {gateway_id: self._gateway(gateway_id) for gateway_id in spec.gateway_ids}
+        self._turns = cycle(self._gateways)
+        self._asked: dict[str, str] = {}  # gateways by request, while it is open
+        self._leader = SimLeader(kernel, spec.scheduler, self._perform_scheduler)
         for kind, count in spec.instances:
             for _ in range(count):
                 self.start_worker(kind, running=True)
-        self.scheduler.post(Elected(1, tuple(self._workers)))
-        self.scheduler.post(GatewayConnected(GATEWAY))
-        self.gateway.post(SchedulerConnected())
+        self._elect()
+
+    # --- the scheduler's leader -------------------------------------------------------
+
+    @property
+    def scheduler_core(self) -> SchedulerCore:
+        """The core of the scheduler that leads, or led last."""
+        return self._leader.core
+
+    def lose_leader(self) -> None:
+        """End the leading scheduler as if its machine died; a standby leads after its lease.
+
+        While nobody leads there is nothing to lose.
+        """
+        if not self._leader.leads:
+            return
+        self._leader.die()
+        for gateway in self._gateways.values():
+            gateway.post(SchedulerDisconnected())
+        self.kernel.after(LEASE, self._elect)
+
+    def _elect(self) -> None:
+        self._leader.elect(tuple(self._workers))
+        for gateway_id, gateway in self._gateways.items():
+            self._leader.post(GatewayConnected(gateway_id))
+            gateway.post(SchedulerConnected())
+        for worker in self.workers:
+            worker.post(self._hello())
+
+    def _hello(self) -> LeaderConnected:
+        return LeaderConnected(wanted_reports(self.spec.scheduler), self._leader.term)
 
     # --- instances --------------------------------------------------------------------
+
+    @property
+    def gateway_cores(self) -> Sequence[GatewayCore]:
+        """The cores of all gateways."""
+        return self._gateway_cores
+
+    @property
+    def keeps_decisions(self) -> bool:
+        """True if leaders write their decisions down, for ``decisions``."""
+        return self._leader.keeps_decisions
+
+    @keeps_decisions.setter
+    def keeps_decisions(self, keeps: bool) -> None:
+        self._leader.keep_decisions(keeps)
 
     @property
     def workers(self) -> Sequence[SimWorker]:
@@ -143,8 +150,8 @@ class SimCluster:
 
     def start_worker(self, kind: InstanceSpec, *, running: bool = False) -> str:
         """Add an instance; it joins when it has started up, if need be. Returns its id."""
-        self._num_started += 1
-        worker_id = f"{kind.role.value}-{self._num_started}"
+        worker_id = f"{kind.role.value}-{len(self._hired) + 1}"
+        self._hired[worker_id] = Hire(kind.profile.num_gpus, self.kernel.now)
         delay = 0.0 if running else kind.profile.start_up
         self.kernel.after(delay, partial(self._join, worker_id, kind))
         return worker_id
@@ -152,37 +159,85 @@ class SimCluster:
     def _join(self, worker_id: str, kind: InstanceSpec) -> None:
         spec = self.spec
         policies = Policies(spec.batching.make, spec.estimation.make if spec.estimation else _none)
-        settings = spec.worker if spec.pace is None else replace(spec.worker, max_steps=1)
-        pace = spec.pace.replay(_APART * len(self._workers)) if spec.pace else None
-        worker = SimWorker(worker_id, kind, policies, settings, self._lengths, self, pace)
+        pace = self._pace()
+        settings = spec.worker if pace is None else replace(spec.worker, max_steps=1)
+        worker = SimWorker(worker_id, kind, policies, settings, self._clients.lengths, self, pace)
         self._workers[worker_id] = worker
-        worker.post(LeaderConnected(wanted_reports(self.spec.scheduler)))
+        worker.post(self._hello())
+
+    def _pace(self) -> Callable[[float], float] | None:
+        """Return a new instance's pace: its machine's own, on the cores that it shares."""
+        measured, place = self.spec.pace, _APART * len(self._workers)
+        own = measured.replay(place) if measured is not None else None
+        if not self._hops.cores:
+            return own
+
+        def shared(work: float) -> float:
+            num_busy = 1 + sum(worker.device.is_running for worker in self._workers.values())
+            return self._hops.stretch(num_busy) * (own(work) if own else work)
+
+        return shared
 
     def kill(self, worker_id: str) -> None:
         """End an instance as if its machine died; its streams break at once."""
-        worker = self._workers.pop(worker_id, None)
+        worker = self._workers.get(worker_id)
         if worker is not None:
+            worker.tell_tokens()
+            del self._workers[worker_id]
+            self._hired[worker_id].ended_at = self.kernel.now
+            self._num_passes_over += worker.device.num_passes
+            self._num_preemptions_over += worker.num_preemptions
             worker.stop()
-            self.scheduler.post(WorkerGone(worker_id, "it died"))
-            self.gateway.post(WorkerDetached(worker_id))
+            self.network.cut(worker_id)
+            self._leader.post(WorkerGone(worker_id, "it died"))
+            for gateway in self._gateways.values():
+                gateway.post(WorkerDetached(worker_id))
 
     def worker(self, worker_id: str) -> SimWorker | None:
         """An instance by id, if it lives."""
         return self._workers.get(worker_id)
+
+    @property
+    def num_passes(self) -> int:
+        """Passes of all instances, those that died included."""
+        return self._num_passes_over + sum(w.device.num_passes for w in self.workers)
+
+    @property
+    def num_preemptions(self) -> int:
+        """Preemptions on all instances, those that died included."""
+        return self._num_preemptions_over + sum(w.num_preemptions for w in self.workers)
+
+    def gpu_seconds(self, until: float) -> float:
+        """Return the GPU-seconds up to an instant: start-ups and instances that died included."""
+        return sum(hire.gpu_seconds(until) for hire in self._hired.values())
 
     # --- clients ----------------------------------------------------------------------
 
     @property
     def num_burst_tokens(self) -> int | None:
         """Prompt tokens that the gateway has labelled as burst; None if it labels nothing."""
-        core = self.gateway.core
-        assert isinstance(core, GatewayCore), "the gateway's node runs its core"
-        return core.num_burst_tokens
+        counts = [core.num_burst_tokens for core in self._gateway_cores]
+        return None if None in counts else sum(count or 0 for count in counts)
+
+    @property
+    def num_produced(self) -> int:
+        """Output tokens that have come to the gateways so far."""
+        self._tell_tokens()
+        return self._clients.num_produced
+
+    def expected_tokens(self, request: SimRequest) -> float:
+        """Return the output tokens that a request's gateway expects; 0 if unknown."""
+        return self._clients.expected_tokens(request)
 
     @property
     def is_busy(self) -> bool:
         """True if a request is open or still to come from ``feed``."""
-        return self._is_fed or bool(self._requests)
+        return self._is_fed or self._clients.are_waiting
+
+    @property
+    def ended_at(self) -> float:
+        """When the last request so far ended."""
+        return self._clients.ended_at
 
     def submit(self, request: SimRequest) -> None:
         """Submit a request at its arrival."""
@@ -201,94 +256,121 @@ class SimCluster:
 
     def _submit(self, request: SimRequest) -> None:
         self.on_arrival(request)
-        self._requests[request.request_id] = request
-        self.records[request.request_id] = Record(
-            request.request_id,
-            request.arrival_at,
-            request.num_prompt_tokens,
-            request.num_reasoning_tokens,
-            request.num_output_tokens,
-            is_read=request.is_read,
-        )
-        sampling = SamplingParams(max_tokens=request.num_output_tokens)
-        prompt = range(request.num_prompt_tokens)  # any tokens will do
-        reasons = request.num_reasoning_tokens > 0
-        asked = Request(
-            request.request_id, MODEL, prompt, sampling, request.arrival_at, reasons=reasons
-        )
-        self.gateway.post(Submit(asked, request.is_read))
+        submit = self._clients.ask(request)
+        gateway_id = self._asked[request.request_id] = next(self._turns)
+        if self._hops.gateway:
+            self.kernel.after(self._hops.gateway, partial(self._tell_gateway, gateway_id, submit))
+        else:
+            self._tell_gateway(gateway_id, submit)
 
-    def _close(self, request_id: str, *, error: str = "") -> None:
-        record = self.records.pop(request_id)
-        self.ended_at = self.kernel.now
-        record.finished, record.error = not error, error
-        del self._requests[request_id]
-        self._forget_old_streams()
-        self._ended(record)
+    # --- the gateways -----------------------------------------------------------------
 
-    def _forget_old_streams(self) -> None:
-        """A worker may run a cancelled copy for a while; nothing runs for so long."""
-        streams = self._streams
-        while streams and streams[0][0] < self.kernel.now - _LONGEST_STREAM:
-            _, key = streams.popleft()
-            if self._lengths[key].request_id not in self._requests:
-                del self._lengths[key]
-            else:
-                streams.append((self.kernel.now, key))
+    def lose_gateway(self, gateway_id: str) -> None:
+        """End a gateway as if its machine died: its requests are lost, and others serve new ones.
 
-    # --- the gateway ------------------------------------------------------------------
+        HeadwayError unless it lives and another one does.
+        """
+        if gateway_id not in self._gateways or len(self._gateways) < 2:
+            raise invalid("failures.instance", gateway_id, "a gateway that lives beside another")
+        self._tell_tokens()
+        self._gateways.pop(gateway_id).stop()
+        self._turns = cycle(self._gateways)
+        self._leader.post(GatewayDisconnected(gateway_id))
+        for worker in self.workers:
+            worker.post(GatewayGone(gateway_id))
+        for request_id in [r for r, asked in self._asked.items() if asked == gateway_id]:
+            self._clients.close(request_id, error=f"its gateway {gateway_id} died")
 
-    def _perform_gateway(self, action: GatewayAction) -> None:
-        latency = self.spec.network.latency
+    def _tell_gateway(self, gateway_id: str, event: GatewayEvent) -> None:
+        gateway = self._gateways.get(gateway_id)
+        if gateway is not None:
+            gateway.post(event)
+
+    def _gateway(self, gateway_id: str) -> Node[GatewayEvent, GatewayAction]:
+        """Return a new gateway; the clients know of its pacing (``shown``)."""
+        unpaced = replace(self.spec.gateway, pacing="off", pacing_params=MappingProxyType({}))
+        core = GatewayCore(gateway_id, gateway_id, unpaced)
+        self._gateway_cores.append(core)
+        perform = partial(self._perform_gateway, gateway_id)
+        return Node(self.kernel, core, perform, self._tell_tokens)  # what fails goes on behind them
+
+    def _perform_gateway(self, gateway_id: str, action: GatewayAction) -> None:
+        latency = self._hops.submit
         match action:
             case Request():
-                if action.key not in self._lengths:
-                    self._streams.append((self.kernel.now, action.key))
-                self._lengths[action.key] = self._requests[action.request_id]
-                self.kernel.after(latency, partial(self.scheduler.post, action))
+                self._clients.attempt(action)
+                self._leader.send(latency, action)
             case CancelStream():
-                self.kernel.after(latency, partial(self.scheduler.post, action))
+                self._leader.send(latency, action)
             case CancelTokens(worker_id, stream_ids):
                 for stream_id in stream_ids:
-                    cancel = CancelStream(StreamKey(GATEWAY, stream_id))
+                    cancel = CancelStream(StreamKey(gateway_id, stream_id))
                     self.kernel.after(latency, partial(self._post_worker, worker_id, cancel))
             case Deliver():
-                self._deliver(action)
+                self._clients.deliver(action, self._heard)
             case Fail(request_id, error):
-                self._close(request_id, error=error.message)
+                self._clients.close(request_id, error=error.message)
 
-    def _deliver(self, action: Deliver) -> None:
-        steps, num_steps = self._steps, self._num_steps
-        for delivery in action.deliveries:
-            request_id = delivery.request_id
-            if delivery.token_id is not None:
-                count = 1 + len(delivery.before)
-                skipped = num_steps - count
-                first_at = steps.ends_at(skipped + 1)
-                step = steps.step + (skipped + 1) * steps.growth
-                segment = Segment(count, first_at, step, steps.growth)
-                self.records[request_id].add(segment)
-            if delivery.finish_reason is not None:
-                self._close(request_id)
+    def _request_ended(self, record: Record) -> None:
+        """Complete its life with what its client saw."""
+        del self._asked[record.request_id]
+        for core in self._gateway_cores:
+            core.lives.shown(
+                record.request_id,
+                record.error or "stop",
+                self.kernel.now,
+                first_answer_at=record.first_answer_at,
+                num_reasoning=min(record.num_reasoning_tokens, record.num_tokens),
+                num_output=record.num_tokens,
+            )
+        self._ended(record)
 
-    def to_gateway(self, send: SendTokens, steps: Steps, num_steps: int) -> None:
-        """Hand on tokens of a pass that ended now."""
-        self._steps, self._num_steps = steps, num_steps
-        self.gateway.post(send.batch)
+    def life(self, request_id: str) -> LifeRecord | None:
+        """Return a request's life, where the spec's gateways and workers write lives down."""
+        found = (core.lives.find(request_id, self.kernel.now) for core in self._gateway_cores)
+        return next((life for life in found if life is not None), None)
+
+    @property
+    def lives(self) -> Iterator[LifeRecord]:
+        """The lives that gateways know, of one gateway after the other."""
+        for core in self._gateway_cores:
+            yield from core.lives.since(-inf, self.kernel.now)
+
+    def to_gateway(self, send: SendTokens, heard: HeardPasses) -> None:
+        """Hand on tokens that an instance has drawn."""
+        delay = self._hops.token
+        if delay:
+            self.kernel.after(delay, partial(self._hear_tokens, send, heard))
+        else:
+            self._hear_tokens(send, heard)
+
+    def _hear_tokens(self, send: SendTokens, heard: HeardPasses) -> None:
+        self._heard = heard
+        self._tell_gateway(send.gateway_id, send.batch)
+        self._heard = None
 
     # --- the scheduler ----------------------------------------------------------------
 
     def _perform_scheduler(self, action: SchedulerAction) -> None:
-        network = self.spec.network
+        hops = self._hops
         match action:
             case SendToWorker(worker_id, message):
-                delay = network.dispatch_latency
-                self.kernel.after(delay, partial(self._post_worker, worker_id, message))
-            case SendToGateway(_, message):
-                self.kernel.after(network.latency, partial(self.gateway.post, message))
+                self.kernel.after(hops.dispatch, partial(self._post_worker, worker_id, message))
+            case SendToGateway(gateway_id, message):
+                self.kernel.after(hops.submit, partial(self._post_gateway, gateway_id, message))
             case Decision():
-                if self.keeps_decisions:
-                    self.decisions.append(action)
+                self.decisions.append(action)
+
+    def _post_gateway(self, gateway_id: str, message: ToGateway) -> None:
+        """Hand on a message; one of a loss finds all tokens drawn so far."""
+        if not isinstance(message, Placed):
+            self._tell_tokens()
+        self._tell_gateway(gateway_id, message)
+
+    def _tell_tokens(self) -> None:
+        """Let clients have all tokens drawn so far."""
+        for worker in self._workers.values():
+            worker.tell_tokens()
 
     def _post_worker(self, worker_id: str, message: object) -> None:
         worker = self._workers.get(worker_id)
@@ -298,11 +380,18 @@ class SimCluster:
     def to_scheduler(self, worker_id: str, message: FromWorker) -> None:
         """Hand on a worker's message after its latency."""
         event = WorkerReported(worker_id, message)
-        self.kernel.after(self.spec.network.latency, partial(self._hear, worker_id, event))
+        term = self._leader.term
+        self.kernel.after(self._hops.report, partial(self._hear, worker_id, event, term))
 
-    def _hear(self, worker_id: str, event: WorkerReported) -> None:
-        if worker_id in self._workers:
-            self.scheduler.post(event)
+    def _hear(self, worker_id: str, event: WorkerReported, term: int) -> None:
+        if worker_id in self._workers and term == self._leader.term:
+            self._leader.post(event)
+
+
+def _pacing(settings: GatewaySettings) -> Pacing | None:
+    """Return the policy that paces readers, None for one that never holds a token."""
+    pacing: Pacing = registry.make("pacing", settings.pacing, **settings.pacing_params)
+    return pacing if pacing.paces else None
 
 
 def _none() -> None:

@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from headway.cost.pass_time import EACH_TERM, PassTime, Share
 from headway.forward_pass import ForwardPass, PassItem, PassResult, Sampled
 from headway.request import StreamKey
 from headway.sim.kernel import Kernel, Timer
+from headway.sim.leaping import LeapingBatch
+from headway.sim.lengths import TrueLengths, token_at
 
 MOST_STEPS = 1 << 30
-ORDINARY, REASONING_END, EOS = 0, 1, 2
-"""The three token ids that a simulated model knows."""
-
-
-class TrueLengths(Protocol):
-    """The lengths that a request will have: known to the simulated model alone."""
-
-    @property
-    def num_reasoning_tokens(self) -> int:
-        """Tokens up to and with the end of reasoning; 0 without reasoning."""
-
-    @property
-    def num_output_tokens(self) -> int:
-        """All tokens of the output, the last included."""
-
-    @property
-    def prefix_hashes(self) -> Sequence[int]:
-        """Hashes of the prompt's blocks, from its beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +95,7 @@ class Device:
         self._ended = ended
         self._pace = pace
         self._running: _Running | None = None
+        self._batch = LeapingBatch(blocks_per_unit, lengths)
         self._next: ForwardPass | None = None
         self.busy = 0.0
         self.num_passes = 0
@@ -124,18 +109,25 @@ class Device:
             assert self._next is None, "a worker runs ahead by one pass"
             self._next = forward_pass
             return
-        steps = self._steps(forward_pass.items, forward_pass.num_steps > 1)
-        most = forward_pass.num_steps
+        leap = forward_pass.leap
+        shares = self._shares(forward_pass.items) if leap is None else self._leaping(forward_pass)
+        most = 1 if leap is None else leap.num_steps
+        steps = self._steps(shares, most > 1)
         if self._pace is not None:
-            assert most == 1, "the next step has a pace of its own"
+            assert leap is None, "the next step has a pace of its own"
             steps = replace(steps, step=self._pace(steps.step))
         if forward_pass.swapped_out or forward_pass.swapped_in:
             steps, most = replace(steps, step=self._with_swaps(steps.step, forward_pass)), 1
-        if most > 1:
-            most = min(most, steps.num_valid, steps.steps_until(forward_pass.until))
-            most = min(most, *(self._steps_to_event(item) for item in forward_pass.items))
+        if leap is not None and most > 1:
+            most = min(most, steps.num_valid, steps.steps_until(leap.until))
+            most = min(most, self._batch.steps_to_event())
         timer = self._kernel.at(steps.ends_at(most), self._end)
         self._running = _Running(forward_pass, steps, most, timer)
+
+    @property
+    def is_running(self) -> bool:
+        """True while a pass is under way."""
+        return self._running is not None
 
     def cut(self) -> int:
         """Something has happened: let the step that is under way be the last of its pass.
@@ -160,8 +152,26 @@ class Device:
             self._running.timer.cancel()
             self._running = self._next = None
 
-    def _steps(self, items: Sequence[PassItem], several: bool) -> Steps:
-        shares = list(self._shares(items))
+    def runs(self, key: StreamKey) -> bool:
+        """Return whether a request is in the pass that runs."""
+        running = self._running
+        if running is None:
+            return False
+        if running.forward_pass.leap is not None:
+            return key in self._batch
+        return any(item.key == key for item in running.forward_pass.items)
+
+    def _leaping(self, forward_pass: ForwardPass) -> list[Share]:
+        """Let the batch go on, or begin; return each DP unit's share of the first step."""
+        leap = forward_pass.leap
+        assert leap is not None, "only a batch that decodes leaps"
+        if not leap.goes_on:
+            self._batch = LeapingBatch(self._blocks_per_unit, self._lengths)
+        self._batch.leave(leap.left)
+        self._batch.join(forward_pass.items)
+        return self._batch.shares()
+
+    def _steps(self, shares: Sequence[Share], several: bool) -> Steps:
         prefill_tokens = sum(share.prefill_tokens for share in shares)
         self.num_prefill_tokens += prefill_tokens
         self.num_prefill_passes += prefill_tokens > 0
@@ -197,7 +207,7 @@ class Device:
                 num_tokens[link] = num_tokens.get(link, 0) + swap.num_tokens
         return self._swap_per_token * max(num_tokens.values())
 
-    def _shares(self, items: Sequence[PassItem]) -> Iterable[Share]:
+    def _shares(self, items: Sequence[PassItem]) -> list[Share]:
         """Return each DP unit's share of this pass."""
         sums: dict[int, list[int]] = {}
         for item in items:
@@ -209,47 +219,37 @@ class Device:
             else:
                 share[0] += count
                 share[1] += count * item.start
-        return (Share(*share) for share in sums.values())
-
-    def _steps_to_event(self, item: PassItem) -> int:
-        """Steps until this request ends its reasoning or its output."""
-        lengths, done = self._lengths[item.key], item.num_output_tokens
-        if done < lengths.num_reasoning_tokens:
-            return lengths.num_reasoning_tokens - done
-        return max(1, lengths.num_output_tokens - done)
+        return [Share(*share) for share in sums.values()]
 
     def _end(self) -> None:
         running = self._running
         assert running is not None, "only what runs can end"
         self._running = None
-        num_steps = running.num_steps
-        before = (ORDINARY,) * (num_steps - 1)
-        sampled = tuple(
-            Sampled(item.key, self._token(item, num_steps), None, before)
-            for item in running.forward_pass.items
-            if item.sample
-        )
+        num_steps, items = running.num_steps, running.forward_pass.items
         if self.on_pass is not None:
-            self.on_pass(_taken(running, self._kernel.now))
+            self.on_pass(self._taken(running, self._kernel.now))
+        if running.forward_pass.leap is not None:
+            sampled = self._batch.advance(num_steps)
+        else:
+            sampled = [Sampled(item.key, self._token(item)) for item in items if item.sample]
         self.busy += self._kernel.now - running.steps.began_at
         self.num_passes += num_steps
         seconds = (self._kernel.now - running.steps.began_at) / num_steps
-        result = PassResult(running.forward_pass.pass_id, seconds, sampled)
+        result = PassResult(
+            running.forward_pass.pass_id, seconds, tuple(sampled), num_steps=num_steps
+        )
         following, self._next = self._next, None
         if following is not None:
             self.start(following)
         self._ended(result, running.steps, num_steps)
 
-    def _token(self, item: PassItem, num_steps: int) -> int:
-        lengths, index = self._lengths[item.key], item.num_output_tokens + num_steps
-        if index >= lengths.num_output_tokens:
-            return EOS
-        return REASONING_END if index == lengths.num_reasoning_tokens else ORDINARY
+    def _token(self, item: PassItem) -> int:
+        return token_at(self._lengths[item.key], item.num_output_tokens + 1)
 
-
-def _taken(running: _Running, ended_at: float) -> PassTaken:
-    items = running.forward_pass.items
-    decoding = [item for item in items if item.sample and len(item.token_ids) == 1]
-    num_prefill = sum(len(item.token_ids) for item in items) - len(decoding)
-    began_at = running.steps.began_at
-    return PassTaken(began_at, ended_at, running.num_steps, num_prefill, len(decoding))
+    def _taken(self, running: _Running, ended_at: float) -> PassTaken:
+        items, began_at = running.forward_pass.items, running.steps.began_at
+        if running.forward_pass.leap is not None:
+            return PassTaken(began_at, ended_at, running.num_steps, 0, self._batch.num_requests)
+        num_decoding = sum(item.sample and len(item.token_ids) == 1 for item in items)
+        num_prefill = sum(len(item.token_ids) for item in items) - num_decoding
+        return PassTaken(began_at, ended_at, 1, num_prefill, num_decoding)

@@ -6,36 +6,57 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
+from typing import cast
 
 from headway.bounds import Bounded, between
 from headway.core.defaults import ASSUMED_PROFILE, SIMULATED_REPORT_INTERVAL
+from headway.core.gateway.settings import GatewaySettings
 from headway.core.scheduler.events import Decision
 from headway.core.scheduler.settings import SchedulerSettings
-from headway.core.settings import policy_settings
+from headway.core.settings import Policy, policy_settings, scaling_policy
 from headway.core.worker.settings import WorkerSettings
 from headway.cost.costs import Costs
 from headway.cost.profile import load_profile
 from headway.errors import invalid
+from headway.life.record import LifeRecord
 from headway.policies import registry
 from headway.policies.packing.flow_control import FlowControl
-from headway.presets import Preset
-from headway.sim.cluster import (
-    SIMULATED_GATEWAY,
-    SIMULATED_WORKER,
-    ClusterSpec,
-    SimCluster,
-    SimRequest,
-)
+from headway.policies.scaling import Scaling
+from headway.presets import SCALED_BY_PROFILE, Preset
+from headway.sim.autoscaling import autoscale
+from headway.sim.cluster import SIMULATED_WORKER, ClusterSpec, SimCluster, SimRequest
+from headway.sim.collection import SeldomCollected
 from headway.sim.kernel import Kernel
 from headway.sim.network import NetworkParams
 from headway.sim.pace import MeasuredPace
 from headway.sim.records import Record
+from headway.sim.spec import Autoscaling
 from headway.sim.worker import InstanceSpec
 
 Instances = Sequence[tuple[InstanceSpec, int]]
+SCHEDULER, GATEWAY = "scheduler", "gateway"
 _LOOK_EVERY = 60.0
 _LIVE = WorkerSettings()
-_ENDLESS = FlowControl(num_cycles=1 << 30)
+_LIVE_GATEWAY = GatewaySettings()
+_ENDLESS = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLimits(Bounded):
+    """Limits at which a request is refused or ended, 0 for none; by default those of live services.
+
+    ``flow_control_cycles``: cycles left over before throttling, 429 at twice as many.
+    ``max_waiting``: requests without a first token, then 429. ``request_timeout``: the longest
+    that a request may take, seconds.
+    """
+
+    flow_control_cycles: int = between(0, _ENDLESS, default=FlowControl().num_cycles)
+    max_waiting: int = between(0, _ENDLESS, default=_LIVE_GATEWAY.max_waiting)
+    request_timeout: float = between(0, 1e9, default=_LIVE_GATEWAY.request_timeout)
+
+
+UNLIMITED = ServiceLimits(0, 0, 0)
+"""No limits: overload shows as latency and not as refusals, as the papers count it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +64,9 @@ class Conditions:
     """Conditions of a run: instances, network, limits, and what changes of every preset.
 
     ``linger``: None for a round trip to the scheduler. ``max_running``: requests of a DP unit in
-    one pass, 0 for any number. ``flow_control``: off unless given, so that overload shows as
-    latency. ``pace``: of a machine that is not always as fast as its profile says.
+    one pass, 0 for any number. ``pace``: of a machine that is not always as fast as its profile
+    says. ``autoscaling``: None for instances that stay. ``predictor``: parameters of
+    ``measured-oracle``, which then stands for a trained predictor; None for ``noisy-oracle``.
     """
 
     instances: Instances
@@ -53,10 +75,13 @@ class Conditions:
     linger: float | None = None
     watermark: float = _LIVE.watermark
     max_running: int = _LIVE.max_running
-    flow_control: FlowControl = _ENDLESS
+    limits: ServiceLimits = ServiceLimits()
     policies: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     params: Mapping[str, Mapping[str, object]] = field(default_factory=lambda: MappingProxyType({}))
     pace: MeasuredPace | None = None
+    autoscaling: Autoscaling | None = None
+    num_gateways: int = 1
+    predictor: Mapping[str, object] | None = None
 
     def but(
         self, policies: Mapping[str, str], params: Mapping[str, Mapping[str, object]]
@@ -73,12 +98,21 @@ class Conditions:
 class Failure(Bounded):
     """An instance (``decode-3``, by role and number from 1) dies ``at`` so many seconds.
 
-    Another of its kind is ordered ``back_after`` seconds later, if ever.
+    Another of its kind is ordered ``back_after`` seconds later, if ever. ``scheduler`` is the
+    leading scheduler: a standby reads its journal and leads when its lease has ended. ``gateway``,
+    ``gateway-2`` and so on are gateways: the requests of one that dies are lost.
     """
 
     instance: str
     at: float = between(0, 1e9, default=0.0)
     back_after: float | None = between(0, 1e9, default=None)
+
+    def __post_init__(self) -> None:
+        Bounded.__post_init__(self)
+        if self.instance == SCHEDULER and self.back_after is not None:
+            raise invalid("back_after", self.back_after, "left out: a standby leads after a lease")
+        if self.instance.startswith(GATEWAY) and self.back_after is not None:
+            raise invalid("back_after", self.back_after, "left out: the other gateways go on")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,20 +125,25 @@ class Run:
     gpu_seconds: float
     num_passes: int
     num_preemptions: int = 0
+    lives: Sequence[LifeRecord] = ()
+    """Of all requests, in the order of their ends, where the run was to keep them."""
 
 
 def cluster_spec(preset: Preset, conditions: Conditions) -> ClusterSpec:
     """Return the preset's policies with its own parameters, and the conditions' over them."""
     preset = preset.but(conditions.policies, conditions.params)
-    network = conditions.network
-    round_trip = network.latency + network.dispatch_latency
+    network, limits = conditions.network, conditions.limits
+    round_trip = network.costs.report + network.costs.dispatch
+    costs = _costs(preset, conditions)
     found = policy_settings(
         preset,
-        _costs(preset, conditions),
+        costs,
         SchedulerSettings(
-            flow_control=conditions.flow_control,
-            max_waiting=SIMULATED_GATEWAY.max_waiting,
+            flow_control=FlowControl(limits.flow_control_cycles or _ENDLESS),
+            max_waiting=limits.max_waiting or _ENDLESS,
             kv_watermark=conditions.watermark,
+            prefix_hits=True,
+            measures_work=conditions.autoscaling is not None,
         ),
         replace(
             SIMULATED_WORKER,
@@ -113,19 +152,43 @@ def cluster_spec(preset: Preset, conditions: Conditions) -> ClusterSpec:
             linger=1.1 * round_trip if conditions.linger is None else conditions.linger,
             max_running=conditions.max_running,
         ),
+        GatewaySettings(
+            max_waiting=limits.max_waiting or _ENDLESS,
+            request_timeout=limits.request_timeout or 1e9,
+        ),
     )
-    stands_for_it = found.estimation.answer.simulated_as
-    name = found.estimation.name if stands_for_it is None else stands_for_it
     return ClusterSpec(
         instances=conditions.instances,
         scheduler=found.scheduler,
         worker=found.worker,
         batching=found.batching,
-        estimation=replace(found.estimation, name=name) if name else None,
-        gateway=replace(SIMULATED_GATEWAY, burst=found.burst.name, burst_params=found.burst.params),
+        estimation=_estimation(found.estimation, conditions.predictor),
+        gateway=found.gateway,
+        scaling=_scaling(preset, costs, conditions.autoscaling),
+        autoscaling=conditions.autoscaling or Autoscaling(),
         network=network,
+        num_gateways=conditions.num_gateways,
         pace=conditions.pace,
     )
+
+
+def _estimation(own: Policy, predictor: Mapping[str, object] | None) -> Policy | None:
+    """Return what stands for a preset's policy where there are no hidden states."""
+    name = own.answer.simulated_as
+    if name is None:
+        return own
+    if name and predictor is not None:
+        return Policy(own.question, "measured-oracle", {**own.params, **predictor})
+    return replace(own, name=name) if name else None
+
+
+def _scaling(preset: Preset, costs: Costs, bounds: Autoscaling | None) -> Policy | None:
+    """Return the autoscaler's policy; a preset whose own keeps all instances has another's."""
+    if bounds is None:
+        return None
+    own = cast("type[Scaling]", registry.find("scaling", preset.scaling).make)
+    scaled = preset if own.scales else preset.but({"scaling": SCALED_BY_PROFILE})
+    return scaling_policy(scaled, costs, bounds.numbers())
 
 
 def _costs(preset: Preset, conditions: Conditions) -> Costs:
@@ -150,6 +213,7 @@ def simulate(
     until: float = 1e9,
     ended: Callable[[Record], None] | None = None,
     keeps_decisions: bool = False,
+    keeps_lives: bool = False,
     failures: Sequence[Failure] = (),
     watch: Callable[[SimCluster], None] | None = None,
 ) -> Run:
@@ -159,25 +223,40 @@ def simulate(
     ``watch`` may set up samplers before it begins.
     """
     kernel, records = Kernel(), list[Record]()
+    if keeps_lives:
+        spec = spec.with_lives(_ENDLESS)
+    if any(failure.instance == SCHEDULER for failure in failures):
+        spec = replace(spec, scheduler=replace(spec.scheduler, persists=True))
     cluster = SimCluster(kernel, spec, ended or records.append)
     cluster.keeps_decisions = keeps_decisions
     for failure in failures:
         kernel.at(failure.at, partial(_fail, cluster, failure))
+    if spec.scaling is not None:
+        autoscale(cluster)
     if watch is not None:
         watch(cluster)
     cluster.feed(iter(requests))
-    while cluster.is_busy and kernel.now < until:
-        kernel.run(min(until, kernel.now + _LOOK_EVERY))
-    gpu_seconds = sum(
-        w.spec.profile.num_gpus * (cluster.ended_at - w.started_at) for w in cluster.workers
+    with SeldomCollected():
+        while cluster.is_busy and kernel.now < until:
+            kernel.run(min(until, kernel.now + _LOOK_EVERY))
+    return Run(
+        records,
+        cluster.decisions,
+        cluster.ended_at,
+        cluster.gpu_seconds(cluster.ended_at),
+        cluster.num_passes,
+        cluster.num_preemptions,
+        tuple(cluster.lives),
     )
-    num_passes = sum(w.device.num_passes for w in cluster.workers)
-    num_preemptions = sum(w.num_preemptions for w in cluster.workers)
-    ended_at = cluster.ended_at
-    return Run(records, cluster.decisions, ended_at, gpu_seconds, num_passes, num_preemptions)
 
 
 def _fail(cluster: SimCluster, failure: Failure) -> None:
+    if failure.instance == SCHEDULER:
+        cluster.lose_leader()
+        return
+    if failure.instance.startswith(GATEWAY):
+        cluster.lose_gateway(failure.instance)
+        return
     worker = cluster.worker(failure.instance)
     if worker is None:
         known = ", ".join(w.worker_id for w in cluster.workers)

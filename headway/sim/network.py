@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 from headway.errors import require_between, require_over
-from headway.sim.kernel import Kernel
+from headway.sim.hop_costs import MESSAGE, HopCosts
+from headway.sim.kernel import Kernel, Timer
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkParams:
-    """``bytes_per_s`` of each instance's link, in each direction; ``latency`` of any message to
-    or from the scheduler, one way, seconds; ``dispatch_latency``: of the scheduler's orders.
+    """``bytes_per_s`` of each instance's link, in each direction; ``latency`` of a message, one
+    way, seconds; ``dispatch_latency``: of the scheduler's orders.
+
+    ``hops``: the costs of all hops, one by one, instead of those two; ``latency`` is then that
+    of messages between workers alone.
     """
 
     bytes_per_s: float = 12.5e9
-    latency: float = 0.0002
-    dispatch_latency: float = 0.0002
+    latency: float = MESSAGE
+    dispatch_latency: float = MESSAGE
+    hops: HopCosts | None = None
+
+    @property
+    def costs(self) -> HopCosts:
+        """The costs of every hop."""
+        if self.hops is not None:
+            return self.hops
+        one = self.latency
+        return HopCosts(submit=one, dispatch=self.dispatch_latency, report=one)
 
     def __post_init__(self) -> None:
         require_over("bytes_per_s", self.bytes_per_s, 0)
@@ -25,42 +40,66 @@ class NetworkParams:
         require_between("dispatch_latency", self.dispatch_latency, 0, 60)
 
 
-@dataclass(slots=True)
-class _Link:
-    """A direction of an instance's link, and when it has sent what it was given."""
+@dataclass(slots=True, eq=False)
+class _Flow:
+    """A transfer under way: ``num_left`` bytes at ``since``, which flow at ``rate`` per second."""
 
-    free_at: float = 0.0
-    num_bytes: int = 0
+    source: str
+    target: str
+    num_left: float
+    arrived: Callable[[], None]
+    since: float
+    rate: float = 0.0
+    timer: Timer | None = None
 
 
-@dataclass(slots=True)
+_Flows = dict[_Flow, None]  # in order of their beginning
+
+
 class Network:
-    """The links: every instance sends and receives one transfer after the other, in order.
+    """The links between instances; transfers over one end share it equally, as streams do.
 
-    A transfer begins when both its ends are free. That is the sharing of first come, first
-    served: the last of n equal transfers ends when it would under equal shares.
+    A transfer gets its share of the busier of its two ends, and waits for nobody else.
     """
 
-    kernel: Kernel
-    params: NetworkParams
-    _out: dict[str, _Link] = field(default_factory=dict)
-    _in: dict[str, _Link] = field(default_factory=dict)
+    def __init__(self, kernel: Kernel, params: NetworkParams) -> None:
+        self.params = params
+        self._kernel = kernel
+        self._out: defaultdict[str, _Flows] = defaultdict(dict)
+        self._in: defaultdict[str, _Flows] = defaultdict(dict)
 
     def transfer(
         self, source: str, target: str, num_bytes: int, arrived: Callable[[], None]
-    ) -> float:
-        """Send; ``arrived`` happens when the last byte is there. Returns that instant."""
-        sender = self._out.setdefault(source, _Link())
-        receiver = self._in.setdefault(target, _Link())
-        begins_at = max(self.kernel.now, sender.free_at, receiver.free_at)
-        ends_at = begins_at + num_bytes / self.params.bytes_per_s
-        for link in (sender, receiver):
-            link.free_at = ends_at
-            link.num_bytes += num_bytes
-        self.kernel.at(ends_at + self.params.latency, arrived)
-        return ends_at
+    ) -> None:
+        """Send; ``arrived`` happens when the last byte is there."""
+        flow = _Flow(source, target, num_bytes, arrived, self._kernel.now)
+        self._out[source][flow] = self._in[target][flow] = None
+        self._share(flow)
 
-    def queued(self, source: str, target: str) -> float:
-        """Seconds until a transfer asked for now could begin."""
-        links = (self._out.get(source), self._in.get(target))
-        return max(0.0, *(link.free_at - self.kernel.now for link in links if link is not None), 0)
+    def cut(self, end: str) -> None:
+        """End all transfers from and to an instance that is gone: both sides notice at once."""
+        for flow in list(self._out[end] | self._in[end]):
+            if flow.timer is not None:
+                flow.timer.cancel()
+            self._end(flow)
+
+    def _share(self, changed: _Flow) -> None:
+        """Share both ends of a transfer that has come or gone among those that are there."""
+        for flow in self._out[changed.source] | self._in[changed.target]:
+            num_sharing = max(len(self._out[flow.source]), len(self._in[flow.target]))
+            self._flow_at(flow, self.params.bytes_per_s / num_sharing)
+
+    def _flow_at(self, flow: _Flow, rate: float) -> None:
+        if rate == flow.rate:
+            return
+        now = self._kernel.now
+        flow.num_left = max(0.0, flow.num_left - (now - flow.since) * flow.rate)
+        flow.since, flow.rate = now, rate
+        if flow.timer is not None:
+            flow.timer.cancel()
+        flow.timer = self._kernel.at(now + flow.num_left / rate, partial(self._end, flow))
+
+    def _end(self, flow: _Flow) -> None:
+        del self._out[flow.source][flow], self._in[flow.target][flow]
+        self._kernel.after(self.params.latency, flow.arrived)
+        self._share(flow)

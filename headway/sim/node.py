@@ -13,12 +13,22 @@ A = TypeVar("A")
 
 
 class Node(Generic[E, A]):
-    """A core that runs: events in, actions to ``perform``, one timer for its next wake-up."""
+    """A core that runs: events in, actions to ``perform``, one timer for its next wake-up.
 
-    def __init__(self, kernel: Kernel, core: Core[E, A], perform: Callable[[A], None]) -> None:
+    ``wakes`` is called before it wakes.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        core: Core[E, A],
+        perform: Callable[[A], None],
+        wakes: Callable[[], None] | None = None,
+    ) -> None:
         self.core = core
         self._kernel = kernel
         self._perform = perform
+        self._wakes = wakes
         self._timer: Timer | None = None
         self._timer_at = 0.0
         self._arm()
@@ -37,6 +47,8 @@ class Node(Generic[E, A]):
 
     def _wake(self) -> None:
         self._timer = None
+        if self._wakes is not None:
+            self._wakes()
         for action in self.core.wake(now=self._kernel.now):
             self._perform(action)
         self._arm()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 
 from headway.felt import FeltRequest, Reading
 from headway.metrics import qoe
+from headway.policies.pacing import Pacing
+from headway.sim.shown import shown_at
 
 
 class Segment(NamedTuple):
@@ -29,7 +32,10 @@ class Segment(NamedTuple):
 
 @dataclass(slots=True)
 class Record:
-    """A request's arrival, its tokens' instants and its end; seconds, tokens."""
+    """A request's arrival, its tokens' instants and its end; seconds, tokens.
+
+    ``pacing``: the policy that holds answering tokens for its reader, if any.
+    """
 
     request_id: str
     arrival_at: float
@@ -44,6 +50,7 @@ class Record:
     finished: bool = False
     error: str = ""
     is_read: bool = True
+    pacing: Pacing | None = None
 
     def add(self, segment: Segment) -> None:
         """Tokens came."""
@@ -57,15 +64,28 @@ class Record:
         self.segments.append(segment)
         self.last_token_at = segment.last_at
 
+    def extend(self, segments: Sequence[Segment]) -> None:
+        """Tokens came, in several rows."""
+        for segment in segments:
+            self.add(segment)
+
     def instants(self, first: int = 0) -> NDArray[np.float64]:
-        """Return when the tokens from the ``first`` one on came, (n,)."""
+        """Return when the tokens from the ``first`` one on are shown to the client, (n,)."""
         if not self.segments:
             return np.empty(0)
+        shown = self._came_at()
+        if self.pacing is not None:  # reasoning is not paced
+            answer = self.num_reasoning_tokens
+            shown[answer:] = shown_at(self.pacing, shown[answer:])
+        return shown[first:]
+
+    def _came_at(self) -> NDArray[np.float64]:
+        """Return when each token came to the gateway, (n,)."""
         table = np.array(self.segments, dtype=np.float64)
         counts = table[:, 0].astype(np.int64)
         first_at, step, growth = np.repeat(table[:, 1:], counts, axis=0).T
         k = np.arange(len(step)) - np.repeat(np.cumsum(counts) - counts, counts).astype(np.float64)
-        return np.asarray(first_at + k * step + k * (k - 1) / 2 * growth)[first:]
+        return np.asarray(first_at + k * step + k * (k - 1) / 2 * growth)
 
     def qoe(self, tpot: float) -> float | None:
         """Return the answer's QoE for a reader who takes ``tpot`` seconds a token."""
@@ -96,8 +116,8 @@ class Record:
         return (self.ttlt - self.ttft) / (self.num_tokens - 1)
 
     def felt(self, solo: float | None = None) -> FeltRequest | None:
-        """Return what its user felt; None where it did not finish."""
-        if self.ttft is None or self.ttlt is None:
+        """Return what its user felt; None where it did not finish, or has no instants."""
+        if self.ttft is None or self.ttlt is None or not self.segments:
             return None
         answer = self.instants(self.num_reasoning_tokens)
         reading = Reading.of(answer) if self.is_read else None

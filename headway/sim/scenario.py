@@ -14,15 +14,35 @@ from typing import Any
 
 from headway.cluster import Role
 from headway.cost.profile import load_profile
-from headway.errors import Code, HeadwayError, invalid
+from headway.errors import Code, HeadwayError, invalid, require_between
+from headway.policies import registry
 from headway.presets import QUESTIONS
-from headway.sim.experiment import Conditions, Failure
+from headway.service_class import ServiceClasses, read_classes, shipped_classes
+from headway.sim.card import read_card
+from headway.sim.experiment import Conditions, Failure, ServiceLimits
+from headway.sim.hop_costs import HopCosts
+from headway.sim.hops import load_hops
 from headway.sim.network import NetworkParams
+from headway.sim.spec import Autoscaling
 from headway.sim.worker import InstanceSpec
 from headway.sim.workload import SloLimits, Workload, parse_workload
-from headway.tables import read, refuse_others, tables
+from headway.tables import number, read, refuse_others, tables
 
-_TABLES = ("name", "instances", "network", "workload", "slo", "policy", "set", "failures")
+_TABLES = (
+    "name",
+    "instances",
+    "network",
+    "workload",
+    "classes",
+    "slo",
+    "policy",
+    "set",
+    "failures",
+    "limits",
+    "autoscale",
+    "gateways",
+    "predictor",
+)
 _CHANGES = (
     "chunk_tokens",
     "kv_capacity_tokens",
@@ -51,18 +71,27 @@ def scenario_names() -> list[str]:
     return sorted(f.name[: -len(".toml")] for f in folder.iterdir() if f.name.endswith(".toml"))
 
 
-def load_scenario(name_or_path: str, profile: str = "") -> Scenario:
+def load_scenario(
+    name_or_path: str, profile: str = "", *, hops: str = "", autoscales: bool = False
+) -> Scenario:
     """Return a scenario by name or from a file; HeadwayError says what is wrong with it.
 
     ``profile``: of every instance, by name or from a file, instead of the scenario's own.
+    ``hops``: a file of hop costs, instead of its own. ``autoscales``: let its pools follow the
+    load, also if it does not say so.
     """
     scenario = _load(name_or_path)
-    if not profile:
-        return scenario
-    found = load_profile(profile)
     conditions = scenario.conditions
-    instances = [(replace(each, profile=found), count) for each, count in conditions.instances]
-    return replace(scenario, conditions=replace(conditions, instances=instances))
+    if profile:
+        found = load_profile(profile)
+        instances = [(replace(each, profile=found), count) for each, count in conditions.instances]
+        conditions = replace(conditions, instances=instances)
+    if hops:
+        network = replace(conditions.network, hops=load_hops(Path(hops)))
+        conditions = replace(conditions, network=network)
+    if autoscales and conditions.autoscaling is None:
+        conditions = replace(conditions, autoscaling=Autoscaling())
+    return replace(scenario, conditions=conditions)
 
 
 def _load(name_or_path: str) -> Scenario:
@@ -96,7 +125,7 @@ def parse_scenario(text: str, source: str, folder: Path = Path()) -> Scenario:
 def _scenario(table: Mapping[str, Any], folder: Path) -> Scenario:
     refuse_others("the scenario", table, _TABLES)
     instances = [_instances(each) for each in tables(table, "instances")]
-    network = read(NetworkParams, table.get("network", {}), "network")
+    network = _network(table.get("network", {}), folder)
     policies, params = table.get("policy", {}), table.get("set", {})
     if not isinstance(policies, dict) or not all(isinstance(p, str) for p in policies.values()):
         raise invalid("policy", policies, 'a table of names: [policy] batching = "trail"')
@@ -107,10 +136,24 @@ def _scenario(table: Mapping[str, Any], folder: Path) -> Scenario:
         if name.endswith(".py"):  # a scenario that is passed on runs nobody's code
             raise invalid(f"policy.{question}", name, "a name; give the path of a file to --policy")
     refuse_others("set", params, QUESTIONS)
+    num_gateways = table.get("gateways", 1)
+    if type(num_gateways) is not int or not 1 <= num_gateways <= 64:
+        raise invalid("gateways", num_gateways, "a whole number from 1 to 64")
     return Scenario(
         str(table.get("name", "scenario")),
-        Conditions(tuple(instances), network, policies=policies, params=params),
-        parse_workload(table.get("workload", {}), folder),
+        Conditions(
+            tuple(instances),
+            network,
+            limits=read(ServiceLimits, table.get("limits", {}), "limits"),
+            policies=policies,
+            params=params,
+            autoscaling=read(Autoscaling, table["autoscale"], "autoscale")
+            if "autoscale" in table
+            else None,
+            num_gateways=num_gateways,
+            predictor=_predictor(table["predictor"], folder) if "predictor" in table else None,
+        ),
+        parse_workload(table.get("workload", {}), folder, _services(table)),
         read(SloLimits, table.get("slo", {}), "slo"),
         [read(Failure, each, "failures") for each in tables(table, "failures")]
         if "failures" in table
@@ -118,8 +161,36 @@ def _scenario(table: Mapping[str, Any], folder: Path) -> Scenario:
     )
 
 
+def _services(table: Mapping[str, Any]) -> ServiceClasses:
+    """Return the service classes: the scenario's own, or those that come with Headway."""
+    return read_classes({"classes": table["classes"]}) if "classes" in table else shipped_classes()
+
+
+def _predictor(table: Any, folder: Path) -> Mapping[str, object]:
+    """Return parameters of ``measured-oracle``: a card's errors, and what else is known of it."""
+    known = registry.find("estimation", "measured-oracle").parameters()
+    refuse_others("predictor", table, ("card", *known))
+    rest = {key: value for key, value in table.items() if key != "card"}
+    card = read_card(folder / str(table["card"])) if "card" in table else {}
+    found = {**card, **rest}
+    registry.make("estimation", "measured-oracle", **found)  # refuses what is out of range
+    return found
+
+
+def _network(table: Any, folder: Path) -> NetworkParams:
+    """Return the network; ``hops`` is a table of its own, or the path of a file."""
+    hops = table.get("hops") if isinstance(table, dict) else None
+    if hops is None:
+        return read(NetworkParams, table, "network")
+    rest = {key: value for key, value in table.items() if key != "hops"}
+    found = load_hops(folder / hops) if isinstance(hops, str) else None
+    return replace(
+        read(NetworkParams, rest, "network"), hops=found or read(HopCosts, hops, "network.hops")
+    )
+
+
 def _instances(table: Mapping[str, Any]) -> tuple[InstanceSpec, int]:
-    refuse_others("instances", table, ("role", "count", "profile", *_CHANGES))
+    refuse_others("instances", table, ("role", "count", "profile", "host_kv_gib", *_CHANGES))
     roles = [role.value for role in Role]
     if table.get("role") not in roles:
         raise invalid("instances.role", table.get("role"), f"one of {', '.join(roles)}")
@@ -128,4 +199,9 @@ def _instances(table: Mapping[str, Any]) -> tuple[InstanceSpec, int]:
         raise invalid("instances.count", count, "a whole number from 1 to 4096")
     changes = {name: table[name] for name in _CHANGES if name in table}
     profile = replace(load_profile(str(table.get("profile", ""))), **changes)
+    host = number("instances.host_kv_gib", table.get("host_kv_gib", 0.0))
+    require_between("instances.host_kv_gib", host, 0, 1 << 20)
+    if host:  # of all DP units, as the live option
+        num_tokens = int(host * 2**30) // profile.kv_bytes_per_token // profile.num_units
+        profile = replace(profile, host_capacity_tokens=num_tokens)
     return InstanceSpec(Role(table["role"]), profile), count

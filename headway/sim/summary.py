@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import ceil, log
@@ -10,17 +11,20 @@ from typing import Protocol
 from headway.errors import require_between
 from headway.felt import FeltRequest, figures
 from headway.metrics import Spread
+from headway.service_class import ServiceClass
 from headway.sim.experiment import Run
 from headway.sim.records import Record
 from headway.sim.solo import SoloTime
 from headway.sim.workload import SloLimits
 
 METRICS = ("ttft", "ttfat", "tpot", "ttlt")
+KEPT_OF = "kept_of_"
+"""Before a service class's name: the share of its requests whose promises were kept."""
 RELATIVE_ERROR = 0.005
 _GROWTH = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 _LOG_GROWTH = log(_GROWTH)
 _LEAST = 1e-9
-_MOST_FELT = 100_000
+_MOST_KEPT = _MOST_FELT = 100_000
 
 
 class Values(Protocol):
@@ -87,6 +91,30 @@ class Digest:
 
 
 @dataclass(slots=True)
+class ManyValues:
+    """All values of up to 100,000, for exact percentiles; of more, counts in buckets."""
+
+    _kept: KeptValues = field(default_factory=KeptValues)
+    _counted: Digest | None = None
+
+    def add(self, value: float) -> None:
+        """Add a value."""
+        if self._counted is not None:
+            self._counted.add(value)
+            return
+        self._kept.add(value)
+        if len(self._kept.values) > _MOST_KEPT:
+            self._counted = Digest()
+            for each in self._kept.values:
+                self._counted.add(each)
+            self._kept = KeptValues()
+
+    def spread(self) -> Spread | None:
+        """Return mean and percentiles."""
+        return (self._counted or self._kept).spread()
+
+
+@dataclass(slots=True)
 class FeltSample:
     """A sample: every request, and of more than 100,000 every second, fourth and so on."""
 
@@ -113,14 +141,17 @@ class FeltSample:
 class Summary:
     """The figures of records as they end; times in seconds, shares of all that arrived.
 
-    ``slo_of``: a request's own SLO by its id, where it has one. ``new_values``: ``KeptValues``, or
-    ``Digest`` for long runs in constant memory. ``solo``: the time of a request that runs alone.
+    ``slo_of``: a request's own SLO by its id, where it has one. ``service_of``: its service class,
+    of which the promises are counted. ``new_values``: ``ManyValues``, or
+    ``Digest`` for constant memory from the beginning. ``solo``: the time of a request that runs
+    alone.
     """
 
     slo: SloLimits
     slo_of: Callable[[str], SloLimits | None] = lambda request_id: None
-    new_values: Callable[[], Values] = KeptValues
+    new_values: Callable[[], Values] = ManyValues
     solo: SoloTime | None = None
+    service_of: Callable[[str], ServiceClass | None] = lambda request_id: None
     num_requests: int = 0
     num_finished: int = 0
     num_kept: int = 0
@@ -128,12 +159,17 @@ class Summary:
     first_at: float = float("inf")
     values: dict[str, Values] = field(default_factory=dict)
     felt: FeltSample = field(default_factory=FeltSample)
+    promised: Counter[str] = field(default_factory=Counter)
+    """Requests by service class."""
+    promises_kept: Counter[str] = field(default_factory=Counter)
+    """Requests by service class that finished with all its promises kept."""
 
     def ended(self, record: Record) -> None:
         """Take in a request that is over."""
         self.num_requests += 1
         self.num_finished += record.finished
         self.num_kept += keeps(record, self.slo_of(record.request_id) or self.slo)
+        self._count_promises(record)
         self.num_tokens += record.num_tokens
         self.first_at = min(self.first_at, record.arrival_at)
         for metric in METRICS:
@@ -142,13 +178,25 @@ class Summary:
                 self.values.setdefault(metric, self.new_values()).add(value)
         self.felt.add(self._felt(record) if self.felt.is_next else None)
 
+    def _count_promises(self, record: Record) -> None:
+        service = self.service_of(record.request_id)
+        if service is None:
+            return
+        times = {"ttft": record.ttft, "ttfat": record.ttfat, "tpot": record.tpot}
+        kept = service.kept({**times, "e2e": record.ttlt})
+        self.promised[service.name] += 1
+        self.promises_kept[service.name] += record.finished and all(kept.values())
+
     def _felt(self, record: Record) -> FeltRequest | None:
         if self.solo is None:
             return record.felt()
         return record.felt(self.solo.of(record.num_prompt_tokens, record.num_tokens))
 
     def row(self, run: Run) -> dict[str, float]:
-        """Return a flat row for tables and JSON: ``ttft_p99`` and so on."""
+        """Return a flat row for tables and JSON: ``ttft_p99`` and so on.
+
+        ``lost``: the share that was refused or ended at its deadline; it keeps no SLO.
+        """
         ended_at = run.ended_at
         seconds = max(ended_at - min(self.first_at, ended_at), 1e-9)
         spreads = {m: self.values[m].spread() for m in METRICS if m in self.values}
@@ -163,7 +211,9 @@ class Summary:
             "preemptions": run.num_preemptions / max(self.num_requests, 1),
             "num_requests": self.num_requests,
             "num_finished": self.num_finished,
+            "lost": 1 - self.num_finished / max(self.num_requests, 1),
             "attainment": self.num_kept / max(self.num_requests, 1),
+            **{f"{KEPT_OF}{n}": self.promises_kept[n] / m for n, m in self.promised.items()},
             "goodput": self.num_kept / seconds,
             "tokens_per_s": self.num_tokens / seconds,
             "gpu_seconds": run.gpu_seconds,
@@ -175,12 +225,13 @@ def summarise(
     slo: SloLimits,
     slo_of: Callable[[str], SloLimits | None] = lambda request_id: None,
     solo: SoloTime | None = None,
+    service_of: Callable[[str], ServiceClass | None] = lambda request_id: None,
 ) -> dict[str, float]:
     """Return the row of a run that kept its records.
 
     Without an ended request it has no spreads, and without ``solo`` no slowdowns.
     """
-    summary = Summary(slo, slo_of, solo=solo)
+    summary = Summary(slo, slo_of, solo=solo, service_of=service_of)
     for record in run.records:
         summary.ended(record)
     return summary.row(run)

@@ -21,6 +21,7 @@ from headway.core.worker.events import (
     SendTokens,
     StartTransfer,
     StopTransfer,
+    TellTokens,
     WorkerAction,
     WorkerEvent,
 )
@@ -31,13 +32,14 @@ from headway.messages import FromWorker, Handoff
 from headway.policies.batching import Batching
 from headway.policies.estimation import Estimation
 from headway.request import Request, StreamKey
-from headway.sim.device import EOS, Device, Steps, TrueLengths
+from headway.sim.device import Device, Steps
+from headway.sim.lengths import EOS, TrueLengths
 from headway.sim.node import Node
+from headway.sim.pass_log import HeardPasses, PassLog
+from headway.sim.prompts import HASHED_TOKENS
 from headway.sim.transfers import Links, Transfers
 
 MODEL = "model"
-HASHED_TOKENS = 512
-"""Tokens of a block that a trace names by a hash (Mooncake)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +86,8 @@ class Surroundings(Links, Protocol):
     def to_scheduler(self, worker_id: str, message: FromWorker) -> None:
         """Tell the scheduler."""
 
-    def to_gateway(self, send: SendTokens, steps: Steps, num_steps: int) -> None:
-        """Hand on tokens of a pass that ended now."""
+    def to_gateway(self, send: SendTokens, heard: HeardPasses) -> None:
+        """Hand on tokens that the instance has drawn."""
 
 
 class SimWorker:
@@ -133,17 +135,14 @@ class SimWorker:
         )
         self._transfers = Transfers(self, spec.profile, around)
         self._answers: dict[StreamKey, WorkerAction] = {}
-        self._flying: ForwardPass | None = None
         self._unheard: list[Handoff | KvSent] = []
-        self._steps = Steps(0.0, 0.0, 0.0)
-        self._num_steps = 1
+        self._passes = PassLog(around.network.params.costs.token)
 
     def _hashes(self, request: Request) -> Sequence[BlockHash]:
         """A trace's blocks are larger than ours: each is as many as fit."""
         traced = self._lengths[request.key].prefix_hashes
         per_hash = max(1, HASHED_TOKENS // self.spec.profile.block_size)
-        num_full = request.num_tokens // self.spec.profile.block_size
-        return [(h, part) for h in traced for part in range(per_hash)][:num_full]
+        return [(h, part) for h in traced for part in range(per_hash)]
 
     @property
     def num_preemptions(self) -> int:
@@ -157,15 +156,16 @@ class SimWorker:
         request in the pass leave is heard when the step has ended: only then does the core know
         of all its tokens.
         """
-        if isinstance(event, Handoff | KvSent) and self._is_flying(event.key):
+        if isinstance(event, Handoff | KvSent) and self.device.runs(event.key):
             self._unheard.append(event)
         else:
             self._node.post(event)
         if not isinstance(event, KvQuestion):
             self.device.cut()
 
-    def _is_flying(self, key: StreamKey) -> bool:
-        return self._flying is not None and any(item.key == key for item in self._flying.items)
+    def tell_tokens(self) -> None:
+        """Have all tokens sent that have been drawn; others must not wait for a look."""
+        self._node.post(TellTokens())
 
     def stop(self) -> None:
         """Stop the machine."""
@@ -174,8 +174,7 @@ class SimWorker:
         self._transfers.abandon()
 
     def _pass_ended(self, result: PassResult, steps: Steps, num_steps: int) -> None:
-        self._steps, self._num_steps = steps, num_steps
-        self._flying = None
+        self._passes.add(steps, num_steps)
         self._node.post(result)
         unheard, self._unheard = self._unheard, []
         for event in unheard:
@@ -186,10 +185,9 @@ class SimWorker:
     def _perform(self, action: WorkerAction) -> None:
         match action:
             case ForwardPass():
-                self._flying = action
                 self.device.start(action)
             case SendTokens():
-                self._around.to_gateway(action, self._steps, self._num_steps)
+                self._around.to_gateway(action, self._passes.heard())
             case StartTransfer():
                 self._transfers.start(action)
             case StopTransfer(key):

@@ -4,51 +4,26 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import islice
+from math import inf
 from pathlib import Path
 from typing import Any
 
-from headway.bounds import Bounded, between, one_of, over
+from headway.bounds import Bounded, one_of, over
 from headway.errors import invalid, require_between, require_over
-from headway.sim.cluster import SimRequest
-from headway.tables import number, read, refuse_others, tables
+from headway.service_class import NO_CLASSES, ServiceClass, ServiceClasses
+from headway.sim.clients import SimRequest
+from headway.sim.request_class import RequestClass, SloLimits, parse_class
+from headway.tables import number, refuse_others, tables
 from headway.workload.arrivals import PROCESSES, Bursts, gaps
-from headway.workload.lengths import Lengths, parse_lengths
+from headway.workload.rates import RateCurve, load_rates
 from headway.workload.servegen import ServeGen, load_servegen
 from headway.workload.traces import Recorded, TraceRow, load_trace
 
+__all__ = ["BURSTS", "RequestClass", "SloLimits", "Workload", "parse_workload"]
+
 BURSTS = "bursts"
-
-
-@dataclass(frozen=True, slots=True)
-class SloLimits(Bounded):
-    """Limits in seconds; None: none.
-
-    ``ttfat_per_reasoning_token`` is added to ``ttfat`` for every reasoning token.
-    """
-
-    ttft: float | None = over(0, default=None)
-    ttfat: float | None = over(0, default=None)
-    tpot: float | None = over(0, default=None)
-    ttlt: float | None = over(0, default=None)
-    ttfat_per_reasoning_token: float = between(0, 3600, default=0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class RequestClass:
-    """A kind of request, its share of all, and its own SLO, instead of the others', if any.
-
-    ``read``: the share whose clients read the answer as it comes; others wait for its end.
-    """
-
-    name: str
-    share: float
-    prompt: Lengths
-    reasoning: Lengths
-    answer: Lengths
-    slo: SloLimits | None = None
-    read: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +32,7 @@ class Workload(Bounded):
 
     ``rate`` in requests/s, 0 for a trace's own; ends by count, by seconds, or with the trace.
     ``trace``: its arrivals, and its lengths where there are no ``classes``; with a ``rate`` its
-    time runs faster or slower.
+    time runs faster or slower, or rates over time are scaled.
     """
 
     classes: Sequence[RequestClass]
@@ -85,12 +60,19 @@ class Workload(Bounded):
         name = request_id.rpartition("-")[0]
         return next((each.slo for each in self.classes if each.name == name), None)
 
+    def service_of(self, request_id: str) -> ServiceClass | None:
+        """Return the service class of a request's class, if that has one."""
+        name = request_id.rpartition("-")[0]
+        found = (each.standing.service for each in self.classes if each.name == name)
+        return next(found, None)
+
     def requests(self, seed: int) -> Iterator[SimRequest]:
         """Return the requests by arrival; the same seed gives the same ones."""
         return islice(self._endless(random.Random(seed)), self.num_requests)
 
     def _endless(self, rng: random.Random) -> Iterator[SimRequest]:
         shares = [each.share for each in self.classes]
+        named = {each.name: each for each in self.classes}
         for place, row in enumerate(self._arrivals(rng)):
             now = row.arrival_at
             if self.seconds is not None and now > self.seconds:
@@ -98,12 +80,18 @@ class Workload(Bounded):
             if not self.classes:
                 yield _of_row(place, row)
                 continue
-            (kind,) = rng.choices(self.classes, shares)
-            num_prompt, num_reasoning = max(1, kind.prompt(rng)), kind.reasoning(rng)
-            num_output = num_reasoning + max(1, kind.answer(rng))
+            kind = named.get(row.kind) or rng.choices(self.classes, shares)[0]
+            num_prompt, num_reasoning, num_answer = kind.lengths(rng)
+            num_output = num_reasoning + num_answer
             is_read = kind.read >= 1.0 or rng.random() < kind.read
             yield SimRequest(
-                f"{kind.name}-{place}", now, num_prompt, num_output, num_reasoning, is_read=is_read
+                f"{kind.name}-{place}",
+                now,
+                num_prompt,
+                num_output,
+                num_reasoning,
+                is_read=is_read,
+                standing=kind.standing,
             )
 
     def _arrivals(self, rng: random.Random) -> Iterator[TraceRow]:
@@ -134,16 +122,20 @@ def _of_row(place: int, row: TraceRow) -> SimRequest:
 
 _BURSTS = {f"burst_{each.name}": each.name for each in fields(Bursts)}
 _NUMBERS = ("rate", "burstiness", "num_requests", "seconds", *_BURSTS)
-_NONE: dict[str, Any] = {"distribution": "constant", "value": 0, "min": 0}
+_OF_A_PROCESS = ("process", "burstiness")
+_WINDOW = ("start", "end", "duration")
+_SOURCES = ("trace", "servegen", "rates")
 
 
-def parse_workload(table: Mapping[str, Any], folder: Path = Path()) -> Workload:
+def parse_workload(
+    table: Mapping[str, Any], folder: Path = Path(), services: ServiceClasses = NO_CLASSES
+) -> Workload:
     """Parse a scenario's table; HeadwayError says what is wrong with it.
 
-    Files that it names begin in ``folder``.
+    Files that it names begin in ``folder``; its classes may name one of ``services``.
     """
-    refuse_others("workload", table, ("process", "trace", "servegen", "classes", *_NUMBERS))
-    for name in _NUMBERS:
+    refuse_others("workload", table, ("process", *_SOURCES, "classes", *_NUMBERS, *_WINDOW))
+    for name in (*_NUMBERS, *_WINDOW):
         if name in table:
             number(f"workload.{name}", table[name])
     for name, process in (("burstiness", "gamma"), *((name, BURSTS) for name in _BURSTS)):
@@ -155,7 +147,7 @@ def parse_workload(table: Mapping[str, Any], folder: Path = Path()) -> Workload:
     classes = [] if trace and "classes" not in table else tables(table, "classes")
     plain = ("process", "burstiness", "num_requests", "seconds")
     return Workload(
-        [_request_class(each, folder) for each in classes],
+        [parse_class(each, folder, services) for each in classes],
         float(table.get("rate", 0.0)),
         bursts=Bursts(**{to: table[name] for name, to in _BURSTS.items() if name in table}),
         trace=trace,
@@ -164,19 +156,57 @@ def parse_workload(table: Mapping[str, Any], folder: Path = Path()) -> Workload:
 
 
 def _recorded(table: Mapping[str, Any], folder: Path) -> Recorded | None:
-    """Return the trace that gives the arrivals instead of a process, if any."""
-    given = [name for name in ("trace", "servegen") if name in table]
+    """Return what gives the arrivals instead of a process, if anything: its window of time."""
+    given = [name for name in _SOURCES if name in table]
+    window = [name for name in _WINDOW if name in table]
     if not given:
+        if window:
+            limit = f"given with one of {', '.join(_SOURCES)}"
+            raise invalid(f"workload.{window[0]}", table[window[0]], limit)
         return None
-    if "process" in table:
+    if "process" in table and given != ["rates"]:
         given.append("process")
     if len(given) > 1:
         raise invalid("workload's keys", given, "one of these: each says when requests come")
-    if given == ["trace"]:
-        path = folder / _text("workload.trace", table["trace"])
-        most = table.get("num_requests")  # a week has millions
-        return load_trace(path, None if most is None else max(1, most))
-    return _servegen(table["servegen"], folder)
+    found = _read_source(given[0], table, folder, whole=bool(window))
+    return found.between(*_window(table)) if window else found
+
+
+def _window(table: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the window's start and end, seconds from the beginning of what was recorded."""
+    start, end, duration = (table.get(name) for name in _WINDOW)
+    if end is not None and duration is not None:
+        raise invalid("workload.duration", duration, "left out where end is given")
+    begins_at = 0.0 if start is None else float(start)
+    ends_at = inf if end is None else float(end)
+    if duration is not None:
+        ends_at = begins_at + duration
+    if not 0.0 <= begins_at < ends_at:
+        raise invalid("workload.start and end", (begins_at, ends_at), "0 or more, the end later")
+    return begins_at, ends_at
+
+
+def _read_source(source: str, table: Mapping[str, Any], folder: Path, *, whole: bool) -> Recorded:
+    if source == "servegen":
+        return _servegen(table["servegen"], folder)
+    path = folder / _text(f"workload.{source}", table[source])
+    if source == "rates":
+        asked = {name: table[name] for name in _OF_A_PROCESS if name in table}
+        return _checked_curve(replace(load_rates(path), **asked), table)
+    most = None if whole else table.get("num_requests")  # a week has millions
+    return load_trace(path, None if most is None else max(1, most))
+
+
+def _checked_curve(curve: RateCurve, table: Mapping[str, Any]) -> RateCurve:
+    """Refuse a process that no curve has, and columns that are no class's name."""
+    if curve.process not in PROCESSES:
+        raise invalid("workload.process", curve.process, f"one of {', '.join(PROCESSES)}")
+    classes = table.get("classes")
+    names = [each.get("name", "request") for each in classes] if classes else []
+    for kind in curve.kinds:
+        if kind and kind not in names:
+            raise invalid("a column of workload.rates", kind, f"at, or a class: {', '.join(names)}")
+    return curve
 
 
 def _servegen(table: Any, folder: Path) -> ServeGen:
@@ -194,20 +224,3 @@ def _text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise invalid(name, value, "a path")
     return value
-
-
-def _request_class(table: Mapping[str, Any], folder: Path) -> RequestClass:
-    known = ("name", "share", "prompt", "reasoning", "answer", "slo", "read")
-    refuse_others("workload.classes", table, known)
-    share = number("workload.classes.share", table.get("share", 1.0))
-    require_over("workload.classes.share", share, 0)
-    prompt, reasoning, answer = (
-        parse_lengths(f"workload.classes.{name}", table.get(name, default), folder)
-        for name, default in (("prompt", None), ("reasoning", {**_NONE}), ("answer", None))
-    )
-    slo = table.get("slo")
-    own = None if slo is None else read(SloLimits, slo, "workload.classes.slo")
-    read_share = number("workload.classes.read", table.get("read", 1.0))
-    require_between("workload.classes.read", read_share, 0, 1)
-    name = str(table.get("name", "request"))
-    return RequestClass(name, share, prompt, reasoning, answer, own, read_share)

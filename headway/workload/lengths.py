@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from headway.errors import HeadwayError, invalid
-from headway.workload.rows import load_column
+from headway.workload.rows import load_column, load_columns
 
 MOST_TOKENS = 1 << 30
 Lengths = Callable[[random.Random], int]
@@ -150,6 +150,25 @@ def _empirical(name: str, table: Mapping[str, Any], folder: Path) -> _Draw:
     values = _numbers(f"{name}.values", table["values"])
     weights = table.get("weights")
     return empirical(values, None if weights is None else _numbers(f"{name}.weights", weights))
+
+
+def load_jointly(
+    folder: Path, file: Any, columns: Any, where: Mapping[str, Any]
+) -> Callable[[random.Random], tuple[int, ...]]:
+    """Return a draw of one row of a file: its ``columns``, tokens, as they belong together.
+
+    ``columns``: of the prompt, of reasoning if any, and of the answer. ``where``: values that
+    other columns must have. HeadwayError says what is wrong.
+    """
+    name = "workload.classes"
+    if not isinstance(file, str) or not file:
+        raise invalid(f"{name}.file", file, "a path, where columns are given")
+    known = isinstance(columns, list) and all(isinstance(column, str) for column in columns)
+    if not known or len(columns) not in (2, 3):
+        limit = "the prompt's, the answer's and, between them, that of reasoning, if any"
+        raise invalid(f"{name}.columns", columns, limit)
+    found = load_columns(folder / file, columns, where)
+    return lambda rng: rng.choice(found)
 
 
 def _refuse_others(name: str, table: Mapping[str, Any], needed: tuple[str, ...]) -> None:

@@ -147,6 +147,31 @@ def load_column(path: Path, column: str) -> list[float]:
     return found
 
 
+def load_columns(
+    path: Path, columns: Sequence[str], where: Mapping[str, Any]
+) -> list[tuple[int, ...]]:
+    """Return these columns of the rows whose other columns have the values of ``where``, tokens."""
+    found: list[tuple[int, ...]] = []
+    with open_text(path, "file") as lines:
+        rows = read_rows(lines, str(path))
+        for column in (*columns, *where):
+            if column not in rows.keys:
+                limit = f"one of {', '.join(rows.keys)}"
+                raise rows.wrong(rows.number, BadValueError("the column", column, limit))
+        for number, record in rows.records:
+            if any(str(record.get(key)) != str(value) for key, value in where.items()):
+                continue
+            try:
+                found.append(tuple(tokens(record, column, least=0) for column in columns))
+            except BadValueError as bad:
+                raise rows.wrong(number, bad) from None
+    if not found:
+        wanted = ", ".join(f"{key} = {value}" for key, value in where.items())
+        message = f"{path} has no row" + (f" with {wanted}" if wanted else "")
+        raise HeadwayError(Code.INVALID_ARGUMENT, message)
+    return found
+
+
 @contextmanager
 def open_text(path: Path, param: str) -> Iterator[IO[str]]:
     """A file's lines; HeadwayError about ``param`` where it cannot be read."""

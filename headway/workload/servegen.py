@@ -93,6 +93,18 @@ class ServeGen:
             raise invalid("servegen.start", start, f"before {self.windows[-1].starts_at:g} s")
         return replace(self, windows=kept)
 
+    def between(self, start: float, end: float) -> ServeGen:
+        """Return the windows that lie from ``start`` on and begin before ``end``, whole ones.
+
+        Seconds from the beginning of the first one.
+        """
+        first = self.windows[0].starts_at
+        kept = tuple(w for w in self.windows if start <= w.starts_at - first < end)
+        if not any(window.num_requests for window in kept):
+            limit = f"a time with requests; windows last {self.length:g} s"
+            raise invalid("workload.start and end", (start, end), limit)
+        return replace(self, windows=kept)
+
     def replay(self, rate: float, rng: random.Random) -> Iterator[TraceRow]:
         """Rows by arrival; time runs faster or slower for a mean of ``rate``/s, 0 for its own."""
         speed = rate / self.mean_rate if rate else 1.0

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from headway.errors import Code, HeadwayError
+from headway.errors import Code, HeadwayError, invalid
 from headway.workload.rows import BadValueError, Record, Rows, instant, open_text, read_rows, tokens
 
 
@@ -26,6 +26,7 @@ class TraceRow:
 
     ``prefix_hashes``: of the prompt's blocks of 512 tokens from its beginning (Mooncake); equal
     ones hold the same tokens. ``reasoning_tokens`` are the first of the ``output_tokens``.
+    ``kind``: the class of requests that it belongs to, "" for any.
     """
 
     arrival_at: float
@@ -34,6 +35,7 @@ class TraceRow:
     prompt: str | None = None
     prefix_hashes: tuple[int, ...] = ()
     reasoning_tokens: int = 0
+    kind: str = ""
 
 
 class Recorded(Protocol):
@@ -41,6 +43,11 @@ class Recorded(Protocol):
 
     def replay(self, rate: float, rng: random.Random) -> Iterator[TraceRow]:
         """Rows by arrival; time runs faster or slower for a mean of ``rate``/s, 0 for its own."""
+
+    def between(self, start: float, end: float) -> Recorded:
+        """Return what came from ``start`` until ``end``, s from the beginning; HeadwayError if
+        nothing did.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,18 @@ class Trace:
             return replace(self, rows=tuple(replace(row, arrival_at=0.0) for row in self.rows))
         moved = (replace(row, arrival_at=row.arrival_at / speed) for row in self.rows)
         return replace(self, rows=tuple(moved), step=self.step / speed)
+
+    def between(self, start: float, end: float) -> Trace:
+        """Return the arrivals from ``start`` until ``end``, the window's beginning at 0."""
+        kept = tuple(
+            replace(row, arrival_at=row.arrival_at - start)
+            for row in self.rows
+            if start <= row.arrival_at < end
+        )
+        if not kept:
+            last = f"a time with arrivals: the last comes at {self.rows[-1].arrival_at:g} s"
+            raise invalid("workload.start and end", (start, end), last)
+        return replace(self, rows=kept)
 
     def spread(self, width: float, rng: random.Random) -> Trace:
         """Move each arrival uniformly within the next ``width`` seconds: undo a coarse clock."""

@@ -76,6 +76,8 @@ class ChaosCampaign:
         except Refusal as refusal:
             message = f"an undisturbed answer failed: {refusal}"
             raise HeadwayError(Code.UNAVAILABLE, message) from None
+        if rig is not None:
+            self._load.count_losses = lambda: rig.num_losses
         self._began_at = self._load.now()
         self._say(f"{self._plan.streams} clients for {self._plan.seconds:g} s")
         asking = asyncio.create_task(self._load.run(self._plan.streams, self._plan.seed))

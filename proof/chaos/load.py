@@ -5,25 +5,30 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bench.serve.client import Client, Endpoint
 from proof.chaos.answers import AnswerChoice, Refusal, read_answer
 from proof.chaos.jobs import ChaosJob
-from proof.checker import Asked, Checker, Ended, Failed, Left, Read, Record
+from proof.checker import DIED, Asked, Checker, Ended, Failed, Left, Read, Record
 
 _LEAVES = 0.1  # of all requests: their client hangs up after some of the answer
 _PAUSE = 0.2  # seconds after a refusal
+_ENOUGH_DEATHS = 2  # workers that a request may have killed before it is refused
 Truth = Mapping[int, Sequence[Sequence[int | str]]]
 """Undisturbed answers: by job, each choice's tokens."""
 
 
 @dataclass(slots=True)
 class Open:
-    """An answer that is being read: when its last tokens came, and its longest silence (s)."""
+    """An answer that is being read: when its last tokens came, and its longest silence (s).
+
+    ``num_losses``: workers lost before it was asked.
+    """
 
     last_at: float
+    num_losses: int = 0
     num_reads: int = 0
     longest_pause: float = 0.0
 
@@ -55,6 +60,8 @@ class Load:
         self._jobs = jobs
         self._truth: Truth = {}
         self.checker = checker
+        self.count_losses: Callable[[], int] = lambda: 0
+        """Count the workers that faults have ended or cut off so far."""
         self._patience = patience
         self._stopping = False
         self._number = 0
@@ -113,7 +120,7 @@ class Load:
         for choice, expected in enumerate(self._truth[place]):
             name = f"{number}/{choice}"
             self._take(Asked(name, now, expected, now + self._patience))
-            self.open[name] = Open(now)
+            self.open[name] = Open(now, self.count_losses())
         try:
             choices = await self._read(job, number, leaves_after if job.streams else None)
         except Refusal as refusal:
@@ -167,7 +174,10 @@ class Load:
             name = f"{number}/{index}"
             if self.open[name].num_reads:
                 self.figures.cut.append(f"{name} ({job.kind}): {refusal}")
-            self._take(Failed(name, self.now(), refusal.code, refusal.message))
+            num_losses = self.count_losses() - self.open[name].num_losses
+            is_excused = DIED in refusal.message and num_losses >= _ENOUGH_DEATHS
+            failed = Failed(name, self.now(), refusal.code, refusal.message, is_excused)
+            self._take(failed)
 
     def _forget(self, number: int, job: ChaosJob) -> None:
         for index in range(job.num_choices):

@@ -31,6 +31,7 @@ from services.runtime.identity.roles import ServiceRole
 _NAME = "chaos"
 _KIB = 1024
 _LONGEST_LOOK = 2.0  # seconds
+_LOOK, _LOOKS_AT_A_DRAIN = 0.05, 600  # seconds; 30 s in all
 _SETTLED = 1.0  # seconds: shorter connections are health checks
 
 
@@ -56,6 +57,8 @@ class Rig:
         self.rules = Rules()
         self.broken: list[str] = []
         """Promises beside the clients' that a fault has seen broken."""
+        self.num_cut = 0
+        """Faults of links so far."""
         self._proxies: list[Proxy] = []
         self._busy: set[str] = set()
         self._store: redis.Redis | None = None
@@ -176,14 +179,24 @@ class Rig:
                     resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
 
     async def restart_with(self, process: SupervisedProcess, points: str) -> None:
-        """Drain a process, and start it again with these failpoints armed in its first life."""
-        supervisor = self.cluster.supervisor
-        await supervisor.remove(process)
-        os.environ[failpoints.VARIABLE] = points
-        try:
-            supervisor.add(process.spec)
-        finally:
-            del os.environ[failpoints.VARIABLE]
+        """Drain a process, and start it again with these failpoints armed in its next life."""
+        pid, num_deaths = process.pid, process.num_deaths
+        process.next_life = {failpoints.VARIABLE: points}
+        process.log_path.unlink(missing_ok=True)  # the next life has one of its own
+        if pid is None:
+            raise NoTargetError
+        os.kill(pid, signal.SIGTERM)
+        for _ in range(_LOOKS_AT_A_DRAIN):
+            if process.num_deaths > num_deaths:
+                return
+            await asyncio.sleep(_LOOK)
+        process.restart()
+
+    @property
+    def num_losses(self) -> int:
+        """Workers that have died, and faults of links, which may look the same to a gateway."""
+        died = sum(each.num_deaths for each in self.processes if each.spec.service == "worker")
+        return died + self.num_cut
 
     def memory(self) -> dict[str, float]:
         """Return the resident memory of every process, MiB."""
@@ -215,6 +228,7 @@ class Rig:
         for connection in rng.sample(found, len(found)):
             link = await connection.find_link()
             if link[0]:
+                self.num_cut += 1
                 return link
         raise NoTargetError
 
@@ -227,6 +241,7 @@ class Rig:
 
     async def cut_off(self, service_id: str) -> None:
         """Break every connection of a service: it has to show its certificate anew."""
+        self.num_cut += 1
         for proxy in self._proxies:
             for connection in list(proxy.connections):
                 if service_id in await connection.find_link():

@@ -26,7 +26,17 @@ from services.runtime.rooms import SHIPPED_MODEL, child_environment, module_comm
 
 _START_PATIENCE = 60.0
 PATIENCE = 15.0  # seconds for all answers; a head or body that never ends takes 0.3
-_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/v1/nothing", "*")
+_PATHS = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/tokenize",
+    "/detokenize",
+    "/v1/models",
+    "/health",
+    "/v1/nothing",
+    "*",
+)
 _VALUES = (
     *("null", "true", "-1", "0", "1", "2", "1e400", "-0.0", "1.5", "NaN", "9" * 40, '""', '"x"'),
     *(
@@ -37,6 +47,9 @@ _VALUES = (
         "[1,2]",
         '["a","b"]',
         '{"a":1}',
+        '{"type":"json_object"}',
+        '[{"type":"function","function":{"name":"f"}}]',
+        '"required"',
         "[[[[[[]]]]]]",
         '"🙂"',
     ),
@@ -46,6 +59,8 @@ _FIELDS = (
     *("stream", "stop", "logprobs", "top_logprobs", "echo", "ignore_eos", "stop_token_ids"),
     *("stream_options", "frequency_penalty", "presence_penalty", "repetition_penalty"),
     *("min_p", "logit_bias", "response_format", "tools", "best_of", "suffix", "user"),
+    *("tool_choice", "guided_json", "guided_regex", "guided_choice", "structured_outputs"),
+    *("bad_words", "allowed_token_ids", "continue_final_message", "skip_special_tokens"),
     *("chat_template_kwargs", "return_token_ids", "x\\ud800", "", "max_completion_tokens"),
 )
 _HEADERS = (

@@ -10,6 +10,7 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ _WRONG: Sequence[Json] = (None, True, -1, 0, 2**70, 1.5, "", "x", "\ud800", [], 
 _MOST_TOKENS = 8
 _DEEPEST = 6
 _METHODS = ("get", "post")
+_ENDED = re.compile(rb"event: response\.(completed|incomplete)\n[^\n]*\s*$")
 
 
 class SchemaTarget(HttpTarget):
@@ -141,7 +143,7 @@ class SchemaTarget(HttpTarget):
         if kind not in content:
             return f"{name}: {status} has the type {kind!r}, which is not described"
         if kind == "text/event-stream":
-            whole = answer.rstrip().endswith(b"data: [DONE]")
+            whole = answer.rstrip().endswith(b"data: [DONE]") or _ENDED.search(answer)
             return "" if whole else f"{name}: a stream has no end"
         if kind != "application/json":
             return ""

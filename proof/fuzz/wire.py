@@ -27,6 +27,7 @@ KINDS: Sequence[tuple[type[Any], Callable[[Any], object]]] = (
     (worker_pb2.SchedulerToWorker, partial(wire.TO_WORKER.unpack, now=0.0)),
     (scheduler_pb2.GatewayMessage, partial(wire.FROM_GATEWAY.unpack_all, now=0.0)),
     (scheduler_pb2.SchedulerMessage, wire.TO_GATEWAY.unpack_all),
+    (scheduler_pb2.ClusterPicture, wire.PICTURE.unpack),
     (worker_pb2.KvChunk, partial(wire.KV.unpack, now=0.0)),
     (worker_pb2.SetRoleRequest, wire.SET_ROLE.unpack),
     (gateway_pb2.TokenBatch, wire.unpack_token_batch),

@@ -23,6 +23,7 @@ REMEMBERED = frozenset(
         "_cached",
         "_due",  # of ranks that hold until an instant, dropped when it has passed
         "_deadlines",  # of the window, compacted when most are of requests that have left
+        "released",  # of a worker's unit: what the next pass tells the engine of
     }
 )
 """Attributes of the cores that may name a request after its end; each is bounded."""

@@ -82,6 +82,7 @@ def write_shrunk(history: History, folder: Path) -> None:
     title = [f"commit {commit()}, found by seed {history.scenario.seed}", *small.violations]
     path = folder / f"vopr-{history.scenario.seed}.txt"
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         path.write_text(small.scenario.text(title), encoding="utf-8")
     except OSError as error:
         raise HeadwayError(Code.INVALID_ARGUMENT, f"{path} cannot be written: {error}") from error

@@ -9,7 +9,7 @@ from random import Random
 
 from headway.core.settings import PolicySettings
 from headway.sim.kernel import Kernel
-from proof.checker import Checker, Record
+from proof.checker import DIED, Checker, Record
 from proof.vopr.network import SimulatedNetwork
 from proof.vopr.process import EPOCH
 from proof.vopr.store import SimStore
@@ -17,7 +17,6 @@ from proof.vopr.store import SimStore
 BLOCK_SIZE = 4
 MODEL = "m"
 DEVICE_FAILED = "the device failed"
-_DIED = "the workers that ran this request died"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +98,7 @@ class World:
 
     def excuses(self, message: str, since: float) -> bool:
         """Return whether a refusal is due to what has happened at least twice since an instant."""
-        for said, instants in ((_DIED, self.deaths), (DEVICE_FAILED, self.failures)):
+        for said, instants in ((DIED, self.deaths), (DEVICE_FAILED, self.failures)):
             if said in message:
                 return sum(at >= since for at in instants) >= 2
         return False

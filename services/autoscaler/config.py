@@ -9,9 +9,8 @@ from pydantic import Field
 
 from headway.core.autoscaler.budget import Budget
 from headway.core.autoscaler.events import ROLES
-from headway.core.settings import Policy, policy_settings
+from headway.core.settings import Policy, scaling_policy
 from headway.errors import invalid
-from headway.policies import registry
 from services.runtime.preset import PresetConfig
 
 _ROLES = ("prefill", "decode", "convertible", "unified")
@@ -61,11 +60,8 @@ class AutoscalerConfig(PresetConfig):
 
     def scaling_policy(self) -> Policy:
         """Return the scaling policy, with this configuration's values for parameters it needs."""
-        asked = registry.find("scaling", self.chosen().scaling).parameters()
-        numbers = {name: getattr(self, name) for name in _NUMBERS if name in asked}
-        if "hold_down" in asked:
-            numbers["hold_down"] = self.scale_down_delay
-        return policy_settings(self.chosen({"scaling": numbers}), self.costs()).scaling
+        bounds = {name: getattr(self, name) for name in (*_NUMBERS, "scale_down_delay")}
+        return scaling_policy(self.chosen(), self.costs(), bounds)
 
     def limit(self) -> Budget:
         """Return the budget, in which both pools keep their minimum."""

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from enum import Enum
+from typing import Any, NamedTuple
 
 from headway.request import SamplingParams
+from services.gateway.grammars import Grammar
+from services.gateway.tool_calls import Format
 
 _SEED_RANGE = 2**64
+
+
+class ChatEnd(Enum):
+    """The end of a rendered chat."""
+
+    ANSWER = "answer"  # where the assistant's answer begins
+    MESSAGE = "message"  # after the last message
+    OPEN = "open"  # inside the last message, which goes on
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +28,21 @@ class ChatInput:
 
     messages: Sequence[Mapping[str, Any]]
     template_options: Mapping[str, Any] = field(default_factory=dict)
+    tools: Sequence[Mapping[str, Any]] = ()
+    ending: ChatEnd = ChatEnd.ANSWER
+    template: str = ""
+    """The client's own chat template; "": the model's."""
+
+
+class ToolUse(NamedTuple):
+    """How calls are read from an answer."""
+
+    form: Format | None
+    """The format that the client forces; None: the model's own."""
+    several: bool
+    """True if an answer may have more than one call; the others are dropped."""
+    offered: tuple[Mapping[str, Any], ...] = ()
+    """OpenAI's ``function`` objects among which the model chooses; (): the client has chosen."""
 
 
 Input = ChatInput | str | tuple[int, ...]
@@ -39,6 +65,26 @@ class ApiCall:
     """Limit on output tokens if the client gives none; 0: as many as fit."""
     paced: bool = True
     """True if the gateway may hold answering tokens until a reader needs them."""
+    thinking_budget: int | None = None
+    """Most tokens of reasoning; None: any number, or as ``reasoning_effort`` says."""
+    reasoning_effort: str = ""
+    """OpenAI's word for it; the chat template gets it too."""
+    grammar: Grammar | None = None
+    """The form of every answer, not yet checked."""
+    tools: ToolUse | None = None
+    """How calls are read from the answers; None: they are text."""
+    bounds: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of ``Constraints`` that the client gave."""
+    bad_words: tuple[str, ...] = ()
+    """Texts that no answer may contain."""
+    keeps_stop: bool = False
+    """True if a stop string that was found is shown."""
+    shows_special: bool = False
+    """True if special tokens are shown as text, but for one that ends an output."""
+    service_class: str = ""
+    """The class that it asks for by name; "": none."""
+    priority: int | None = None
+    """vLLM's, which stands for a class; None: not given."""
     request_fields: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of ``Request`` that the client gave."""
 
@@ -52,6 +98,20 @@ class ReplyStyle:
     include_usage: bool = False
     return_token_ids: bool = False
     logprobs: bool = False
+    continuous_usage: bool = False
+    """True if every event of a stream has the usage so far."""
+    echo: bool = False
+    """True if a completion's text begins with its prompt."""
+    prompt_alone: bool = False
+    """True if nothing is generated for the client (``max_tokens: 0``)."""
+    prompt_logprobs: bool = False
+    """True if the log probabilities of the prompt come in vLLM's field."""
+    include_timings: bool = False
+    """True if the last usage says what the time of each output consisted of."""
+    responses: bool = False
+    """True for the events and items of ``/v1/responses``."""
+    echoed: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the request that its response repeats."""
 
     def param(self, name: str | None) -> str | None:
         """Return the field's name in this API: a chat's prompt is its messages."""

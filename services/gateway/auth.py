@@ -16,14 +16,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from headway.errors import Code, HeadwayError
+from headway.errors import Code, HeadwayError, invalid
+from headway.request import CLIENT_ID_END
+from headway.service_class import NO_QUOTA, Quota, ServiceClasses
+from headway.tables import refuse_others
 from services.runtime.identity.private_file import require_own
 from services.runtime.logs import get_logger
 
+_NAME = r"[A-Za-z0-9._-]{1,64}"
 _LINE = re.compile(
-    r"(?P<name>[A-Za-z0-9._-]{1,64}):(?P<digest>[0-9a-f]{64})(?P<operator>:operator)?"
+    rf"(?P<name>{_NAME}):(?P<digest>[0-9a-f]{{64}})(?P<operator>:operator)?"
+    rf"(?P<options>(?::[a-z-]+={_NAME})*)"
 )
 _SECONDS_BETWEEN_LOOKS = 1.0
+KEY_CLIENT = "key "
+"""The prefix of a key's name where clients are counted."""
+_LIMITS = {
+    "requests": "requests",
+    "waiting": "waiting",
+    "tokens-per-minute": "tokens_per_minute",
+}
+KEY_OPTIONS = ("tenant", "share", "class", *_LIMITS)
+"""Options of a line in a key file."""
+_DRAWN = re.compile(r"(chatcmpl|cmpl|gen)-[0-9a-f]{16}")
+_CLIENT_ID = re.compile(r"[A-Za-z0-9._:/=+@-]{1,80}")
 
 
 def new_key() -> str:
@@ -31,20 +47,46 @@ def new_key() -> str:
     return "hw-" + secrets.token_urlsafe(32)
 
 
-def key_line(name: str, key: str, *, operator: bool = False) -> str:
-    """Return a key's line in a key file."""
+def check_client_id(given: str) -> str:
+    """Return a client's own id of a request; INVALID_ARGUMENT for one that is no such id."""
+    if given and not _CLIENT_ID.fullmatch(given):
+        limit = "1 to 80 letters, digits and . _ : / = + @ -"
+        raise invalid("x-request-id", given[:100], limit)
+    return given
+
+
+def key_line(
+    name: str, key: str, *, operator: bool = False, options: Mapping[str, object] | None = None
+) -> str:
+    """Return a key's line in a key file, with options such as ``tenant``."""
     line = f"{name}:{hashlib.sha256(key.encode()).hexdigest()}{':operator' if operator else ''}"
-    if not _LINE.fullmatch(line):
-        message = f"key name {name!r} must be 1 to 64 letters, digits, dots, dashes or underscores"
+    line += "".join(f":{option}={value}" for option, value in (options or {}).items())
+    found = _LINE.fullmatch(line)
+    if found is None:
+        message = (
+            f"key name {name!r} and options must be 1 to 64 letters, digits, dots, dashes or "
+            "underscores"
+        )
         raise HeadwayError(Code.INVALID_ARGUMENT, message, param="name")
+    _key_of(found)
     return line
 
 
 class Key(NamedTuple):
-    """One accepted key: its digest, and whether it is an operator's."""
+    """One accepted key."""
 
     digest: bytes
-    is_operator: bool
+    is_operator: bool = False
+    tenant: str = ""
+    """The tenant it belongs to; the key's own name unless given."""
+    share: float = 1.0
+    """The tenant's share, relative to others'."""
+    service_class: str = ""
+    """The class of requests that ask for none."""
+    quota: Quota = NO_QUOTA
+
+
+NO_KEY = Key(b"")
 
 
 class KeyRing:
@@ -53,22 +95,24 @@ class KeyRing:
     The file is read again when it changes. One that cannot be read then changes nothing.
     """
 
-    def __init__(self, file: Path | None = None) -> None:
+    def __init__(self, file: Path | None = None, classes: ServiceClasses | None = None) -> None:
         self._file = file
+        self._classes = classes
         self._keys: Mapping[str, Key] = {}
         self._seen: tuple[int, ...] = ()
         self._checked_at = 0.0
         if file is not None:
-            self._seen, self._keys = _state_of(file), _read_keys(file)
+            self._seen, self._keys = _state_of(file), self._read(file)
 
     @classmethod
-    def load(cls, file: Path | None) -> KeyRing:
+    def load(cls, file: Path | None, classes: ServiceClasses | None = None) -> KeyRing:
         """Read lines of ``name:sha256hex``; skip blank lines and ``#`` comments.
 
         ``:operator`` after the digest makes a key an operator's. INVALID_ARGUMENT for a file
-        without keys, with other lines, or that everybody may read.
+        without keys, with other lines, with a class that is not one of ``classes`` (None: with
+        any), or that everybody may read.
         """
-        return cls(file)
+        return cls(file, classes)
 
     def check(self, authorization: str) -> str:
         """Return the key's name, "" where none is required; UNAUTHENTICATED without a good one."""
@@ -86,21 +130,44 @@ class KeyRing:
             raise HeadwayError(Code.UNAUTHENTICATED, message)
         return matches[0]
 
+    def of_client(self, client: str) -> Key:
+        """Return the key by which a client is counted; one without limits where it has none."""
+        return self._keys.get(client.removeprefix(KEY_CLIENT), NO_KEY)
+
     def is_operator(self, name: str) -> bool:
         """Return whether a caller of this name may see what concerns others."""
         return self._file is None or (name in self._keys and self._keys[name].is_operator)
 
     # --- whose request is it? ---------------------------------------------------------
 
-    def new_id(self, kind: str, name: str) -> str:
-        """Return a new request id, which only the key of this name owns."""
+    def new_id(self, kind: str, name: str, given: str = "") -> str:
+        """Return a new request id, which only the key of this name owns.
+
+        It begins with the id that its client has ``given``, if any.
+        """
         drawn = secrets.token_hex(8)
+        if given:
+            return f"{given}{CLIENT_ID_END}{self._mark(name, given)}{drawn[:8]}"
         return f"{kind}-{drawn}{self._mark(name, drawn)}"
+
+    def find_own(self, name: str, request_id: str) -> str:
+        """Return the id, or its beginning, of this key's request that an id names.
+
+        A client's own id names that client's requests alone. PERMISSION_DENIED for an id that we
+        drew for another key, unless the key is an operator's.
+        """
+        if CLIENT_ID_END in request_id or self.is_operator(name) or _DRAWN.match(request_id):
+            self.require_owner(name, request_id)
+            return request_id
+        return f"{request_id}{CLIENT_ID_END}{self._mark(name, request_id)}"
 
     def require_owner(self, name: str, request_id: str) -> None:
         """Raise PERMISSION_DENIED unless the request is this key's, or the key an operator's."""
-        drawn = request_id.partition("-")[2]
-        mark, shown = self._mark(name, drawn[:16]), drawn[16:32].encode("utf-8", "replace")
+        drawn, end, rest = request_id.partition(CLIENT_ID_END)
+        if not end:
+            tail = request_id.partition("-")[2]
+            drawn, rest = tail[:16], tail[16:]
+        mark, shown = self._mark(name, drawn), rest[:16].encode("utf-8", "replace")
         if self.is_operator(name) or hmac.compare_digest(shown, mark.encode()):
             return
         message = "only the key that sent a request, or an operator's, may ask about it"
@@ -115,6 +182,12 @@ class KeyRing:
 
     # --- the file ---------------------------------------------------------------------
 
+    def _read(self, file: Path) -> Mapping[str, Key]:
+        keys = _read_keys(file)
+        if self._classes is not None:
+            _require_classes(file, keys, self._classes)
+        return keys
+
     def _read_again(self, file: Path) -> None:
         """Read the file again if it has changed; look at it once a second at most."""
         if time.monotonic() < self._checked_at + _SECONDS_BETWEEN_LOOKS:
@@ -123,11 +196,43 @@ class KeyRing:
         try:
             seen = _state_of(file)
             if seen != self._seen:
-                self._keys = _read_keys(file)
+                self._keys = self._read(file)
                 get_logger().info("keys_read", num_keys=len(self._keys))
             self._seen = seen
         except (OSError, UnicodeDecodeError, HeadwayError) as error:
             get_logger().error("keys_unchanged", reason=str(error))
+
+
+def _require_classes(file: Path, keys: Mapping[str, Key], classes: ServiceClasses) -> None:
+    for name, key in keys.items():
+        try:
+            classes.find(key.service_class)
+        except HeadwayError as error:
+            message = f"{file}, key {name}: {error.message}"
+            raise HeadwayError(Code.INVALID_ARGUMENT, message) from error
+
+
+def _key_of(line: re.Match[str]) -> Key:
+    """Return the key of a line; HeadwayError for an option that is none."""
+    options = dict(each.split("=", 1) for each in line["options"].split(":")[1:])
+    refuse_others("a key", options, KEY_OPTIONS)
+    limits = {
+        name: _whole(limit, options[limit]) for limit, name in _LIMITS.items() if limit in options
+    }
+    return Key(
+        bytes.fromhex(line["digest"]),
+        bool(line["operator"]),
+        options.get("tenant", line["name"]),
+        float(_whole("share", options.get("share", "1"))),
+        options.get("class", ""),
+        Quota(**limits),
+    )
+
+
+def _whole(name: str, value: str) -> int:
+    if not value.isdecimal() or not 1 <= int(value) < 2**31:
+        raise invalid(name, value, "a whole number from 1 to 2^31 - 1")
+    return int(value)
 
 
 def _state_of(file: Path) -> tuple[int, ...]:
@@ -147,7 +252,11 @@ def _read_keys(file: Path) -> Mapping[str, Key]:
         if found is None:
             message = f"{file}, line {number}: want name:sha256hex, as `headway key` prints it"
             raise HeadwayError(Code.INVALID_ARGUMENT, message)
-        keys[found["name"]] = Key(bytes.fromhex(found["digest"]), bool(found["operator"]))
+        try:
+            keys[found["name"]] = _key_of(found)
+        except HeadwayError as error:
+            message = f"{file}, line {number}: {error.message}"
+            raise HeadwayError(Code.INVALID_ARGUMENT, message) from error
     if not keys:
         message = f"{file} holds no key; make one with `headway key`"
         raise HeadwayError(Code.INVALID_ARGUMENT, message)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from headway.core.gateway.lives import MOST_ENDED
+from headway.core.gateway.settings import GatewaySettings
 from headway.core.settings import PolicySettings, policy_settings
+from headway.errors import Code, HeadwayError
+from headway.service_class import ServiceClasses, parse_classes, shipped_classes
 from services.gateway.bounds import ClientBounds
 from services.gateway.http.exchange import HttpLimits
 from services.gateway.http.origins import Origins
@@ -15,6 +20,7 @@ from services.runtime.config import ModelName, ServiceConfig, host_and_port, is_
 from services.runtime.preset import PresetConfig
 from services.runtime.rooms import SHIPPED_MODEL
 
+_DEFAULTS = GatewaySettings()
 _ANSWER_GRACE = 30.0  # seconds over the request's timeout, which ends every answer before
 
 
@@ -37,6 +43,9 @@ class GatewayConfig(PresetConfig):
         None,
         description="lines of name:sha256hex[:operator] (`headway key`); none: no keys",
     )
+    classes: Path | None = Field(
+        None, description="TOML file of service classes; default: the shipped ones"
+    )
     sink_listen: str = Field(
         "127.0.0.1:0", description="gRPC address for workers' tokens; clients need not reach it"
     )
@@ -53,8 +62,27 @@ class GatewayConfig(PresetConfig):
         True, description="where keys are on, /metrics and /health's details ask for an operator's"
     )
     max_model_len: int = Field(0, ge=0, description="prompt + output tokens; 0: the model's own")
-    max_waiting: int = Field(4096, ge=1, description="requests without a first token, then 429")
-    request_timeout: float = Field(600.0, gt=0.0, description="longest a request may take, s")
+    tool_call_parser: Literal[
+        "auto", "hermes", "llama3_json", "mistral", "deepseek_v3", "openai"
+    ] = Field(
+        "auto", description="format of the model's tool calls; auto: as its chat template shows"
+    )
+    trust_request_chat_template: bool = Field(
+        False, description="take chat templates from clients, which may compute for long"
+    )
+    max_waiting: int = Field(
+        _DEFAULTS.max_waiting, ge=1, description="requests without a first token, then 429"
+    )
+    request_timeout: float = Field(
+        _DEFAULTS.request_timeout, gt=0.0, description="longest a request may take, s"
+    )
+    num_lives: int = Field(
+        MOST_ENDED, ge=0, le=2**20, description="lives of ended requests kept for explain; 0: none"
+    )
+    otlp_traces_endpoint: str = Field(
+        "", description="URL of an OpenTelemetry collector, such as http://host:4318/v1/traces"
+    )
+    access_log: bool = Field(True, description="log a line of every output that ends")
     max_body_bytes: int = Field(4 * 2**20, ge=1024, description="longest request body, then 413")
     max_connections: int = Field(4096, ge=1, description="HTTP connections, then 503")
     max_open_requests: int = Field(
@@ -99,9 +127,28 @@ class GatewayConfig(PresetConfig):
         advertised = self.sink_advertise or _host(self.advertise)
         return self.model_copy(update={"listen": self.sink_listen, "advertise": advertised})
 
-    def policies(self) -> PolicySettings:
-        """Return the preset's policies with these options; HeadwayError for an unknown one."""
-        return policy_settings(self.chosen())
+    def policies(self, model: GatewaySettings | None = None) -> PolicySettings:
+        """Return the settings of the cores with these options; HeadwayError for an unknown one.
+
+        ``model``: what the served model adds to those of the gateway.
+        """
+        limits = replace(
+            model or GatewaySettings(),
+            max_waiting=self.max_waiting,
+            request_timeout=self.request_timeout,
+            num_lives=self.num_lives,
+        )
+        return policy_settings(self.chosen(), gateway=limits)
+
+    def service_classes(self) -> ServiceClasses:
+        """Return the classes; HeadwayError where the file does not serve."""
+        if self.classes is None:
+            return shipped_classes()
+        try:
+            return parse_classes(self.classes.read_text("utf-8"), str(self.classes))
+        except (OSError, UnicodeDecodeError) as error:
+            message = f"classes {self.classes} cannot be read: {error}"
+            raise HeadwayError(Code.INVALID_ARGUMENT, message, param="classes") from error
 
     def http_limits(self) -> HttpLimits:
         """Return the limits of the HTTP server."""
@@ -111,7 +158,8 @@ class GatewayConfig(PresetConfig):
             head_timeout=self.head_timeout,
             body_timeout=self.body_timeout,
             idle_timeout=self.idle_timeout,
-            answer_timeout=self.request_timeout + _ANSWER_GRACE,
+            answer_timeout=max(self.request_timeout, self.service_classes().longest)
+            + _ANSWER_GRACE,
         )
 
     def origins(self) -> Origins:

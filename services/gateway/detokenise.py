@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Mapping
 from typing import Protocol
 
 from tokenizers import Tokenizer, decoders
@@ -107,6 +108,29 @@ class WindowDetokeniser:
         self._num_shown = len(self._ids)
         self._prefix = self._tokenizer.decode(self._ids)
         return text[shown:]
+
+
+class ShownTokens:
+    """A detokeniser that shows some special tokens, by id, as their text."""
+
+    __slots__ = ("_plain", "_shown")
+
+    def __init__(self, plain: Detokeniser, shown: Mapping[int, str]) -> None:
+        self._plain = plain
+        self._shown = shown
+
+    def shows(self, token_id: int) -> bool:
+        """Return whether it is a special token that is shown."""
+        return token_id in self._shown
+
+    def push(self, token_id: int) -> str:
+        """Take a token; return the text that is certain now."""
+        text = self._shown.get(token_id)
+        return self._plain.push(token_id) if text is None else self._plain.flush() + text
+
+    def flush(self) -> str:
+        """Return the rest, where the output ends inside a character."""
+        return self._plain.flush()
 
 
 def byte_alphabet() -> dict[str, int]:

@@ -12,11 +12,13 @@ import grpc
 from headway.errors import Code, HeadwayError, invalid
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services.gateway.api_call import ApiCall, ChatInput, Input
-from services.gateway.auth import KeyRing
+from services.gateway.auth import KEY_CLIENT, KeyRing, check_client_id
 from services.gateway.bounds import grpc_client
 from services.gateway.calls import Calls
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai.requests import Conversation, Stops, read
+from services.gateway.openai.messages import Conversation
+from services.gateway.openai.requests import MAX_SALT_CHARS, Stops
+from services.gateway.openai.shapes import read
 from services.gateway.output_text import Piece
 from services.gateway.outputs import Output
 from services.gateway.reading import INLINE_BYTES
@@ -39,11 +41,14 @@ class GatewayEdge(gateway_pb2_grpc.GatewayServicer):
         calls: Calls,
         keys: KeyRing,
         metrics: GatewayMetrics,
+        follow: Callable[[str, str], None],
         now: Callable[[], float],
     ) -> None:
+        """``follow`` lets a request, by its id, belong to the trace of a ``traceparent``."""
         self._calls = calls
         self._keys = keys
         self._metrics = metrics
+        self._follow = follow
         self._now = now
         self.draining = False
 
@@ -54,20 +59,26 @@ class GatewayEdge(gateway_pb2_grpc.GatewayServicer):
         reply = GrpcReply("", self._calls.let_go, self._metrics)
         try:
             arrival_at = self._now()
-            name = self._keys.check(_authorization(context))
-            reply.call_id = self._keys.new_id("gen", name)
-            client = f"key {name}" if name else grpc_client(context.peer())
+            name = self._keys.check(_said(context, "authorization"))
+            given = check_client_id(_said(context, "x-request-id"))
+            call_id = self._keys.new_id("gen", name, given)
+            reply.call_id = given or call_id
+            client = f"{KEY_CLIENT}{name}" if name else grpc_client(context.peer())
             if self.draining:
                 message = "this gateway is shutting down; call another one"
                 raise HeadwayError(Code.UNAVAILABLE, message, retry_after=1.0)
             call = read_call(request)
-            prepare = partial(self._calls.prepare, call, reply.call_id, arrival_at)
+            prepare = partial(self._calls.prepare, call, call_id, arrival_at)
             if (num_bytes := request.ByteSize()) <= INLINE_BYTES:
                 requests = prepare()
             else:
                 self._calls.check_room(client)
                 requests = await self._calls.threads.run(client, num_bytes, prepare)
             self._calls.open(call, requests, reply, client)
+            traceparent = _said(context, "traceparent")
+            if traceparent and not reply.ended:
+                for each in requests:
+                    self._follow(each.request_id, traceparent)
             async for said in reply.messages():
                 yield said
         except HeadwayError as error:
@@ -84,6 +95,7 @@ class GrpcReply:
 
     keeps_tokens = True
     streams = True
+    keeps_prompt = False
 
     def __init__(
         self,
@@ -100,6 +112,9 @@ class GrpcReply:
         self._unread: asyncio.Queue[gateway_pb2.GenerateReply | HeadwayError | None]
         self._unread = asyncio.Queue(_MOST_UNREAD + 1)
         self._named = False
+
+    def explain(self, decision: str) -> None:
+        """Do nothing: its client asks by the id."""
 
     def show(self, output: Output, piece: Piece, end: str | None) -> None:
         """Queue one reply."""
@@ -154,7 +169,19 @@ def read_call(request: gateway_pb2.GenerateRequest) -> ApiCall:
         stops=tuple(read(Stops, {"stop": list(request.stop)}).stop),
         split_reasoning=request.WhichOneof("input") == "chat",
         paced=not request.disable_pacing,
+        thinking_budget=(
+            request.thinking_token_budget if request.HasField("thinking_token_budget") else None
+        ),
+        service_class=request.service_class,
+        priority=request.priority if request.HasField("priority") else None,
+        request_fields={"cache_salt": _salt(request)},
     )
+
+
+def _salt(request: gateway_pb2.GenerateRequest) -> str:
+    if len(request.cache_salt) > MAX_SALT_CHARS:
+        raise invalid("cache_salt", len(request.cache_salt), f"at most {MAX_SALT_CHARS} long")
+    return request.cache_salt
 
 
 def _input(request: gateway_pb2.GenerateRequest) -> Input:
@@ -174,8 +201,8 @@ def _sampling(options: gateway_pb2.SamplingOptions) -> dict[str, Any]:
     return {field.name: value for field, value in options.ListFields()}
 
 
-def _authorization(context: Context) -> str:
+def _said(context: Context, asked: str) -> str:
     for name, value in context.invocation_metadata() or ():
-        if name == "authorization":
+        if name == asked:
             return value if isinstance(value, str) else value.decode("latin-1")
     return ""

@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from headway.core.gateway.events import Deliver, GatewayAction
 from headway.metrics import qoe
 from headway.request import Request
+from services.gateway.standing_metrics import StandingMetrics
 
 _LATENCY = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
@@ -19,6 +21,7 @@ _LATENCY = (
 _QOE = (0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)
 _MISSED = (0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
 _PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
+_MOST_EXEMPLAR_CHARS = 118  # OpenMetrics: 128 with the label's name
 _ENDS = ("stop", "length", "cancelled", "error")
 
 # Every name begins with headway_gateway_. Counters: name, help text, labels.
@@ -67,6 +70,20 @@ _HISTOGRAMS: tuple[tuple[str, str, tuple[float, ...]], ...] = (
     ),
 )
 
+VLLM_NAMES = {
+    f"headway_gateway_{name}": f"vllm:{theirs}"
+    for name, theirs in (
+        ("running_requests", "num_requests_running"),
+        ("waiting_requests", "num_requests_waiting"),
+        ("ttft_seconds", "time_to_first_token_seconds"),
+        ("tpot_seconds", "request_time_per_output_token_seconds"),
+        ("e2e_seconds", "e2e_request_latency_seconds"),
+        ("prompt_tokens", "prompt_tokens"),
+        ("output_tokens", "generation_tokens"),
+    )
+}
+"""vLLM's names of some of them, by ours."""
+
 
 class GatewayMetrics:
     """All metrics of a gateway. ``reader_pace``: seconds a reader takes per token."""
@@ -82,6 +99,7 @@ class GatewayMetrics:
             name: Histogram(f"headway_gateway_{name}", text, buckets=bounds, registry=registry)
             for name, text, bounds in _HISTOGRAMS
         }
+        self.standings = StandingMetrics(registry)
         # Counted per request: the labels are looked up once.
         self._ends = {end: self._counters["requests"].labels(end) for end in _ENDS}
 
@@ -105,7 +123,12 @@ class GatewayMetrics:
             self.count("burst_requests")
 
     def finished(
-        self, end: str, num_prompt_tokens: int, num_output_tokens: int, times: tuple[float, ...]
+        self,
+        end: str,
+        num_prompt_tokens: int,
+        num_output_tokens: int,
+        times: tuple[float, ...],
+        request_id: str = "",
     ) -> None:
         """Count an output that ended; ``times`` are arrival, first token and last token."""
         self._ends[end].inc()
@@ -113,8 +136,9 @@ class GatewayMetrics:
             return
         arrival_at, first_at, last_at = times
         self.count("prompt_tokens", by=num_prompt_tokens)
-        self._histograms["ttft_seconds"].observe(first_at - arrival_at)
-        self._histograms["e2e_seconds"].observe(last_at - arrival_at)
+        named = {"request_id": request_id[:_MOST_EXEMPLAR_CHARS]}
+        self._histograms["ttft_seconds"].observe(first_at - arrival_at, named)
+        self._histograms["e2e_seconds"].observe(last_at - arrival_at, named)
         if num_output_tokens > 1:
             per_token = (last_at - first_at) / (num_output_tokens - 1)
             self._histograms["tpot_seconds"].observe(per_token)
@@ -132,3 +156,8 @@ class GatewayMetrics:
     def render(self) -> bytes:
         """Write all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
+
+    def render_with_exemplars(self) -> bytes:
+        """Write all metrics as OpenMetrics: buckets of latencies name the newest request."""
+        written: bytes = openmetrics.generate_latest(self.registry)  # type: ignore[no-untyped-call]
+        return written

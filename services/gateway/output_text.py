@@ -11,14 +11,23 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from headway.core.reasoning import Markers
-from services.gateway.detokenise import Detokeniser
+from services.gateway.detokenise import Detokeniser, ShownTokens
+from services.gateway.tool_calls import CallPiece, ToolReader
+from services.gateway.tool_calls.source import Arguments, Called, Event, SaidText, ThoughtText
 
 
 class Piece(NamedTuple):
-    """Text that may be shown now."""
+    """Text that may be shown now, and more of the calls in it."""
 
     reasoning: str
     answer: str
+    calls: tuple[CallPiece, ...] = ()
+
+    def then(self, more: Piece) -> Piece:
+        """Return this piece with another one after it."""
+        return Piece(
+            self.reasoning + more.reasoning, self.answer + more.answer, self.calls + more.calls
+        )
 
 
 NOTHING = Piece("", "")
@@ -27,8 +36,10 @@ NOTHING = Piece("", "")
 class StopScanner:
     """A search for the first stop string in a growing text; it holds back what may begin one."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, keeps: bool = False) -> None:
+        """``keeps``: whether the stop string that was found is shown."""
         self._stops = stops
+        self._keeps = keeps
         self._held = ""
         self.found = False
 
@@ -37,10 +48,11 @@ class StopScanner:
         if self.found:
             return ""
         text = self._held + text
-        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        places = [(place, stop) for stop in self._stops if (place := text.find(stop)) >= 0]
         if places:
             self.found, self._held = True, ""
-            return text[: min(places)]
+            place, stop = min(places)
+            return text[: place + len(stop) * self._keeps]
         keep = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
@@ -61,6 +73,9 @@ class OutputText:
         "_markers",
         "_min_tokens",
         "_scanner",
+        "_several_calls",
+        "_tools",
+        "num_calls",
         "num_reasoning_tokens",
         "num_tokens",
         "reasoning",
@@ -74,9 +89,13 @@ class OutputText:
         markers: Markers | None = None,
         *,
         in_reasoning: bool = False,
+        tools: ToolReader | None = None,
+        several_calls: bool = True,
+        keeps_stop: bool = False,
     ) -> None:
+        """``tools``: what reads calls from the answer, one or several."""
         self._detokeniser = detokeniser
-        self._scanner = StopScanner(stops) if stops else None
+        self._scanner = StopScanner(stops, keeps=keeps_stop) if stops else None
         self._min_tokens = min_tokens
         # The tokenizer has each marker as one token: the start's id, the end's id.
         self._markers = None if markers is None else (*markers.start, *markers.end)
@@ -84,6 +103,9 @@ class OutputText:
         self._at_start = in_reasoning  # of a section whose leading newlines are not shown
         self.reasoning = in_reasoning
         self.num_tokens = 0
+        self._tools = tools
+        self._several_calls = several_calls
+        self.num_calls = 0
         self.num_reasoning_tokens = 0  # the markers count as reasoning
 
     @property
@@ -96,12 +118,21 @@ class OutputText:
         """True once a stop string was found: no more tokens are needed."""
         return self._scanner is not None and self._scanner.found
 
-    def push(self, token_id: int) -> Piece:
-        """Take one more token; return the text that may be shown now."""
+    def push(self, token_id: int, *, ends: bool = False) -> Piece:
+        """Take one more token; return the text that may be shown now.
+
+        A special token that ``ends`` the output is not shown.
+        """
         self.num_tokens += 1
+        if (
+            ends
+            and isinstance(self._detokeniser, ShownTokens)
+            and self._detokeniser.shows(token_id)
+        ):
+            return NOTHING
         if self._markers is None:
             text = self._detokeniser.push(token_id)
-            return Piece("", self._answer(text)) if text else NOTHING
+            return self._answer(text) if text else NOTHING
         if token_id in self._markers:
             return self._turn(token_id == self._markers[0])
         if self.reasoning:
@@ -111,15 +142,15 @@ class OutputText:
 
     def finish(self) -> Piece:
         """Return the rest, once the last token is in."""
-        if self.stopped:
-            return NOTHING
-        text = self._detokeniser.flush()
-        if self._markers is not None:
-            text = self._trim(text) + self._held_newlines
-        piece = self._section(text)
-        if self._scanner is None or self.stopped:
-            return piece
-        return Piece(piece.reasoning, piece.answer + self._scanner.flush())
+        piece = NOTHING
+        if not self.stopped:
+            text = self._detokeniser.flush()
+            if self._markers is not None:
+                text = self._trim(text) + self._held_newlines
+            piece = self._section(text)
+            if self._scanner is not None and not self.stopped:
+                piece = piece.then(self._called(self._scanner.flush()))
+        return piece if self._tools is None else piece.then(self._piece(self._tools.finish()))
 
     def _turn(self, to_reasoning: bool) -> Piece:
         """End the section at a marker, without the newlines before it."""
@@ -133,12 +164,33 @@ class OutputText:
     def _section(self, text: str) -> Piece:
         if self.reasoning:
             return Piece(text, "")
-        return Piece("", self._answer(text))
+        return self._answer(text)
 
-    def _answer(self, text: str) -> str:
-        if self._scanner is None or self.num_tokens < self._min_tokens:
-            return text
-        return self._scanner.push(text)
+    def _answer(self, text: str) -> Piece:
+        if self._scanner is not None and self.num_tokens >= self._min_tokens:
+            text = self._scanner.push(text)
+        return self._called(text)
+
+    def _called(self, text: str) -> Piece:
+        """Return text of the answer, with the calls apart if they are read."""
+        return Piece("", text) if self._tools is None else self._piece(self._tools.push(text))
+
+    def _piece(self, events: Sequence[Event]) -> Piece:
+        thought, said = "", ""
+        calls: list[CallPiece] = []
+        for event in events:
+            match event:
+                case ThoughtText(text):
+                    thought += text
+                case SaidText(text):
+                    said += text
+                case Called(name):
+                    self.num_calls += 1
+                    calls.append(CallPiece(self.num_calls - 1, name, ""))
+                case Arguments(text):
+                    calls.append(CallPiece(self.num_calls - 1, "", text))
+        wanted = (call for call in calls if call.number == 0 or self._several_calls)
+        return Piece(thought, said, tuple(wanted))
 
     def _trim(self, text: str) -> str:
         """Drop a section's leading newlines; hold back its last ones until text follows."""

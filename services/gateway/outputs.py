@@ -11,14 +11,15 @@ from headway.core.gateway.shares import Place
 from headway.errors import Code, HeadwayError
 from headway.request import FinishReason, Request, TokenLogprobs
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.output_text import OutputText, Piece
+from services.gateway.output_text import NOTHING, OutputText, Piece
 
 
 class Reply(Protocol):
     """The reply to one API call, which may have several outputs.
 
     ``outputs`` is filled before the first token comes. ``keeps_tokens``: whether the reply shows
-    token ids or log probabilities. ``streams``: whether its client reads tokens as they come.
+    token ids or log probabilities. ``keeps_prompt``: whether it shows
+    the prompt or its log probabilities. ``streams``: whether its client reads tokens as they come.
     """
 
     outputs: list[Output]
@@ -27,6 +28,10 @@ class Reply(Protocol):
 
     keeps_tokens: bool
     streams: bool
+    keeps_prompt: bool
+
+    def explain(self, decision: str) -> None:
+        """Take the reason for the place of an output, before it is shown."""
 
     def show(self, output: Output, piece: Piece, end: str | None) -> None:
         """Show more of one output; ``end`` is ``stop`` or ``length`` with the last of it."""
@@ -40,6 +45,7 @@ class Output:
 
     ``new_token_ids`` and ``new_logprobs`` came since the reply last took them. ``answered_at``:
     instants of its answering tokens if the reply streams, else of the first only.
+    ``prompt_logprobs``: of the prompt's tokens, from the second on; None if nobody asks.
     ``num_cached_tokens``: cached tokens of its prompt. Another output of the same prompt
     (``repeats_prompt``) counts none, because the prompt counts once.
     """
@@ -57,8 +63,11 @@ class Output:
         "num_cached_tokens",
         "num_prompt_tokens",
         "place",
+        "prompt_logprobs",
+        "prompt_token_ids",
         "repeats_prompt",
         "request_id",
+        "standing",
         "text",
     )
 
@@ -73,10 +82,15 @@ class Output:
         repeats_prompt: bool = False,
     ) -> None:
         self.request_id = request.request_id
+        self.standing = request.standing
         self.index = index
         self.text = text
         self.place = place
         self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.prompt_token_ids = request.prompt_token_ids if reply.keeps_prompt else ()
+        self.prompt_logprobs: Sequence[TokenLogprobs] | None = None
+        if request.sampling.num_prompt_logprobs is not None:
+            self.prompt_logprobs = ()
         self.arrival_at = request.arrival_at
         self.first_at = 0.0
         self._keeps_tokens, self._streams = reply.keeps_tokens, reply.streams
@@ -98,25 +112,36 @@ class Output:
             if text.num_tokens == 0:
                 self.first_at = now
                 self.place.begin()
+                self._reply.explain(delivery.decision)
                 self.num_cached_tokens = 0 if self.repeats_prompt else delivery.num_cached
+                self._take_prompt(delivery.logprobs)
             if self._keeps_tokens:
                 self.new_token_ids.append(token_id)
                 self.new_logprobs.append(delivery.logprobs)
-            piece = text.push(token_id)
+            piece = text.push(token_id, ends=reason is FinishReason.STOP)
             if text.num_answer_tokens > len(self.answered_at) and (
                 self._streams or not self.answered_at
             ):
                 self.answered_at.append(now)
         if reason is None and not text.stopped:
-            if piece is not None and (piece.answer or piece.reasoning):
+            if piece is not None and piece != NOTHING:
                 self._reply.show(self, piece, None)
             return None
         rest = text.finish()
         if piece is not None:
-            rest = Piece(piece.reasoning + rest.reasoning, piece.answer + rest.answer)
+            rest = piece.then(rest)
         end = "length" if reason is FinishReason.LENGTH and not text.stopped else "stop"
         self._reply.show(self, rest, end)
         return end
+
+    def _take_prompt(self, found: TokenLogprobs | None) -> None:
+        """Keep the prompt's log probabilities; UNAVAILABLE where they are asked for and missing."""
+        if self.prompt_logprobs is None:
+            return
+        self.prompt_logprobs = () if found is None else found.prompt
+        if len(self.prompt_logprobs) + 1 != self.num_prompt_tokens:
+            message = "the engine gave no log probabilities of the prompt: leave them out"
+            raise HeadwayError(Code.UNAVAILABLE, message, param="logprobs")
 
     def fail(self, error: HeadwayError) -> None:
         """End without a finish reason."""
@@ -168,6 +193,10 @@ class Outputs:
                 continue  # its client has just left; the core will learn of it
             try:
                 end = output.deliver(delivery, now)
+            except HeadwayError as error:
+                self.fail(delivery.request_id, error)
+                self._release(delivery.request_id)
+                continue
             except Exception as error:  # one client's error must not affect others
                 self._broken(output, error)
                 continue
@@ -183,6 +212,7 @@ class Outputs:
         output = self._close(request_id)
         if output is not None:
             self._metrics.finished("error", 0, 0, ())
+            self._count(output, "error")
             self._metrics.count("errors", error.code.value)
             self._note_end(output, error.code.value)
             output.fail(error)
@@ -192,6 +222,7 @@ class Outputs:
         for output in outputs:
             if self._close(output.request_id) is not None:
                 self._metrics.finished("cancelled", 0, 0, ())
+                self._count(output, "cancelled")
                 self._note_end(output, "cancelled")
                 self._release(output.request_id)
 
@@ -200,6 +231,10 @@ class Outputs:
         if output is not None:
             output.place.end()
         return output
+
+    def _count(self, output: Output, end: str) -> None:
+        num_tokens = output.num_prompt_tokens, output.text.num_tokens
+        self._metrics.standings.ended(output.standing, end, num_tokens)
 
     def _broken(self, output: Output, error: Exception) -> None:
         self._unexpected(error, output.request_id)
@@ -212,7 +247,10 @@ class Outputs:
         num_output = output.text.num_tokens
         self._note_end(output, end)
         times = (output.arrival_at, output.first_at, now)
-        self._metrics.finished(end, output.num_prompt_tokens, num_output, times)
+        self._count(output, end)
+        answered_at = output.answered_at[0] if output.answered_at else None
+        self._metrics.standings.finished(output.standing, times, answered_at, num_output)
+        self._metrics.finished(end, output.num_prompt_tokens, num_output, times, output.request_id)
         if num_output:
             reasoned = output.text.num_reasoning_tokens
             self._metrics.answered(output.arrival_at, output.answered_at, reasoned)

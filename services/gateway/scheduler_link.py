@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, NoReturn, TypeVar
+
+import grpc
 
 from headway.core.gateway.events import SchedulerConnected, SchedulerDisconnected
 from headway.errors import Code, HeadwayError, invalid
 from headway.messages import GatewayHello, Lost, ToGateway, ToScheduler
+from headway.picture import ClusterPicture
 from headway.request import Request
 from services.runtime import wire
 from services.runtime.config import ServiceConfig
@@ -19,6 +23,7 @@ from services.runtime.logs import get_logger
 from services.runtime.store import Leader, Store
 from services.runtime.stream import Dialled, Outbox, redial
 
+T = TypeVar("T")
 Told = SchedulerConnected | SchedulerDisconnected | ToGateway
 
 _CALL_TIMEOUT = 5.0
@@ -87,11 +92,19 @@ class SchedulerLink:
 
         Raise UNAVAILABLE if no leader can be reached.
         """
+        asked = partial(wire.explain, request_id=request_id, within=_CALL_TIMEOUT)
+        return await self._ask(asked)
+
+    async def picture(self) -> ClusterPicture:
+        """Return the cluster as its leader sees it; UNAVAILABLE if none can be reached."""
+        return await self._ask(partial(wire.picture, within=_CALL_TIMEOUT))
+
+    async def _ask(self, call: Callable[[grpc.aio.Channel], Awaitable[T]]) -> T:
         channel = self._stream.channel
         if channel is None:
             raise _no_scheduler()
         try:
-            return await wire.explain(channel, request_id, within=_CALL_TIMEOUT)
+            return await call(channel)
         except HeadwayError as error:
             if error.code in _UNREACHED:
                 raise _no_scheduler() from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from headway.core.gateway.core import GatewayCore
@@ -19,31 +19,39 @@ from headway.core.gateway.events import (
 from headway.core.gateway.settings import GatewaySettings
 from headway.core.gateway.stream_ids import StreamIds
 from headway.core.reasoning import Markers
-from headway.errors import Code, HeadwayError
+from headway.core.settings import stages_without_classes
+from headway.errors import HeadwayError
+from headway.life.record import LifeRecord
 from headway.messages import CancelStream
 from headway.request import Request
+from headway.service_class import ServiceClasses
+from services.gateway.access_log import RequestLog
 from services.gateway.auth import KeyRing
 from services.gateway.calls import Calls, ServedModel
 from services.gateway.config import GatewayConfig
+from services.gateway.console.feed import ConsoleFeed
+from services.gateway.console.routes import ConsoleRoutes
+from services.gateway.console.sight import ClusterSight
+from services.gateway.console.what_if import OwnWays, WhatIfDesk
 from services.gateway.feedback import Feedback
 from services.gateway.grpc_edge import GatewayEdge
 from services.gateway.http.descriptors import reserve
 from services.gateway.http.edge import HttpEdge
 from services.gateway.http.server import HttpServer, tls_context
-from services.gateway.metrics import GatewayMetrics
-from services.gateway.model_files import read_model
+from services.gateway.metrics import VLLM_NAMES, GatewayMetrics
 from services.gateway.outputs import Output, Outputs
 from services.gateway.readiness import Readiness
 from services.gateway.reading import ReadingThreads
 from services.gateway.scheduler_link import SchedulerLink
+from services.gateway.served_model import load_model
 from services.gateway.token_sink import TokenSink
-from services.gateway.tokenizer import TextCodec
 from services.runtime.driver import Driver
 from services.runtime.failpoints import failpoint
-from services.runtime.few_lines import FewLines
+from services.runtime.logs import get_logger
 from services.runtime.membership import NONCE_DIGEST
 from services.runtime.server import GrpcServer
 from services.runtime.service import STOP_GRACE, Runtime
+from services.runtime.vllm_names import VllmNames
 
 
 async def build(runtime: Runtime[GatewayConfig]) -> GatewayService:
@@ -62,8 +70,7 @@ class GatewayService:
     ) -> None:
         self._runtime, self._model = runtime, model
         config, self.now = runtime.config, runtime.clock.now
-        self._draining = False
-        self._strangers = FewLines()
+        self._told = RequestLog(config, model.name, runtime.log)
         self._sink_server = sink_server
         self.http_address = ""  # known once it listens
         self.metrics = GatewayMetrics(runtime.metrics, config.policies().worker.reader_pace)
@@ -79,7 +86,7 @@ class GatewayService:
         self._readiness = Readiness(
             runtime.store, lambda: self._link.connected, runtime.server.set_ready
         )
-        self.sink = TokenSink(post, self._find_digest)
+        self.sink = TokenSink(post, self._find_digest, self.now)
         sink_server.add(self.sink)
         self._feedback = Feedback(
             config,
@@ -89,37 +96,41 @@ class GatewayService:
             self.now,
             lambda: self._core.num_burst_tokens,
         )
+        classes = config.service_classes()
+        keys = KeyRing.load(config.api_key_file, classes)
+        if config.classes is not None and (stages := stages_without_classes(config.chosen())):
+            get_logger().warning("classes_without_effect", stages=", ".join(stages))
+        self.console = self._make_console(config, classes, keys)
         self._outputs = Outputs(
-            self.metrics,
-            self._release,
-            self._feedback.observe,
-            self.unexpected,
-            *([self._note_end] if config.api_key_file is not None else []),
+            self.metrics, self._release, self._feedback.observe, self.unexpected, self._note_end
         )
-        self._bounds = config.client_bounds()
+        bounds = config.client_bounds()
         reserve(config.max_connections)
-        self._threads = ReadingThreads(self._bounds.buffered)
-        calls = Calls(
+        threads = ReadingThreads(bounds.buffered)
+        calls = self._calls = Calls(
             model,
             self._outputs,
             self._submit,
             self._feedback.predict,
-            self._threads,
-            self._bounds.places,
+            threads,
+            bounds.places,
             lambda: self._core.retry_after,
+            keys,
+            classes,
+            self.now,
         )
-        keys = KeyRing.load(config.api_key_file)
-        self.grpc_edge = GatewayEdge(calls, keys, self.metrics, self.now)
-        http_edge = HttpEdge(
+        self.grpc_edge = GatewayEdge(calls, keys, self.metrics, self.follow, self.now)
+        http_edge = self.http_edge = HttpEdge(
             calls,
             keys,
             self.metrics,
             self,
             config.origins(),
+            self.console,
             needs_key=config.api_key_file is not None,
             monitoring_needs_key=config.monitoring_needs_key,
         )
-        self._http = HttpServer(http_edge, config.http_limits(), self._bounds)
+        self._http = HttpServer(http_edge, config.http_limits(), bounds)
         self._performers: Mapping[type, Callable[[Any], None]] = {
             Deliver: self._deliver,
             CancelTokens: self._cancel_tokens,
@@ -145,6 +156,7 @@ class GatewayService:
         self._link.start()
         self._readiness.start()
         self._feedback.start()
+        self.console.feed.start()
         tls = None
         if config.http_tls_cert is not None and config.http_tls_key is not None:
             tls = tls_context(config.http_tls_cert, config.http_tls_key)
@@ -164,13 +176,15 @@ class GatewayService:
 
     async def drain(self) -> None:
         """Refuse new requests; wait for open ones to finish."""
-        self._draining = self.grpc_edge.draining = True
+        self.grpc_edge.draining = True
+        await self.console.feed.close()
         await self._http.drain(self._runtime.config.drain_timeout)
         while self._core.num_open:  # noqa: ASYNC110 (gRPC's clients; the core knows no events)
             await asyncio.sleep(0.02)
 
     async def stop(self) -> None:
         """End every stream."""
+        await self.console.feed.close()
         self._http.stop()
         self.sink.close()
         await self._feedback.stop()
@@ -178,7 +192,8 @@ class GatewayService:
         await self._link.stop()
         await self._sink_server.stop(STOP_GRACE)
         self._driver.close()
-        self._threads.close()
+        await self._told.close()
+        self._calls.threads.close()
 
     @property
     def num_open(self) -> int:
@@ -188,7 +203,10 @@ class GatewayService:
     # --- events and actions -----------------------------------------------------------
 
     def _submit(self, submit: Submit) -> None:
-        self._feedback.arrived(len(submit.request.prompt_token_ids))
+        self.console.feed.recent.arrived()
+        service = submit.request.standing.service
+        if service is None or not service.yields:  # no instance is started for what can wait
+            self._feedback.arrived(len(submit.request.prompt_token_ids))
         self._driver.post(submit)
 
     def _release(self, request_id: str) -> None:
@@ -201,6 +219,7 @@ class GatewayService:
     def _deliver(self, action: Deliver) -> None:
         failpoint("gateway.tokens.taken")
         self._feedback.produced(len(action.deliveries))
+        self.console.feed.recent.produced(len(action.deliveries))
         self._outputs.deliver(action.deliveries, self.now())
 
     def _cancel_tokens(self, action: CancelTokens) -> None:
@@ -214,17 +233,20 @@ class GatewayService:
         self._outputs.fail(request_id, error)
 
     def _note_end(self, output: Output, end: str) -> None:
-        """Log who asked, and what it cost; never what was said."""
-        self._runtime.log.info(
-            "request_ended",
-            request_id=output.request_id,
-            client=output.place.client,
-            model=self._model.name,
-            status=end,
-            num_prompt_tokens=output.num_prompt_tokens,
-            num_output_tokens=output.text.num_tokens,
-            duration=round(self.now() - output.arrival_at, 4),
+        """Complete the life with what the client saw, and log a line of it."""
+        self.console.feed.ended(output, end)
+        if self._runtime.config.api_key_file is not None:
+            self._calls.ended(output)
+        now, text = self.now(), output.text
+        life = self._core.lives.shown(
+            output.request_id,
+            end,
+            now,
+            first_answer_at=output.answered_at[0] if output.answered_at else None,
+            num_reasoning=text.num_reasoning_tokens,
+            num_output=text.num_tokens,
         )
+        self._told.ended(output, end, life, now)
 
     def _hand_over(self, request: Request) -> None:
         if request.attempt:
@@ -245,6 +267,32 @@ class GatewayService:
             return ""
         found = (m.detail.get(NONCE_DIGEST, "") for m in members if m.member_id == worker_id)
         return next(found, "")
+
+    def _make_console(
+        self, config: GatewayConfig, classes: ServiceClasses, keys: KeyRing
+    ) -> ConsoleRoutes:
+        store, draw = self._runtime.store, self._link.picture
+        sight = ClusterSight(config, self._model.name, store, draw, self.now)
+        feed = ConsoleFeed(self._core, classes, sight, self._describe, self.now)
+        own = OwnWays(config.profile, config.preset, config.policy, config.set)
+        desk = WhatIfDesk(
+            lambda: feed.recent.last_minutes(self.now()), feed.promises, own, self._link.picture
+        )
+        return ConsoleRoutes(
+            feed, desk, keys, self.unexpected, needs_key=config.api_key_file is not None
+        )
+
+    def _describe(self) -> Mapping[str, Any]:
+        """Return what the console says of this gateway."""
+        config, core = self._runtime.config, self._core
+        return {
+            **self.health(),
+            "id": config.service_id,
+            "preset": config.preset,
+            "profile": config.profile,
+            "open": core.num_open,
+            "waiting": core.num_waiting,
+        }
 
     def _watch(self) -> None:
         core, pacers = self._core, self._core.pacers
@@ -267,12 +315,12 @@ class GatewayService:
             (
                 "http_connections",
                 "HTTP connections that are open.",
-                lambda: self._bounds.connections.num_taken,
+                lambda: self._http.bounds.connections.num_taken,
             ),
             (
                 "buffered_bytes",
                 "Bytes of bodies and unread answers that wait in memory.",
-                lambda: self._bounds.buffered.num_taken,
+                lambda: self._http.bounds.buffered.num_taken,
             ),
             ("ready", "1 while requests can be served.", lambda: not self._readiness.reasons),
             (
@@ -283,6 +331,7 @@ class GatewayService:
         )
         for name, text, value in gauges:
             self.metrics.watch(name, text, value)
+        VllmNames(self.metrics.registry, VLLM_NAMES, self._model.name)
 
     # --- for the HTTP edge ------------------------------------------------------
 
@@ -291,7 +340,7 @@ class GatewayService:
         reasons = self._readiness.reasons
         status = "not ready" if reasons else "ok"
         return {
-            "status": "draining" if self._draining else status,
+            "status": "draining" if self.grpc_edge.draining else status,
             "reason": "; ".join(reasons),
             "model": self._model.name,
             "scheduler_connected": self._link.connected,
@@ -301,49 +350,30 @@ class GatewayService:
         """Return the leader's decisions about a request, as JSON."""
         return await self._link.explain(request_id)
 
+    def life(self, request_id: str) -> LifeRecord | None:
+        """Return the newest life that an id names, None if this gateway knows none."""
+        return self._core.lives.find(request_id, self.now())
+
+    def follow(self, request_id: str, traceparent: str) -> None:
+        """Let a request belong to its client's trace, if traces are sent."""
+        self._told.follow(request_id, traceparent)
+
+    def lives(self, since: float) -> Iterator[LifeRecord]:
+        """Yield the lives that ended at or after an instant, and those that are open."""
+        return self._core.lives.since(since, self.now())
+
     def refused(self, client: str, path: str, error: HeadwayError, *, is_known: bool) -> None:
         """Log who asked in vain, where served requests are logged, too; few lines of strangers."""
-        if self._runtime.config.api_key_file is None:
-            return
-        held_back = 0 if is_known else self._strangers.take(self.now())
-        if held_back is not None:
-            self._runtime.log.info(
-                "request_refused",
-                client=client,
-                path=path[:80],
-                code=error.code.value,
-                **({"num_held_back": held_back} if held_back else {}),
-            )
+        self._told.refused(client, path, error, self.now(), is_known=is_known)
 
     def unexpected(self, error: Exception, where: str) -> None:
         """Log a bug."""
         self._runtime.log.error("unexpected_error", where=where, error=repr(error), exc_info=error)
 
 
-def load_model(config: GatewayConfig) -> ServedModel:
-    """Read tokenizer, template and limits; INVALID_ARGUMENT where they do not serve."""
-    files = read_model(config.model, config.model_name)
-    own, asked = files.max_model_len, config.max_model_len
-    if own and asked > own:
-        message = f"max_model_len is {asked}; the model's limit is {own}: ask for less"
-        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="max_model_len")
-    if not own and not asked:
-        message = f"the model in {files.folder} does not say its context length: give max_model_len"
-        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="max_model_len")
-    codec = TextCodec.load(files.folder, files.vocab_size)
-    return ServedModel(files, codec, asked or own)
-
-
 def _settings(config: GatewayConfig, model: ServedModel) -> GatewaySettings:
-    policies, markers = config.policies(), model.codec.markers or Markers()
-    return GatewaySettings(
-        max_model_len=model.max_model_len,
-        max_waiting=config.max_waiting,
-        request_timeout=config.request_timeout,
-        burst=policies.burst.name,
-        burst_params=policies.burst.params,
-        pacing=policies.pacing.name,
-        pacing_params=policies.pacing.params,
-        end_of_reasoning=markers.end,
-        start_of_reasoning=markers.start,
+    markers = model.codec.markers or Markers()
+    told = GatewaySettings(
+        model.max_model_len, end_of_reasoning=markers.end, start_of_reasoning=markers.start
     )
+    return config.policies(told).gateway

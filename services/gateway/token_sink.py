@@ -30,10 +30,12 @@ class TokenSink(gateway_pb2_grpc.TokenSinkServicer):
         self,
         post: Callable[[TokenBatch | WorkerBack | WorkerDetached], None],
         find_digest: Callable[[str], Awaitable[str]],
+        now: Callable[[], float],
     ) -> None:
         """``find_digest`` looks a worker's nonce up in the membership: its digest, or ""."""
         self._post = post
         self._find_digest = find_digest
+        self._now = now
         self._attached: dict[str, Served[tuple[int, ...]]] = {}
         self._nonces: dict[str, str] = {}
         self._former: dict[str, str] = {}  # nonces of streams that have ended, newest last
@@ -72,7 +74,7 @@ class TokenSink(gateway_pb2_grpc.TokenSinkServicer):
         packed = await anext(batches, None)
         if packed is None:
             return
-        first = wire.unpack_token_batch(packed)
+        first = wire.unpack_token_batch(packed, now=self._now())
         if not first.worker_id:
             raise invalid("worker_id", "", "named in the first batch of a stream")
         require_id(context, first.worker_id)
@@ -117,5 +119,5 @@ class TokenSink(gateway_pb2_grpc.TokenSinkServicer):
         self._post(WorkerDetached(worker_id))
 
     def _take(self, worker_id: str, packed: gateway_pb2.TokenBatch) -> None:
-        batch = wire.unpack_token_batch(packed)
+        batch = wire.unpack_token_batch(packed, now=self._now())
         self._post(batch if batch.worker_id == worker_id else replace(batch, worker_id=worker_id))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from headway.errors import Code, HeadwayError, invalid
 from services.gateway.detokenise import (
     ByteLevelDetokeniser,
     Detokeniser,
+    ShownTokens,
     TokenBytes,
     WindowDetokeniser,
     byte_alphabet,
@@ -91,11 +92,25 @@ class TextCodec:
             worst = next(i for i in token_ids if not 0 <= i < self.vocab_size)
             raise invalid(param, worst, f"a token id from 0 to {self.vocab_size - 1}")
 
-    def detokeniser(self) -> Detokeniser:
-        """Return a new detokeniser for one output."""
+    @property
+    def special_texts(self) -> Sequence[str]:
+        """The texts of all special tokens."""
+        return [self._added[i].content for i in sorted(self.special_ids)]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of these tokens, special ones included."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
+        return text
+
+    def detokeniser(self, shown: Sequence[str] = ()) -> Detokeniser:
+        """Return a new detokeniser for one output; ``shown``: special tokens that are text."""
+        kept = {i: self._added[i].content for i in self.special_ids if shown}
+        kept = {i: text for i, text in kept.items() if text in shown}
         if self._token_bytes is not None:
-            return ByteLevelDetokeniser(self._token_bytes)
-        return WindowDetokeniser(self._tokenizer, self.special_ids)
+            plain: Detokeniser = ByteLevelDetokeniser(self._token_bytes)
+        else:
+            plain = WindowDetokeniser(self._tokenizer, self.special_ids)
+        return ShownTokens(plain, kept) if kept else plain
 
     def token_text(self, token_id: int) -> tuple[str, bytes]:
         """Return one token, special or not, as text (U+FFFD for part of a character) and bytes."""

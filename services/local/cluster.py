@@ -18,6 +18,7 @@ from services.local import prometheus
 from services.local.metrics_targets import FILE_NAME, keep_targets
 from services.local.options import ClusterOptions, process_specs, worker_spec
 from services.local.refusals import refuse_taken_ids
+from services.local.run_file import leave_run_file, take_run_file_away
 from services.local.standby_workers import StandbyWorkers
 from services.local.store import PrivateStore, private_store
 from services.local.supervised import ProcessSpec
@@ -110,9 +111,12 @@ class LocalCluster:
         if self.scaler is not None:
             await self.scaler.start()
         await self.supervisor.serving()
+        leave_run_file(self.log_folder, url=self.url, cluster=self.config.cluster, pid=os.getpid())
 
     async def stop(self) -> None:
         """Drain and stop everything."""
+        if self._held_folder is not None:
+            take_run_file_away(self.log_folder)
         if self._listing is not None:
             self._listing.cancel()
         if self.scaler is not None:

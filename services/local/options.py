@@ -160,11 +160,13 @@ def worker_spec(
     device = options.device
     if device == "cuda" and num_gpus > 1:
         device = f"cuda:{place % num_gpus}"
-    num_threads = max(1, num_cores // sum(options.workers.by_role().values()))
+    num_workers = sum(options.workers.by_role().values())
+    num_threads = max(1, num_cores // num_workers)
     flags = (
         *(*_policy_flags(options), *_model_flags(options), "--role", role),
         *("--device", device, "--dtype", options.dtype, "--dp", str(options.dp)),
         *("--num-threads", str(num_threads), *_chunk_flags(options, role)),
+        *_share_flags(options, num_workers, num_gpus),
     )
     return _spec(options, "worker", service_id, *flags, role=role)
 
@@ -247,6 +249,17 @@ def _chunk_flags(options: ClusterOptions, role: str) -> tuple[str, ...]:
         return ()
     chunk = load_profile(options.policies.profile).convertible_chunk_tokens
     return () if chunk is None else ("--chunk-tokens", str(chunk))
+
+
+def _share_flags(options: ClusterOptions, num_workers: int, num_gpus: int) -> tuple[str, ...]:
+    """Return the share of a GPU's memory that is a worker's, where several workers use one."""
+    if options.device == "cpu":
+        return ()
+    most, bounds = num_workers, options.autoscale
+    if bounds is not None:
+        most = max(most, bounds.budget or bounds.max_prefill + bounds.max_decode) + bounds.standby
+    a_gpu = -(-most // max(1, num_gpus))
+    return () if a_gpu == 1 else ("--gpu-share", f"{1 / a_gpu:.4g}")
 
 
 def _address(host: str, port: int) -> str:

@@ -21,7 +21,9 @@ from services.local.supervised import ProcessSpec
 from services.runtime.config import ServiceConfig, read_config
 from services.runtime.preset import PresetConfig
 from services.runtime.store import MEMBER_TTL, Member, Store
+from services.worker.config import WorkerConfig
 from services.worker.engine.model.check import check_model
+from services.worker.engines import MOVES_NO_KV, find_engine
 
 _LATE, _INTERVAL = 0.5, 0.1  # seconds
 
@@ -35,7 +37,8 @@ def refuse_wrong_options(
     refuse_wrong_counts(options)
     refuse_wrong_scaling(options)
     refuse_wrong_configurations(options)
-    check_model(options.model)
+    if _computes(options, "torch"):
+        check_model(options.model)
     if options.predictor and not Path(options.predictor).is_dir():
         raise invalid("--predictor", options.predictor, "a folder of a predictor's versions")
     if options.api_key_file:
@@ -90,6 +93,28 @@ def refuse_wrong_configurations(options: ClusterOptions) -> None:
         config = read_config(CONFIGS[spec.service], spec.flags)
         if isinstance(config, PresetConfig):
             require_policies(config.chosen(), config.costs())
+        if isinstance(config, WorkerConfig):
+            _refuse_wrong_engine(config)
+
+
+def _computes(options: ClusterOptions, engine: str) -> bool:
+    """Return whether a worker computes with this engine."""
+    specs = (spec for spec in process_specs(options, num_cores=1) if spec.service == "worker")
+    return any(read_config(WorkerConfig, spec.flags).engine == engine for spec in specs)
+
+
+def _refuse_wrong_engine(config: WorkerConfig) -> None:
+    """Raise HeadwayError for an engine that is not here, or has no such role or units."""
+    if config.engine != "torch":
+        find_engine(config.engine)
+    if config.engine in MOVES_NO_KV and config.role != "unified":
+        message = (
+            f"engine {config.engine} moves no KV between workers: its workers do both phases, "
+            "--prefill 0 --decode 0 --unified N"
+        )
+        raise HeadwayError(Code.INVALID_ARGUMENT, message)
+    if config.engine in MOVES_NO_KV and config.dp != 1:
+        raise invalid("--dp", config.dp, f"1 with engine {config.engine}")
 
 
 def refuse_log_folder(folder: Path) -> None:

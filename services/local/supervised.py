@@ -66,6 +66,9 @@ class SupervisedProcess:
     ) -> None:
         self.spec = spec
         self.address = ""
+        self.num_deaths = 0
+        self.next_life: Mapping[str, str] = {}
+        """Environment of the next process alone, over that of ``start``."""
         self.log_path = log_folder / f"{spec.service_id}.log"
         self._say = say
         self._find = find
@@ -82,6 +85,11 @@ class SupervisedProcess:
         """The process id while it runs."""
         process = self._process
         return None if process is None or process.returncode is not None else process.pid
+
+    @property
+    def is_awaited(self) -> bool:
+        """Return whether it neither serves nor has been given up."""
+        return not self._settled.is_set()
 
     @property
     def is_given_up(self) -> bool:
@@ -114,7 +122,7 @@ class SupervisedProcess:
             raise HeadwayError(Code.FAILED_PRECONDITION, message)
 
     async def _keep_running(self, environment: Mapping[str, str]) -> None:
-        loop, pause, num_deaths = asyncio.get_running_loop(), _SHORTEST_PAUSE, 0
+        loop, pause = asyncio.get_running_loop(), _SHORTEST_PAUSE
         while not self._stopping:
             started_at = loop.time()
             try:
@@ -122,12 +130,13 @@ class SupervisedProcess:
             except OSError as error:  # its log cannot be opened, or the machine is full
                 self.show(f"cannot be started: {error}")
                 status = _NOT_STARTED
-            num_deaths += 1
+            self.num_deaths += 1
             # a failpoint strikes in one life alone: else nothing would ever go on
             environment = {k: v for k, v in environment.items() if k != failpoints.VARIABLE}
             if self._stopping:
                 return
-            if not self._has_served and (num_deaths == _TRIALS or status == _WRONG_CONFIGURATION):
+            is_hopeless = self.num_deaths == _TRIALS or status == _WRONG_CONFIGURATION
+            if not self._has_served and is_hopeless:
                 self._show_death(status, "given up")
                 self._given_up = True
                 self._settled.set()
@@ -139,13 +148,14 @@ class SupervisedProcess:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _run_once(self, environment: Mapping[str, str]) -> int:
+        environment, self.next_life = {**environment, **self.next_life}, {}
         with self.log_path.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *tethered(self.spec.command_line()),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=dict(environment),
+                env=environment,
                 start_new_session=True,  # Ctrl-C is for the supervisor: it drains in order
             )
         self.show("starting")

@@ -22,7 +22,8 @@ def tethered(command: list[str]) -> list[str]:
 
 
 def main(parent: int, command: list[str]) -> None:
-    """Does not return."""
+    """Does not return. SIGINT ends the command, also where a shell's background job ignores it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it had ended before we asked

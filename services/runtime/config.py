@@ -60,6 +60,9 @@ class ServiceConfig(BaseSettings):
     record_events: str = Field(
         "", description="folder to record every event and decision in, for replay; default: none"
     )
+    record_spans: str = Field(
+        "", description="folder to record in when each core heard of what; default: none"
+    )
     tls_cert: Path | None = Field(None, description="certificate (PEM) for gRPC between services")
     tls_key: Path | None = Field(None, description="its private key (PEM)")
     tls_ca: Path | None = Field(

@@ -16,10 +16,17 @@ from types import MappingProxyType
 from typing import IO, Any
 
 from headway.core.protocol import Core
+from services.runtime.span_record import SUFFIX, SpanRecord
 
 _SUFFIX = "events"
 
-copyreg.pickle(MappingProxyType, lambda mapping: (MappingProxyType, (dict(mapping),)))
+
+def _read_only(mapping: dict[Any, Any]) -> MappingProxyType[Any, Any]:
+    """Return a read-only view: the type itself has no name that pickle finds."""
+    return MappingProxyType(mapping)
+
+
+copyreg.pickle(MappingProxyType, lambda mapping: (_read_only, (dict(mapping),)))
 
 
 class EventRecord:
@@ -42,24 +49,32 @@ class _Folder:
     """The folder in which this process records its cores, if any."""
 
     path: Path | None = None
+    is_of_spans = False
     service_id = ""
     numbers = count(1)
 
 
-def configure(folder: str, service_id: str) -> None:
-    """Record every core of this process from now on; an empty folder disables that."""
+def configure(events: str, service_id: str, spans: str = "") -> None:
+    """Record every core of this process from now on; an empty folder disables that.
+
+    ``events``: everything, for replay. ``spans``: instants alone, if no events are recorded.
+    """
+    folder = events or spans
     _Folder.path = Path(folder) if folder else None
+    _Folder.is_of_spans = not events
     _Folder.service_id = service_id
     if _Folder.path is not None:
         _Folder.path.mkdir(parents=True, exist_ok=True)
 
 
-def record_of(core: Core[Any, Any]) -> EventRecord | None:
+def record_of(core: Core[Any, Any]) -> EventRecord | SpanRecord | None:
     """Open a file for a new core; None if nothing is recorded."""
     if _Folder.path is None:
         return None
-    name = f"{_Folder.service_id}-{next(_Folder.numbers)}.{_SUFFIX}"
-    return EventRecord(_Folder.path / name, core)
+    name = f"{_Folder.service_id}-{next(_Folder.numbers)}"
+    if _Folder.is_of_spans:
+        return SpanRecord(_Folder.path / f"{name}.{SUFFIX}", _Folder.service_id)
+    return EventRecord(_Folder.path / f"{name}.{_SUFFIX}", core)
 
 
 @dataclass(frozen=True, slots=True)

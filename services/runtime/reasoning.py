@@ -28,7 +28,7 @@ def find_markers(model: str, end: str = "", start: str = "") -> Markers:
     """
     from tokenizers import Tokenizer
 
-    file = _tokenizer_file(model)
+    file = tokenizer_file(model)
     if file is None:
         if end or start:
             message = f"{model} has no tokenizer.json to find {end or start!r} in"
@@ -48,14 +48,20 @@ def find_markers(model: str, end: str = "", start: str = "") -> Markers:
     return Markers(ids[0], ids[1] or own_start)
 
 
-def _tokenizer_file(model: str) -> Path | None:
+def tokenizer_file(model: str) -> Path | None:
+    """Return the ``tokenizer.json`` of a model's folder or hub id, None without one."""
+    return model_file(model, "tokenizer.json")
+
+
+def model_file(model: str, name: str) -> Path | None:
+    """Return a file of a model's folder or hub id, None without one."""
     folder = Path(model).expanduser()
     if folder.is_dir():
-        file = folder / "tokenizer.json"
+        file = folder / name
         return file if file.is_file() else None
     from huggingface_hub import hf_hub_download  # slow to import, needed for hub ids only
 
     try:
-        return Path(hf_hub_download(model, "tokenizer.json"))
+        return Path(hf_hub_download(model, name))
     except (OSError, ValueError):
         return None

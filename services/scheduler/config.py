@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
 from pydantic import Field
 
 from headway.core.scheduler.settings import Graces, SchedulerSettings
 from headway.core.settings import policy_settings, require_policies
-from headway.policies import registry
 from headway.policies.packing.flow_control import FlowControl
 from services.runtime.preset import PresetConfig
 
 _DEFAULTS = SchedulerSettings()
-_LIVE_DISPATCH = MappingProxyType({"watchdog_floor": 0.25})
-"""Five passes of a small model take less time than a hiccup of a busy machine."""
 
 
 class SchedulerConfig(PresetConfig):
@@ -60,8 +55,6 @@ class SchedulerConfig(PresetConfig):
 
     def settings(self) -> SchedulerSettings:
         """Return the core's settings; HeadwayError for an unknown policy or parameter."""
-        asked = registry.find("dispatch", self.chosen().dispatch).parameters()
-        below = {name: value for name, value in _LIVE_DISPATCH.items() if name in asked}
         limits = SchedulerSettings(
             flow_control=FlowControl(self.flow_control_cycles),
             max_waiting=self.max_waiting,
@@ -70,6 +63,6 @@ class SchedulerConfig(PresetConfig):
             graces=Graces(election=self.election_grace, gateway=self.gateway_grace),
             prefix_hits=self.prefix_hits,
         )
-        preset, costs = self.chosen({"dispatch": below}), self.costs()
+        preset, costs = self.chosen(), self.costs()
         require_policies(preset, costs)
         return policy_settings(preset, costs, limits).scheduler

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, TextIO
 
 from headway.core.scheduler.events import Decision
+from headway.request import is_named
 
 
 def write_decisions(decisions: Iterable[Decision], file: TextIO) -> None:
@@ -16,13 +18,21 @@ def write_decisions(decisions: Iterable[Decision], file: TextIO) -> None:
 
 
 def lines_about(request_id: str, decisions: Iterable[Decision]) -> list[str]:
-    """Return the decisions that placed this request, in order."""
-    about = (d for d in decisions if any(c.request_id == request_id for c in d.chosen))
-    return [decision_line(decision) for decision in about]
+    """Return the decisions that placed this request, in order; of others their number alone.
+
+    A request's owner may read them, and nothing about requests of other clients.
+    """
+    lines = []
+    for decision in decisions:
+        own = tuple(c for c in decision.chosen if is_named(c.request_id, request_id))
+        if own:
+            beside = len(decision.chosen) - len(own)
+            lines.append(decision_line(replace(decision, chosen=own), beside))
+    return lines
 
 
-def decision_line(decision: Decision) -> str:
-    """Return the decision as JSON, without a line end."""
+def decision_line(decision: Decision, beside: int = 0) -> str:
+    """Return the decision as JSON, without a line end; ``beside``: others that it placed."""
     packed: dict[str, Any] = {
         "question": decision.question,
         "at": decision.decided_at,
@@ -37,6 +47,8 @@ def decision_line(decision: Decision) -> str:
             for c in decision.chosen
         ],
     }
+    if beside:
+        packed["beside"] = beside
     if decision.constants:
         packed["constants"] = [[c.name, c.value, c.source.value] for c in decision.constants]
     return json.dumps(packed, separators=(",", ":"))

@@ -16,6 +16,7 @@ from headway.messages import (
     ToGateway,
     ToScheduler,
 )
+from headway.picture import ClusterPicture
 from protos import scheduler_pb2, scheduler_pb2_grpc
 from services.runtime import wire
 from services.runtime.identity.guard import require_id
@@ -44,20 +45,24 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
         self._max_queued = max_queued
         self._post: Callable[[Told], None] | None = None
         self._decisions: Callable[[], Sequence[Decision]] = tuple
+        self._draw: Callable[[], ClusterPicture] | None = None
         self._streams: dict[str, Served[ToGateway]] = {}
         self._log = get_logger()
 
     # --- leadership -------------------------------------------------------------------
 
     def open(
-        self, post: Callable[[Told], None], decisions: Callable[[], Sequence[Decision]] = tuple
+        self,
+        post: Callable[[Told], None],
+        decisions: Callable[[], Sequence[Decision]] = tuple,
+        draw: Callable[[], ClusterPicture] | None = None,
     ) -> None:
-        """Start leading: accept gateways, and answer questions about ``decisions``."""
-        self._post, self._decisions = post, decisions
+        """Start leading: accept gateways, and show them ``decisions`` and the cluster."""
+        self._post, self._decisions, self._draw = post, decisions, draw
 
     def close(self) -> None:
         """Stop leading: close all gateways' streams."""
-        self._post, self._decisions = None, tuple
+        self._post, self._decisions, self._draw = None, tuple, None
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.end(self._not_leading())
@@ -101,6 +106,19 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
             await wire.abort(context, self._not_leading())
         found = lines_about(request.request_id, self._decisions())
         return scheduler_pb2.ExplainReply(decisions=found)
+
+    async def Picture(  # noqa: N802 (the proto's name)
+        self,
+        request: scheduler_pb2.PictureRequest,
+        context: grpc.aio.ServicerContext[
+            scheduler_pb2.PictureRequest, scheduler_pb2.ClusterPicture
+        ],
+    ) -> scheduler_pb2.ClusterPicture:
+        """See ``protos/scheduler.proto``."""
+        if self._draw is None:
+            await wire.abort(context, self._not_leading())
+        packed: scheduler_pb2.ClusterPicture = wire.PICTURE.pack(self._draw())
+        return packed
 
     async def _serve(
         self, messages: AsyncIterator[scheduler_pb2.GatewayMessage], context: Any

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from headway.core.scheduler.core import SchedulerStatus
 from headway.core.scheduler.events import (
     Decision,
     Note,
@@ -15,6 +14,7 @@ from headway.core.scheduler.events import (
     SendToGateway,
     SendToWorker,
 )
+from headway.core.scheduler.picture import SchedulerStatus
 from headway.core.scheduler.prefill import PoolStatus
 from headway.messages import Lost, Rejected, Tuned
 
@@ -41,8 +41,11 @@ class SchedulerMetrics:
         self,
         status: Callable[[], SchedulerStatus | None],
         registry: CollectorRegistry,
+        num_closed_links: Callable[[], int] = lambda: 0,
     ) -> None:
+        """``num_closed_links``: workers with a lease that this leader has no stream to."""
         self._status = status
+        self._num_closed_links = num_closed_links
         registry.register(self)
         counter = _counters(registry)
         self._dispatches = counter(
@@ -134,6 +137,11 @@ class SchedulerMetrics:
         yield _constants(status.pools)
         for name, text, value in (
             ("workers", "Workers connected", status.num_workers),
+            (
+                "closed_worker_links",
+                "Workers with a lease that this leader has no stream to",
+                self._num_closed_links(),
+            ),
             ("tracked_requests", "Requests between submission and their end", status.num_tracked),
             (
                 "awaiting_decode",

@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from headway.core.scheduler.core import SchedulerStatus
+from headway.core.scheduler.picture import SchedulerStatus
 from services.runtime.service import Runtime
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.gateway_link import GatewayLinks
@@ -24,7 +24,7 @@ class SchedulerService:
         self._runtime = runtime
         self._settings = replace(runtime.config.settings(), persists=True, measures_work=True)
         self._term: Term | None = None
-        self._metrics = SchedulerMetrics(self._status, registry)
+        self._metrics = SchedulerMetrics(self._status, registry, self._num_closed_links)
         self._leadership: Leadership | None = None
         self.links = GatewayLinks(
             self._leader_address, runtime.config.max_queued_messages, runtime.clock.now
@@ -82,6 +82,9 @@ class SchedulerService:
 
     def _status(self) -> SchedulerStatus | None:
         return self._term.status if self._term is not None else None
+
+    def _num_closed_links(self) -> int:
+        return self._term.num_closed_links if self._term is not None else 0
 
     def _leader_address(self) -> str:
         return self._leadership.leader_address if self._leadership is not None else ""

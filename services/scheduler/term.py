@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from headway.core.scheduler.admission import wanted_reports
-from headway.core.scheduler.core import SchedulerCore, SchedulerStatus
+from headway.core.scheduler.core import SchedulerCore
 from headway.core.scheduler.events import (
     Decision,
     Elected,
@@ -18,6 +18,7 @@ from headway.core.scheduler.events import (
     SendToWorker,
     WorkerGone,
 )
+from headway.core.scheduler.picture import SchedulerStatus
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.messages import ControlHello, Dispatch, Handoff, Lost, Rejected, ToGateway
 from services.runtime.driver import Driver
@@ -80,6 +81,11 @@ class Term:
         )
         self._log = get_logger()
 
+    @property
+    def num_closed_links(self) -> int:
+        """Workers with a lease that there is no stream to; any thread may ask."""
+        return sum(not link.is_open for link in tuple(self._links.values()))
+
     async def begin(self) -> None:
         """Read the members, then follow changes."""
         store = self._runtime.store
@@ -95,7 +101,7 @@ class Term:
         worker_ids = tuple(member.member_id for member in members)
         by_our_clock = tuple(each.later(-ahead) for each in saved)
         self._post(Elected(self._fencing_token, worker_ids, by_our_clock, learned))
-        self._gateways.open(self._post, lambda: self._core.decisions)
+        self._gateways.open(self._post, lambda: self._core.decisions, self._core.pictures.draw)
         self.has_begun = True
         self._watch.start()
         self._fleet.start()

@@ -54,6 +54,11 @@ class WorkerLink:
         dialling = redial(self._attempt, shortest=_SHORTEST_PAUSE, longest=_LONGEST_PAUSE)
         self._task = essential(dialling, f"link to {worker_id}")
 
+    @property
+    def is_open(self) -> bool:
+        """True while the worker can be told something."""
+        return self._stream.is_open
+
     def send(self, order: Order) -> None:
         """Queue one order; cut off a worker that does not read."""
         if not self._stream.send(order):

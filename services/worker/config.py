@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -23,6 +23,14 @@ class EngineConfig(PresetConfig):
         SHIPPED_MODEL, validate_default=True, description="hub id or folder of the checkpoint"
     )
     model_name: str = Field("", description="name that requests use; default: the folder's name")
+    engine: str = Field(
+        "torch",
+        description="what computes: torch, openai, or an engine of another package: vllm, "
+        "vllm-native",
+    )
+    engine_args: dict[str, Any] = Field(
+        default_factory=dict, description="options of an engine other than torch, as JSON"
+    )
     device: str = Field(
         "cpu", pattern=r"^(cpu|cuda(:[0-9]{1,3})?)$", description="cpu, cuda or cuda:N"
     )
@@ -30,18 +38,27 @@ class EngineConfig(PresetConfig):
     quantization: str = Field(
         "", description="quantisation of the weights, for example torchao-int8; default: none"
     )
-    kernels: Literal["auto", "triton", "native", "torch"] = Field(
+    kernels: Literal["auto", "triton", "triton,flash-attn-4", "native", "torch"] = Field(
         "auto",
-        description="kernels between matrix products; auto: triton on a GPU, native on a CPU",
+        description="kernels between matrix products; auto: triton on a GPU, native on a CPU; "
+        "a second name after a comma: for prompts",
     )
     dp: int = Field(1, ge=1, le=64, description="DP units, in lock-step")
     num_threads: int = Field(0, ge=0, description="torch threads; 0: torch's choice")
-    block_size: int = Field(16, ge=1, le=512, description="tokens per KV block")
+    block_size: int = Field(
+        0, ge=0, le=512, description="tokens per KV block; 0: 64 on a GPU, 16 on a CPU"
+    )
     num_blocks: int = Field(0, ge=0, description="KV blocks per DP unit; 0: from kv_cache_gib")
     kv_cache_gib: float = Field(
         0.0,
         ge=0.0,
         description="KV memory of all DP units, GiB; 0: 1 on a CPU, 80 % of what is free on a GPU",
+    )
+    gpu_share: float = Field(
+        1.0,
+        gt=0.0,
+        le=1.0,
+        description="share of a GPU's memory that is this worker's, where several use it",
     )
     host_kv_gib: float = Field(
         0.0,
@@ -50,6 +67,11 @@ class EngineConfig(PresetConfig):
     )
     chunk_tokens: int = Field(512, ge=1, description="most tokens of a DP unit in one pass")
     max_model_len: int = Field(0, ge=0, description="prompt + output tokens; 0: the model's own")
+
+    @property
+    def tokens_per_block(self) -> int:
+        """Return the block size. Small blocks cost a GPU more reads of tables for as much KV."""
+        return self.block_size or (16 if self.device == "cpu" else 64)
 
 
 class WorkerConfig(EngineConfig):
@@ -98,6 +120,13 @@ class WorkerConfig(EngineConfig):
         description="rounds of KV sent while a moving request still runs, 0: none",
     )
     transfer_timeout: float = Field(30.0, gt=0.0, description="seconds for one KV transfer")
+    least_pass_time: float = Field(
+        0.0,
+        ge=0.0,
+        le=10.0,
+        description="least seconds of a forward pass, to compare policies on a machine whose speed "
+        "varies; 0: none",
+    )
     record_passes: str = Field(
         "", description="folder to record every pass in, for `headway profile fit`; default: none"
     )
@@ -121,6 +150,7 @@ class WorkerConfig(EngineConfig):
             predict_every=self.predict_every,
             move_rounds=self.move_rounds,
             runs_ahead=self.async_scheduling,
+            tells_lives=True,
         )
         found = policy_settings(self.chosen(), self.costs(), worker=options)
         pace = self.reader_pace or found.worker.reader_pace

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 
 from headway.core.worker.events import PassFailed
 from headway.engine import Backend, PassFailure
@@ -19,18 +21,68 @@ _FIRST_PASS = 300.0
 """Seconds that the first pass may take."""
 
 
-class EngineThread:
-    """A queue of passes; each pass's result, or failure, is posted on the event loop."""
+class PassWatch:
+    """The time that the pass under way in a thread may take, by those before it."""
 
-    def __init__(self, backend: Backend, post: Callable[[PassResult | PassFailed], None]) -> None:
+    def __init__(self) -> None:
+        self._running: tuple[int, float] | None = None
+        self._longest = 0.0
+        self._most_tokens = 1
+
+    @contextmanager
+    def running(self, num_tokens: int) -> Iterator[None]:
+        """Time a pass of so many tokens; called in its thread."""
+        began_at = time.monotonic()
+        self._running = num_tokens, began_at
+        try:
+            yield
+        finally:
+            self._running = None
+            self._longest = max(self._longest, time.monotonic() - began_at)
+            self._most_tokens = max(self._most_tokens, num_tokens)
+
+    def overdue(self, least: float) -> float:
+        """Return for how long the pass under way has hung, seconds; 0 if it does not.
+
+        It hangs if it takes ``least`` seconds and ten times what the passes so far suggest.
+        """
+        running = self._running
+        if running is None:
+            return 0.0
+        num_tokens, began_at = running
+        growth = max(1.0, num_tokens / self._most_tokens)
+        expected = _FACTOR * self._longest * growth if self._longest else _FIRST_PASS
+        seconds = time.monotonic() - began_at
+        return seconds if seconds > max(least, expected) else 0.0
+
+    async def watch(self, least: float) -> None:
+        """End the process when a pass hangs, also outside Python; ``least`` 0 for never."""
+        while least:
+            await asyncio.sleep(least / 10)
+            seconds = self.overdue(least)
+            if seconds:
+                end_process("forward_pass_hangs", seconds=round(seconds, 1))
+
+
+class EngineThread:
+    """A queue of passes; each pass's result, or failure, is posted on the event loop.
+
+    ``least_pass_time``: seconds that each pass with requests takes at least; 0 for none.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        post: Callable[[PassResult | PassFailed], None],
+        least_pass_time: float = 0.0,
+    ) -> None:
         self._backend = backend
+        self._least_pass_time = least_pass_time
         self._post = post
         self._loop = asyncio.get_running_loop()
         self._executor = ThreadPoolExecutor(1, "engine")
         self._log = get_logger()
-        self._running: tuple[ForwardPass, float] | None = None
-        self._longest = 0.0
-        self._most_tokens = 1
+        self._passes = PassWatch()
 
     def start(self, forward_pass: ForwardPass) -> None:
         """Queue a pass behind the one under way."""
@@ -41,28 +93,17 @@ class EngineThread:
         )
 
     def _run(self, forward_pass: ForwardPass) -> PassResult:
-        began_at = time.monotonic()
-        self._running = forward_pass, began_at
-        try:
-            return self._backend.run(forward_pass)
-        finally:
-            self._running = None
-            self._longest = max(self._longest, time.monotonic() - began_at)
-            self._most_tokens = max(self._most_tokens, _num_tokens(forward_pass))
+        with self._passes.running(_num_tokens(forward_pass)):
+            began_at = time.monotonic()
+            result = self._backend.run(forward_pass)
+            if not self._least_pass_time or not forward_pass.items:
+                return result
+            time.sleep(max(0.0, began_at + self._least_pass_time - time.monotonic()))
+            return replace(result, pass_time=max(result.pass_time, self._least_pass_time))
 
     def overdue(self, least: float) -> float:
-        """Return for how long the pass under way has hung, seconds; 0 if it does not.
-
-        It hangs if it takes ``least`` seconds and ten times what the passes so far suggest.
-        """
-        running = self._running
-        if running is None:
-            return 0.0
-        forward_pass, began_at = running
-        growth = max(1.0, _num_tokens(forward_pass) / self._most_tokens)
-        expected = _FACTOR * self._longest * growth if self._longest else _FIRST_PASS
-        seconds = time.monotonic() - began_at
-        return seconds if seconds > max(least, expected) else 0.0
+        """See ``PassWatch``."""
+        return self._passes.overdue(least)
 
     def _ended(self, forward_pass: ForwardPass, done: Future[PassResult]) -> None:
         if done.cancelled():  # the worker stops
@@ -83,19 +124,23 @@ class EngineThread:
         )
 
     async def watch(self, least: float) -> None:
-        """End the process when a pass hangs, also outside Python; ``least`` 0 for never."""
-        while least:
-            await asyncio.sleep(least / 10)
-            seconds = self.overdue(least)
-            if seconds:
-                end_process("forward_pass_hangs", seconds=round(seconds, 1))
+        """See ``PassWatch``."""
+        await self._passes.watch(least)
+
+    async def stop(self) -> None:
+        """Close it in a thread: the pass in flight may take a while."""
+        await asyncio.to_thread(self.close)
+
+    def end_passes(self) -> None:
+        """Wait for the pass in flight and drop the others; the engine stays open."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
 
     def close(self) -> None:
-        """Wait for the pass in flight, drop the others, and close the engine."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        """End the passes, and close the engine."""
+        self.end_passes()
         self._backend.close()
 
 
 def _num_tokens(forward_pass: ForwardPass) -> int:
     num_tokens = sum(len(item.token_ids) for item in forward_pass.items)
-    return max(1, num_tokens * forward_pass.num_steps)
+    return max(1, num_tokens)

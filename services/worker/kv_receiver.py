@@ -15,7 +15,7 @@ from headway.core.worker.events import (
     KvOffered,
     RefuseKv,
 )
-from headway.engine import Backend, KvSink
+from headway.engine import KvAccess, KvSink
 from headway.errors import Code, HeadwayError, invalid
 from headway.messages import KvHeader, KvPart
 from headway.request import StreamKey
@@ -31,7 +31,7 @@ class KvReceiver:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: KvAccess,
         post: Callable[[KvQuestion | KvArrived | KvAborted], None],
         now: Callable[[], float],
     ) -> None:

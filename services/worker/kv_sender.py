@@ -10,7 +10,7 @@ from typing import Any
 
 from headway.blocks import blocks_for
 from headway.core.worker.events import KvSent, StartTransfer, TransferEnded
-from headway.engine import Backend
+from headway.engine import KvAccess
 from headway.errors import Code, HeadwayError
 from headway.messages import KvHeader, KvPart
 from headway.request import StreamKey
@@ -20,7 +20,9 @@ from services.runtime.failpoints import failpoint
 from services.runtime.identity.roles import ServiceRole
 from services.runtime.logs import get_logger
 from services.worker.config import WorkerConfig
-from services.worker.metrics import WorkerMetrics
+from services.worker.metrics import BROKEN, CALLED_OFF, REFUSED, SENT, WorkerMetrics
+
+_LINK_FAULTS = frozenset({Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED})
 
 
 class KvSender:
@@ -29,7 +31,7 @@ class KvSender:
     def __init__(
         self,
         config: WorkerConfig,
-        backend: Backend,
+        backend: KvAccess,
         post: Callable[[KvSent | TransferEnded], None],
         metrics: WorkerMetrics,
         now: Callable[[], float],
@@ -63,7 +65,7 @@ class KvSender:
         handoff = transfer.last.handoff
         del self._transfers[handoff.key]
         if task.cancelled():
-            error = "the transfer was called off"
+            transfer.end, error = CALLED_OFF, "the transfer was called off"
         elif (failed := task.exception()) is not None:
             self._log.error("kv_transfer_failed", exc_info=failed)
             error = f"the transfer failed: {failed!r}"
@@ -72,6 +74,7 @@ class KvSender:
         if not error:
             failpoint("worker.kv.acked")
             transfer.measure()
+        self._metrics.transferred(transfer.end if error else SENT)
         self._post(
             TransferEnded(
                 handoff.key, handoff.target_worker_id, handoff.target_unit, not error, error
@@ -80,8 +83,8 @@ class KvSender:
 
     async def _try(self, transfer: _Transfer) -> str:
         """Return why it failed, or "". Try twice to send the whole KV of a stopped request."""
-        if not self._backend.info.holds_whole_kv:
-            return "a worker of several processes sends no KV: no process holds a whole block"
+        if not self._backend.info.kv_layout:
+            return "this worker's engine sends no KV"
         handoff = transfer.last.handoff
         log = self._log.bind(
             request_id=transfer.last.request.request_id, target_worker_id=handoff.target_worker_id
@@ -92,6 +95,7 @@ class KvSender:
             except HeadwayError as failed:
                 error = f"{failed.code.name}: {failed.message}"
                 log.warning("kv_transfer_failed", error=error)
+                transfer.end = BROKEN if failed.code in _LINK_FAULTS else REFUSED
                 is_full = failed.code is Code.RESOURCE_EXHAUSTED
                 if is_last_try or is_full or transfer.last.more:
                     return error
@@ -121,7 +125,7 @@ class KvSender:
             self._post(KvSent(part.request.key))
 
     def _blocks(self, part: StartTransfer) -> Sequence[int]:
-        size = self._config.block_size
+        size = self._backend.info.block_size
         held = part.host_blocks or part.blocks
         return held[part.first_token // size : blocks_for(part.num_computed_tokens, size)]
 
@@ -138,11 +142,12 @@ class KvSender:
             unit=part.handoff.target_unit,
             num_computed_tokens=part.num_computed_tokens,
             num_bytes=self._backend.info.kv_num_bytes(len(blocks)),
-            block_size=self._config.block_size,
+            block_size=self._backend.info.block_size,
             dtype=self._backend.info.dtype,
             shape=shape,
             more=part.more,
             fencing_token=part.handoff.fencing_token,
+            layout=self._backend.info.kv_layout,
         )
 
     async def close(self) -> None:
@@ -158,6 +163,8 @@ class _Transfer:
     def __init__(self, first: StartTransfer, metrics: WorkerMetrics) -> None:
         self.last = first
         self.task: asyncio.Task[str] | None = None
+        self.end = REFUSED
+        """How it ended, unless all was sent."""
         self.parts: asyncio.Queue[StartTransfer] = asyncio.Queue()
         self._metrics = metrics
         self._stopped_at = 0.0

@@ -1,4 +1,4 @@
-"""Loads a worker's engine from its configuration.
+"""Loads the torch engine from a worker's configuration.
 
 torch is imported here and nowhere else in the shell, and only when an engine is loaded.
 """
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from headway.blocks import blocks_for
 from headway.engine import Backend, ModelSize
 from headway.errors import Code, HeadwayError, invalid
+from services.runtime.logs import get_logger
 from services.worker.config import WorkerConfig
 
 if TYPE_CHECKING:
@@ -21,7 +22,13 @@ MAX_LENGTHS_ON_A_CPU = 64
 
 def load_backend(config: WorkerConfig) -> Backend:
     """Load the model, reserve its KV and warm up; HeadwayError for what cannot be served."""
+    if config.engine_args:
+        message = "engine torch has no --engine-args: its options are flags of their own"
+        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="engine_args")
+    log = get_logger()
+    log.info("loading_model", model=str(config.model))
     backend = _load(config)
+    log.info("warming_up")
     backend.warm_up()
     return backend
 
@@ -46,7 +53,8 @@ def _load(config: WorkerConfig) -> TorchBackend:
     options = EngineOptions(
         num_blocks=lambda size: config.dp * blocks_per_unit(config, size),
         num_host_blocks=lambda size: config.dp * host_blocks_per_unit(config, size),
-        block_size=config.block_size,
+        block_size=config.tokens_per_block,
+        gpu_share=config.gpu_share,
         device=config.device,
         dtype=config.dtype,
         kernels=config.kernels,
@@ -73,12 +81,12 @@ def blocks_per_unit(config: WorkerConfig, size: ModelSize) -> int:
         most = MAX_LENGTHS_ON_A_CPU * max_model_len * config.dp
         budget = min(GIB, most * size.kv_bytes_per_token)
     num_tokens = budget // size.kv_bytes_per_token // config.dp
-    return max(1, blocks_for(num_tokens + 1, config.block_size) - 1)
+    return max(1, blocks_for(num_tokens + 1, config.tokens_per_block) - 1)
 
 
 def host_blocks_per_unit(config: WorkerConfig, size: ModelSize) -> int:
     """Return the KV blocks of one DP unit in host memory; HeadwayError if some gives none."""
-    block_bytes = config.block_size * size.kv_bytes_per_token
+    block_bytes = config.tokens_per_block * size.kv_bytes_per_token
     num_blocks = int(config.host_kv_gib * GIB) // block_bytes // config.dp
     if config.host_kv_gib and not num_blocks:
         least = config.dp * block_bytes / GIB

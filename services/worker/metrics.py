@@ -11,12 +11,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from headway.cluster import UnitLoad
-from headway.core.worker.events import WorkerAction, WorkerEvent
+from headway.core.worker.events import PlanningAction, WorkerEvent
 from headway.core.worker.room import Preemptions
 from headway.core.worker.unit import PrefixCounts
 from headway.cost.costs import Constant
 from headway.forward_pass import ForwardPass
 from headway.messages import EndForward, MeasuredCosts, Tuned
+from services.runtime.vllm_names import VllmNames
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _MISSED = (0, 1, 2, 4, 8, 16, 32, 64, 128)
@@ -37,6 +38,15 @@ _UNIT_GAUGES: tuple[tuple[str, str, Callable[[UnitLoad], float]], ...] = (
         lambda load: load.num_reasoning,
     ),
 )
+
+
+VLLM_NAMES = {
+    "headway_worker_running_requests": "vllm:num_requests_running",
+    "headway_worker_kv_usage": "vllm:kv_cache_usage_perc",
+}
+"""vLLM's names of some of them, by ours."""
+SENT, REFUSED, CALLED_OFF, BROKEN = TRANSFER_ENDS = ("sent", "refused", "called_off", "broken")
+"""How a transfer of KV to another worker ends."""
 
 
 class CoreCounts(Protocol):
@@ -62,8 +72,13 @@ class CoreCounts(Protocol):
 class WorkerMetrics:
     """Metrics of one worker. Names begin with ``headway_worker_``; units are in the names."""
 
-    def __init__(self, registry: CollectorRegistry, core: CoreCounts) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, core: CoreCounts, model: str, num_blocks: int
+    ) -> None:
+        """``num_blocks``: KV blocks of one DP unit."""
         self._core = core
+        self._num_blocks = num_blocks
+        VllmNames(registry, VLLM_NAMES, model)
         registry.register(self)
         counter, gauge, histogram = _makers(registry)
         self.num_passes = 0
@@ -74,6 +89,7 @@ class WorkerMetrics:
             "forward_pass_seconds", "Duration of reported forward passes, seconds", buckets=_SECONDS
         )
         self._units = [(gauge(name, text, ["unit"]), read) for name, text, read in _UNIT_GAUGES]
+        self._usage = gauge("kv_usage", "Share of the KV blocks that are in use", ["unit"])
         self._gamma = gauge(
             "gamma_per_s",
             "Decay of the boost as last sent by the scheduler (γ-Ada); 0: not sent",
@@ -87,6 +103,16 @@ class WorkerMetrics:
             "move_pause_tokens",
             "Forward passes that began here meanwhile: tokens that its client waited for",
             buckets=_MISSED,
+        )
+        self._transfers = counter(
+            "kv_transfers",
+            "KV for other workers: sent, refused, called off, or the link to them was broken",
+            ["end"],
+        )
+        for end in TRANSFER_ENDS:  # a rate needs the series before its first count
+            self._transfers.labels(end)
+        self._broken_links = counter(
+            "broken_token_links", "Token streams to gateways that broke or could not be opened"
         )
 
     def collect(self) -> Iterator[Metric]:
@@ -133,7 +159,7 @@ class WorkerMetrics:
         if isinstance(event, Tuned):
             self._gamma.set(event.gamma)
 
-    def performed(self, action: WorkerAction) -> None:
+    def performed(self, action: PlanningAction) -> None:
         """Measure passes and reports; no other action is measured."""
         if isinstance(action, ForwardPass):
             self._count_pass(action)
@@ -144,6 +170,14 @@ class WorkerMetrics:
         """Observe a request's move to another worker; ``pause`` in seconds."""
         self._pause.observe(pause)
         self._missed.observe(num_missed)
+
+    def transferred(self, end: str) -> None:
+        """Count a transfer of KV by how it ended."""
+        self._transfers.labels(end).inc()
+
+    def lost_gateway(self) -> None:
+        """Count a token stream that broke."""
+        self._broken_links.inc()
 
     def _count_pass(self, forward_pass: ForwardPass) -> None:
         num_tokens = sum(len(item.token_ids) for item in forward_pass.items)
@@ -163,6 +197,8 @@ class WorkerMetrics:
         for load in report.loads:
             for gauge, read in self._units:
                 gauge.labels(str(load.unit)).set(read(load))
+            usage = 1.0 - load.num_free_blocks / self._num_blocks
+            self._usage.labels(str(load.unit)).set(usage)
 
 
 class PredictionMetrics:

@@ -24,7 +24,8 @@ class PassRecord:
     """A file ``folder/worker_id.jsonl`` with the passes of a worker with one DP unit.
 
     A pass that follows at once ends the time of the pass before it: the time between two passes
-    is part of what a pass costs.
+    is part of what a pass costs. Instants are by the caller's clock. Those of one host's workers
+    can be compared.
     """
 
     def __init__(self, folder: str, info: WorkerInfo) -> None:
@@ -71,7 +72,8 @@ class PassRecord:
 
     def _put(self, seconds: float) -> None:
         assert self._share is not None, "a pass is under way"
-        self._write({"seconds": seconds, "units": [self._share._asdict()]})
+        units = [self._share._asdict()]
+        self._write({"seconds": seconds, "began_at": self._started_at, "units": units})
 
     def _write(self, line: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(line) + "\n")

@@ -16,15 +16,19 @@ from headway.core.worker.events import (
     AcceptKv,
     AcknowledgeKv,
     AskPredictor,
+    EngineAbort,
+    EngineAdd,
+    EngineTune,
+    PlanningAction,
     RefuseKv,
     SendTokens,
     StartTransfer,
     StopTransfer,
-    WorkerAction,
     WorkerEvent,
 )
-from headway.engine import Backend, EngineInfo
-from headway.errors import Code, HeadwayError
+from headway.core.worker.planning_engine import PlanningEngineCore
+from headway.engine import EngineInfo, KvAccess, PlanningEngine
+from headway.errors import Code, HeadwayError, invalid
 from headway.forward_pass import ForwardPass, PassResult
 from headway.messages import ChangeRole, Drain, EndForward, FromWorker
 from headway.request import FinishReason
@@ -34,10 +38,12 @@ from services.runtime.service import Runtime
 from services.worker.config import WorkerConfig
 from services.worker.control import ControlSession
 from services.worker.engine_thread import EngineThread
+from services.worker.engines import Engine
 from services.worker.kv_receiver import KvReceiver
 from services.worker.kv_sender import KvSender
 from services.worker.metrics import PredictionMetrics, WorkerMetrics
 from services.worker.pass_record import PassRecord
+from services.worker.planning import NoKv, PlanningLink
 from services.worker.predictor_link import PredictorLink
 from services.worker.token_link import TokenLinks
 
@@ -52,51 +58,63 @@ class WorkerService:
         self,
         runtime: Runtime[WorkerConfig],
         config: WorkerConfig,
-        backend: Backend,
+        engine: Engine,
         reasoning: Markers,
     ) -> None:
         """Take the engine over; HeadwayError for settings that it cannot meet."""
         self._runtime = runtime
         self._log = runtime.log
-        info = _info(config, runtime.address, backend.info)
+        info = _info(config, runtime.address, engine.info)
         self.role = info.role
         self._record = PassRecord(config.record_passes, info) if config.record_passes else None
-        self._core = _core(config, info, backend.info, reasoning)
-        self._metrics = WorkerMetrics(runtime.metrics, self._core)
-        self._driver: Driver[WorkerEvent, WorkerAction] = Driver(
+        self._core = _core(config, info, engine, reasoning)
+        self._metrics = WorkerMetrics(runtime.metrics, self._core, info.model, info.num_blocks)
+        self._driver: Driver[WorkerEvent, PlanningAction] = Driver(
             self._core, self._perform, runtime.clock
         )
-        self._engine = EngineThread(backend, self._post)
+        kv: KvAccess
+        self._engine: EngineThread | PlanningLink
+        if isinstance(engine, PlanningEngine):
+            self._engine, kv = PlanningLink(engine, self._post), NoKv(engine.info)
+        else:
+            self._engine, kv = EngineThread(engine, self._post, config.least_pass_time), engine
         self.control = ControlSession(
             self._post, runtime.clock.now, worker_id=runtime.config.service_id
         )
-        self.receiver = KvReceiver(backend, self._post, runtime.clock.now)
-        self._tokens = TokenLinks(config, self._post)
-        self._sender = KvSender(config, backend, self._post, self._metrics, runtime.clock.now)
+        self.receiver = KvReceiver(kv, self._post, runtime.clock.now)
+        self._tokens = TokenLinks(config, self._post, runtime.clock.now, self._metrics.lost_gateway)
+        self._sender = KvSender(config, kv, self._post, self._metrics, runtime.clock.now)
         asked = PredictionMetrics(runtime.metrics)
         self._predictor = PredictorLink(config, info.model, runtime.store, self._post, asked)
         self._handlers = self._make_handlers()
         self._watching = essential(
             self._engine.watch(config.hang_timeout), "engine watch", may_return=True
         )
-        if config.predict_every:
+        if config.predict_every and not isinstance(engine, PlanningEngine):
             self._predictor.start()
         self._log.info(
             "worker_ready",
             role=config.role,
             model=info.model,
             batching=config.chosen().batching,
-            dtype=backend.info.dtype,
-            kernels=backend.info.kernels,
+            engine=config.engine,
+            dtype=engine.info.dtype,
+            kernels=engine.info.kernels,
             num_blocks=info.num_blocks,
             max_model_len=info.max_model_len,
         )
+        if isinstance(engine, PlanningEngine):
+            self._log.info("engine_plans_itself", lost="; ".join(engine.losses))
 
     def _make_handlers(self) -> Mapping[type, Callable[[Any], None]]:
+        engine = self._engine
+        runs: dict[type, Callable[[Any], None]] = {ForwardPass: self._start_pass}
+        if isinstance(engine, PlanningLink):
+            runs = {EngineAdd: engine.add, EngineAbort: engine.abort, EngineTune: engine.tune}
         return {
+            **runs,
             **dict.fromkeys(get_args(FromWorker), self.control.report),
             **dict.fromkeys((AcceptKv, AcknowledgeKv, RefuseKv), self.receiver.answer),
-            ForwardPass: self._start_pass,
             EndForward: self._report,
             SendTokens: self._tokens.send,
             AskPredictor: self._predictor.ask,
@@ -108,6 +126,7 @@ class WorkerService:
         """Serve in another role from now on, and tell the membership."""
         if role is self.role:
             return
+        _refuse_role(self._core.info.kv_layout, role)
         self._log.info("role_changed", before=self.role.value, after=role.value)
         self.role = role
         self._post(ChangeRole(role))
@@ -133,7 +152,7 @@ class WorkerService:
         await self._predictor.stop()
         await self._tokens.close()
         await self._sender.close()
-        await asyncio.to_thread(self._engine.close)
+        await self._engine.stop()
         if self._record is not None:
             self._record.close()
 
@@ -145,13 +164,14 @@ class WorkerService:
             self._record.ended(time.perf_counter())
         self._driver.post(event)
 
-    def _perform(self, action: WorkerAction) -> None:
+    def _perform(self, action: PlanningAction) -> None:
         self._metrics.performed(action)
         self._handlers[type(action)](action)
 
     def _start_pass(self, forward_pass: ForwardPass) -> None:
         if self._record is not None:
             self._record.started(forward_pass, time.perf_counter())
+        assert isinstance(self._engine, EngineThread), "another core plans no passes"
         self._engine.start(forward_pass)
 
     def _report(self, report: EndForward) -> None:
@@ -173,6 +193,7 @@ def name_of_model(config: WorkerConfig) -> str:
 
 
 def _info(config: WorkerConfig, address: str, engine: EngineInfo) -> WorkerInfo:
+    _refuse_role(engine.kv_layout, Role(config.role))
     info = WorkerInfo(
         worker_id=config.service_id,
         address=address,
@@ -184,6 +205,7 @@ def _info(config: WorkerConfig, address: str, engine: EngineInfo) -> WorkerInfo:
         num_blocks=engine.num_blocks // config.dp,
         max_model_len=config.max_model_len or engine.max_model_len,
         kv_bytes_per_token=engine.kv_bytes_per_token,
+        kv_layout=engine.kv_layout,
     )
     capacity = info.num_blocks * info.block_size
     if capacity < info.max_model_len:
@@ -195,10 +217,17 @@ def _info(config: WorkerConfig, address: str, engine: EngineInfo) -> WorkerInfo:
     return info
 
 
+def _refuse_role(kv_layout: str, role: Role) -> None:
+    """Raise HeadwayError if requests would have to arrive or leave and the engine moves no KV."""
+    if not kv_layout and role is not Role.UNIFIED:
+        message = f"role is {role.value!r}; a worker whose engine moves no KV must be 'unified'"
+        raise HeadwayError(Code.FAILED_PRECONDITION, message, param="role")
+
+
 def _core(
-    config: WorkerConfig, info: WorkerInfo, engine: EngineInfo, reasoning: Markers
-) -> WorkerCore:
-    policies = config.policies()
+    config: WorkerConfig, info: WorkerInfo, loaded: Engine, reasoning: Markers
+) -> WorkerCore | PlanningEngineCore:
+    policies, engine = config.policies(), loaded.info
     settings = replace(
         policies.worker,
         end_of_reasoning=reasoning.end,
@@ -207,4 +236,9 @@ def _core(
         host_tokens=engine.num_host_blocks // config.dp * engine.block_size,
     )
     batching, estimation = policies.make_batching(), policies.make_estimation()
+    if isinstance(loaded, PlanningEngine):
+        if config.dp != 1:
+            raise invalid("dp", config.dp, f"1 with engine {config.engine}")
+        eos = engine.eos_token_ids
+        return PlanningEngineCore(info, eos, batching, settings, estimation)
     return WorkerCore(info, engine.eos_token_ids, batching, settings, estimation=estimation)

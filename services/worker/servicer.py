@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import grpc
 
-from headway.engine import Backend
 from headway.errors import Code, HeadwayError
 from protos import worker_pb2, worker_pb2_grpc
 from services.runtime import wire
@@ -16,12 +15,10 @@ from services.runtime.membership import NONCE_DIGEST, digest_of
 from services.runtime.reasoning import find_markers
 from services.runtime.service import Runtime
 from services.worker.config import WorkerConfig
-from services.worker.loading import load_backend
+from services.worker.engines import Load, load_engine
 from services.worker.service import WorkerService, name_of_model
 from services.worker.standby import Standby
 from services.worker.token_link import NONCE
-
-Load = Callable[[WorkerConfig], Backend]
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
@@ -50,13 +47,13 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def start(self) -> None:
         """Load the model, wait for a role if this worker stands by, then take work."""
         config = self._runtime.config
-        backend = await asyncio.to_thread(self._load, config)
+        engine = await asyncio.to_thread(self._load, config)
         reasoning = await asyncio.to_thread(
             find_markers, config.model, config.end_of_reasoning, config.start_of_reasoning
         )
         if self._standby is not None:
             config = await self._standby.role()
-        self._service = WorkerService(self._runtime, config, backend, reasoning)
+        self._service = WorkerService(self._runtime, config, engine, reasoning)
 
     async def drain(self) -> None:
         """Give up every request; return when none is held."""
@@ -117,7 +114,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         return worker_pb2.SetRoleReply()
 
 
-async def build(runtime: Runtime[WorkerConfig], load: Load = load_backend) -> WorkerServicer:
+async def build(runtime: Runtime[WorkerConfig], load: Load = load_engine) -> WorkerServicer:
     """Return a process whose RPCs are registered; ``load`` makes its engine."""
     servicer = WorkerServicer(runtime, load)
     servicer.register()

@@ -30,16 +30,27 @@ class TokenLinks:
     The gateway resubmits the requests of a broken stream, so nothing is sent twice.
     """
 
-    def __init__(self, config: WorkerConfig, post: Post) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        post: Post,
+        now: Callable[[], float],
+        broke: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``broke`` counts a stream that this worker did not close."""
         self._config = config
         self._post = post
+        self._now = now
+        self._broke = broke
         self._links: dict[str, _TokenLink] = {}
 
     def send(self, action: SendTokens) -> None:
         """Queue one batch; never blocks."""
         link = self._links.get(action.gateway_id)
         if link is None:
-            link = _TokenLink(action, self._config, self._post, self._forget)
+            link = _TokenLink(
+                action, self._config, self._post, self._now, self._broke, self._forget
+            )
             self._links[action.gateway_id] = link
         link.send(action.batch)
         failpoint("worker.tokens.queued")
@@ -54,19 +65,27 @@ class TokenLinks:
 
 class _TokenLink:
     def __init__(
-        self, first: SendTokens, config: WorkerConfig, post: Post, forget: Callable[[str], None]
+        self,
+        first: SendTokens,
+        config: WorkerConfig,
+        post: Post,
+        now: Callable[[], float],
+        broke: Callable[[], None],
+        forget: Callable[[str], None],
     ) -> None:
         self._gateway_id = first.gateway_id
         self._address = first.gateway_address
         self._post = post
+        self._broke = broke
         self._forget = forget
         self._log = get_logger().bind(gateway_id=self._gateway_id)
+        self._is_closing = False
         self._outbox = Outbox[TokenBatch](config.token_queue_batches)
         self._stream = Dialled[TokenBatch](
             config,
             ServiceRole.GATEWAY,
             partial(wire.dial_attach, nonce=NONCE),
-            lambda batches: wire.pack_token_batch(batches[0]),
+            lambda batches: wire.pack_token_batch(batches[0], now=now()),
             self._cancel,
             connect_timeout=config.gateway_patience,
         )
@@ -77,6 +96,7 @@ class _TokenLink:
             self._log.warning("gateway_does_not_read")
 
     async def close(self) -> None:
+        self._is_closing = True
         self._outbox.end()
         await asyncio.wait([self._task], timeout=1.0)
         self._task.cancel()
@@ -85,6 +105,8 @@ class _TokenLink:
         reason = ""
         try:
             reason = await self._stream.once(self._address, self._outbox)
+            if not self._is_closing:
+                self._broke()
         finally:
             self._log.info("token_stream_ended", address=self._address, reason=reason)
             self._forget(self._gateway_id)

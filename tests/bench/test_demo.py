@@ -146,6 +146,14 @@ def test_who_is_not_read_opts_out_of_pacing() -> None:
     assert all(b'"pacing": false' in one.body for one in unread(plan).requests)
 
 
+def test_chats_end_by_length_where_a_model_does_not_end_them() -> None:
+    chats = [one for one in mix("m", 40, random.Random(1), 32).requests if one.reasons]
+    assert {json.loads(one.body)["max_tokens"] for one in chats} == {32}
+    free = [one for one in mix("m", 40, random.Random(1)).requests if one.reasons]
+    assert all("max_tokens" not in json.loads(one.body) for one in free)
+    assert len(free) == len(chats) == 16
+
+
 # --- what a cluster carries -----------------------------------------------------------
 
 

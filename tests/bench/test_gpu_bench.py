@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from bench.card.cases import SHAPES, Case, Shape, least_seconds, num_bytes, num_flops, row
+from bench.card.checkpoint import save_checkpoint
+from bench.card.choices import best_by_kind
+from bench.card.cluster import FULL, SMALL, TOPOLOGIES, CardLoad
 from bench.card.peer import decode_seconds
+from bench.card.shares import kind_of
 from bench.gpu import main
+from cli import command_line
+from headway.errors import HeadwayError
 
 LLAMA = SHAPES["llama-8b"]
 
@@ -69,12 +78,20 @@ def test_the_kernels_checks_agree_with_the_kernels() -> None:
     ]
 
 
+def dry_run(folder: Path, *step: str) -> dict[str, Any]:
+    """Run a step without a card; nothing of it may be left out but what only a card has."""
+    path = folder / "report.json"
+    told = ("--shape", "tiny", "--device", "cpu", "--repeats", "1", "--minutes", "30")
+    main([*step, *told, "--folder", str(folder / "work"), "--json", str(path)])
+    report: dict[str, Any] = json.loads(path.read_text())
+    assert set(report["not_done"]) <= {"flash-attn-4"}
+    return report
+
+
 def test_a_dry_run_fills_the_whole_report(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    path = tmp_path / "report.json"
-    arguments = ["--shape", "tiny", "--device", "cpu", "--repeats", "1", "--json", str(path)]
-    main(arguments)
-    report = json.loads(path.read_text())
+    report = dry_run(tmp_path)
+    assert {line["block_size"] for line in report["kernel_checks"]} == {16, 64}
     assert report["device"]["card"] is None
     assert len(report["profile"]) == 3
     assert {line["kind"] for line in report["rows"]} == {"decode", "prefill", "mixed"}
@@ -82,3 +99,96 @@ def test_a_dry_run_fills_the_whole_report(tmp_path: Path) -> None:
         assert line["seconds"] > 0
         assert line["roofline_share"] == line["roofline_seconds"] / line["seconds"]
         assert (line["peer_seconds"] is None) == (line["peer_not_measured"] is not None)
+
+
+def test_a_dry_run_compares_block_sizes_backends_and_recorded_sizes(tmp_path: Path) -> None:
+    report = dry_run(tmp_path, "choices")
+    assert set(report["seconds_by_block_size"]) == {"16", "64", "128"}
+    assert set(report["best_block_size"]) == {"decode", "prefill", "mixed"}
+    assert set(report["graphs"]) == {"none"}  # without a card nothing is recorded
+    by_backend = report["prompts_by_backend"]
+    assert {line["block_size"] for line in by_backend} == {16, 64, 128}
+    assert all(line["error"] < 1e-5 and line["seconds"] > 0 for line in by_backend)
+    assert report["flash_attn_4"] is None
+
+
+def test_a_dry_run_splits_passes_and_drives_the_core_in_turn_and_ahead(tmp_path: Path) -> None:
+    report = dry_run(tmp_path, "shares")
+    assert [line["batch"] for line in report["kinds"]] == [1, 16, 64]
+    assert all(line["seconds_by_kind"]["products"] > 0 for line in report["kinds"])
+    assert [line["batch"] for line in report["ahead"]] == [1, 16, 64]
+    for line in report["ahead"]:
+        assert line["seconds_per_pass_ahead"] > 0
+        assert line["seconds_per_pass_in_turn"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_dry_run_serves_a_crowd_and_three_shares_of_what_it_carries(tmp_path: Path) -> None:
+    report = dry_run(tmp_path, "cluster", "--parts", "unified")
+    loads = [report["unified"][load] for load in ("crowd", "30%", "60%", "90%")]
+    assert all(load["num_finished"] == load["num_requests"] > 0 for load in loads)
+
+
+@pytest.mark.parametrize("load", [FULL, SMALL])
+def test_the_commands_of_the_cluster_know_their_flags(load: CardLoad) -> None:
+    deployment = ("--model", "m", "--device", "cuda")
+    for command in (
+        ("profile", "run", *deployment, "--out", "p.toml", *load.profile),
+        ("calibrate", "check", *deployment, *load.check, "--profile", "p.toml"),
+        ("calibrate", "fit", *deployment, "--profile", "p.toml", "--out", "q.toml"),
+        ("demo", *deployment, *load.demo),
+        *(("up", *deployment, *flags) for flags in TOPOLOGIES.values()),
+    ):
+        assert command_line().parse_args(command).device == "cuda"
+
+
+def test_a_random_checkpoint_speaks_in_words_and_never_ends_by_itself(tmp_path: Path) -> None:
+    shape = replace(SHAPES["tiny"], vocab_size=300)
+    folder = save_checkpoint(tmp_path / "m", shape, 128, torch.device("cpu"), "float32")
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["vocab_size"], config["max_position_embeddings"]) == (300, 128)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert all(tokenizer.decode([token_id]) for token_id in range(261, 300))
+    assert tokenizer.token_to_id("</think>") == 260
+    before = (folder / "config.json").stat().st_mtime_ns
+    save_checkpoint(folder, shape, 128, torch.device("cpu"), "float32")
+    assert (folder / "config.json").stat().st_mtime_ns == before
+
+
+def test_a_small_vocabulary_still_holds_the_tokenizers_own_ids(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path, SHAPES["tiny"], 64, torch.device("cpu"), "float32")
+    assert json.loads((folder / "config.json").read_text())["vocab_size"] == 261
+
+
+def test_the_best_block_size_counts_only_those_that_ran_every_pass_of_a_kind() -> None:
+    decode, prefill = Case(1, 16), Case(num_rows=8)
+    found = {
+        "16": {str(decode): 2.0, str(prefill): 1.0},
+        "64": {str(decode): 1.0},
+        "128": {str(decode): 1.0, str(prefill): 3.0},
+    }
+    assert best_by_kind(found, [decode, prefill]) == {"decode": "64", "prefill": "16"}
+    assert best_by_kind({}, [decode]) == {"decode": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("nvjet_sm90_tst_128x128_64x6", "products"),
+        ("void cublasLt::splitKreduce_kernel", "products"),
+        ("_attend", "attention"),
+        ("_rope_store", "between products"),
+        ("Memcpy DtoH (Device -> Pinned)", "copies"),
+        ("void at::native::reduce_kernel", "other"),
+    ],
+)
+def test_a_kernel_has_a_kind_by_its_name(name: str, kind: str) -> None:
+    assert kind_of(name) == kind
+
+
+def test_a_step_that_does_not_exist_or_has_no_such_part_is_refused() -> None:
+    with pytest.raises(HeadwayError, match="among kinds, ahead"):
+        main(["shares", "--device", "cpu", "--shape", "tiny", "--parts", "engine"])
+    with pytest.raises(SystemExit):
+        main(["everything"])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from bench.studies import curves, pascal, sbs, sbs_decode, star
+from bench.studies import curves, pascal, sbs, sbs_decode, star, tokenscale
+from bench.studies.bursts import MAIN
 from bench.studies.claims import Bar, Claim, PerSeed, change, run_all
 from bench.studies.compared import Compared
+from bench.studies.curves import Point
 from bench.studies.runs import Job, Results
 
 KEYS = [
@@ -144,3 +146,23 @@ def test_a_pass_with_a_predictor_is_longer_the_more_often_it_predicts() -> None:
         for system in (star.CURRENT, star.OURS, *star.EVERY)
     )
     assert [other / base for other in others] == pytest.approx([1.00385, 1.077, 1.00077])
+
+
+HAS_IT, LATER, NEVER = [(8.0, 0.98)], [(8.0, 0.9), (12.0, 0.98)], [(7.0, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("baseline", "ours", "holds"),
+    [
+        (LATER, HAS_IT, True),
+        (HAS_IT, LATER, False),
+        (HAS_IT, NEVER, False),
+        (NEVER, NEVER, None),
+        (NEVER, HAS_IT, None),  # it would take more than 7 GPUs, but nobody knows how many
+        ([(9.0, 0.9)], HAS_IT, True),
+    ],
+)
+def test_gpus_that_were_never_enough_are_a_lower_bound(
+    baseline: list[Point], ours: list[Point], holds: bool | None
+) -> None:
+    assert tokenscale._cost(MAIN, "distserve", [(baseline, ours)] * 3).holds is holds

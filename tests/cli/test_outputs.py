@@ -17,7 +17,7 @@ from headway.errors import HeadwayError
     [
         ("simulate", "chat-and-reasoning"),
         ("reproduce", "uniboost"),
-        ("calibrate",),
+        ("calibrate", "check", "--matrix", "--profile", "mine.toml"),
         ("demo",),
         ("bench", "sim"),
         ("bench", "policies"),

@@ -35,3 +35,14 @@ def test_a_wrong_policy_is_refused_in_one_sentence(
     assert not said.out
     assert not list(tmp_path.iterdir())
     assert dict(os.environ) == before
+
+
+def test_an_engine_that_plans_its_own_passes_has_one_unit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    url = '{"url": "http://127.0.0.1:9"}'
+    roles = ("--prefill", "0", "--decode", "0", "--unified", "1")
+    assert main(["up", "--engine", "openai", "--engine-args", url, *roles, "--dp", "2"]) == 2
+    assert "--dp is 2; it must be 1 with engine openai" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -93,3 +93,23 @@ def test_a_worker_that_comes_later_is_like_those_that_were_started() -> None:
     changed = {a: b for a, b in zip(first.flags, later.flags, strict=True) if a != b}
     assert (later.role, later.service, changed) == ("decode", "worker", {})
     assert "cuda:1" in later.flags
+
+
+@pytest.mark.parametrize(
+    ("flags", "num_gpus", "share"),
+    [
+        (("--device", "cuda", "--prefill", "1", "--decode", "1"), 1, "0.5"),
+        (("--device", "cuda", "--prefill", "1", "--decode", "2"), 2, "0.5"),
+        (("--device", "cuda:1", "--prefill", "1", "--decode", "3"), 0, "0.25"),
+        (("--device", "cuda", "--prefill", "1", "--decode", "1"), 2, None),
+        (("--prefill", "1", "--decode", "1"), 0, None),
+        (("--device", "cuda", "--autoscale", "--max-prefill", "2", "--max-decode", "2"), 1, "0.25"),
+    ],
+)
+def test_workers_on_one_gpu_are_told_their_share_of_its_memory(
+    flags: tuple[str, ...], num_gpus: int, share: str | None
+) -> None:
+    specs = process_specs(parsed(*flags), num_cores=4, num_gpus=num_gpus)
+    for spec in specs:
+        told = dict(zip(spec.flags, spec.flags[1:], strict=False)).get("--gpu-share")
+        assert told == (share if spec.service == "worker" else None)

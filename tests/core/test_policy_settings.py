@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway.core.scheduler.settings import SchedulerSettings
-from headway.core.settings import policy_settings
+from headway.core.settings import policy_settings, stages_without_classes
 from headway.core.worker.settings import WorkerSettings
 from headway.cost.costs import Costs
 from headway.cost.profile import load_profile
@@ -86,3 +86,9 @@ def test_workers_linger_for_the_window_alone_and_share_the_readers_pace() -> Non
 def test_an_unknown_policy_is_refused_by_name() -> None:
     with pytest.raises(HeadwayError, match="fcfs"):
         policy_settings(find_preset("sbs").but({"batching": "fifo"}))
+
+
+def test_presets_say_at_which_stages_they_look_at_no_class() -> None:
+    assert stages_without_classes(find_preset("headway")) == []
+    assert stages_without_classes(find_preset("sbs")) == ["the batch (batching fcfs)"]
+    assert len(stages_without_classes(find_preset("vllm-like"))) == 2

@@ -96,3 +96,28 @@ def test_markers_of_several_tokens_are_found_whole(output: list[int], length: in
 @pytest.mark.parametrize("start", [(), (START,)])
 def test_nothing_is_decided_before_the_first_tokens(start: tuple[int, ...]) -> None:
     assert Markers((END,), start).answer_start((1,), []) is None
+
+
+@given(
+    text, text, st.integers(0, 9), st.booleans(), st.sampled_from([(END,), (END, 7), (END, END)])
+)
+def test_a_budget_ends_the_reasoning_once_and_in_time(
+    before: list[int], drawn_else: list[int], budget: int, is_open: bool, end: tuple[int, ...]
+) -> None:
+    """However an output grows, it holds at most the budget between its markers."""
+    markers = Markers(end, () if is_open else (START,))
+    output = [] if is_open else [*before[:LEAD], START]
+    begun = len(output)
+    for token in (*drawn_else, *[6] * 20):
+        forced = markers.forced(output, budget)
+        output.append(token if forced is None else forced)
+    ended = next(n for n in range(len(output)) if tuple(output[n : n + len(end)]) == end)
+    assert ended - begun <= budget
+    assert markers.forced(output, budget) is None
+
+
+def test_a_budget_forces_nothing_where_nothing_reasons() -> None:
+    assert MARKERS.forced([1] * 5, 5) is None
+    assert MARKERS.forced([], 0) is None
+    assert MARKERS.forced([START, 1, END], 2) is None
+    assert Markers().forced([1, 2], 2) is None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
+import tomllib
 from typing import Any
 
 import pytest
@@ -70,6 +72,26 @@ def test_the_image_carries_what_the_services_import_and_is_not_run_by_root() -> 
     assert lines.index("USER headway") < next(
         number for number, line in enumerate(lines) if line.startswith("CMD")
     )
+
+
+def test_every_file_that_an_image_installs_has_a_hash_and_its_pinned_version() -> None:
+    pinned, locked = _versions("constraints.txt"), _versions("requirements.lock")
+    assert all(pinned.get(name, version) == version for name, version in locked.items())
+    text = (ROOT / "requirements.lock").read_text().replace("\\\n", "")
+    assert all("--hash=sha256:" in line for line in text.splitlines() if "==" in line)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["kubernetes"]]
+    assert {_name(each) for each in wanted} - set(locked) == {"torch"}
+    assert "--require-hashes --no-deps -r requirements.lock" in (ROOT / "Dockerfile").read_text()
+
+
+def _versions(file: str) -> dict[str, str]:
+    lines = (ROOT / file).read_text().splitlines()
+    return {_name(line): line.split("==")[1].split()[0] for line in lines if "==" in line}
+
+
+def _name(requirement: str) -> str:
+    return re.split(r"[^\w.-]", requirement)[0].lower().replace("_", "-")
 
 
 def test_every_service_has_the_certificate_of_its_role_and_no_other() -> None:

@@ -88,7 +88,7 @@ class Cluster:
         self.failed: dict[str, str] = {}
         self.num_submitted = 0
         patient = GatewaySettings(
-            10_000, max_attempts=10_000, max_deaths=10_000, request_timeout=1e6
+            10_000, max_attempts=10_000, max_deaths=10_000, request_timeout=1e6, num_lives=10_000
         )
         self.gateway = GatewayCore("g", "g:1", patient)
         self.token = 0
@@ -167,7 +167,7 @@ class Cluster:
             1000,
             8,
         )
-        core = WorkerCore(info, [EOS], Sarathi(), WorkerSettings(move_rounds=0))
+        core = WorkerCore(info, [EOS], Sarathi(), WorkerSettings(move_rounds=0, tells_lives=True))
         self.workers[worker_id] = FakeWorker(info, core, PagedFake(shape["block_size"]))
 
     def kill(self, place: int) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hypothesis import strategies as st
 
 from headway.cluster import Role
 from headway.core.scheduler.settings import Graces, SchedulerSettings
 from tests.fakes.cluster import Cluster
+from tests.fakes.lives import conserves
 from tests.fakes.paged import expected_output
 
 # Links may take as long as they like here, so tokens may be on their way for ever.
@@ -88,7 +91,18 @@ def check(cluster: Cluster, asked: dict[str, tuple[int, int]]) -> None:
         if cluster.ended[request_id] != "left":
             assert cluster.ended[request_id] == "length"
             assert len(output) == max_tokens
+    check_lives(cluster, asked)
     check_at_rest(cluster)
+
+
+def check_lives(cluster: Cluster, asked: Iterable[str]) -> None:
+    """Check that each request has a life that ended as it did, without gap or overlap."""
+    for request_id in asked:
+        life = cluster.gateway.lives.find(request_id, cluster.now)
+        assert life is not None
+        assert life.status == cluster.ended[request_id].replace("left", "cancelled")
+        assert life.tokens.output == len(cluster.outputs[request_id])
+        conserves(life)
 
 
 def check_at_rest(cluster: Cluster) -> None:

@@ -181,9 +181,9 @@ class _Writer:
 
 def load_fake(config: WorkerConfig) -> FakeEngine:
     """In place of ``services.worker.loading.load_backend``."""
-    block_bytes = config.block_size * TOKEN_BYTES
+    block_bytes = config.tokens_per_block * TOKEN_BYTES
     num_host_blocks = int(config.host_kv_gib * 2**30) // block_bytes
-    return FakeEngine(config.dp * config.num_blocks, config.block_size, num_host_blocks, 2048)
+    return FakeEngine(config.dp * config.num_blocks, config.tokens_per_block, num_host_blocks, 2048)
 
 
 def _filled_in(item: PassItem, drawn: dict[StreamKey, int]) -> PassItem:

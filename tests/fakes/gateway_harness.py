@@ -49,13 +49,13 @@ class Cluster:
         """The official client, unchanged; without its retries, so that errors are seen."""
         if key not in self._clients:
             self._clients[key] = AsyncOpenAI(
-                api_key=key, base_url=f"{self.url}/v1", max_retries=0, timeout=120
+                api_key=key, base_url=f"{self.url}/v1", max_retries=0, timeout=300
             )
         return self._clients[key]
 
     def http(self) -> httpx.AsyncClient:
         headers = {"content-type": "application/json"}
-        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=20)
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=300)
 
     async def metrics(self) -> dict[str, float]:
         """Samples by name with labels."""

@@ -32,6 +32,7 @@ async def build(runtime: Runtime[WorkerConfig]) -> servicer.WorkerServicer:
     async def start_and_hang() -> None:
         await start()
         engine = found._loaded._engine
+        assert isinstance(engine, engine_thread.EngineThread)
         begin = partial(engine.start, ForwardPass(1, ()))
         asyncio.get_running_loop().call_later(0.1, begin)
 

@@ -86,7 +86,9 @@ def stack_bytes(cubin: bytes) -> int:
     return int(found[1])
 
 
-def launch_attention(dtype: torch.dtype, size: int, grouped: int, num_requests: int) -> None:
+def launch_attention(
+    dtype: torch.dtype, size: int, grouped: int, num_requests: int, block_size: int
+) -> None:
     """Decodes and prompts of a model with 8 KV heads; the prompts' tensors lie behind decodes'."""
     heads = 8 * grouped
     query = torch.zeros(2 * num_requests, heads, size, dtype=dtype)
@@ -94,7 +96,7 @@ def launch_attention(dtype: torch.dtype, size: int, grouped: int, num_requests: 
     tables = torch.zeros(2 * num_requests, 3, dtype=torch.int32)
     lengths = torch.ones(2 * num_requests, dtype=torch.int32)
     firsts = torch.arange(num_requests + 1, dtype=torch.int32)
-    settings: dict[str, Any] = {"block_size": 16, "scale": size**-0.5}
+    settings: dict[str, Any] = {"block_size": block_size, "scale": size**-0.5}
     first, second = slice(num_requests), slice(num_requests, None)
     plan = plan_decode(lengths[first], heads, 8, size, num_processors=132)
     decode_attention(
@@ -129,7 +131,8 @@ def main() -> None:
                 "requests": num_requests,
             }
             build_instead_of_launching(labels)
-            launch_attention(dtype, size, grouped, num_requests)
+            for block_size in (64, 16) if own else (64,):
+                launch_attention(dtype, size, grouped, num_requests, block_size)
             if own:
                 launch_rest(dtype, num_requests)
 

@@ -24,6 +24,9 @@ from tests.fakes.scheduler_rig import Rig, make_request
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "headway-mini"
 
+LEASE = 60.0
+"""Seconds: a worker that loads its model may hold the leader's loop for longer than the default."""
+
 
 class Sink(gateway_pb2_grpc.TokenSinkServicer):
     """A gateway's token sink: who sent which token of which stream."""

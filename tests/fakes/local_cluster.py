@@ -21,7 +21,7 @@ from services.runtime.store import Member, Store
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = str(ROOT / "models" / "headway-mini")
-START_PATIENCE = 120.0
+START_PATIENCE = 300.0
 
 
 @dataclass
@@ -49,7 +49,7 @@ class LocalCluster:
         if service_id != "gateway":
             flags = self.process(service_id).spec.flags
             base_url = f"http://{flags[flags.index('--metrics-listen') + 1]}"
-        async with httpx.AsyncClient(base_url=base_url) as client:
+        async with httpx.AsyncClient(base_url=base_url, timeout=60) as client:
             text = (await client.get("/metrics")).text
         values = [line.rsplit(" ", 1)[1] for line in text.splitlines() if line.startswith(name)]
         return sum(float(value) for value in values)
@@ -82,7 +82,7 @@ async def local_cluster(
         await store.close()
 
 
-async def until(holds: Callable[[], Awaitable[bool]], patience: float = 60.0) -> None:
+async def until(holds: Callable[[], Awaitable[bool]], patience: float = 180.0) -> None:
     """Poll, with a deadline; a store that does not answer at once is asked again."""
     async with asyncio.timeout(patience):
         while True:

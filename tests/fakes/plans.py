@@ -14,6 +14,7 @@ from headway.core.worker.state import WorkerState
 from headway.forward_pass import PassItem, Sampled
 from headway.policies.batching import Batching
 from headway.request import FinishReason, Request, SamplingParams, StreamKey
+from headway.service_class import NO_STANDING, Standing
 
 MARKER = 7
 """Ends the reasoning of a request that reasons."""
@@ -32,7 +33,14 @@ class Planned:
     ended: list[Sequence] = field(default_factory=list)
 
     def come(
-        self, name: int, prompt: int, output: int, *, reasoning: int = 0, arrival_at: float = -1.0
+        self,
+        name: int,
+        prompt: int,
+        output: int,
+        *,
+        reasoning: int = 0,
+        arrival_at: float = -1.0,
+        standing: Standing = NO_STANDING,
     ) -> Sequence:
         """A request of so many tokens; the first ``reasoning`` of its output are not shown."""
         key = StreamKey("g", name)
@@ -48,6 +56,7 @@ class Planned:
             sampling=SamplingParams(max_tokens=output),
             arrival_at=self.now if arrival_at < 0 else arrival_at,
             reasons=reasoning > 0,
+            standing=standing,
         )
         self.state.queue(request, 0)
         return self.state.units[0].sequences[key]

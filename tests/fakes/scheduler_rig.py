@@ -28,6 +28,7 @@ from headway.messages import (
     Snapshot,
     ToGateway,
 )
+from headway.picture import ClusterPicture
 from headway.request import FinishReason, Request, SamplingParams, StreamKey
 from protos import (
     scheduler_pb2,
@@ -48,7 +49,7 @@ from services.scheduler.config import SchedulerConfig
 from services.scheduler.service import SchedulerService
 
 M = TypeVar("M")
-PATIENCE = 60.0
+PATIENCE = 180.0
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
@@ -158,7 +159,7 @@ class PlainGateway:
     async def connect(self, address: str) -> AsyncIterator[PlainGateway]:
         async with open_channel(address, ServiceConfig(), ServiceRole.SCHEDULER) as channel:
             self._channel = channel
-            self._call = scheduler_pb2_grpc.SchedulerStub(channel).Connect()
+            self._call = scheduler_pb2_grpc.SchedulerStub(channel).Connect(wait_for_ready=True)
             await self.write(GatewayHello(self.gateway_id, "127.0.0.1:1"))
             reader = asyncio.create_task(self._read())
             try:
@@ -178,6 +179,9 @@ class PlainGateway:
 
     async def explain(self, request_id: str) -> list[str]:
         return await wire.explain(self._channel, request_id, within=PATIENCE)
+
+    async def picture(self) -> ClusterPicture:
+        return await wire.picture(self._channel, within=PATIENCE)
 
     async def submit(self, stream_id: int, *, model: str = "m") -> None:
         await self.write(make_request(stream_id, self.gateway_id, model))

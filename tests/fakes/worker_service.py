@@ -26,11 +26,12 @@ from services.runtime.server import GrpcServer
 from services.runtime.service import Runtime
 from services.runtime.store import Store
 from services.worker.config import WorkerConfig
+from services.worker.engines import Load, load_engine
 from services.worker.loading import load_backend
-from services.worker.servicer import Load, WorkerServicer, build
+from services.worker.servicer import WorkerServicer, build
 from tests.fakes.fake_engine import load_fake
 
-LOADERS: dict[str, Load] = {"torch": load_backend, "fake": load_fake}
+LOADERS: dict[str, Load] = {"torch": load_backend, "fake": load_fake, "openai": load_engine}
 MODEL = Path(__file__).resolve().parents[2] / "models" / "headway-mini"
 
 
@@ -40,10 +41,12 @@ class Sink(gateway_pb2_grpc.TokenSinkServicer):
     def __init__(self) -> None:
         self.tokens: asyncio.Queue[tuple[int, int, int]] = asyncio.Queue()
         self.cached: dict[int, int] = {}
+        self.failures: list[str] = []
 
     async def Attach(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
         async for packed in request_iterator:
             batch = wire.unpack_token_batch(packed)
+            self.failures += [failure.message for failure in batch.failures]
             self.cached |= {batch.stream_ids[n]: count for n, count in batch.num_cached.items()}
             rows = zip(batch.stream_ids, batch.indices, batch.token_ids, strict=True)
             for row in rows:
@@ -59,6 +62,7 @@ async def process(
     service_id: str = "w",
     *,
     engine: str = "torch",
+    load: Load | None = None,
     **options: Any,
 ) -> AsyncIterator[tuple[WorkerServicer, Runtime[WorkerConfig]]]:
     """A worker that has started; it is stopped at the end."""
@@ -69,12 +73,13 @@ async def process(
         model=str(MODEL),
         num_threads=1,
         gateway_patience=2.0,
+        engine="torch" if engine == "fake" else engine,
         **{"num_blocks": 160, **options},
     )
     store = await Store.connect(store_url, cluster)
     server = GrpcServer(config)
     runtime: Runtime[WorkerConfig] = Runtime(config, Clock(), store, server, get_logger())
-    service = await build(runtime, LOADERS[engine])
+    service = await build(runtime, load or LOADERS[engine])
     runtime.address = await server.start()
     try:
         await service.start()
@@ -101,7 +106,7 @@ class Leader:
     """One scheduler's control stream."""
 
     def __init__(self, stub: Any, token: int) -> None:
-        self._call: Any = stub.Control()
+        self._call: Any = stub.Control(wait_for_ready=True)  # a slow machine connects late
         self._token = token
 
     async def greet(self) -> Snapshot:
@@ -114,7 +119,7 @@ class Leader:
         await self._call.write(wire.TO_WORKER.pack(message, now=time.time()))
 
     async def hear(self) -> Any:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             packed = await self._call.read()
             if packed is grpc.aio.EOF:
                 raise await self.ended()

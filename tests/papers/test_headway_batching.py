@@ -15,7 +15,7 @@ from headway.request import Phase
 from tests.fakes.candidates import Queued, decoding, served
 from tests.fakes.plans import Planned, make_planned
 
-CRITICAL, OTHERS = 0.0, 1.0
+CRITICAL, WAITING, SUPPLIED = 0.0, 1.0, 2.0
 LONG = 512
 
 
@@ -41,7 +41,7 @@ def test_openings_and_readers_with_little_in_hand_go_first_by_arrival() -> None:
     assert served(make(), [opening, prompt, hungry, old], now=10.0) == [2, 1, 4, 3]
 
 
-@pytest.mark.parametrize(("slack", "rank"), [(0.0, CRITICAL), (0.69, CRITICAL), (2.01, OTHERS)])
+@pytest.mark.parametrize(("slack", "rank"), [(0.0, CRITICAL), (0.69, CRITICAL), (2.01, SUPPLIED)])
 def test_a_reader_is_critical_until_it_has_two_seconds_in_hand(slack: float, rank: float) -> None:
     assert make().rank(answering(1, 10.0 + slack), now=10.0).rank[0] == rank
 
@@ -50,9 +50,9 @@ def test_a_reader_once_supplied_is_critical_again_with_under_a_second_in_hand() 
     policy = make()
     supplied = answering(1, 13.0)
     ranked = policy.rank(supplied, now=10.0)
-    assert ranked.rank == (OTHERS, 13.0)
+    assert ranked.rank == (SUPPLIED, 13.0)
     assert ranked.until_at == pytest.approx(12.3)
-    assert policy.rank(supplied, now=12.2).rank[0] == OTHERS
+    assert policy.rank(supplied, now=12.2).rank[0] == SUPPLIED
     assert policy.rank(supplied, now=12.4).rank[0] == CRITICAL
 
 
@@ -64,20 +64,22 @@ def test_an_opening_s_rank_ends_with_its_first_token() -> None:
 
 def test_reasoning_is_not_critical_and_neither_is_the_prefill_before_it() -> None:
     policy = make()
-    assert policy.rank(Queued(1), now=0.0).rank[0] == OTHERS
-    assert policy.rank(Queued(2, phase=Phase.REASONING), now=0.0).rank[0] == OTHERS
+    assert policy.rank(Queued(1), now=0.0).rank[0] == WAITING
+    assert policy.rank(Queued(2, phase=Phase.REASONING), now=0.0).rank[0] == WAITING
 
 
-def test_the_short_come_by_arrival_and_a_reader_by_when_it_runs_dry() -> None:
-    supplied = answering(1, 20.0)
+def test_whoever_waits_for_a_visible_token_goes_before_readers_with_tokens_in_hand() -> None:
+    supplied, drier = answering(1, 20.0), answering(4, 15.0)
     early, late = reasoning(2, 500, arrival=9.0), reasoning(3, 0, arrival=21.0)
-    assert served(make(), [supplied, late, early], now=10.0) == [2, 1, 3]
+    long = reasoning(5, LONG, arrival=1.0)
+    everybody = [supplied, late, long, early, drier]
+    assert served(make(patience=10.0), everybody, now=10.0) == [2, 5, 3, 4, 1]
 
 
-def test_the_long_come_last_by_arrival() -> None:
-    short = reasoning(1, LONG - 1, arrival=300.0)
+def test_the_long_come_after_the_short_by_arrival() -> None:
+    short = reasoning(1, LONG - 1, arrival=8.0)
     old, longest = reasoning(2, LONG, arrival=1.0), reasoning(3, 9000, arrival=2.0)
-    assert served(make(), [longest, old, short], now=301.0) == [1, 2, 3]
+    assert served(make(), [longest, old, short], now=9.0) == [1, 2, 3]
 
 
 def test_a_short_request_s_rank_ends_when_it_becomes_long() -> None:
@@ -151,6 +153,21 @@ def test_without_a_reserve_blocks_are_taken_when_they_are_short() -> None:
     assert [s.key.stream_id for s in planned.ended] == [1, 2]
 
 
+def test_growth_takes_blocks_of_the_long_before_those_of_a_reader_with_tokens_in_hand() -> None:
+    """The reader ranks behind the long one, which yields all the same."""
+    planned = make_planned(make(long_tokens=8, reserve=0.0), blocks=16)
+    reader = planned.come(1, 4, 50)
+    long = planned.come(2, 4, 50, reasoning=48)
+    planned.step(29)
+    assert planned.policy.rank(reader, now=planned.now).rank[0] == SUPPLIED
+    assert not any(planned.preempted.values())
+    planned.step(5)
+    assert [s.running for s in (reader, long)] == [True, False]
+    planned.finish()
+    assert [s.num_preemptions for s in (reader, long)] == [0, 1]
+    planned.finish()
+
+
 LOADS = st.lists(
     st.tuples(st.integers(1, 12), st.integers(2, 24), st.booleans(), st.integers(0, 6)),
     min_size=4,
@@ -206,3 +223,32 @@ def test_few_requests_are_preempted_on_a_busy_pool() -> None:
 def test_parameters_have_bounds(params: dict[str, float]) -> None:
     with pytest.raises(HeadwayError):
         make(**params)
+
+
+# --- classes ------------------------------------------------------------------------------
+
+
+def test_who_yields_comes_last_until_it_is_due_and_gives_its_blocks_to_all() -> None:
+    policy = make()
+    batch = replace(decoding(1, 5, 0.0), yields=True, allowance=100.0)
+    later = replace(batch, name=2, arrival_at=1.0)
+    supplied, waiting = answering(3, 50.0, arrival=5.0), reasoning(4, 10, arrival=9.0)
+    assert served(policy, [batch, later, supplied, waiting], now=10.0) == [4, 3, 1, 2]
+    assert policy.rank(batch, now=10.0).until_at == 100.0
+    assert policy.gives_way(batch)
+    assert policy.may_preempt(batch, waiting, now=10.0)
+    assert not policy.may_preempt(waiting, batch, now=10.0)
+    assert not policy.may_preempt(batch, later, now=10.0)
+
+
+def test_who_yields_does_not_starve() -> None:
+    policy = make()
+    batch = Queued(1, 0.0, yields=True, allowance=100.0)
+    newcomer = Queued(2, 200.0)
+    assert served(policy, [batch, newcomer], now=200.0) == [1, 2]
+    assert not policy.may_preempt(batch, newcomer, now=200.0)
+
+
+def test_a_promised_first_token_stands_for_the_arrival() -> None:
+    patient, urgent = Queued(1, 0.0, allowance=5.0), Queued(2, 3.0, allowance=1.0)
+    assert served(make(), [patient, urgent], now=3.0) == [2, 1]

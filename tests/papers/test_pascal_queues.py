@@ -25,16 +25,23 @@ class Queued:
     arrival_at: float = 0.0
     num_kv_tokens: int = 0
     num_cached_tokens: int = 0
+    num_hit_tokens: int = 0
     decoding: bool = True
     running: bool = True
     predicted_remaining: float | None = None
     true_remaining: int | None = None
     reasons: bool = False
+    yields: bool = False
+    allowance: float = 0.0
     opens_answer: bool = False
     is_read: bool = True
     in_hand_until: float = -inf
     num_preemptions: int = 0
     served: float = 0.0
+
+    @property
+    def due_at(self) -> float:
+        return self.arrival_at + self.allowance
 
     @property
     def key(self) -> StreamKey:

@@ -24,7 +24,7 @@ async def ask(client: httpx.AsyncClient, number: int) -> None:
         "max_tokens": 40 + 10 * (number % 5),
         "stream": True,
     }
-    async with client.stream("POST", "/v1/chat/completions", json=body, timeout=60) as response:
+    async with client.stream("POST", "/v1/chat/completions", json=body, timeout=300) as response:
         assert response.status_code == 200
         async for _ in response.aiter_lines():
             if number % 3 == 2:
@@ -40,7 +40,7 @@ async def test_a_live_run_replayed_gives_the_same_decisions(
     recording = (f"--{service}.record-events={records}" for service in CONFIGS)
     async with (
         local_cluster(store_url, cluster, tmp_path, *flags, *recording) as running,
-        httpx.AsyncClient(base_url=running.base_url) as client,
+        httpx.AsyncClient(base_url=running.base_url, timeout=300) as client,
     ):
         await asyncio.gather(*(ask(client, number) for number in range(12)))
     found = {path.name: replayed(path) for path in sorted(records.glob("*.events"))}
@@ -55,7 +55,7 @@ def replayed(path: Path) -> dict[str, Any]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

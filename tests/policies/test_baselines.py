@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from math import inf
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headway.cluster import UnitId
 from headway.errors import HeadwayError
 from headway.policies.dispatch import InstanceLoad
 from headway.policies.dispatch.immediate import Immediate, ImmediateParams
+from headway.policies.dispatch.prefill_delayer import PrefillDelayer, PrefillDelayerParams
 from headway.policies.packing import Room
 from headway.policies.packing.round_robin import RoundRobinPacking
 from headway.policies.placement import DecodeUnit
@@ -27,6 +31,7 @@ class Any:
     predicted_remaining: float = 0.0
     bucket: int = 0
     barred: Collection[UnitId] = ()
+    is_burst: bool = False
 
     @property
     def arrival_at(self) -> float:
@@ -35,6 +40,15 @@ class Any:
     @property
     def key(self) -> StreamKey:
         return StreamKey("g", self.name)
+
+
+@dataclass(frozen=True)
+class Arrived(Any):
+    at: float = 0.0
+
+    @property
+    def arrival_at(self) -> float:
+        return self.at
 
 
 def first_of(rule: str, *loads: InstanceLoad) -> str:
@@ -81,6 +95,73 @@ def test_round_robin_goes_round() -> None:
 def test_an_unknown_rule_is_refused_with_the_known_ones() -> None:
     with pytest.raises(HeadwayError, match="round-robin"):
         Immediate(ImmediateParams(rule="fastest"))
+
+
+def test_an_instance_with_a_full_queue_is_given_no_more() -> None:
+    for caps, expected in (
+        (ImmediateParams(max_queued_requests=2), ["c", "a"]),
+        (ImmediateParams(max_queued_tokens=50), ["b"]),
+        (ImmediateParams(), ["a", "b", "c"]),
+    ):
+        policy = Immediate(caps)
+        for one in LOADS:
+            policy.join(one.worker_id)
+        found = policy.turns(LOADS, 1, now=0.0)
+        assert sorted(turn.worker_id for turn in found) == sorted(expected)
+
+
+def volleys(low_watermark: float = 0.0) -> PrefillDelayer:
+    policy = PrefillDelayer(PrefillDelayerParams(max_delay_passes=10, low_watermark=low_watermark))
+    for one in LOADS:
+        policy.join(one.worker_id)
+    return policy
+
+
+def test_prompts_are_held_until_there_is_one_for_every_instance() -> None:
+    policy, two = volleys(), [Any(0), Any(1)]
+    assert policy.turns(LOADS, 2, now=0.1, waiting=two) == []
+    assert policy.wakeup(LOADS, 2, now=0.1) == 0.5  # ten passes after the first came
+    three = [*two, Any(2)]
+    turns = policy.turns(LOADS, 3, now=0.2, waiting=three)
+    assert [turn.worker_id for turn in turns] == ["b", "a", "c"]
+    policy.dispatched(turns[0], 1, now=0.2)
+    assert policy.turns(LOADS, 2, now=0.2, waiting=two)  # the rest of the volley
+
+
+def test_no_prompt_is_held_longer_than_so_many_passes() -> None:
+    policy, one = volleys(), [Any(0)]
+    assert policy.turns(LOADS, 1, now=0.499, waiting=one) == []
+    (turn, *_) = policy.turns(LOADS, 1, now=0.5, waiting=one)
+    policy.dispatched(turn, 1, now=0.5)
+    assert policy.turns(LOADS, 1, now=0.6, waiting=[Any(9)]) == []
+
+
+def test_an_instance_that_hardly_works_is_given_prompts_at_once() -> None:
+    idle = InstanceLoad("a", 0, 0, 0, 0, True, True, kv_tokens=10, free_tokens=990)
+    busy = InstanceLoad("b", 0, 0, 0, 0, True, True, kv_tokens=900, free_tokens=100)
+    found = volleys(low_watermark=0.2).turns([idle, busy], 1, now=0.0, waiting=[Any(0)])
+    assert [turn.worker_id for turn in found] == ["a"]
+
+
+EVENTS = st.lists(st.tuples(st.booleans(), st.floats(0.001, 1.0)), max_size=40)
+
+
+@given(events=EVENTS)
+def test_held_prompts_all_leave_in_time_and_in_volleys(events: list[tuple[bool, float]]) -> None:
+    """Whatever comes when: asked again at the instant it named, the delayer lets prompts go."""
+    policy, now, waiting, next_name = volleys(), 0.0, list[Any](), 0
+    for comes, gap in events:
+        due_at = policy.wakeup(LOADS, len(waiting), now=now)
+        assert due_at is None or due_at > now
+        now = min(now + gap, due_at or inf)
+        if comes:
+            waiting.append(Arrived(next_name, at=now))
+            next_name += 1
+        while waiting and (turns := policy.turns(LOADS, len(waiting), now=now, waiting=waiting)):
+            policy.dispatched(turns[0], next_name, now=now)
+            waiting.pop(0)
+        assert len(waiting) < len(LOADS)
+        assert all(now < each.arrival_at + 10 * policy.mean_pass_time for each in waiting)
 
 
 def rooms(*capacities: int) -> list[Room]:

@@ -1,14 +1,21 @@
-"""``chats-first`` and ``slo-deadline``: the baselines that an operator would try first."""
+"""The orders that an operator would try first, and those that other systems have."""
 
 from __future__ import annotations
 
 from math import inf
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headway.errors import HeadwayError
 from headway.policies.batching.chats_first import ChatsFirst
+from headway.policies.batching.hrrn import Hrrn, HrrnParams
+from headway.policies.batching.lpm import Lpm, LpmParams
+from headway.policies.batching.shortest_prefix import ShortestPrefix, ShortestPrefixParams
 from headway.policies.batching.slo_deadline import SloDeadline, SloDeadlineParams
+from headway.policies.batching.slo_queue import SloQueue
+from headway.policies.batching.wfq import Wfq, WfqParams
 from headway.request import Phase
 from tests.fakes.candidates import Queued, served
 
@@ -44,3 +51,97 @@ def test_an_answering_token_is_due_when_its_reader_has_read_the_others() -> None
 def test_a_limit_out_of_range_is_refused() -> None:
     with pytest.raises(HeadwayError, match="ttft"):
         SloDeadlineParams(ttft=-1.0)
+
+
+def test_the_longest_cached_prefix_enters_first_and_a_wait_makes_up_for_a_hit() -> None:
+    cold, warm = Queued(1, 0.0), Queued(2, 3.0, num_hit_tokens=64)
+    running = Queued(3, 9.0, running=True)
+    assert served(Lpm(), [cold, warm, running]) == [3, 2, 1]
+    assert served(Lpm(LpmParams(aging_tokens_per_s=20.0)), [cold, warm]) == [2, 1]
+    assert served(Lpm(LpmParams(aging_tokens_per_s=22.0)), [cold, warm]) == [1, 2]
+
+
+def test_the_fewest_uncached_tokens_enter_first_and_age_shortens_a_prompt() -> None:
+    long_but_warm = Queued(1, 5.0, num_prompt_tokens=1000, num_hit_tokens=960)
+    short = Queued(2, 4.0, num_prompt_tokens=50)
+    long = Queued(3, 0.0, num_prompt_tokens=500)
+    assert served(ShortestPrefix(), [long, short, long_but_warm]) == [1, 2, 3]
+    aged = ShortestPrefix(ShortestPrefixParams(aging_tokens_per_s=115.0))
+    assert served(aged, [long, short, long_but_warm]) == [3, 2, 1]
+
+
+def test_the_highest_response_ratio_enters_next() -> None:
+    long = Queued(1, 0.0, num_prompt_tokens=1000, true_remaining=1000)
+    short = Queued(2, 9.0, num_prompt_tokens=50, true_remaining=50)
+    unknown = Queued(3, 0.0)
+    policy = Hrrn()
+    assert served(policy, [long, short, unknown], now=9.1) == [1, 2, 3]
+    assert served(policy, [long, short, unknown], now=12.0) == [2, 1, 3]
+
+
+@given(
+    arrival_at=st.sampled_from([0.0, 1.79e9]),
+    wait=st.floats(0, 1e6),
+    size=st.integers(1, 1 << 20),
+    steps=st.integers(1, 64),
+)
+def test_a_response_ratios_step_holds_until_the_instant_that_it_names(
+    arrival_at: float, wait: float, size: int, steps: int
+) -> None:
+    policy, now = Hrrn(HrrnParams(steps)), arrival_at + wait
+    waiting = Queued(1, arrival_at, num_prompt_tokens=size, true_remaining=0)
+    ranked = policy.rank(waiting, now=now)
+    assert ranked.until_at > now
+    between = (now + ranked.until_at) / 2
+    if now <= between < ranked.until_at:
+        assert policy.rank(waiting, now=between) == ranked
+    assert policy.rank(waiting, now=ranked.until_at).rank < ranked.rank
+
+
+def test_a_deadline_queue_goes_by_class_and_lets_who_runs_run() -> None:
+    found = served(
+        SloQueue(),
+        [
+            Queued(1, 0.0, is_read=False),
+            Queued(2, 9.0),
+            Queued(3, 8.5, reasons=True),
+            Queued(4, 99.0, running=True),
+        ],
+    )
+    assert found == [4, 2, 3, 1]
+
+
+@given(
+    counts=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    weight=st.sampled_from([1.0, 3.0]),
+    sizes=st.tuples(st.integers(1, 500), st.integers(1, 500)),
+)
+def test_classes_that_wait_get_tokens_by_their_weight_however_many_they_send(
+    counts: tuple[int, int], weight: float, sizes: tuple[int, int]
+) -> None:
+    """While both wait, what each got by its weight differs by a request of either at most."""
+    policy = Wfq(WfqParams(chat=weight, output_weight=0.0))
+    kinds = [(False, n) for n in range(counts[0])] + [(True, n) for n in range(counts[1])]
+    waiting = [
+        Queued(place, float(place), num_prompt_tokens=sizes[reasons], reasons=reasons)
+        for place, (reasons, _) in enumerate(kinds)
+    ]
+    got = [0.0, 0.0]
+    bound = sizes[0] / weight + sizes[1]
+    left = list(counts)
+    for name in served(policy, waiting):
+        if not all(left):
+            break
+        reasons = waiting[name].reasons
+        left[reasons] -= 1
+        got[reasons] += sizes[reasons] / (1.0 if reasons else weight)
+        assert abs(got[0] - got[1]) <= bound
+
+
+def test_a_class_that_was_away_gets_no_arrears() -> None:
+    policy = Wfq(WfqParams(output_weight=0.0))
+    chats = [Queued(n, float(n), running=True) for n in range(50)]
+    served(policy, chats)
+    late, next_chat = Queued(98, 60.0, reasons=True), Queued(99, 59.0)
+    assert served(policy, [late, next_chat]) == [98, 99]
+    assert policy.rank(late, now=0.0).rank[1] >= policy.rank(chats[-1], now=0.0).rank[1]

@@ -152,7 +152,12 @@ def test_what_only_the_simulator_knows_is_refused_live_with_the_way_out() -> Non
         for answer in answers.values()
         if answer.instead
     ]
-    assert {answer.name for _, answer in declared} == {"oracle", "noisy-oracle", "star-oracle"}
+    assert {answer.name for _, answer in declared} == {
+        "oracle",
+        "noisy-oracle",
+        "measured-oracle",
+        "star-oracle",
+    }
     for question, answer in declared:
         with pytest.raises(HeadwayError, match=answer.instead):
             WorkerConfig(policy=f"{question}={answer.name}")

@@ -64,7 +64,7 @@ def test_every_kind_of_message_is_refused_or_taken(tmp_path: Path) -> None:
     found = run("wire", target, num_inputs=1500, seed=3, folder=tmp_path, say=lambda line: None)
     assert found.holds, found.lines()
     assert min(target.outcomes[name] for name in ("taken", "refused", "no message")) > 50
-    assert len(KINDS) == 12
+    assert len(KINDS) == 13
 
 
 def test_no_order_of_messages_breaks_a_core(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from headway.forward_pass import ForwardPass, PassResult
 from headway.messages import Dispatch, UnitBatch
 from headway.policies import registry
 from headway.request import Request, SamplingParams, StreamKey
-from headway.sim.device import EOS, Device, Steps
+from headway.sim.device import Device, Steps
 from headway.sim.kernel import Kernel
+from headway.sim.lengths import EOS
 from headway.sim.node import Node
 
 

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from headway.cluster import Role
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.sim.cluster import ClusterSpec, SimCluster, SimRequest
+from headway.sim.hop_costs import HopCosts
 from headway.sim.kernel import Kernel
+from headway.sim.network import NetworkParams
 from headway.sim.records import Record
 from tests.fakes.sim_clusters import (
     close,
@@ -82,6 +84,36 @@ def test_a_lone_request_takes_what_the_cost_model_says() -> None:
     wire = 2 * 0.0002  # gateway to scheduler, scheduler to worker
     assert records[0].ttft == pytest.approx(wire + passes[0])
     assert records[0].ttlt == pytest.approx(wire + sum(passes))
+
+
+HOPS = HopCosts(gateway=0.004, submit=0.001, dispatch=0.002, report=0.003, token=0.005)
+
+
+def test_every_hop_costs_what_it_says() -> None:
+    request = SimRequest("r", 1.0, num_prompt_tokens=100, num_output_tokens=3)
+    network = NetworkParams(hops=HOPS)
+    records, _ = run(ClusterSpec(((instance(Role.UNIFIED), 1),), network=network), [request])
+    passes = [0.012 + 71e-6 * 100, 0.012 + 1e-4 + 1e-7 * 101, 0.012 + 1e-4 + 1e-7 * 102]
+    hops = 0.004 + 0.001 + 0.002 + 0.005
+    assert records[0].ttft == pytest.approx(hops + passes[0])
+    assert records[0].ttlt == pytest.approx(hops + sum(passes))
+
+
+def test_workers_that_share_a_core_slow_each_other_down() -> None:
+    requests = [SimRequest(f"r{n}", 1.0, 100, 3) for n in range(2)]
+
+    def ttlts(cores: int) -> list[float]:
+        network = NetworkParams(hops=HopCosts(cores=cores))
+        spec = ClusterSpec(
+            ((instance(Role.UNIFIED), 2),),
+            scheduler=SchedulerSettings(dispatch="immediate", packing="round-robin"),
+            network=network,
+        )
+        return [record.ttlt or 0.0 for record in run(spec, requests)[0]]
+
+    assert ttlts(2) == pytest.approx(ttlts(0))
+    apart, together = max(ttlts(0)), max(ttlts(1))
+    assert 1.5 * apart < together <= 2 * apart
 
 
 def test_the_first_answering_token_is_the_one_after_the_reasoning() -> None:

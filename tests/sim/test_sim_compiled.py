@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -54,7 +56,7 @@ def python(code: Path, *arguments: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2700)
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_compiled_cores_simulate_as_plain_ones_do(tmp_path: Path) -> None:
     compiled = build_wheel(tmp_path / "source", tmp_path / "compiled")
@@ -70,3 +72,25 @@ def simulated(code: Path, out: Path) -> dict[str, bytes]:
     arguments = ("simulate", SCENARIO, "--preset", PRESETS, "--out", str(out))
     python(code, "-m", "headway_launch", *arguments)
     return {str(f.relative_to(out)): f.read_bytes() for f in out.rglob("*") if f.is_file()}
+
+
+def compiled_files() -> list[Path]:
+    """The files that the wheel's build turns into machine code."""
+    hooks = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]
+    patterns = hooks["targets"]["wheel"]["hooks"]["mypyc"]["include"]
+    found = {path for pattern in patterns for path in ROOT.glob(pattern.removeprefix("/"))}
+    return sorted(path for path in found if path.name != "__init__.py")
+
+
+def test_no_compiled_class_has_declared_bounds() -> None:
+    """A compiled class cannot have an interpreted base and slots: its module fails to import."""
+    files = compiled_files()
+    assert len(files) > 50
+    bounded = [
+        f"{path.relative_to(ROOT)}: {node.name}"
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef)
+        and any(isinstance(base, ast.Name) and base.id == "Bounded" for base in node.bases)
+    ]
+    assert bounded == []

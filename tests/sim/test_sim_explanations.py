@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 
@@ -11,7 +12,7 @@ from headway.cluster import Role
 from headway.errors import HeadwayError
 from headway.presets import PRESETS
 from headway.sim.experiment import Conditions, cluster_spec, simulate
-from services.scheduler.explanations import write_decisions
+from services.scheduler.explanations import lines_about, write_decisions
 from tests.fakes.sim_clusters import instance, poisson
 
 
@@ -39,6 +40,19 @@ def test_it_says_who_else_was_considered_and_what_won() -> None:
     assert "placement by iqr-lex" in text
     assert "→ decode-" in text
     assert "free blocks" in text
+
+
+def test_a_client_reads_nothing_about_others_but_their_number() -> None:
+    conditions = Conditions(((instance(Role.PREFILL), 1), (instance(Role.DECODE), 1)))
+    spec = cluster_spec(PRESETS["sbs"], conditions)
+    run = simulate(spec, poisson(30, 40.0, 1), keeps_decisions=True)
+    together = [d for d in run.decisions if len(d.chosen) > 1]
+    own = together[0].chosen[0].request_id
+    lines = lines_about(own, run.decisions)
+    names = [each[0] for line in lines for each in json.loads(line)["chosen"]]
+    assert set(names) == {own}
+    told = list(decisions_about(own, lines))
+    assert len(together[0].chosen) - 1 in [each.num_beside for each in told]
 
 
 def test_a_line_that_is_no_decision_is_refused_by_its_number() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,12 +46,63 @@ def test_running_until_an_instant_leaves_the_rest_for_later() -> None:
     assert seen == [1.0, 2.0]
 
 
-def test_transfers_over_one_link_follow_each_other() -> None:
-    kernel, arrived = Kernel(), list[tuple[str, float]]()
+def _arrivals(*asked: tuple[float, str, str, int]) -> dict[str, float]:
+    """When transfers (asked at, from, to, bytes) over links of 100 bytes/s arrive."""
+    kernel, arrived = Kernel(), dict[str, float]()
     network = Network(kernel, NetworkParams(bytes_per_s=100.0, latency=0.0))
-    network.transfer("a", "b", 100, lambda: arrived.append(("a to b", kernel.now)))
-    network.transfer("a", "c", 100, lambda: arrived.append(("a to c", kernel.now)))
-    network.transfer("d", "e", 100, lambda: arrived.append(("d to e", kernel.now)))
-    assert network.queued("a", "x") == 2.0
+
+    def send(source: str, target: str, num_bytes: int) -> None:
+        name = f"{source} to {target}"
+        network.transfer(source, target, num_bytes, lambda: arrived.update({name: kernel.now}))
+
+    for at, source, target, num_bytes in asked:
+        kernel.at(at, partial(send, source, target, num_bytes))
     kernel.run()
-    assert arrived == [("a to b", 1.0), ("d to e", 1.0), ("a to c", 2.0)]
+    return arrived
+
+
+def test_transfers_over_one_end_share_it_and_others_do_not_wait() -> None:
+    arrived = _arrivals((0.0, "a", "b", 100), (0.0, "a", "c", 100), (0.0, "d", "e", 100))
+    assert arrived == {"d to e": 1.0, "a to b": 2.0, "a to c": 2.0}
+
+
+def test_a_transfer_does_not_wait_for_one_that_its_neighbour_waits_for() -> None:
+    arrived = _arrivals((0.0, "b", "x", 1000), (0.0, "a", "x", 1000), (0.0, "a", "y", 10))
+    assert arrived["a to y"] == pytest.approx(0.2)
+    assert arrived["b to x"] == arrived["a to x"] == pytest.approx(20.0)
+
+
+def test_who_shares_a_link_gets_all_of_it_when_the_other_has_ended() -> None:
+    arrived = _arrivals((0.0, "a", "b", 100), (0.5, "c", "b", 200))
+    assert arrived == {"a to b": pytest.approx(1.5), "c to b": pytest.approx(3.0)}
+
+
+def test_transfers_of_an_instance_that_is_gone_end_and_leave_their_share_to_others() -> None:
+    kernel, arrived = Kernel(), dict[str, float]()
+    network = Network(kernel, NetworkParams(bytes_per_s=100.0, latency=0.5))
+    for target, num_bytes in (("b", 400), ("c", 300)):
+        network.transfer("a", target, num_bytes, lambda to=target: arrived.update({to: kernel.now}))  # type: ignore[misc]
+    kernel.at(2.0, partial(network.cut, "b"))
+    kernel.run()
+    assert arrived == {"b": 2.5, "c": pytest.approx(4.5)}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0, 5), st.sampled_from("abc"), st.sampled_from("xyz"), st.integers(1, 500)
+        ),
+        max_size=12,
+        unique_by=lambda sent: sent[1:3],
+    )
+)
+def test_every_transfer_arrives_no_sooner_than_its_ends_can_carry(
+    asked: list[tuple[float, str, str, int]],
+) -> None:
+    arrived = _arrivals(*asked)
+    assert len(arrived) == len(asked)
+    for at, source, target, num_bytes in asked:
+        assert arrived[f"{source} to {target}"] >= at + num_bytes / 100 - 1e-9
+    last, total = max(arrived.values(), default=0.0), sum(sent[3] for sent in asked)
+    begun = max((sent[0] for sent in asked), default=0.0)
+    assert last <= begun + total / 100 + 1e-9

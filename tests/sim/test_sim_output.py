@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -15,13 +16,13 @@ from bench.studies import bursts, tokenscale
 from cli import main
 from headway.cluster import UnitId
 from headway.felt import FeltRequest
-from headway.metrics import percentile
+from headway.metrics import Spread, percentile
 from headway.presets import PRESETS
 from headway.sim import summary
 from headway.sim.experiment import cluster_spec, simulate
 from headway.sim.sampling import Sample
 from headway.sim.scenario import parse_scenario
-from headway.sim.summary import RELATIVE_ERROR, Digest, Summary, summarise
+from headway.sim.summary import RELATIVE_ERROR, Digest, ManyValues, Summary, summarise
 
 SMALL = """
 [[instances]]
@@ -52,6 +53,24 @@ def test_a_digests_percentiles_are_those_of_the_values_within_half_a_percent(
     found = digest.percentile(share)
     assert found == pytest.approx(ordered[rank], rel=1.01 * RELATIVE_ERROR)
     assert digest.mean == pytest.approx(sum(values) / len(values))
+
+
+def test_percentiles_are_exact_until_there_are_too_many_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(summary, "_MOST_KEPT", 50)
+    rng, values, added = random.Random(1), ManyValues(), list[float]()
+    for number in range(1, 201):
+        added.append(rng.expovariate(1.0))
+        values.add(added[-1])
+        if number <= 50:
+            assert values.spread() == Spread.of(added)
+    found, exact = values.spread(), Spread.of(added)
+    assert found is not None
+    assert exact is not None
+    assert found.mean == pytest.approx(exact.mean)
+    ordered = sorted(added)
+    assert found.p90 == pytest.approx(ordered[int(0.9 * 199)], rel=1.01 * RELATIVE_ERROR)
 
 
 def test_streamed_figures_are_those_of_kept_records() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from itertools import islice
 from pathlib import Path
@@ -13,10 +14,13 @@ from hypothesis import strategies as st
 from cli import main
 from headway.errors import HeadwayError
 from headway.presets import PRESETS
+from headway.sim.cluster import SimCluster, SimRequest
 from headway.sim.experiment import Failure, cluster_spec, simulate
+from headway.sim.hop_costs import HopCosts
+from headway.sim.hops import hops_text, load_hops
 from headway.sim.records import Record
 from headway.sim.scenario import load_scenario, parse_scenario, scenario_names
-from headway.sim.summary import keeps
+from headway.sim.summary import keeps, summarise
 from headway.sim.workload import SloLimits
 from headway.workload.lengths import parse_lengths
 
@@ -90,7 +94,7 @@ def test_what_is_wrong_is_refused_by_name_value_and_limit(old: str, new: str, sa
 
 
 def test_an_unknown_scenario_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(HeadwayError, match="chat-and-reasoning, sbs-prefill"):
+    with pytest.raises(HeadwayError, match="chat-and-reasoning, prefill-wave, sbs-prefill"):
         load_scenario("nowhere")
 
 
@@ -145,6 +149,28 @@ def test_the_command_shows_presets_side_by_side_and_explains_a_request(
     assert "headway simulate" in capsys.readouterr().err
 
 
+def test_the_command_takes_hop_costs_and_autoscales(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, hops, table = (tmp_path / name for name in ("small.toml", "hops.toml", "table.json"))
+    pools = SMALL.replace('"unified"\ncount = 2', '"prefill"').replace(
+        "[workload]", '[[instances]]\nrole = "decode"\nprofile = "llama-8b-a100"\n[workload]'
+    )
+    file.write_text(pools)
+    hops.write_text(hops_text(HopCosts(gateway=1.0)))
+    arguments = ["simulate", str(file), "--preset", "tokenscale", "--json", str(table)]
+    assert main([*arguments, "--processes", "1"]) == 0
+    (before,) = json.loads(table.read_text())
+    assert main([*arguments, "--hops", str(hops), "--autoscale", "--processes", "1"]) == 0
+    (after,) = json.loads(table.read_text())
+    assert after["ttft_p50"] >= before["ttft_p50"] + 0.9
+    assert after["gpu_seconds"] != pytest.approx(before["gpu_seconds"], rel=0.2)
+    assert "lost" not in capsys.readouterr().out
+    file.write_text(pools + "[limits]\nrequest_timeout = 0.5\n")
+    assert main([*arguments, "--processes", "1"]) == 0
+    assert "lost" in capsys.readouterr().out
+
+
 def test_the_command_refuses_an_unknown_preset(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "sbs-prefill", "--preset", "sbs,fast"]) == 2
     assert "vllm-like" in capsys.readouterr().err
@@ -188,6 +214,96 @@ def test_an_instance_fails_on_schedule_and_all_requests_still_end() -> None:
         simulate(spec, scenario.workload.requests(1), failures=[Failure("unified-9", 2.0)])
 
 
+def test_gpu_seconds_count_start_ups_and_instances_that_died() -> None:
+    scenario = parse_scenario(SMALL, "test")
+    spec = cluster_spec(PRESETS["vllm-like"], scenario.conditions)
+
+    def gpu_seconds(*failures: Failure) -> tuple[float, float]:
+        run = simulate(spec, scenario.workload.requests(1), failures=failures)
+        return run.gpu_seconds, run.ended_at
+
+    found, ended_at = gpu_seconds()
+    assert found == pytest.approx(2 * ended_at)
+    found, ended_at = gpu_seconds(Failure("unified-1", 2.0))
+    assert found == pytest.approx(2 * ended_at - (ended_at - 2.0))
+    found, ended_at = gpu_seconds(Failure("unified-1", 2.0, back_after=1.0))
+    assert found == pytest.approx(2 * ended_at - 1.0)  # its successor is paid while it starts
+
+
+def lost_under(limits: str) -> tuple[float, set[str]]:
+    """The share of requests lost, and why, at 50 times the load."""
+    text = SMALL.replace("rate = 5.0", "rate = 250.0").replace("num_requests = 40", "seconds = 1")
+    scenario = parse_scenario(f"{text}[limits]\n{limits}", "test")
+    run = simulate(
+        cluster_spec(PRESETS["vllm-like"], scenario.conditions), scenario.workload.requests(1)
+    )
+    row = summarise(run, scenario.slo, scenario.workload.slo_of)
+    assert row["attainment"] <= 1 - row["lost"]
+    return row["lost"], {record.error for record in run.records if not record.finished}
+
+
+def test_overload_is_refused_and_counts_against_the_slo() -> None:
+    lost, reasons = lost_under("max_waiting = 20")
+    assert 0.1 < lost < 1
+    assert all("at most 20 may" in reason for reason in reasons)
+
+
+def test_a_request_ends_at_its_deadline() -> None:
+    lost, reasons = lost_under("request_timeout = 1.0")
+    assert 0.1 < lost < 1
+    assert all("took over 1 s" in reason for reason in reasons)
+
+
+def test_without_limits_overload_is_latency() -> None:
+    none = "max_waiting = 0\nrequest_timeout = 0\nflow_control_cycles = 0"
+    assert lost_under(none) == (0.0, set())
+
+
+def test_limits_are_those_of_the_live_services_unless_given() -> None:
+    spec = cluster_spec(PRESETS["sbs"], parse_scenario(SMALL, "test").conditions)
+    assert (spec.gateway.max_waiting, spec.gateway.request_timeout) == (4096, 600.0)
+    assert spec.scheduler.flow_control.num_cycles == 500
+    with pytest.raises(HeadwayError, match=r"limits\.max_waiting is -1"):
+        parse_scenario(SMALL + "[limits]\nmax_waiting = -1\n", "test")
+
+
+def test_instances_have_host_memory_by_the_live_options_name() -> None:
+    text = SMALL.replace("chunk_tokens = 512", "host_kv_gib = 4\nnum_units = 2")
+    ((kind, _),) = parse_scenario(text, "test").conditions.instances
+    assert kind.profile.host_capacity_tokens == 4 * 2**30 // 131_072 // 2
+    with pytest.raises(HeadwayError, match="host_kv_gib is -4"):
+        parse_scenario(text.replace("= 4", "= -4"), "test")
+
+
+def test_passes_of_an_instance_that_died_are_counted() -> None:
+    spec = cluster_spec(PRESETS["vllm-like"], parse_scenario(SMALL, "test").conditions)
+    seen = list[tuple[int, int]]()
+
+    def look(cluster: SimCluster) -> None:
+        for at in (4.9, 5.1):
+            kernel = cluster.kernel
+            kernel.at(at, lambda: seen.append((cluster.num_passes, len(cluster.workers))))
+
+    requests = [SimRequest(f"r{n}", 0.1 * n, 100, 50) for n in range(40)]
+    simulate(spec, requests, failures=[Failure("unified-1", 5.0)], watch=look)
+    (before, both), (after, one) = seen
+    assert (both, one) == (2, 1)
+    assert after >= before > 0
+
+
+def test_hop_costs_come_from_a_table_or_from_a_file(tmp_path: Path) -> None:
+    hops = HopCosts(gateway=0.004, cores=2)
+    (tmp_path / "hops.toml").write_text(hops_text(hops))
+    assert load_hops(tmp_path / "hops.toml") == hops
+    named = parse_scenario(SMALL + '[network]\nhops = "hops.toml"\n', "test", tmp_path)
+    table = parse_scenario(SMALL + "[network.hops]\ngateway = 0.004\ncores = 2\n", "test")
+    assert named.conditions.network.costs == table.conditions.network.costs == hops
+    with pytest.raises(HeadwayError, match=r"network\.hops\.token is -1"):
+        parse_scenario(SMALL + "[network.hops]\ntoken = -1\n", "test")
+    with pytest.raises(HeadwayError, match=r"other\.toml cannot be read"):
+        parse_scenario(SMALL + '[network]\nhops = "other.toml"\n', "test", tmp_path)
+
+
 def test_a_class_may_have_its_own_slo() -> None:
     text = SMALL.replace(
         "reasoning = {", "slo = { ttfat = 2.0, ttfat_per_reasoning_token = 0.05 }\nreasoning = {"
@@ -201,3 +317,47 @@ def test_a_class_may_have_its_own_slo() -> None:
     assert keeps(record, slo)
     record.first_answer_at = 7.1
     assert not keeps(record, slo)
+
+
+def with_classes(text: str = SMALL) -> str:
+    """The small scenario, whose chats are prompt and whose thinkers have no promise to lose."""
+    named = text.replace('name = "chat"', 'name = "chat"\ntenant = "ann"\nclass = "prompt"')
+    named = named.replace('name = "think"', 'name = "think"\nclass = "slow"')
+    return (
+        f'{named}[[classes]]\nname = "prompt"\nttft = 1e-6\n'
+        '[[classes]]\nname = "slow"\nttft = 3600.0\nyields = true\n'
+    )
+
+
+def test_requests_have_tenants_and_service_classes_and_promises_are_counted() -> None:
+    scenario = parse_scenario(with_classes(), "test")
+    workload = scenario.workload
+    requests = {r.request_id: r.standing for r in workload.requests(1)}
+    assert {s.tenant for name, s in requests.items() if name.startswith("chat")} == {"ann"}
+    yields = {s.service.yields for s in requests.values() if s.service is not None}
+    assert yields == {True, False}
+    spec = cluster_spec(PRESETS["headway"], scenario.conditions)
+    run = simulate(spec, workload.requests(1))
+    row = summarise(run, scenario.slo, workload.slo_of, service_of=workload.service_of)
+    assert row["kept_of_slow"] == 1.0
+    assert row["kept_of_prompt"] == 0.0
+
+
+def test_a_scenario_without_classes_of_its_own_may_name_the_shipped_ones() -> None:
+    text = SMALL.replace('name = "chat"', 'name = "chat"\nclass = "batch"')
+    service = parse_scenario(text, "test").workload.service_of("chat-3")
+    assert service is not None
+    assert service.yields
+    with pytest.raises(HeadwayError, match=r"class is 'gold'.*interactive, agent, batch"):
+        parse_scenario(text.replace("batch", "gold"), "test")
+
+
+def test_simulate_prints_the_promises_that_were_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "classes.toml"
+    file.write_text(with_classes())
+    assert main(["simulate", str(file), "--preset", "sbs", "--processes", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "kept %" in shown
+    assert {"prompt", "slow"} <= set(shown.split())

@@ -164,3 +164,101 @@ def test_who_waits_for_the_end_has_no_readers_clock() -> None:
     felt = [record.felt() for record in run.records]
     assert len(felt) == 9
     assert all(each is not None and each.reading is None for each in felt)
+
+
+JOINT = """
+[[workload.classes]]
+name = "chat"
+file = "seen.csv"
+columns = ["prompt_tokens", "reasoning_tokens", "answer_tokens"]
+where = { kind = "chat" }
+"""
+SEEN = """kind,prompt_tokens,reasoning_tokens,answer_tokens
+chat,10,1,2
+batch,99,99,99
+chat,500,50,60
+"""
+
+
+def test_columns_are_drawn_jointly_from_the_rows_that_are_meant(tmp_path: Path) -> None:
+    (tmp_path / "seen.csv").write_text(SEEN)
+    workload = read("rate = 5\nnum_requests = 50" + JOINT, tmp_path)
+    drawn = {
+        (r.num_prompt_tokens, r.num_reasoning_tokens, r.num_answer_tokens)
+        for r in workload.requests(1)
+    }
+    assert drawn == {(10, 1, 2), (500, 50, 60)}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('"chat" }', '"code" }', "no row with kind = code"),
+        ("where = { kind", "where = { sort", "the column is 'sort'"),
+        ('"answer_tokens"]', '"answers"]', "the column is 'answers'"),
+        ('["prompt_tokens", "reasoning_tokens", "answer_tokens"]', '["prompt_tokens"]', "columns"),
+        ('file = "seen.csv"', "prompt = 3", "left out"),
+        ('file = "seen.csv"', "", "workload.classes.file is None"),
+        ('file = "seen.csv"', 'file = "none.csv"', "cannot read"),
+    ],
+)
+def test_columns_that_cannot_be_drawn_are_refused(
+    tmp_path: Path, old: str, new: str, says: str
+) -> None:
+    (tmp_path / "seen.csv").write_text(SEEN)
+    assert old in JOINT
+    with pytest.raises(HeadwayError, match=says):
+        read("rate = 5\nnum_requests = 50" + JOINT.replace(old, new), tmp_path)
+
+
+@pytest.mark.parametrize("window", ["start = 10\nend = 40", "start = 10\nduration = 30"])
+def test_a_window_of_a_trace_begins_at_0(tmp_path: Path, window: str) -> None:
+    rows = "".join(f"{at},5,5\n" for at in (100, 105, 112, 139, 140, 200))
+    (tmp_path / "trace.csv").write_text("arrival_at,prompt_tokens,output_tokens\n" + rows)
+    requests = read(f'trace = "trace.csv"\n{window}', tmp_path).requests(1)
+    assert [request.arrival_at for request in requests] == [2.0, 29.0]
+
+
+def test_a_window_of_servegens_statistics_has_whole_windows(tmp_path: Path) -> None:
+    rows = "".join(f"1,{at},0.1,1,Gamma,1,0\n" for at in (0, 600, 1200))
+    (tmp_path / "rates.csv").write_text(HEADER + "\n" + rows)
+    (tmp_path / "lengths.jsonl").write_text(histograms(1, 0, 9) + "\n")
+    table = 'servegen = { rates = "rates.csv", lengths = "lengths.jsonl" }\n'
+    whole = list(read(table, tmp_path).requests(1))
+    some = list(read(table + "start = 600\nend = 1200", tmp_path).requests(1))
+    assert (len(whole), len(some)) == (180, 60)
+    assert 0 <= some[0].arrival_at < some[-1].arrival_at < 600
+
+
+def test_rates_over_time_take_any_classes(tmp_path: Path) -> None:
+    (tmp_path / "rates.csv").write_text("at,chat,batch\n0,5,0\n60,0,5\n120,0,0\n")
+    classes = "".join(
+        f'[[workload.classes]]\nname = "{name}"\nprompt = {size}\nanswer = 3\n'
+        for name, size in (("chat", 7), ("batch", 90))
+    )
+    found = list(read('rates = "rates.csv"\n' + classes, tmp_path).requests(1))
+    assert {r.num_prompt_tokens for r in found if r.arrival_at < 60} == {7}
+    assert {r.num_prompt_tokens for r in found if r.arrival_at >= 60} == {90}
+    even = list(read('rates = "rates.csv"\nprocess = "constant"\n' + classes, tmp_path).requests(1))
+    assert even[1].arrival_at == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ("rate = 3\nnum_requests = 5\nstart = 3", "workload.start is 3"),
+        ('rates = "rates.csv"\nend = 5\nduration = 3', "workload.duration is 3"),
+        ('rates = "rates.csv"\nstart = 5\nend = 3', "the end later"),
+        ('rates = "rates.csv"\nprocess = "bursts"', "workload.process is 'bursts'"),
+        ('rates = "rates.csv"\ntrace = "t.csv"', "one of these"),
+        ('rates = "other.csv"', "a column of workload.rates is 'chat'"),
+        ('rates = "none.csv"', "cannot read"),
+    ],
+)
+def test_rates_and_windows_that_say_nothing_are_refused(
+    tmp_path: Path, table: str, says: str
+) -> None:
+    (tmp_path / "rates.csv").write_text("at,rate\n0,5\n60,1\n")
+    (tmp_path / "other.csv").write_text("at,chat\n0,5\n60,1\n")
+    with pytest.raises(HeadwayError, match=says):
+        read(table + "\n[[workload.classes]]\nprompt = 3\nanswer = 3\n", tmp_path)

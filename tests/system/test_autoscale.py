@@ -12,7 +12,7 @@ from services.runtime.config import ServiceConfig
 from tests.fakes.load import PATIENCE, Load
 from tests.fakes.local_cluster import LocalCluster, local_cluster, until
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 
 PARAMS = "scaling.prefill_requests=4,scaling.decode_requests=2,scaling.window=3"
 

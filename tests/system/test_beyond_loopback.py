@@ -82,29 +82,18 @@ def config_of(place: Path) -> ServiceConfig:
 
 
 async def code_of(channel: grpc.aio.Channel, method: str, first: bytes = b"") -> tuple[Any, str]:
-    """How a call ends, and what is said; gRPC hides some refusals behind INTERNAL: ask again."""
-    found: tuple[Any, str] = (grpc.StatusCode.INTERNAL, "")
-    for _ in range(10):
-        if found[0] is grpc.StatusCode.INTERNAL:
-            found = await _ask(channel, method, first)
-    return found
+    """How a call ends, and what is said.
 
-
-async def _ask(channel: grpc.aio.Channel, method: str, first: bytes) -> tuple[Any, str]:
-    ended = asyncio.Event()
-
-    async def say() -> AsyncIterator[bytes]:
-        yield first
-        await ended.wait()  # a refusal that meets the end of the request on its way is INTERNAL
-
-    shape: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(method)
-    call: Any = shape(say(), timeout=20)
+    The call hands all that it sends to gRPC at once: a refusal cannot come between two parts.
+    """
+    shape: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(method)
+    call: Any = shape(first, timeout=60)
     try:
         await call.read()
     except grpc.aio.AioRpcError as error:
         return error.code(), error.details() or ""
     finally:
-        ended.set()
+        call.cancel()
     return grpc.StatusCode.OK, ""
 
 
@@ -116,7 +105,7 @@ async def chat(running: Reachable, key: str = KEY, max_tokens: int = 24) -> http
         "messages": [{"role": "user", "content": "Add 17, 25, 8."}],
     }
     headers = {"Authorization": f"Bearer {key}"}
-    async with httpx.AsyncClient(base_url=running.cluster.base_url, timeout=120) as client:
+    async with httpx.AsyncClient(base_url=running.cluster.base_url, timeout=300) as client:
         return await client.post("/v1/chat/completions", json=body, headers=headers)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from cli import main
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_a_handful_of_faults_breaks_no_promise(

@@ -34,7 +34,7 @@ async def running(
 @pytest.fixture
 def client(running: LocalCluster) -> AsyncOpenAI:
     return AsyncOpenAI(
-        base_url=f"{running.base_url}/v1", api_key="none", max_retries=0, timeout=120
+        base_url=f"{running.base_url}/v1", api_key="none", max_retries=0, timeout=300
     )
 
 
@@ -127,7 +127,10 @@ async def test_a_client_that_leaves_frees_its_kv_blocks(running: LocalCluster) -
         "messages": [{"role": "user", "content": PROMPTS[0]}],
     }
     url = f"{running.base_url}/v1/chat/completions"
-    async with httpx.AsyncClient() as client, client.stream("POST", url, json=body) as response:
+    async with (
+        httpx.AsyncClient(timeout=300) as client,
+        client.stream("POST", url, json=body) as response,
+    ):
         lines = response.aiter_lines()
         for _ in range(12):
             await anext(lines)

@@ -13,9 +13,9 @@ from services.autoscaler.actuators.process import ProcessActuator
 from services.runtime.config import ServiceConfig
 from tests.fakes.local_cluster import local_cluster, until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
-PATIENCE = 150.0
+PATIENCE = 300.0
 PARAMS = "scaling.prefill_requests=100000,scaling.decode_requests=100000"  # wants what there is
 NUM_TOKENS = 1200
 

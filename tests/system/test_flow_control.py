@@ -15,7 +15,7 @@ from tests.fakes.local_cluster import LocalCluster, local_cluster
 pytestmark = [
     pytest.mark.system,
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
 ]
 
 NUM_TOKENS = 4
@@ -66,7 +66,7 @@ async def test_overload_is_told_with_429_and_retry_after_and_ends_with_all_serve
 ) -> None:
     refusals: list[httpx.Response] = []
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=running.base_url, timeout=120.0, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=running.base_url, timeout=300, limits=limits) as client:
         served = await asyncio.gather(
             *(ask(client, range(3 * n, 3 * n + 3), refusals) for n in range(24))
         )

@@ -12,7 +12,7 @@ from headway.policies import registry
 from services.local.refusals import refuse_wrong_configurations, refuse_wrong_scaling
 from tests.fakes.local_cluster import MODEL
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 
 TINY = (
     *("--seconds", "0.1", "--input-tokens", "16,32,64", "--output-tokens", "4,8,16"),

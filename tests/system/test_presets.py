@@ -11,11 +11,13 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from cli.explain import decisions_about, live_lines
+from cli.explain import ask, decisions_about
+from headway.life.parts import PartKind
 from services.local.store import free_port
+from tests.fakes.lives import conserves
 from tests.fakes.local_cluster import LocalCluster, local_cluster, until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 PROMPT, ANSWER = "Add 17, 25, 8.", "50"
 LONG = "Add 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22."
@@ -41,7 +43,7 @@ def start(store_url: str, cluster: str, tmp_path: Path, monkeypatch: pytest.Monk
 async def answer(running: LocalCluster, **options: object) -> str:
     """To a question that the model answers correctly, streamed."""
     async with AsyncOpenAI(
-        base_url=f"{running.base_url}/v1", api_key="none", timeout=120
+        base_url=f"{running.base_url}/v1", api_key="none", timeout=300
     ) as client:
         stream = await client.chat.completions.create(  # type: ignore[call-overload]  # options vary
             model="headway-mini",
@@ -61,7 +63,7 @@ async def generate(running: LocalCluster, num_tokens: int, prompt: str = "Sort 5
         "max_tokens": num_tokens,
         "ignore_eos": True,
     }
-    async with httpx.AsyncClient(base_url=running.base_url, timeout=120) as client:
+    async with httpx.AsyncClient(base_url=running.base_url, timeout=300) as client:
         assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
 
 
@@ -76,9 +78,12 @@ async def has_burst(running: LocalCluster) -> bool:
 async def explanation(running: LocalCluster) -> str:
     """Why a new request went where it went, as ``headway explain`` prints it."""
     body = {"model": "headway-mini", "prompt": PROMPT, "max_tokens": 4}
-    async with httpx.AsyncClient(base_url=running.base_url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=running.base_url, timeout=300) as client:
         request_id = (await client.post("/v1/completions", json=body)).headers["x-request-id"]
-    lines = await asyncio.to_thread(live_lines, running.base_url, request_id)
+    life, lines = await asyncio.to_thread(ask, running.base_url, request_id)
+    assert life is not None
+    conserves(life)
+    assert PartKind.PREFILL in {part.kind for part in life.parts}
     return "\n".join(each.text() for each in decisions_about(request_id, lines))
 
 
@@ -127,10 +132,10 @@ async def test_uniboost_preempts_for_better_requests_and_is_told_a_fitted_gamma(
 
         async def is_told() -> bool:
             """More at once than the blocks hold, so that some wait for more than a second."""
-            await asyncio.gather(*(generate(running, 150) for _ in range(40)))
+            await asyncio.gather(*(generate(running, 150) for _ in range(12)))
             return await running.metric("headway_worker_gamma_per_s", "unified-1") > 0
 
-        await until(is_told)
+        await until(is_told, 300.0)
         gamma = await running.metric("headway_scheduler_gamma_per_s", "scheduler")
         assert gamma == await running.metric("headway_worker_gamma_per_s", "unified-1")
 

@@ -25,9 +25,9 @@ from services.runtime.identity.roles import ServiceRole
 from services.runtime.store import Store
 from tests.fakes.local_cluster import MODEL, until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
-PATIENCE = 120.0
+PATIENCE = 300.0
 FLAGS = ("--model", MODEL, "--num-threads", "1", "--num-blocks", "160", "--predict-every", "0")
 
 

@@ -20,11 +20,11 @@ from tests.fakes.reference import greedy_text
 pytestmark = [
     pytest.mark.system,
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
 ]
 
 LONG = "Add 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22."
-PATIENCE = 120.0
+PATIENCE = 300.0
 SHORT = ("Add 17, 25, 8.", "Sort 5, 3, 9.", "Count the letter r in strawberry.")
 
 

@@ -32,12 +32,14 @@ from headway.core.gateway.events import (
     WorkerBack,
     WorkerDetached,
 )
+from headway.core.gateway.lives import Lives
 from headway.core.gateway.order import NamedWorkers, Taken, name_sources, take_tokens
 from headway.core.gateway.pacing import Pacers
 from headway.core.gateway.settings import GatewaySettings
 from headway.core.gateway.state import OpenRequest, OpenRequests, Timers
 from headway.core.reasoning import Markers
 from headway.errors import Code, HeadwayError
+from headway.life.moments import MomentKind
 from headway.messages import (
     CancelStream,
     Lost,
@@ -49,7 +51,7 @@ from headway.messages import (
 )
 from headway.policies import registry
 from headway.policies.burst import Burst
-from headway.request import FinishReason, StreamKey
+from headway.request import FinishReason, Request, StreamKey
 
 _RETRIABLE = frozenset({Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE})
 
@@ -72,6 +74,7 @@ class GatewayCore:
         self.settings = settings
         self.num_resubmitted = 0
         self.num_waiting = 0  # open requests without a token so far
+        self.lives = Lives(settings.num_lives)
         self._gateway_id = gateway_id
         self._address = address
         self._draw_stream_id = draw_stream_id or itertools.count(1).__next__
@@ -86,18 +89,25 @@ class GatewayCore:
         """Prompt tokens labelled as burst so far; None if nothing is labelled."""
         pacing = registry.make("pacing", settings.pacing, **settings.pacing_params)
         markers = Markers(settings.end_of_reasoning, settings.start_of_reasoning)
-        self.pacers = Pacers(pacing, markers)
+        self.pacers = Pacers(pacing, markers, self.lives.paced)
 
     @property
     def next_wakeup(self) -> float | None:
         """Instant of the next deadline, resubmission, timeout or due token."""
-        instants = (self._timers.next_at, self.pacers.next_at)
-        return min((at for at in instants if at is not None), default=None)
+        timer_at, token_at = self._timers.next_at, self.pacers.next_at
+        if timer_at is None or token_at is None:
+            return timer_at if token_at is None else token_at
+        return min(timer_at, token_at)
 
     @property
     def num_open(self) -> int:
         """Number of requests that have not ended."""
         return len(self._requests)
+
+    @property
+    def open_requests(self) -> OpenRequests:
+        """The requests that have not ended, to be looked at."""
+        return self._requests
 
     @property
     def retry_after(self) -> float:
@@ -116,7 +126,7 @@ class GatewayCore:
             case Release(request_id):
                 state = self._requests.find(request_id)
                 if state is not None:
-                    self._drop(state, actions)
+                    self._drop(state, actions, now)
             case WorkerDetached(worker_id):
                 had = [s for s in self._requests if s.worker_id == worker_id]
                 reason = f"the token stream of its worker {worker_id} broke"
@@ -137,14 +147,14 @@ class GatewayCore:
         self._deliver(self.pacers.release(now=now), actions)
         for state in self._timers.pop_due(now):
             if state.request.deadline_at <= now:
-                self._on_deadline(state, actions)
+                self._on_deadline(state, actions, now)
             elif state.retry_at is not None and state.retry_at <= now:
                 state.retry_at = None
                 self._submit(state, actions, now)
             elif _is_over(state.unsent_since, self.settings.scheduler_patience, now):
                 message = "no scheduler could be reached; try again soon"
                 error = HeadwayError(Code.UNAVAILABLE, message, retry_after=1.0)
-                self._fail(state, error, actions)
+                self._fail(state, error, actions, now)
             elif _is_over(state.gap_since, self.settings.gap_patience, now):
                 state.gap_since = None
                 if state.early:
@@ -170,40 +180,54 @@ class GatewayCore:
             stream_id=self._new_stream_id(),
             gateway_id=self._gateway_id,
             gateway_address=self._address,
-            deadline_at=asked.arrival_at + self.settings.request_timeout,
+            deadline_at=asked.arrival_at + self._time_for(asked),
             is_read=event.is_read,
             is_burst=is_burst,
         )
         state = OpenRequest(request)
+        state.life = self.lives.came(request, state.output, now=now)
         self._requests.add(state)
         if event.is_read:
             self.pacers.open(
-                request.request_id, reasons=request.reasons, prompt=request.prompt_token_ids
+                request.request_id,
+                reasons=request.reasons,
+                prompt=request.prompt_token_ids,
+                tpot=request.standing.service.tpot if request.standing.service else None,
             )
         self.num_waiting += 1
         self._timers.add(request.deadline_at, request.request_id)
         self._submit(state, actions, now)
 
-    def _on_deadline(self, state: OpenRequest, actions: list[GatewayAction]) -> None:
+    def _time_for(self, request: Request) -> float:
+        """Return the seconds that a request may take: its class's deadline, or anybody's."""
+        service = request.standing.service
+        deadline = service.deadline if service is not None else None
+        return self.settings.request_timeout if deadline is None else deadline
+
+    def _on_deadline(self, state: OpenRequest, actions: list[GatewayAction], now: float) -> None:
         message = (
-            f"the request took over {self.settings.request_timeout:g} s, the longest a request "
+            f"the request took over {self._time_for(state.request):g} s, the longest a request "
             f"may take; it had {len(state.output)} output tokens; ask for fewer"
         )
-        self._fail(state, HeadwayError(Code.DEADLINE_EXCEEDED, message), actions)
+        self._fail(state, HeadwayError(Code.DEADLINE_EXCEEDED, message), actions, now)
 
-    def _fail(self, state: OpenRequest, error: HeadwayError, actions: list[GatewayAction]) -> None:
+    def _fail(
+        self, state: OpenRequest, error: HeadwayError, actions: list[GatewayAction], now: float
+    ) -> None:
+        self.lives.ended(state.request_id, now, error.code.value, error.message)
         self._deliver(self.pacers.end(state.request_id), actions)
-        self._drop(state, actions)
+        self._drop(state, actions, now)
         actions.append(Fail(state.request_id, error))
 
-    def _drop(self, state: OpenRequest, actions: list[GatewayAction]) -> None:
+    def _drop(self, state: OpenRequest, actions: list[GatewayAction], now: float) -> None:
         """Close a request and cancel its work, which frees its KV blocks."""
-        self._forget(state)
+        self._forget(state, now)
         self._cancel(state, actions)
 
-    def _forget(self, state: OpenRequest) -> None:
+    def _forget(self, state: OpenRequest, now: float) -> None:
         self._requests.remove(state)
         self.pacers.end(state.request_id)
+        self.lives.ended(state.request_id, now, FinishReason.CANCELLED.value)
         if not state.output:
             self.num_waiting -= 1
 
@@ -225,7 +249,10 @@ class GatewayCore:
             return  # it has ended or has a newer stream id
         match event:
             case Placed(_, worker_id, target_worker_id=target):
+                state.decision = f"{event.reason or 'adopted'}; unit={worker_id}/{event.unit}"
                 sources = (worker_id, target) if target else (worker_id,)
+                if state.life is not None:
+                    state.life.note(MomentKind.PLACED, now, worker_id, cause=event.reason)
                 self._name(state, sources, actions, now)
             case Rejected():
                 self._on_rejected(state, event, actions, now)
@@ -248,7 +275,8 @@ class GatewayCore:
             self._try_again(state, actions, now, event.message)
             return
         self._deliver(self.pacers.end(state.request_id), actions)
-        self._forget(state)
+        self.lives.ended(state.request_id, now, event.code.value, event.message)
+        self._forget(state, now)
         error = HeadwayError(event.code, event.message, retry_after=event.retry_after)
         actions.append(Fail(state.request_id, error))
 
@@ -257,6 +285,8 @@ class GatewayCore:
         if self._connected:
             state.unsent_since = None
             state.request = state.current()
+            if state.life is not None:
+                state.life.note(MomentKind.SENT, now)
             actions.append(state.request)
         elif state.unsent_since is None:
             state.unsent_since = now
@@ -276,6 +306,8 @@ class GatewayCore:
         if taken.num_first:
             self.num_waiting -= taken.num_first
             self._pace.record(taken.num_first, now)
+        for ended, finish in taken.ended:
+            self.lives.ended(ended.request_id, now, finish.value)
         self._deliver(self.pacers.pass_on(taken.deliveries, now=now), actions)
         for state in taken.gaps:
             if state.gap_since is None:
@@ -300,7 +332,7 @@ class GatewayCore:
         if failure.finish_reason is FinishReason.ERROR:
             state.num_failures += 1
         if state.num_failures >= self.settings.max_failures:
-            self._fail(state, HeadwayError(Code.INTERNAL, failure.message), actions)
+            self._fail(state, HeadwayError(Code.INTERNAL, failure.message), actions, now)
         else:
             self._try_again(state, actions, now, failure.message)
 
@@ -324,7 +356,7 @@ class GatewayCore:
     ) -> None:
         """Try the requests of a dead worker again, except those that seem to have killed it."""
         for state in guilty:
-            self._fail(state, too_many_deaths(state, reason), actions)
+            self._fail(state, too_many_deaths(state, reason), actions, now)
         for state in had:
             if state not in guilty:
                 self._try_again(state, actions, now, reason)
@@ -344,9 +376,11 @@ class GatewayCore:
         state.num_tries += 1
         if state.num_tries >= settings.max_attempts:
             error = too_many_attempts(settings.max_attempts, reason, settings.longest_backoff)
-            self._fail(state, error, actions)
+            self._fail(state, error, actions, now)
             return
         self.num_resubmitted += 1
+        if state.life is not None:
+            state.life.note(MomentKind.LOST, now, state.worker_id, cause=reason)
         self._cancel(state, actions)
         may_run = self._suspects.may_run(state)
         retry_at = now + backoff(state.num_tries, settings) if may_run else inf  # until its turn

@@ -78,6 +78,7 @@ class Delivery(NamedTuple):
     before: Sequence[int] = ()  # tokens delivered with it, right before it
     num_cached: int = 0  # prompt tokens found in a prefix cache; with the first token alone
     levels_spent: int = 0  # MemGuard's, which the next attempt begins with
+    decision: str = ""  # why it was placed where it is; with the first token alone
 
     def singles(self) -> Iterator[Delivery]:
         """Yield one token at a time; the last one keeps everything but ``before``."""

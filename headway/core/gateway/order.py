@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from headway.core.gateway.events import Delivery, Pause
 from headway.core.gateway.state import Held, OpenRequest, OpenRequests
+from headway.life.moments import MomentKind
 from headway.messages import StreamFailure, TokenBatch
 from headway.request import FinishReason
 
@@ -50,6 +51,8 @@ class Taken:
     """Stream ids of no open request."""
     num_first: int = 0
     """Requests that got their first token."""
+    ended: list[tuple[OpenRequest, FinishReason]] = field(default_factory=list)
+    """Requests that have all of their tokens."""
     broken: dict[str, str] = field(default_factory=dict)
     """Request ids that cannot continue, and why."""
     gaps: list[OpenRequest] = field(default_factory=list)
@@ -64,6 +67,10 @@ def take_tokens(requests: OpenRequests, batch: TokenBatch, now: float) -> Taken:
     """Append a batch's tokens to their requests; remove requests that end."""
     taken = Taken()
     by_stream, worker_id = requests.by_stream, batch.worker_id
+    for mark in batch.marks:
+        state = by_stream.get(mark.stream_id)
+        if state is not None and state.life is not None:
+            state.life.told(worker_id, mark)
     for entry, (stream_id, index, token_id, reason) in enumerate(
         zip(batch.stream_ids, batch.indices, batch.token_ids, batch.finish_reasons, strict=True)
     ):
@@ -146,8 +153,14 @@ def _note_source(taken: Taken, state: OpenRequest, worker_id: str, now: float) -
     if state.source_id != worker_id:
         if state.source_id:
             taken.pauses.append(state.pause(now))
-        elif not state.output:
-            state.first_at = now
+            if state.life is not None:
+                state.life.note(MomentKind.LEFT, state.last_at, state.source_id)
+                state.life.note(MomentKind.CONTINUES, now, worker_id)
+        else:
+            if not state.output:
+                state.first_at = now
+            if state.life is not None:
+                state.life.came_first(now, worker_id)
         state.source_id = worker_id
     state.last_at = now
 
@@ -194,8 +207,12 @@ def _append(taken: Taken, requests: OpenRequests, state: OpenRequest, delivery: 
             taken.broken[state.request_id] = f"its worker ended it: {reason.value}"
             return
         requests.remove(state)
+        taken.ended.append((state, reason))
     if not state.output:
         taken.num_first += 1
+        if state.life is not None:
+            state.life.num_cached = delivery.num_cached
+        delivery = delivery._replace(decision=state.decision)
     state.output.extend(delivery.before)
     state.output.append(token_id)
     state.levels_spent = max(state.levels_spent, delivery.levels_spent)
@@ -214,6 +231,7 @@ def _out_of_order(
         return  # a repeat
     elif index == num_known - 1 and reason in _ENDS:  # only the end was new
         requests.remove(state)
+        taken.ended.append((state, reason))
         taken.deliveries.append(Delivery(state.request_id, None, None, reason))
     else:
         taken.broken[state.request_id] = f"a copy of it ended at token {index} of {num_known}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from headway.core.gateway.events import Delivery
@@ -27,6 +27,7 @@ class _Stream:
     head: list[int] = field(default_factory=list)
     in_hand: deque[Delivery] = field(default_factory=deque)
     armed_for: float | None = None
+    num_paced: int = 0
 
 
 class Pacers:
@@ -36,8 +37,15 @@ class Pacers:
     of its tokens belong to the answer.
     """
 
-    def __init__(self, policy: Pacing, markers: Markers | None = None) -> None:
+    def __init__(
+        self,
+        policy: Pacing,
+        markers: Markers | None = None,
+        told: Callable[[str, int, float], None] = lambda request_id, num_paced, now: None,
+    ) -> None:
+        """``told`` hears of each stream that ends how many of its tokens were held."""
         self._policy = policy
+        self._told = told
         self._markers = markers or Markers()
         self._streams: dict[str, _Stream] = {}
         self._due: list[tuple[float, str]] = []
@@ -49,13 +57,23 @@ class Pacers:
         """Instant when the next token is due; its stream may have ended."""
         return self._due[0][0] if self._due else None
 
-    def open(self, request_id: str, *, reasons: bool, prompt: Sequence[int] = ()) -> None:
-        """Pace the tokens of a new request, if the policy paces at all."""
+    def open(
+        self,
+        request_id: str,
+        *,
+        reasons: bool,
+        prompt: Sequence[int] = (),
+        tpot: float | None = None,
+    ) -> None:
+        """Pace the tokens of a new request, if the policy paces at all.
+
+        ``tpot``: seconds in which its reader reads a token; None: as the policy says.
+        """
         if not self._policy.paces:
             return
         end = self._markers.end
         self._streams[request_id] = _Stream(
-            self._policy.pace(), prompt, deque(maxlen=len(end)), not (end and reasons)
+            self._policy.pace(tpot), prompt, deque(maxlen=len(end)), not (end and reasons)
         )
 
     def pass_on(self, deliveries: Sequence[Delivery], *, now: float) -> Sequence[Delivery]:
@@ -75,6 +93,7 @@ class Pacers:
                 self._take(stream, delivery, going, now)
             if delivery.finish_reason is not None:
                 del self._streams[delivery.request_id]
+                self._told(delivery.request_id, stream.num_paced, now)
             elif stream.armed_for is None:
                 self._arm(delivery.request_id, stream)
         return going
@@ -112,10 +131,15 @@ class Pacers:
             return
         stream.pace.arrived(1, now=now)
         if stream.armed_for is not None and now < stream.armed_for:
-            self.num_paced += 1  # earlier tokens are not due yet
+            self._hold(stream)  # earlier tokens are not due yet
             return
         self._go(stream, stream.pace.release(now=now), going)
-        self.num_paced += bool(stream.in_hand)
+        if stream.in_hand:
+            self._hold(stream)
+
+    def _hold(self, stream: _Stream) -> None:
+        stream.num_paced += 1
+        self.num_paced += 1
 
     def _ends_reasoning(self, stream: _Stream, token_id: int) -> bool:
         """Return whether the answer follows this token: reasoning has ended, or never began."""

@@ -11,8 +11,8 @@ from types import MappingProxyType
 class GatewaySettings:
     """Limits and patience; times in seconds."""
 
-    max_model_len: int
-    """Bound of prompt and output tokens together."""
+    max_model_len: int = 1 << 40
+    """Bound of prompt and output tokens together: the model's."""
     max_waiting: int = 4096
     """Requests that may wait for their first token."""
     request_timeout: float = 600.0
@@ -38,3 +38,5 @@ class GatewaySettings:
     """Token ids before an answer; none for a model that does not reason."""
     start_of_reasoning: tuple[int, ...] = ()
     """Token ids that begin the reasoning, where known."""
+    num_lives: int = 0
+    """Lives kept of requests that have ended (``lives.py``); 0: none is written down."""

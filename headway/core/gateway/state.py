@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from headway.core.gateway.events import Delivery, Pause
+from headway.core.gateway.lives import OpenLife
 from headway.messages import StreamFailure
 from headway.request import Request
 
@@ -56,6 +57,8 @@ class OpenRequest:
     """Instant since which it has lacked a token whose successor is in ``early``."""
     early: dict[int, Delivery] = field(default_factory=dict)
     """Tokens that came before their predecessor, by index."""
+    decision: str = ""
+    """The scheduler's last word on where it is, and why, for its client."""
     sources: tuple[str, ...] = ()
     """The workers whose tokens are taken: the one that has it, and the one it is moving to."""
     former: set[str] = field(default_factory=set)
@@ -72,6 +75,8 @@ class OpenRequest:
     """Number of times that a worker failed to compute it."""
     levels_spent: int = 0
     """MemGuard's levels whose credit it had spent at its newest token."""
+    life: OpenLife | None = None
+    """What has happened to it; None where lives are not written down."""
 
     @property
     def request_id(self) -> str:
@@ -182,7 +187,9 @@ class Timers:
 
     @property
     def next_at(self) -> float | None:
-        """The earliest instant; it may belong to a request that has ended."""
+        """The earliest instant of an open request."""
+        while self._heap and self._heap[0][1] not in self._requests:
+            heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def add(self, at: float, request_id: str) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 from headway.core.scheduler.instance import Instance, total_tokens
 from headway.core.scheduler.settings import SchedulerSettings
+from headway.core.scheduler.windows import TenantWindows
 from headway.errors import Code
 from headway.messages import Rejected, WantedReports
 from headway.policies import registry
@@ -17,24 +18,48 @@ from headway.policies.rescheduling import Horizon, Rescheduling
 from headway.request import Request
 
 _LOADS_EVERY = 1.0  # seconds
+_MOST_OF_FREE = 4
+"""A tenant alone has four fifths of the places."""
 
 
-def refuse_for_good(
-    request: Request, models: Collection[str], instances: Iterable[Instance]
-) -> Rejected | None:
-    """Return the refusal of a request that can never be served, or None.
+class SizeLimits:
+    """Limits of the instances: which requests they can serve at all.
 
-    ``models``: all that were ever seen. A model without a worker has no limits for now: the request
+    ``models``: all that were ever seen. A model without a worker has no limits for now: a request
     waits for a worker.
     """
-    if models and request.model not in models:
-        known = ", ".join(sorted(models))
-        message = f"model is {request.model!r}; the models served are: {known}"
-        return Rejected(request.key, Code.NOT_FOUND, message)
-    serving = [i for i in instances if i.info.model == request.model]
+
+    def __init__(self, instances: Mapping[str, Instance]) -> None:
+        self.models: set[str] = set()
+        self._instances = instances
+        self._least: dict[str, float] = {}
+
+    def update(self) -> None:
+        """Note that instances have joined, left or changed."""
+        self._least.clear()
+
+    def refuse_for_good(self, request: Request) -> Rejected | None:
+        """Return the refusal of a request that can never be served, or None."""
+        model = request.model
+        if self.models and model not in self.models:
+            known = ", ".join(sorted(self.models))
+            message = f"model is {model!r}; the models served are: {known}"
+            return Rejected(request.key, Code.NOT_FOUND, message)
+        least = self._least.get(model)
+        if least is None:
+            sizes = (i.max_request_tokens for i in self._serving(model))
+            least = self._least[model] = min(sizes, default=inf)
+        if total_tokens(request) < least:
+            return None  # as nearly always
+        return _refuse_size(request, self._serving(model))
+
+    def _serving(self, model: str) -> list[Instance]:
+        return [i for i in self._instances.values() if i.info.model == model]
+
+
+def _refuse_size(request: Request, serving: Sequence[Instance]) -> Rejected | None:
+    """Return the refusal of a request that is too long for a model's instances, or None."""
     total = total_tokens(request)
-    if all(total < i.max_request_tokens for i in serving):
-        return None  # as nearly always
     decoding = [i for i in serving if i.info.role.decodes]
     limit = max((i.max_request_tokens for i in decoding), default=total)
     if total > limit:
@@ -57,7 +82,7 @@ def refuse_for_good(
 
 def refuse_for_now(
     request: Request,
-    level: FlowLevel,
+    window: TenantWindows | None,
     num_waiting: int,
     retry_after_now: Callable[[], float],
     settings: SchedulerSettings,
@@ -65,14 +90,25 @@ def refuse_for_now(
     """Return the refusal of a request without room to wait, or None; never of later attempts.
 
     Their clients have read part of an answer, and their number was bounded when they were admitted.
+    A tenant with a name may have at most four times the free places, so that a newcomer finds one
+    (as at the gateway's bounds). ``num_waiting``: in the windows of all models.
     """
     if request.attempt > 0:
         return None
-    if num_waiting >= settings.max_waiting:
+    tenant, free = request.standing.tenant, settings.max_waiting - num_waiting
+    num_own = window.num_waiting_of(tenant) if window is not None and tenant else 0
+    level = window.level(tenant) if window is not None else FlowLevel.OPEN
+    if free <= 0:
         retry_after = retry_after_now()
         message = (
             f"{num_waiting} requests are waiting, the limit is {settings.max_waiting}: "
             f"try again in {retry_after:.1f} s"
+        )
+    elif num_own >= _MOST_OF_FREE * free:
+        retry_after = retry_after_now()
+        message = (
+            f"{num_own} requests of {tenant} are waiting, and {num_waiting} of "
+            f"at most {settings.max_waiting} in all: try again in {retry_after:.1f} s"
         )
     elif level is FlowLevel.REJECTING:
         control = settings.flow_control

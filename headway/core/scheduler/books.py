@@ -12,6 +12,7 @@ from enum import Enum
 from types import MappingProxyType
 
 from headway.cluster import UnitId
+from headway.core.scheduler.buckets import BucketCounts
 from headway.core.scheduler.instance import Instance
 from headway.core.scheduler.places import InWindow, Moving, OnUnit, Place, Prefilled, Tracked
 from headway.core.scheduler.state import SchedulerState
@@ -79,6 +80,21 @@ class Books:
         self._instances = instances
         self.prefilled: dict[StreamKey, Tracked] = {}
         """Requests that wait for a decode unit, longest waiting first."""
+        self._buckets: BucketCounts | None = None
+
+    def count_buckets(self) -> BucketCounts:
+        """Return what units have by bucket; from the first call on it is kept up."""
+        if self._buckets is None:
+            self._buckets = BucketCounts(self._recounted)
+            for entry in self._state.tracked.values():
+                self._buckets.note(entry)
+        self._buckets.look()
+        return self._buckets
+
+    def _recounted(self, unit: UnitId) -> None:
+        instance = self._instances.get(unit.worker_id)
+        if instance is not None:
+            instance.changed()
 
     def _put(self, entry: Tracked, event: PlaceEvent, place: Place) -> None:
         _put(entry, event, place)
@@ -86,6 +102,8 @@ class Books:
             self.prefilled[entry.key] = entry
         else:
             self.prefilled.pop(entry.key, None)
+        if self._buckets is not None:
+            self._buckets.note(entry)
         self.tell(entry)
 
     def tell(self, entry: Tracked, *, again: bool = False) -> None:
@@ -98,7 +116,7 @@ class Books:
         if at is None or instance is None:
             return
         role, target_id = instance.info.role, target.worker_id if target is not None else ""
-        placed = Placed(entry.key, at.worker_id, at.unit, role, target_id)
+        placed = Placed(entry.key, at.worker_id, at.unit, role, target_id, entry.rule)
         if again or placed != entry.told:
             entry.told = placed
             self._state.tell_gateway(entry.key.gateway_id, placed)
@@ -126,6 +144,8 @@ class Books:
     def open(self, entry: Tracked) -> None:
         """Enter a new attempt, wherever it is."""
         self._state.track(entry)
+        if self._buckets is not None:
+            self._buckets.note(entry)
         self.tell(entry)
         if isinstance(entry.place, OnUnit):
             self._instances[entry.place.unit.worker_id].hold(entry.key)
@@ -135,13 +155,16 @@ class Books:
     def close(self, entry: Tracked) -> None:
         """Remove an attempt that is over; a window that holds it removes it separately."""
         self.prefilled.pop(entry.key, None)
+        if self._buckets is not None:
+            self._buckets.forget(entry)
         self._leave(entry)
         self._state.end(entry.key)
 
     # --- units ------------------------------------------------------------------------
 
-    def dispatch(self, entry: Tracked, unit: UnitId) -> None:
-        """Move it from the window to a unit."""
+    def dispatch(self, entry: Tracked, unit: UnitId, rule: str = "") -> None:
+        """Move it from the window to a unit, by this rule."""
+        entry.rule = rule
         self._put(entry, PlaceEvent.DISPATCHED, OnUnit(unit))
         self._state.changed(entry.key)
         self._instances[unit.worker_id].hold(entry.key)

@@ -8,10 +8,9 @@ to a decode unit (``decode``). Requests lost with a worker go back to their gate
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 
-from headway.core.scheduler.admission import refuse_for_good, refuse_for_now
+from headway.core.scheduler.admission import SizeLimits, refuse_for_now
 from headway.core.scheduler.books import Books
 from headway.core.scheduler.decode import DecodePlacer
 from headway.core.scheduler.events import (
@@ -30,11 +29,12 @@ from headway.core.scheduler.gamma import GammaFits
 from headway.core.scheduler.instance import Instance, UnitState
 from headway.core.scheduler.memory import LeaderMemory
 from headway.core.scheduler.moves import Mover
+from headway.core.scheduler.picture import PictureBook, SchedulerStatus
 from headway.core.scheduler.places import InWindow, Tracked
-from headway.core.scheduler.prefill import MAX_RETRY_AFTER, PoolStatus, PrefillPool
+from headway.core.scheduler.prefill import MAX_RETRY_AFTER, PrefillPool
 from headway.core.scheduler.reports import WorkerReports
 from headway.core.scheduler.settings import SchedulerSettings
-from headway.core.scheduler.state import Counters, SchedulerState
+from headway.core.scheduler.state import SchedulerState
 from headway.errors import Code
 from headway.messages import (
     Accepted,
@@ -47,25 +47,8 @@ from headway.messages import (
     Rejected,
     Snapshot,
 )
-from headway.policies.packing.flow_control import FlowLevel
 from headway.policies.scaling.protocol import Fleet
 from headway.request import Request, StreamKey
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerStatus:
-    """The scheduler's figures at one instant, for metrics.
-
-    ``num_held_back``: requests not yet in a window, because a worker that has not reported since
-    the election may be running them.
-    """
-
-    pools: tuple[PoolStatus, ...]
-    num_workers: int
-    num_tracked: int
-    num_awaiting_decode: int
-    num_held_back: int
-    counters: Counters
 
 
 class SchedulerCore:
@@ -76,13 +59,14 @@ class SchedulerCore:
         self._state = SchedulerState(self.settings)
         self._instances: dict[str, Instance] = {}
         self._pools: dict[str, PrefillPool] = {}
-        self._models: set[str] = set()
+        self._limits = SizeLimits(self._instances)
         self._books = Books(self._state, self._instances)
         self._decode = DecodePlacer(self._state, self._instances, self._books)
         self._mover = Mover(self._state, self._instances, self._decode)
         self._gamma = GammaFits(self._state, self._instances)
         self._memory = LeaderMemory(self._state)
         self._fleet = FleetMeter(self._instances)
+        self.pictures = PictureBook(self._state, self._instances, self.status)
         self._reports = WorkerReports(
             self._state, self._instances, self._books, self._pools, self._decode, self._memory
         )
@@ -92,8 +76,6 @@ class SchedulerCore:
         self._connected: dict[str, None] = {}
         self._gone: dict[str, float] = {}
         self._wake_at = inf
-
-    # --- Core -------------------------------------------------------------------------
 
     @property
     def next_wakeup(self) -> float | None:
@@ -155,8 +137,7 @@ class SchedulerCore:
         times = [gone_at + self.settings.graces.gateway for gone_at in self._gone.values()]
         times += [pool.wakeup(now=now) for pool in self._pools.values()]
         times += [self._decode.next_wakeup, self._mover.next_wakeup, self._grace_until]
-        times.append(self._memory.next_wakeup)
-        return min(times)
+        return min((*times, self._memory.next_wakeup))
 
     # --- leadership -------------------------------------------------------------------
 
@@ -239,17 +220,16 @@ class SchedulerCore:
             message = f"the deadline had passed {late:.3f} s before the request arrived"
             return Rejected(request.key, Code.DEADLINE_EXCEEDED, message)
         if self._leads:
-            refusal = refuse_for_good(request, self._models, self._instances.values())
+            refusal = self._limits.refuse_for_good(request)
             if refusal is not None:
                 return refusal
         if was_let_in:
             return None
         num_waiting = sum(p.window.num_waiting for p in self._pools.values())
         pool = self._pools.get(request.model)
-        level = pool.window.level if pool is not None else FlowLevel.OPEN
         return refuse_for_now(
             request,
-            level,
+            pool.window if pool is not None else None,
             num_waiting,
             pool.retry_after if pool is not None else lambda: MAX_RETRY_AFTER,
             self.settings,
@@ -294,6 +274,7 @@ class SchedulerCore:
                 self._state.costs.heard(instance.info, message.costs)
                 self._fleet.passed(worker_id, message.pass_time)
                 self._fleet.worked(instance, message.work)
+                self.pictures.worked(worker_id, message.work)
                 if self._gamma.completed(instance, message.finished, now=now):
                     pool = self._pool(instance.info.model)
                     pool.tune(self._state.gammas[pool.model])
@@ -303,6 +284,7 @@ class SchedulerCore:
                     self._mover.answering(instance, held, now=now)
             case LoadReport():
                 instance.foresee(message)
+                self.pictures.foresee(worker_id, message)
                 self._mover.report(instance, message, now=now)
             case HandedBack(keys):
                 self._reports.handed_back(instance, keys)
@@ -312,7 +294,7 @@ class SchedulerCore:
 
     def _on_snapshot(self, worker_id: str, snapshot: Snapshot, now: float) -> None:
         model = snapshot.info.model
-        self._models.add(model)
+        self._limits.models.add(model)
         self._unheard.pop(worker_id, None)
         self._pool(model)
         self._reports.snapshot(worker_id, snapshot, now=now)
@@ -320,8 +302,7 @@ class SchedulerCore:
         self._mover.drains.update(self._instances[worker_id])
         self._gamma.tell(self._instances[worker_id])
         self._memory.heard(worker_id)
-        for pool in self._pools.values():
-            pool.update(worker_id)
+        self._update(worker_id)
         for held in snapshot.held:
             if held.key.gateway_id not in self._connected:
                 self._gone.setdefault(held.key.gateway_id, now)
@@ -334,13 +315,18 @@ class SchedulerCore:
         instance = self._instances.pop(worker_id, None)
         if instance is None:
             return
-        for pool in self._pools.values():
-            pool.update(worker_id)
+        self._update(worker_id)
         self._mover.forget(worker_id)
+        self.pictures.forget(worker_id)
         self._state.costs.forget(worker_id)
         self._reports.lose_all(instance, reason, now=now)
 
-    # --- pools ------------------------------------------------------------------------
+    def _update(self, worker_id: str) -> None:
+        """Note an instance that has joined, left, or changed what it takes."""
+        self._decode.update()
+        self._limits.update()
+        for pool in self._pools.values():
+            pool.update(worker_id)
 
     def _pool(self, model: str) -> PrefillPool:
         pool = self._pools.get(model)
@@ -355,14 +341,16 @@ class SchedulerCore:
         for pool in list(self._pools.values()):
             for entry in pool.window.entries:
                 assert entry.request is not None, "only submitted requests wait"
-                refusal = refuse_for_good(entry.request, self._models, self._instances.values())
+                refusal = self._limits.refuse_for_good(entry.request)
                 if refusal is not None:
                     pool.window.remove(entry.key)
                     self._state.reject(refusal)
-            if pool.is_unused and pool.model not in self._models:
+            if pool.is_unused and pool.model not in self._limits.models:
                 del self._pools[pool.model]
 
-    # --- explanations -----------------------------------------------------------------
+    def keep_decisions(self, keeps: bool) -> None:
+        """Write decisions down, or not where nobody keeps them."""
+        self._state.explains = keeps
 
     @property
     def decisions(self) -> Sequence[Decision]:

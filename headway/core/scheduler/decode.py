@@ -13,12 +13,15 @@ from headway.core.scheduler.events import Chosen, Considered, Decision
 from headway.core.scheduler.instance import Instance
 from headway.core.scheduler.places import Moving, OnUnit, Prefilled, Tracked
 from headway.core.scheduler.state import SchedulerState
-from headway.cost.buckets import NUM_BUCKETS
 from headway.messages import CancelStream, Handoff, HandoffResult, HeldRequest
 from headway.policies import registry
 from headway.policies.placement import Choice, DecodeUnit, Placement
+from headway.policies.placement.table import UnitTable
 from headway.policies.readers import constants_of
 from headway.request import StreamKey
+
+Pool = tuple[str, str]
+"""A model and a KV layout: KV can go between any two workers of a pool."""
 
 
 class DecodePlacer:
@@ -31,6 +34,8 @@ class DecodePlacer:
         self._instances = instances
         self._books = books
         self._placements: dict[str, Placement] = {}
+        self._tables: dict[Pool, UnitTable] = {}
+        self._changed: dict[str, None] = {}
         self._resumed: dict[StreamKey, tuple[Tracked, UnitId, bool]] = {}
         self._rest_until = inf
         self._stale = False
@@ -70,15 +75,39 @@ class DecodePlacer:
         if not self._stale:
             return
         self._stale = False
-        for model in sorted({entry.model for entry in self._books.prefilled.values()}):
-            entries = [e for e in self._books.prefilled.values() if e.model == model]
-            units = self.units(model)
-            considered = considered_units(units)
+        for (model, layout), entries in sorted(self._by_pool().items()):
+            entries.sort(key=lambda entry: entry.yields)  # who yields is placed last
+            units = self.units(model, layout)
+            if not units and self._has_others(model):
+                self._replay(entries, layout)
+                continue
+            considered = considered_units(units) if self._state.explains else ()
             choices = self.placement(model).place(entries, units)
             for choice in choices:
                 self.hand_off(choice.request, choice.unit)
             if choices:
                 self.explain("placement", considered, choices, len(entries) - len(choices), now)
+
+    def _by_pool(self) -> dict[Pool, list[Tracked]]:
+        """Return the requests that wait for a decode unit, by where their KV may go."""
+        pools: dict[Pool, list[Tracked]] = {}
+        for entry in self._books.prefilled.values():
+            source = self._instances.get(entry.worker_id)
+            if source is not None:
+                pools.setdefault(pool_of(source), []).append(entry)
+        return pools
+
+    def _has_others(self, model: str) -> bool:
+        """Return whether a worker decodes this model, whatever its KV's layout."""
+        return any(i.takes_decode and i.info.model == model for i in self._instances.values())
+
+    def _replay(self, entries: Sequence[Tracked], layout: str) -> None:
+        """Give up KV that no worker takes; the requests are computed again from their tokens."""
+        for entry in entries:
+            self._state.tell_worker(entry.worker_id, CancelStream(entry.key))
+            self._books.close(entry)
+        reason = f"no worker that decodes takes KV of layout {layout!r}"
+        self._state.lose([entry.key for entry in entries], reason)
 
     def placement(self, model: str) -> Placement:
         """Return the policy that places a model's requests."""
@@ -90,31 +119,50 @@ class DecodePlacer:
             self._state.costs.add_reader(model, placement)
         return placement
 
-    def units(self, model: str) -> list[DecodeUnit]:
-        """Return the units that may take a model's requests, as a placement policy sees them."""
-        units = [
-            unit
-            for _, instance in sorted(self._instances.items())
-            if instance.takes_decode and instance.info.model == model
-            for unit in instance.decode_units()
-        ]
-        placement = self.placement(model)
+    def update(self) -> None:
+        """Note that an instance has joined, left, or changed what it takes."""
+        self._tables.clear()
+
+    def _table(self, pool: Pool) -> UnitTable:
+        """Return a pool's units; only those of instances that have changed are looked at."""
+        if not self._tables:
+            self._changed.clear()
+        for worker_id in self._changed:
+            instance = self._instances.get(worker_id)
+            table = self._tables.get(pool_of(instance)) if instance is not None else None
+            if instance is not None and table is not None and instance.takes_decode:
+                for unit in self._decode_units(instance):
+                    table.update(unit)
+        self._changed.clear()
+        table = self._tables.get(pool)
+        if table is None:
+            units: list[DecodeUnit] = []
+            for _, instance in sorted(self._instances.items()):
+                if instance.takes_decode and instance.info.kv_layout and pool_of(instance) == pool:
+                    units += self._decode_units(instance)
+                    if not any(each is self._changed for each in instance.watchers):
+                        instance.watchers.append(self._changed)
+            table = self._tables[pool] = UnitTable(units)
+        return table
+
+    def units(self, model: str, layout: str) -> Sequence[DecodeUnit]:
+        """Return the units that take KV of a model and layout, as a placement policy sees them."""
+        if self.placement(model).reads_buckets:
+            self._books.count_buckets()
+        return self._table((model, layout))
+
+    def _decode_units(self, instance: Instance) -> Sequence[DecodeUnit]:
+        """Return an instance's units, with what the placement policy reads of them."""
+        placement, units = self.placement(instance.info.model), instance.decode_units()
         if placement.reads_buckets:
-            self._count_buckets(units)
+            counts = self._books.count_buckets()
+            for unit in units:
+                unit.bucket_counts = counts.of(unit.unit)
         if placement.reads_ahead:
             for unit in units:
-                unit.ahead = self._instances[unit.unit.worker_id].ahead(unit, self._horizon)
+                if unit.ahead is None:  # else nothing has changed since
+                    unit.ahead = instance.ahead(unit, self._horizon)
         return units
-
-    def _count_buckets(self, units: Sequence[DecodeUnit]) -> None:
-        """Count the requests that decode on each unit or are moving to it, by bucket."""
-        by_id = {unit.unit: unit for unit in units}
-        for unit in units:
-            unit.bucket_counts = [0] * NUM_BUCKETS
-        for entry in self._state.tracked.values():
-            at = entry.target or entry.at
-            if isinstance(entry.place, (OnUnit, Moving)) and at in by_id:
-                by_id[at].bucket_counts[entry.bucket] += 1
 
     def hand_off(self, entry: Tracked, unit: UnitId) -> None:
         """Order the move; a repeated order changes nothing."""
@@ -154,6 +202,8 @@ class DecodePlacer:
         now: float,
     ) -> None:
         """Publish the placement of one model's requests, and its reasons."""
+        if not self._state.explains:
+            return
         waits = question == "placement"
         chosen = tuple(
             Chosen(e.key, e.request_id, c.unit, c.score, now - e.since if waits else 0.0)
@@ -266,6 +316,11 @@ class DecodePlacer:
         self._books.end_rests(now)
         rests = [at for e in self._books.prefilled.values() for at in _rests(e).values()]
         self._rest_until = min(rests, default=inf)
+
+
+def pool_of(instance: Instance) -> Pool:
+    """Return the pool of workers that KV may go to from this one."""
+    return instance.info.model, instance.info.kv_layout
 
 
 def _rests(entry: Tracked) -> Mapping[UnitId, float]:

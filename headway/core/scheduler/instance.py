@@ -70,10 +70,12 @@ class Instance:
         self.has_changed = False  # changed its role; it may hold requests of the old one
         self.reported_at = -inf
         self._keys: dict[StreamKey, None] = {}
+        self.watchers: list[dict[str, None]] = []  # who keep views; ids of changed instances
         self._load: InstanceLoad | None = None
         self._left: list[tuple[int, int]] = []
+        self._decode_units: list[DecodeUnit] = []
         self._num_spare_blocks = int(kv_watermark * info.num_blocks)
-        self._loads = [UnitLoad(u, 0, 0, 0, info.num_blocks) for u in range(info.num_units)]
+        self.loads = [UnitLoad(u, 0, 0, 0, info.num_blocks) for u in range(info.num_units)]
         self._flights: dict[int, _Flight] = {}
         self._inbound: dict[StreamKey, _Inbound] = {}
         self._foresight = Foresight()
@@ -107,13 +109,13 @@ class Instance:
     def hold(self, key: StreamKey) -> None:
         """Add a request."""
         self._keys[key] = None
-        self._changed()
+        self.changed()
 
     def let_go(self, key: StreamKey) -> None:
         """Remove a request that has ended or is elsewhere."""
         self._keys.pop(key, None)
         self._foresight.drop(key)
-        self._changed()
+        self.changed()
 
     def take_back(self, key: StreamKey, unit: int, num_tokens: int) -> None:
         """Remove a queued request, and its tokens from the backlog."""
@@ -121,15 +123,15 @@ class Instance:
         if flight is not None:
             flight.tokens[unit] = max(0, flight.tokens[unit] - num_tokens)
         else:
-            load = self._loads[unit]
+            load = self.loads[unit]
             queued = max(0, load.queued_prefill_tokens - num_tokens)
-            self._loads[unit] = replace(load, queued_prefill_tokens=queued)
+            self.loads[unit] = replace(load, queued_prefill_tokens=queued)
         self.let_go(key)
 
     def change_role(self, info: WorkerInfo) -> None:
         """Take another role, and keep the ledger."""
         self.info, self.has_changed = info, True
-        self._changed()
+        self.changed()
 
     def sent(self, dispatch: Dispatch, *, now: float) -> None:
         """Book a dispatch: U_flight and its KV blocks."""
@@ -141,7 +143,7 @@ class Instance:
             blocks[batch.unit] = sum(blocks_for(n, self.info.block_size) for n in lengths)
         keys = frozenset(r.key for batch in dispatch.batches for r in batch.requests)
         self._flights[dispatch.dispatch_id] = _Flight(now, keys, tokens, blocks)
-        self._changed()
+        self.changed()
 
     def accepted(self, dispatch_id: int, *, now: float) -> float | None:
         """Turn U_flight into R_queued; return the round trip (s), None if late or repeated."""
@@ -149,14 +151,14 @@ class Instance:
         if flight is None or flight.accepted:
             return None
         flight.accepted = True
-        self._changed()
+        self.changed()
         return None if flight.lapsed else now - flight.sent_at
 
     def reset_in_flight(self) -> None:
         """Stop counting tokens that were dispatched but not reported (the watchdog's reset)."""
         for flight in self._flights.values():
             flight.lapsed = True
-        self._changed()
+        self.changed()
 
     def report(self, loads: Iterable[UnitLoad], *, now: float) -> int:
         """Take a load report, which includes everything accepted or landed before it.
@@ -166,19 +168,20 @@ class Instance:
         """
         computed = 0
         for load in loads:
-            if not 0 <= load.unit < len(self._loads):
+            if not 0 <= load.unit < len(self.loads):
                 continue
             computed += self._queued(load.unit) - load.queued_prefill_tokens
-            self._loads[load.unit] = load
+            self.loads[load.unit] = load
         self._flights = {i: f for i, f in self._flights.items() if not f.accepted}
         self._inbound = {k: i for k, i in self._inbound.items() if not i.landed}
         self.reported_at = now
-        self._changed()
+        self.changed()
         return max(computed, 0)
 
     def foresee(self, report: LoadReport) -> None:
         """Take the loads that its units will have."""
         self._foresight.report(report, [k for k, i in self._inbound.items() if not i.landed])
+        self.changed()
 
     def ahead(self, unit: DecodeUnit, horizon: Horizon) -> LoadAhead:
         """Return a unit's predicted load, with requests on their way."""
@@ -191,13 +194,13 @@ class Instance:
         """
         self._foresight.add(key, unit, num_tokens, remaining)
         self._inbound[key] = _Inbound(unit, num_tokens)
-        self._changed()
+        self.changed()
 
     def release(self, key: StreamKey) -> None:
         """Release the room of a handoff that failed."""
         self._inbound.pop(key, None)
         self._foresight.drop(key)
-        self._changed()
+        self.changed()
 
     def landed(self, key: StreamKey) -> None:
         """Note that a handoff has landed; its blocks stay reserved until the next report."""
@@ -207,9 +210,8 @@ class Instance:
 
     def is_unreported(self, key: StreamKey) -> bool:
         """Return whether a report may not include this request yet."""
-        if key in self._inbound:
-            return True
-        return any(key in f.keys for f in self._flights.values() if not f.accepted)
+        flights = self._flights.values()
+        return key in self._inbound or any(key in f.keys for f in flights if not f.accepted)
 
     def inbound_tokens(self, unit: int) -> int:
         """Return the tokens whose KV is moving to a unit."""
@@ -231,15 +233,18 @@ class Instance:
 
     # --- views for policies -----------------------------------------------------------
 
-    def _changed(self) -> None:
-        self._load, self._left = None, []
+    def changed(self) -> None:
+        """Note a change of what views show, in this ledger or beside it."""
+        self._load, self._left, self._decode_units = None, [], []
+        for watcher in self.watchers:
+            watcher[self.info.worker_id] = None
 
     def _queued(self, unit: int) -> int:
         """Return R_queued in tokens: the reported backlog and everything acknowledged since."""
         acknowledged = sum(
             f.tokens.get(unit, 0) for f in self._flights.values() if f.accepted and not f.lapsed
         )
-        return self._loads[unit].queued_prefill_tokens + acknowledged
+        return self.loads[unit].queued_prefill_tokens + acknowledged
 
     def _remaining(self) -> list[tuple[int, int]]:
         """Return C_avail in tokens and the free KV blocks of every unit; cached until a change.
@@ -250,14 +255,14 @@ class Instance:
         """
         if not self._left:
             chunk, size = self.info.chunk_tokens, self.info.block_size
-            queued = [load.queued_prefill_tokens for load in self._loads]
+            queued = [load.queued_prefill_tokens for load in self.loads]
             tokens = [
                 chunk - num_tokens - self._decode_batch(load)
-                for load, num_tokens in zip(self._loads, queued, strict=True)
+                for load, num_tokens in zip(self.loads, queued, strict=True)
             ]
             blocks = [
                 x.num_free_blocks - blocks_for(n, size)
-                for x, n in zip(self._loads, queued, strict=True)
+                for x, n in zip(self.loads, queued, strict=True)
             ]
             for flight in self._flights.values():
                 for unit, num_blocks in flight.blocks.items():
@@ -317,26 +322,26 @@ class Instance:
 
     def decode_units(self) -> Sequence[DecodeUnit]:
         """Return all units as a placement policy sees them: B and K, with requests on their way."""
-        units = []
-        for unit, load in enumerate(self._loads):
-            inbound = [i.num_tokens for i in self._inbound.values() if i.unit == unit]
-            units.append(
-                DecodeUnit(
-                    UnitId(self.info.worker_id, unit),
-                    load.num_running + len(inbound),
-                    load.kv_tokens + sum(inbound),
-                    self.num_free_blocks(unit),
-                    self.info.num_blocks,
-                    self.info.block_size,
-                    load.host_tokens + load.lost_tokens,
-                    load.num_reasoning,
-                    load.num_fresh_answering,
-                    load.is_on_schedule,
-                    is_convertible=self.info.role is Role.CONVERTIBLE,
-                    reserved_tokens=self._reserved_tokens(load),
-                )
-            )
-        return units
+        if not self._decode_units:
+            self._decode_units = [self._decode_unit(*each) for each in enumerate(self.loads)]
+        return self._decode_units
+
+    def _decode_unit(self, unit: int, load: UnitLoad) -> DecodeUnit:
+        inbound = [i.num_tokens for i in self._inbound.values() if i.unit == unit]
+        return DecodeUnit(
+            UnitId(self.info.worker_id, unit),
+            load.num_running + len(inbound),
+            load.kv_tokens + sum(inbound),
+            self.num_free_blocks(unit),
+            self.info.num_blocks,
+            self.info.block_size,
+            load.host_tokens + load.lost_tokens,
+            load.num_reasoning,
+            load.num_fresh_answering,
+            load.is_on_schedule,
+            is_convertible=self.info.role is Role.CONVERTIBLE,
+            reserved_tokens=self._reserved_tokens(load),
+        )
 
     def matrix(self) -> list[UnitState]:
         """Return all units as rows of the state matrix."""
@@ -359,15 +364,15 @@ class Instance:
 
     def _compute_load(self) -> InstanceLoad:
         rooms = self.rooms()
-        queued = sum(load.queued_prefill_tokens for load in self._loads)
-        num_running = sum(load.num_running for load in self._loads)
+        queued = sum(load.queued_prefill_tokens for load in self.loads)
+        num_running = sum(load.num_running for load in self.loads)
         in_flight = sum(sum(flight.tokens.values()) for flight in self._flights.values())
         return InstanceLoad(
             self.info.worker_id,
             task_depth=queued + len(self._flights),
             queued_tokens=sum(
                 self.info.chunk_tokens - room.capacity - self._decode_batch(load)
-                for room, load in zip(rooms, self._loads, strict=True)
+                for room, load in zip(rooms, self.loads, strict=True)
             ),
             num_outstanding=len(self._keys),
             num_queued=max(len(self._keys) - num_running, 0),
@@ -376,8 +381,8 @@ class Instance:
             role=self.info.role,
             num_decoding=num_running,
             free_tokens=max(_free_tokens(room) for room in rooms),
-            kv_tokens=queued + sum(x.kv_tokens + x.host_tokens for x in self._loads) + in_flight,
-            is_on_schedule=all(load.is_on_schedule for load in self._loads),
+            kv_tokens=queued + sum(x.kv_tokens + x.host_tokens for x in self.loads) + in_flight,
+            is_on_schedule=all(load.is_on_schedule for load in self.loads),
             chunk_tokens=self.info.chunk_tokens * len(rooms),
         )
 

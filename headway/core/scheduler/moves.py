@@ -74,11 +74,12 @@ class Mover:
                 continue
             policy = self._policy(model)
             self._due_at[model] = now + policy.interval
-            units = self._units(model)
-            moves = policy.moves(units, self._resting(model, policy.rest, now), now=now)
-            done = [move for move in moves if self._move(move, now)]
-            if done:
-                self._explain(model, units, done, now)
+            resting = self._resting(model, policy.rest, now)
+            for units in self._pools(model):
+                moves = policy.moves(units, resting, now=now)
+                done = [move for move in moves if self._move(move, now)]
+                if done and self._state.explains:
+                    self._explain(model, units, done, now)
 
     def _policy(self, model: str) -> Rescheduling:
         policy = self._policies.get(model)
@@ -97,13 +98,18 @@ class Mover:
             if report is not None and instance.info.model == model:
                 yield instance, report
 
-    def _units(self, model: str) -> list[UnitReport]:
-        return [
-            _unit_report(instance, running, report.step_time)
-            for instance, report in self._reported(model)
-            for running in report.units
-            if running.unit < instance.info.num_units
-        ]
+    def _pools(self, model: str) -> list[list[UnitReport]]:
+        """Return a model's units, those together that KV can go between."""
+        pools: dict[str, list[UnitReport]] = {}
+        for instance, report in self._reported(model):
+            if not instance.info.kv_layout:
+                continue
+            pools.setdefault(instance.info.kv_layout, []).extend(
+                _unit_report(instance, running, report.step_time)
+                for running in report.units
+                if running.unit < instance.info.num_units
+            )
+        return [units for _, units in sorted(pools.items())]
 
     def _resting(self, model: str, rest: float, now: float) -> frozenset[StreamKey]:
         """Return requests that have just moved, are moving, or are no longer there."""
@@ -163,7 +169,7 @@ class Mover:
         if entry is None or not self._may_move(held.key, here.worker_id, inf):
             return
         entry.num_tokens, entry.is_answering = held.num_tokens, True
-        units = self._placer.units(entry.model)
+        units = self._placer.units(entry.model, instance.info.kv_layout)
         present = next((u for u in units if u.unit == here), None)
         if present is None:
             return

@@ -11,6 +11,7 @@ from headway.core.scheduler.events import SavedRequest
 from headway.cost.buckets import Buckets
 from headway.messages import Placed
 from headway.request import Request, StreamKey
+from headway.service_class import ServiceClass
 
 _BUCKETS = Buckets()
 
@@ -76,6 +77,8 @@ class Tracked:
     predicted_total: float = 0.0  # tokens at its end, as its prefill worker predicted
     cycle: int = -1  # of the window, when it entered
     told: Placed | None = None  # the last word to its gateway on where it is
+    rule: str = ""  # that dispatched it
+    charged: float = 0.0  # weighted tokens that its tenant was charged for it
     beginnings: tuple[int, ...] | None = None  # of its prompt, once asked for
 
     @property
@@ -122,6 +125,37 @@ class Tracked:
     def arrival_at(self) -> float:
         """Arrival at the gateway if known, in seconds since the epoch."""
         return self.request.arrival_at if self.request is not None else self.since
+
+    @property
+    def tenant(self) -> str:
+        """The name that it counts for."""
+        return self.request.standing.tenant if self.request is not None else ""
+
+    @property
+    def share(self) -> float:
+        """The tenant's share, relative to others'."""
+        return self.request.standing.share if self.request is not None else 1.0
+
+    @property
+    def service(self) -> ServiceClass | None:
+        """The class of its promise."""
+        return self.request.standing.service if self.request is not None else None
+
+    @property
+    def yields(self) -> bool:
+        """True if it takes what others leave."""
+        return self.service is not None and self.service.yields
+
+    @property
+    def due_at(self) -> float:
+        """Instant at which its first token is due; without a class, its arrival."""
+        service = self.service
+        return self.arrival_at + (service.ttft or 0.0 if service is not None else 0.0)
+
+    @property
+    def expected_output(self) -> float:
+        """Output tokens that its gateway expects of it; 0 if unknown."""
+        return self.request.predicted_output_tokens if self.request is not None else 0.0
 
     @property
     def is_burst(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from headway.cluster import UnitId
@@ -13,7 +13,8 @@ from headway.core.scheduler.instance import Instance
 from headway.core.scheduler.places import Tracked
 from headway.core.scheduler.prefixes import Prefixes
 from headway.core.scheduler.state import SchedulerState
-from headway.core.scheduler.window import DispatchWindow
+from headway.core.scheduler.unit_tenants import UnitTenants
+from headway.core.scheduler.windows import Group, TenantWindows
 from headway.cost.costs import Constant, Source
 from headway.errors import Code
 from headway.messages import Dispatch, EndForward, Rejected, UnitBatch
@@ -28,6 +29,8 @@ _MOST_FRUITLESS = 32
 """Turns that nobody can use before they are tried less often."""
 _LONGEST_REST = 1.0
 """Seconds between them at last."""
+_CREDIT = 4.0
+"""Chunks of all instances that a tenant within its share may send at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +60,13 @@ class PrefillPool:
     ) -> None:
         settings = state.settings
         self.model = model
-        self.window = DispatchWindow(settings.flow_control, self._entered)
+        self.window = TenantWindows(settings.flow_control, self._entered)
         self._state = state
         self._instances = instances
         self._books = books
-        self._active: dict[str, None] = {}
+        self._active: dict[str, InstanceLoad] = {}
+        self._changed: dict[str, None] = {}
+        """Instances whose loads are to be looked at again."""
         self._dispatching: Dispatching = registry.make(
             "dispatch", settings.dispatch, **settings.dispatch_params
         )
@@ -72,6 +77,8 @@ class PrefillPool:
             state.costs.add_reader(model, policy)
         self._velocities = SlidingMean(32, 0.0)
         self._prefixes = Prefixes() if settings.prefix_hits else None
+        self._tenants = UnitTenants(state, self.window)
+        self.window.in_service = self._tenants.charged
         self._num_fruitless = 0
         """Turns since the last report or dispatch that nobody could use."""
         self._rest_until = -inf
@@ -92,11 +99,16 @@ class PrefillPool:
         instance = self._instances.get(worker_id)
         active = instance is not None and instance.takes_prefill
         if active and instance is not None and instance.info.model == self.model:
-            self._active[worker_id] = None
+            self._active[worker_id] = instance.load
+            if not any(each is self._changed for each in instance.watchers):
+                instance.watchers.append(self._changed)
             self._dispatching.join(worker_id, instance.info.role)
         else:
             self._active.pop(worker_id, None)
             self._dispatching.leave(worker_id)
+        self.window.counters.credit = _CREDIT * self._chunks()
+        if instance is None:
+            self._tenants.forget(worker_id)
         if instance is None and self._prefixes is not None:
             self._prefixes.forget(worker_id)
 
@@ -109,6 +121,7 @@ class PrefillPool:
     def ended(self, instance: Instance, report: EndForward, *, now: float) -> None:
         """Book the loads and times of a pass. T̄ averages passes with prefill only."""
         worker_id, pass_time = instance.info.worker_id, report.pass_time
+        self._tenants.reported(instance.info)
         self._num_fruitless, self._rest_until = 0, -inf
         had_backlog, reported_at = instance.has_backlog, instance.reported_at
         for dispatch_id in report.dispatch_ids:
@@ -169,9 +182,12 @@ class PrefillPool:
         """Return prompt tokens per second of all active instances."""
         if self._velocities.value > 0:
             return self._velocities.value * len(self._active)
-        chunks = (self._instances[w].info for w in self._active)
-        tokens = sum(info.chunk_tokens * info.num_units for info in chunks)
-        return tokens / self._dispatching.mean_pass_time
+        return self._chunks() / self._dispatching.mean_pass_time
+
+    def _chunks(self) -> int:
+        """Return C_chunk over the units of all active instances, tokens."""
+        infos = (self._instances[worker_id].info for worker_id in self._active)
+        return sum(info.chunk_tokens * info.num_units for info in infos)
 
     def expire(self, *, now: float) -> None:
         """Handle deadlines and watchdogs that are due."""
@@ -192,10 +208,9 @@ class PrefillPool:
         """Dispatch on every turn that is due."""
         tried = used = False
         while self.window.num_admitted:
-            loads = [self._instances[worker_id].load for worker_id in self._active]
             window = self.window
             turns = self._dispatching.turns(
-                loads, window.num_waiting, now=now, waiting=window.admitted
+                self._loads(), window.num_waiting, now=now, waiting=window.admitted
             )
             for turn in turns:
                 tried = True
@@ -212,6 +227,15 @@ class PrefillPool:
         if tried and self._num_fruitless <= _MOST_FRUITLESS:
             self.save()
 
+    def _loads(self) -> list[InstanceLoad]:
+        """Return the loads of active instances; only those that have changed are looked at."""
+        for worker_id in self._changed:
+            if worker_id in self._active:
+                self._active[worker_id] = self._instances[worker_id].load
+        self._changed.clear()
+        loads = list(self._active.values())
+        return [self._with_room(load) for load in loads] if self.window.are_several else loads
+
     def _rest(self, cycle_time: float, used: bool, now: float) -> None:
         """Try turns less and less often while no instance takes a waiting request."""
         self._num_fruitless = 0 if used else self._num_fruitless + 1
@@ -225,30 +249,66 @@ class PrefillPool:
             [e for e in part if e.request is not None and instance.could_hold(e.request)]
             for part in self.window.split(turn.keys)
         )
-        if turn.max_requests is not None:
-            legacy, new = [], [*legacy, *new][: turn.max_requests]
         rooms, chunk = instance.rooms(), instance.info.chunk_tokens
-        considered = tuple(
-            Considered(room.unit, (room.capacity, chunk), room.num_free_blocks) for room in rooms
-        )
-        hits = self._prefixes.hits if self._prefixes is not None else None
-        assigned = self._packing.pack(legacy, new, rooms, hits=hits, capped=turn.capped)
+        groups = self.window.groups(legacy, new, sum(max(0, room.capacity) for room in rooms))
+        if turn.max_requests is not None:
+            in_turn = [entry for group in groups for part in group for entry in part]
+            groups = [([], in_turn[: turn.max_requests])]
+        considered: tuple[Considered, ...] = ()
+        if self._state.explains:
+            considered = tuple(
+                Considered(room.unit, (room.capacity, chunk), room.num_free_blocks)
+                for room in rooms
+            )
+        assigned = self._pack(groups, rooms, turn, chunk)
         if not assigned:
             return False
-        dispatch = self._send(instance, rooms, assigned, now)
+        dispatch = self._send(instance, rooms, assigned, turn.rule, now)
+        if turn.capped and turn.max_requests is None:  # others hold nobody's prompt back
+            self._tenants.sent(assigned)
         self._dispatching.dispatched(turn, dispatch.dispatch_id, now=now)
-        self._explain(turn, considered, assigned, now)
+        if self._state.explains:
+            self._explain(turn, considered, assigned, now)
         return True
+
+    def _with_room(self, load: InstanceLoad) -> InstanceLoad:
+        """Return a load that has capacity if any waiting tenant finds some: the least served."""
+        least = min(self.window.tenants, key=self.window.counters.of, default=None)
+        if load.has_capacity or least is None:
+            return load
+        info = self._instances[load.worker_id].info
+        units = (UnitId(load.worker_id, unit) for unit in range(info.num_units))
+        is_there = any(self._tenants.room(least, unit, info.chunk_tokens) > 0 for unit in units)
+        return replace(load, has_capacity=True) if is_there else load
+
+    def _pack(
+        self, groups: Sequence[Group], rooms: Sequence[Room], turn: Turn, chunk: int
+    ) -> list[Assigned[Tracked]]:
+        """Return who goes where: those of tenants that were served least, then as packing says."""
+        hits = self._prefixes.hits if self._prefixes is not None else None
+        assigned: list[Assigned[Tracked]] = []
+        if turn.capped and turn.max_requests is None and self.window.are_several:
+            everybody = [entry for group in groups for part in group for entry in part]
+            assigned = self._tenants.pack(everybody, rooms, chunk, self._packing)
+            taken = {each.request.key for each in assigned}
+            groups = [
+                ([e for e in legacy if e.key not in taken], [e for e in new if e.key not in taken])
+                for legacy, new in groups
+            ]
+        for legacy, new in groups:
+            assigned += self._packing.pack(legacy, new, rooms, hits=hits, capped=turn.capped)
+        return assigned
 
     def _send(
         self,
         instance: Instance,
         rooms: Sequence[Room],
         assigned: Sequence[Assigned[Tracked]],
+        rule: str,
         now: float,
     ) -> Dispatch:
         worker_id = instance.info.worker_id
-        self.window.dispatched(a.request.key for a in assigned)
+        self.window.dispatched([a.request for a in assigned])
         by_unit: dict[UnitId, list[Tracked]] = {room.unit: [] for room in rooms}
         for a in assigned:
             by_unit[a.unit].append(a.request)
@@ -262,7 +322,7 @@ class PrefillPool:
         self._state.tell_worker(worker_id, dispatch)
         for a in assigned:
             entry = a.request
-            self._books.dispatch(entry, a.unit)
+            self._books.dispatch(entry, a.unit, rule)
             if self._prefixes is not None:
                 capacity = instance.info.num_blocks * instance.info.block_size
                 self._prefixes.sent(entry, a.unit, capacity)
@@ -297,7 +357,7 @@ class PrefillPool:
         """Return the instant when time alone may change something; infinite if it cannot."""
         loads: list[InstanceLoad] = []  # only matter while requests wait
         if self.window.num_admitted:
-            loads = [self._instances[worker_id].load for worker_id in self._active]
+            loads = self._loads()
         at = self._dispatching.wakeup(loads, self.window.num_admitted, now=now)
         at = at if at is not None else inf
         if at < self._rest_until:
@@ -315,7 +375,7 @@ class PrefillPool:
             window.num_waiting - window.num_admitted,
             window.backlog_tokens,
             window.longest_wait,
-            window.level.value,
+            window.worst_level.value,
             dispatching.interval,
             dispatching.mean_pass_time,
             dispatching.dispatch_latency,

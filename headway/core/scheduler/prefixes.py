@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from headway.blocks import salt_hash
 from headway.cluster import UnitId
 from headway.core.scheduler.places import Tracked
 from headway.request import Request
@@ -19,14 +20,14 @@ MAX_HOLDERS = 16
 """Most units that may hold a beginning for it to count: shared system prompts tell nothing."""
 
 Beginning = int
-"""The name of the first n * GRANULE tokens of a prompt: a hash of them all."""
+"""The name of the first n * GRANULE tokens of a prompt: a hash of them all, and of its salt."""
 
 
 def beginnings(request: Request) -> tuple[Beginning, ...]:
     """Return the prompt's beginnings, shortest first, without its last token (always computed)."""
-    tokens = request.prompt_token_ids
+    tokens, salt = request.prompt_token_ids, salt_hash(request.cache_salt)
     found: list[Beginning] = []
-    before = 0
+    before = 0 if salt is None else int.from_bytes(salt)
     for start in range(0, (len(tokens) - 1) // GRANULE * GRANULE, GRANULE):
         before = hash((before, tuple(tokens[start : start + GRANULE])))
         found.append(before)

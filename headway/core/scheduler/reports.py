@@ -154,6 +154,8 @@ class WorkerReports:
         has_failed = finished.finish_reason is FinishReason.ERROR
         reason = f"worker {worker_id} has {'failed' if has_failed else 'cancelled'} it"
         entry = self._state.tracked.get(key)
+        if entry is not None and entry.worker_id == worker_id:
+            self._pools[entry.model].window.settle(entry, finished.num_output_tokens)
         if entry is None:
             if not self._state.has_ended(key):  # its gateway may yet submit it to a new leader
                 self._state.end(key, Lost((key,), reason) if was_cancelled or has_failed else None)

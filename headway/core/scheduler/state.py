@@ -49,6 +49,8 @@ class SchedulerState:
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
         self.counters = Counters()
+        self.explains = True
+        """False if nobody keeps decisions, so that none are written down."""
         self.decisions: deque[Decision] = deque(maxlen=settings.num_decisions_kept)
         self.tracked: dict[StreamKey, Tracked] = {}
         self.fencing_token = 0

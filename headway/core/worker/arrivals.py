@@ -34,10 +34,20 @@ def answer_offer(state: WorkerState, header: KvHeader) -> WorkerAction:
             f"with {state.fencing_token} has come since: wait for its order"
         )
         return _refuse(request.key, Code.FAILED_PRECONDITION, message)
-    problem = state.problem(request, unit) or _header_problem(header)
+    problem = _layout_problem(state, header.layout) or state.problem(request, unit)
+    problem = problem or _header_problem(header)
     if problem is not None:
         return _refuse(request.key, Code.INVALID_ARGUMENT, problem)
     return _reserve(state, request, unit, header.num_computed_tokens)
+
+
+def _layout_problem(state: WorkerState, layout: str) -> str | None:
+    """Return why KV of that layout would be read wrongly here, or None."""
+    own = state.info.kv_layout
+    if layout == own != "":
+        return None
+    takes = f"this worker takes {own!r}" if own else "this worker takes no KV"
+    return f"the KV's layout is {layout!r}; {takes}: compute the request again from its tokens"
 
 
 def _header_problem(header: KvHeader) -> str | None:

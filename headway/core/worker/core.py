@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import abc, deque
 from collections.abc import Iterable
-from math import inf
 
 from headway.cluster import UnitLoad, WorkerInfo
 from headway.core.worker import arrivals, departures, drain
@@ -29,6 +28,7 @@ from headway.core.worker.events import (
     WorkerEvent,
 )
 from headway.core.worker.flight import Flight, Share, taken_for_granted
+from headway.core.worker.leaps import Leaps, PlannedPass, may_concern
 from headway.core.worker.lifecycle import Event
 from headway.core.worker.planner import Limits, PassPlanner
 from headway.core.worker.prediction import Oracle
@@ -37,11 +37,9 @@ from headway.core.worker.room import Preemptions
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.settings import WorkerSettings
 from headway.core.worker.state import WorkerState
-from headway.core.worker.steps import cut_steps, reserve_steps, return_steps
 from headway.core.worker.unit import HashesOf, PrefixCounts, WorkerUnit
-from headway.core.worker.work import shares_of, steps_of
 from headway.cost.costs import Constant
-from headway.forward_pass import ForwardPass, PassResult, Sampled
+from headway.forward_pass import ForwardPass, PassResult, Sampled, plain
 from headway.messages import (
     Accepted,
     CancelHandoff,
@@ -84,8 +82,8 @@ class WorkerCore:
         self._planner.learn(self._state.costs.costs)
         self._reports = Reports(self._state, settings.report_interval, batching.fresh_tokens)
         self._flights: deque[Flight] = deque()
+        self._leaps = Leaps(self._state, self._planner, settings.max_steps)
         self._pass_id = 0
-        self._step_time = 0.0
         self._lingers_until: float | None = None
         self._seen_dispatches: dict[int, None] = {}
         self._waiting_dispatches: list[int] = []  # acknowledged, no pass planned since
@@ -154,6 +152,9 @@ class WorkerCore:
     def handle(self, event: WorkerEvent, *, now: float) -> abc.Sequence[WorkerAction]:
         """React to one event, then start the next pass if it is time."""
         actions: list[WorkerAction] = []
+        clock = self._leaps.clock
+        if clock is not None and may_concern(clock, event):
+            self._leaps.look_at_all(self._flights[0] if self._flights else None)
         if isinstance(event, PassResult):
             self._on_pass_result(event, actions, now)
         elif isinstance(event, PassFailed):
@@ -187,7 +188,7 @@ class WorkerCore:
             self._waiting_dispatches = []
             if not self.num_held:
                 self._report_load(actions, now)
-        return [*self._state.outbox.flush(), *actions]
+        return [*self._state.sends(now), *actions]
 
     def _on_order(self, event: WorkerEvent, actions: list[WorkerAction]) -> None:
         """Take an order of the scheduler, a gateway or the backend."""
@@ -201,8 +202,9 @@ class WorkerCore:
                 state.fencing_token = fencing_token
                 actions += [each for each in self._reports.greet(wants) if each is not None]
             case PassCut(num_steps):
-                if self._flights:
-                    cut_steps(state, self._flights[0], num_steps)
+                clock = self._flights[0].clock if self._flights else None
+                if clock is not None:
+                    clock.cut(num_steps)
             case Tuned(gamma):
                 self._planner.tune(gamma)
             case GiveBack(keys):
@@ -255,15 +257,17 @@ class WorkerCore:
     # --- forward passes ---------------------------------------------------------------
 
     def _start_pass(self, actions: list[WorkerAction], now: float) -> None:
-        in_pass: list[Share] = []
-        for unit in self._state.units:
-            unit.host.settle()
-            in_pass += self._planner.plan(unit, now=now)
-        until = min(self._reports.due_at, self._planner.due_at)
-        most = self._planner.most_steps(self.settings.max_steps)
-        if most > 1 and self._step_time:  # do not reserve blocks for steps beyond that
-            most = min(most, max(1, 2 + int((until - now) / self._step_time)))
-        self._launch(in_pass, reserve_steps(self._state, in_pass, most=most), until, actions)
+        planned = self._leaps.go_on(self._reports.due_at, now)
+        if planned is None:
+            if self._leaps.clock is not None:
+                self._leaps.look_at_all(None)
+            in_pass: list[Share] = []
+            for unit in self._state.units:
+                unit.host.settle()
+                in_pass += self._planner.plan(unit, now=now)
+            until = min(self._reports.due_at, self._planner.due_at)
+            planned = self._leaps.begin(in_pass, until, now)
+        self._launch(planned, actions)
 
     def _run_ahead(self, flight: Flight, actions: list[WorkerAction], now: float) -> None:
         """Plan the pass behind the one in flight, if that is possible without its tokens."""
@@ -273,31 +277,30 @@ class WorkerCore:
         with taken_for_granted(flight.in_pass):
             for unit in self._state.units:
                 in_pass += self._planner.plan(unit, now=now, gently=True)
-            self._launch(in_pass, 1, inf, actions)
+            self._launch(PlannedPass([item for item, _ in in_pass], in_pass), actions)
 
-    def _launch(
-        self, in_pass: list[Share], num_steps: int, until: float, actions: list[WorkerAction]
-    ) -> None:
-        state = self._state
+    def _launch(self, planned: PlannedPass, actions: list[WorkerAction]) -> None:
+        state, in_pass = self._state, planned.in_pass
         swapped_out, swapped_in = state.take_swaps()
-        if not (in_pass or swapped_out or swapped_in):
+        if not (in_pass or swapped_out or swapped_in or planned.leap):
             return
         self._pass_id += 1
         forward_pass = ForwardPass(
             self._pass_id,
-            tuple([item for item, _ in in_pass]),
-            num_steps,
-            until,
+            tuple(planned.items),
+            planned.leap,
             swapped_out,
             swapped_in,
             hidden=state.predictions.wanted(in_pass),
+            ended=state.take_ended(),
         )
         leaving = [s for swap in swapped_out if (s := state.find(swap.key)) is not None]
         beside = swapped_in if self.settings.swaps_beside else ()
         returning = [s for swap in beside if (s := state.find(swap.key)) is not None]
         waiting, self._waiting_dispatches = self._waiting_dispatches, []
+        is_short, clock = self._planner.is_short, planned.clock
         self._flights.append(
-            Flight(forward_pass, in_pass, leaving, returning, waiting, self._planner.is_short)
+            Flight(forward_pass, in_pass, leaving, returning, waiting, is_short, clock)
         )
         actions.append(forward_pass)
 
@@ -305,13 +308,12 @@ class WorkerCore:
         state, flight = self._state, self._flights.popleft()
         flight.land(result.pass_id)
         state.rates.ran(flight.forward_pass, result)
-        self._measure(flight, result)
+        num_tokens = self._measure(flight, result)
         actions += flight.end_swaps(state)
         drawn = {sampled.key: sampled for sampled in result.sampled}
         running: list[Sequence] = []
-        num_tokens, num_steps, seconds = 0, 1, steps_of(result) * result.pass_time
-        for item, sequence in flight.in_pass:
-            num_tokens += len(item.token_ids)
+        seconds = result.num_steps * result.pass_time
+        for item, sequence in self._leaps.land(flight, result, now):
             if sequence.ended is not None:
                 state.finish(sequence, sequence.ended)
             elif item.start != sequence.kv.num_computed:
@@ -319,9 +321,10 @@ class WorkerCore:
             else:
                 sequence.computed(len(item.token_ids))
                 sequence.served += seconds
+                if sequence.num_fills is not None:
+                    sequence.num_fills += 1
                 if item.sample:
-                    sampled = drawn[item.key]
-                    num_steps = 1 + len(sampled.before)
+                    sampled = drawn.get(item.key) or plain(item.key, result.num_steps)
                     if self._draw(sequence, sampled, result.pass_time, now):
                         running.append(sequence)
                         continue
@@ -330,27 +333,28 @@ class WorkerCore:
         if result.hidden is not None:
             actions += state.predictions.ask(result.hidden, state.find)
         if num_tokens:
-            self._planner.passed(result.pass_time, num_tokens, num_steps)
-            self._step_time = self._reports.step_time = result.pass_time
-        if flight.forward_pass.num_steps > 1:
-            return_steps(state, running)
+            self._planner.passed(result.pass_time, num_tokens, result.num_steps)
+            self._leaps.step_time = self._reports.step_time = result.pass_time
+        if self._leaps.clock is not None:
+            self._leaps.clock.settle()
         actions += departures.leave_all(state, running)
         self._report_pass(result, flight, actions, now)
 
-    def _measure(self, flight: Flight, result: PassResult) -> None:
-        """Measure what the pass cost; the policy learns of costs that have changed."""
-        shares, swaps = shares_of(flight.in_pass), flight.forward_pass
-        self._reports.work.ran(shares, result)
-        if swaps.swapped_out or swaps.swapped_in:
-            return
-        if self._state.costs.ran(shares, result.pass_time, steps_of(result)):
+    def _measure(self, flight: Flight, result: PassResult) -> int:
+        """Measure what the pass cost, and tell the policy; return the tokens of one step."""
+        works, swaps = flight.works(), flight.forward_pass
+        self._reports.work.ran(works, result)
+        has_swaps = bool(swaps.swapped_out or swaps.swapped_in)
+        if not has_swaps and self._state.costs.ran(works, result.pass_time, result.num_steps):
             self._planner.learn(self._state.costs.costs)
+        return sum(work.prefill_tokens + work.batch for work in works)
 
     def _draw(self, sequence: Sequence, sampled: Sampled, step: float, now: float) -> bool:
         """Add a request's drawn tokens; end or hand it off if due; return whether it continues."""
         state, unit = self._state, self._state.units[sequence.unit]
         unit.cache(sequence)
         state.drew(sequence, sampled, now=now, step=step)
+        state.lives.drew(sequence)
         reason = state.send(sequence, sampled)
         if reason is not None:
             self._planner.completed(sequence, now=now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from headway.engine import EngineStepped
 from headway.errors import HeadwayError
 from headway.forward_pass import ForwardPass, HiddenStates, PassResult
 from headway.messages import (
@@ -100,6 +101,11 @@ class PassCut:
 
 
 @dataclass(frozen=True, slots=True)
+class TellTokens:
+    """An order to send all tokens that have been drawn, whoever goes on without a look."""
+
+
+@dataclass(frozen=True, slots=True)
 class PredictorKnown:
     """The arrival or loss of a predictor that knows the model."""
 
@@ -121,7 +127,7 @@ class Predicted:
 
 KvQuestion = KvOffered | KvContinued
 TransferEvent = TransferEnded | KvSent | KvQuestion | KvArrived | KvAborted
-PassEvent = PassResult | PassFailed | PassCut
+PassEvent = PassResult | PassFailed | PassCut | TellTokens | EngineStepped
 PeerEvent = ChangeRole | LeaderConnected | GatewayGone | PredictorKnown | Predicted
 WorkerEvent = Order | TransferEvent | PassEvent | PeerEvent
 
@@ -208,3 +214,29 @@ WorkerAction = (
     | RefuseKv
     | AskPredictor
 )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAdd:
+    """An order to a planning engine to serve a request; ``priority`` in ms, the least first."""
+
+    request: Request
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAbort:
+    """An order to a planning engine to stop a request."""
+
+    key: StreamKey
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTune:
+    """An order to a planning engine to take UniBoost's new γ."""
+
+    gamma: float
+
+
+PlanningAction = WorkerAction | EngineAdd | EngineAbort | EngineTune
+"""An action of a worker whose engine plans its own passes."""

@@ -8,16 +8,18 @@ when none is in flight.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from headway.cluster import Role
+from headway.core.worker.clock import DecodeClock, pass_item
 from headway.core.worker.departures import call_off, leave_all
 from headway.core.worker.events import PassFailed, WorkerAction
 from headway.core.worker.lifecycle import Stage
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.state import WorkerState
+from headway.cost.pass_time import Share as Work
 from headway.forward_pass import PENDING, ForwardPass, PassItem
 from headway.request import StreamKey
 
@@ -39,12 +41,24 @@ class Flight:
     """Dispatches since the pass before."""
     is_short: bool
     """True if a request found no room that a preemption could have made."""
+    clock: DecodeClock | None = None
+    """The batch that it leaps with; requests that go on without a look are not ``in_pass``."""
 
     def __post_init__(self) -> None:
         for _, sequence in self.in_pass:
             sequence.num_passes += 1
         for sequence in self.returning:
             sequence.num_passes += 1
+
+    def look_at(self, sequences: Iterable[Sequence]) -> None:
+        """Let requests that go on without a look be in the pass: something concerns them."""
+        for sequence in sequences:
+            sequence.num_passes += 1
+            self.in_pass.append((pass_item(sequence), sequence))
+
+    def works(self) -> list[Work]:
+        """Return what each DP unit with work has in its first step."""
+        return _shares_of(self.in_pass) if self.clock is None else self.clock.works()
 
     def land(self, pass_id: int) -> None:
         """Note that it has ended: its requests are in one pass less."""
@@ -100,7 +114,7 @@ class Flight:
         and a dispatch should find their ends.
         """
         forward_pass = self.forward_pass
-        if state.info.role is Role.PREFILL or self.is_short or forward_pass.num_steps > 1:
+        if state.info.role is Role.PREFILL or self.is_short or forward_pass.leap is not None:
             return False
         if forward_pass.swapped_out or forward_pass.swapped_in:
             return False
@@ -139,3 +153,18 @@ def taken_for_granted(in_pass: list[Share]) -> Iterator[None]:
             sequence.kv.num_computed, sequence.attained_tokens = counts
             if item.sample:
                 sequence.output.pop()
+
+
+def _shares_of(in_pass: Iterable[Share]) -> list[Work]:
+    """Return what each DP unit with work has in the first step of a pass."""
+    units: dict[int, list[int]] = {}
+    for item, sequence in in_pass:
+        part = units.setdefault(sequence.unit, [0, 0, 0, 0])
+        count = len(item.token_ids)
+        if count == 1 and item.sample:
+            part[2] += 1
+            part[3] += item.start + 1
+        else:
+            part[0] += count
+            part[1] += count * item.start
+    return [Work(*part) for part in units.values()]

@@ -7,8 +7,12 @@ from dataclasses import dataclass, field
 
 from headway.core.worker.events import SendTokens
 from headway.forward_pass import Sampled
+from headway.life.moments import Mark
 from headway.messages import StreamFailure, TokenBatch
 from headway.request import FinishReason, Request, TokenLogprobs
+
+_MOST_MARKS = 4096
+"""Marks that wait for one gateway's next tokens."""
 
 
 @dataclass(slots=True)
@@ -26,11 +30,12 @@ class _Pending:
 
 
 class TokenOutbox:
-    """A collection of one event's tokens, by gateway."""
+    """A collection of one event's tokens, by gateway; marks wait for the next tokens."""
 
     def __init__(self, worker_id: str) -> None:
         self._worker_id = worker_id
         self._pending: dict[str, _Pending] = {}
+        self._marks: dict[str, list[Mark]] = {}
 
     def add(
         self,
@@ -65,6 +70,16 @@ class TokenOutbox:
         failure = StreamFailure(request.stream_id, FinishReason.ERROR, message)
         self._for(request).failures.append(failure)
 
+    def mark(self, request: Request, mark: Mark) -> None:
+        """Add what has happened to a request; beyond the bound it is left out."""
+        marks = self._marks.setdefault(request.gateway_id, [])
+        if len(marks) < _MOST_MARKS:
+            marks.append(mark)
+
+    def forget(self, gateway_id: str) -> None:
+        """Drop the marks for a gateway that is gone."""
+        self._marks.pop(gateway_id, None)
+
     def flush(self) -> list[SendTokens]:
         """Return and clear the collected tokens."""
         sends = [
@@ -82,6 +97,7 @@ class TokenOutbox:
                     p.before,
                     p.num_cached,
                     p.levels_spent,
+                    self._marks.pop(gateway_id, ()),
                 ),
             )
             for gateway_id, p in self._pending.items()

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, inf
 
+from headway.blocks import blocks_for
+from headway.core.worker.clock import DecodeClock
+from headway.core.worker.fair_chunk import FairChunk
 from headway.core.worker.flight import Share
 from headway.core.worker.lifecycle import Stage
 from headway.core.worker.room import BlockAllocator, Preemptions
@@ -37,6 +40,7 @@ class _Kept:
     """State of a DP unit that lasts from pass to pass."""
 
     queue: RankedQueue[Sequence]
+    chunk: FairChunk
     served: abc.Sequence[Entry[Sequence]] = ()
     refused: Sequence | None = None
     """The request that could not be admitted last time."""
@@ -61,7 +65,9 @@ class PassPlanner:
         """
         kept = self._units.get(unit.unit)
         if kept is None:
-            kept = self._units[unit.unit] = _Kept(RankedQueue(self._policy))
+            kept = self._units[unit.unit] = _Kept(
+                RankedQueue(self._policy), FairChunk(self._limits.chunk_tokens)
+            )
         queue = kept.queue
         self._take_in(unit, kept, now)
         room = BlockAllocator(
@@ -76,7 +82,8 @@ class PassPlanner:
         room.clear()
         version = queue.version
         hopeless = kept.refused if kept.refused_version == version else None
-        plan = _UnitPlan(self._limits, unit, queue, room, hopeless, gently=gently)
+        fair = kept.chunk if kept.chunk.divide(unit) else None
+        plan = _UnitPlan(self._limits, unit, queue, room, hopeless, fair, gently=gently)
         shares = plan.shares()
         kept.served, kept.refused, kept.refused_version = plan.served, plan.refused, version
         kept.is_short = room.is_short
@@ -102,6 +109,54 @@ class PassPlanner:
         kept.queue.settle(kept.served, now=now)
 
     # --- several steps in one pass ----------------------------------------------------
+
+    def serve(self, entries: Iterable[Entry[Sequence]]) -> None:
+        """Note whom the last pass has served, where no plan says it."""
+        served: dict[int, list[Entry[Sequence]]] = {unit: [] for unit in self._units}
+        for entry in entries:
+            served[entry.candidate.unit].append(entry)
+        for unit, kept in self._units.items():
+            kept.served = served[unit]
+
+    def served(self) -> list[Entry[Sequence]]:
+        """Return whom the last plan serves, in the order of its shares."""
+        return [entry for kept in self._units.values() for entry in kept.served]
+
+    @property
+    def serves_all(self) -> bool:
+        """True if the last plan serves every request."""
+        return not any(True for _ in self._contended())
+
+    def joining(
+        self, unit: WorkerUnit, clock: DecodeClock, *, now: float
+    ) -> list[Entry[Sequence]] | None:
+        """Return who joins a unit's batch for its next step; None if that needs a plan.
+
+        The batch goes on while its unit serves every request, with room for all of them.
+        """
+        kept, pool = self._units[unit.unit], unit.pool
+        queue = kept.queue
+        if queue.is_outdated:
+            return None
+        if queue.due_at <= now:
+            clock.catch_up()
+        kept.served, changed = clock.looked_at(unit.unit), list(unit.changed)
+        self._take_in(unit, kept, now)
+        num_running = len(queue.running)
+        places = min(self._limits.chunk_tokens, self._limits.max_running or inf)
+        if queue.waiting or num_running > places:
+            return None
+        if num_running > 1 and pool.num_free < int(self._policy.reserve * pool.num_blocks):
+            return None
+        entries = (queue.find(key) for key in changed if key not in clock)
+        joining = [entry for entry in entries if entry is not None]
+        if not all(entry.candidate.may_join for entry in joining):
+            return None
+        num_blocks = clock.growth(unit.unit)
+        for entry in joining:
+            kv = entry.candidate.kv
+            num_blocks += blocks_for(kv.num_computed + 1, pool.block_size) - len(kv.blocks)
+        return joining if num_blocks <= pool.num_free else None
 
     def most_steps(self, most: int) -> int:
         """Return how many steps the pass may have before the order could change its requests."""
@@ -158,9 +213,11 @@ class _UnitPlan:
         queue: RankedQueue[Sequence],
         room: BlockAllocator,
         hopeless: Sequence | None,
+        fair: FairChunk | None,
         *,
         gently: bool,
     ) -> None:
+        self._fair = fair  # None if the chunk is nobody's in particular
         self._limits = limits
         self._unit = unit
         self._block_size = unit.pool.block_size
@@ -170,30 +227,61 @@ class _UnitPlan:
         self._hopeless = hopeless  # could not be admitted last time, and nothing has changed
         self._gently = gently
         self._num_admitted = 0
+        self._budget = limits.chunk_tokens
+        self._places = float(limits.max_running or inf)
+        self._planned: dict[Entry[Sequence], PassItem] = {}
+        self._held_back: list[Entry[Sequence]] = []  # by their tenants' parts of the chunk
         self.served: list[Entry[Sequence]] = []
         self.refused: Sequence | None = None
 
     def shares(self) -> list[Share]:
-        shares: list[Share] = []
-        budget = self._limits.chunk_tokens
-        places = self._limits.max_running or inf
-        while budget > 0 and places > 0:
+        while self._budget > 0 and self._places > 0:
             entry = self._next()
             if entry is None:
                 break
-            sequence = entry.candidate
-            if sequence.stage is Stage.WAITING and not self._admit(sequence):
-                continue
-            if sequence.stage is Stage.SWAPPING_IN:  # its next token is computed in the pass after
-                budget, places = budget - 1, places - 1
-                continue
-            item = self._item(sequence, budget)
-            if item is not None:
-                shares.append((item, sequence))
-                self.served.append(entry)
-                budget -= len(item.token_ids)
-                places -= 1
-        return shares
+            self._serve(entry)
+        for entry in self._held_back:
+            if self._places <= 0 or not self._extend(entry):
+                break
+        self.served = list(self._planned)
+        return [(item, entry.candidate) for entry, item in self._planned.items()]
+
+    def _serve(self, entry: Entry[Sequence]) -> None:
+        """Plan its tokens, as many as the chunk and its tenant's part of it have."""
+        sequence, most, fair = entry.candidate, self._budget, self._fair
+        if sequence.stage is Stage.WAITING and not self._admit(sequence):
+            return
+        if sequence.stage is Stage.SWAPPING_IN:  # its next token is computed in the pass after
+            self._budget, self._places = self._budget - 1, self._places - 1.0
+            return
+        if fair is not None and not sequence.decoding:
+            most = fair.take(sequence, most)
+            if most < sequence.num_remaining:
+                self._held_back.append(entry)
+        item = self._item(sequence, most) if most > 0 else None
+        if item is not None:
+            self._plan(entry, item, 0)
+            self._places -= 1.0
+
+    def _extend(self, entry: Entry[Sequence]) -> bool:
+        """Give it tokens that no other tenant can use, if any; everybody has had a turn."""
+        spare = min(self._budget, self._fair.spare) if self._fair is not None else 0
+        if spare <= 0:
+            return False
+        before = self._planned.get(entry)
+        num_before = len(before.token_ids) if before is not None else 0
+        item = self._item(entry.candidate, num_before + spare)
+        if item is not None:
+            self._plan(entry, item, num_before)
+            self._places -= 1.0 if before is None else 0.0
+        return True
+
+    def _plan(self, entry: Entry[Sequence], item: PassItem, num_before: int) -> None:
+        self._planned[entry] = item
+        num_tokens = len(item.token_ids) - num_before
+        self._budget -= num_tokens
+        if self._fair is not None and not entry.candidate.decoding:
+            self._fair.charge(entry.candidate, num_tokens)
 
     def _next(self) -> Entry[Sequence] | None:
         """Return the best request that has not had its turn."""

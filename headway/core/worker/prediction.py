@@ -62,6 +62,18 @@ class Predictions:
         if remaining is not None:
             sequence.length.total = len(sequence.output) + remaining
 
+    @property
+    def may_wait(self) -> bool:
+        """True if an estimate may be made when it is read, as of the tokens at which it was due."""
+        return not self.ranks_requests and getattr(self._estimation, "follows_from_tokens", False)
+
+    def due_in(self, sequence: Sequence) -> float:
+        """Return the tokens until its next estimate; infinite if none is made, or it may wait."""
+        estimation, length = self._estimation, sequence.length
+        if estimation is None or self.may_wait:
+            return inf
+        return max(1, estimation.interval - (len(sequence.output) - length.estimated_at))
+
     def drew(self, sequence: Sequence) -> bool:
         """Note that a token was drawn; return whether there is a new estimate."""
         estimation = self._estimation
@@ -71,6 +83,22 @@ class Predictions:
             return False
         self.estimate(sequence)
         return True
+
+    def catch_up(self, sequence: Sequence, ends: Iterable[int]) -> None:
+        """Make the estimate that has waited; ``ends``: output tokens when passes ended."""
+        estimation, length = self._estimation, sequence.length
+        if estimation is None or not self.may_wait:
+            return
+        due: list[int] = []
+        for num_output_tokens in ends:
+            if num_output_tokens - length.estimated_at >= estimation.interval:
+                length.estimated_at = num_output_tokens
+                due.append(num_output_tokens)
+        for num_output_tokens in reversed(due):  # the newest that says anything stands
+            remaining = estimation.remaining(_AsOf(sequence, num_output_tokens))
+            if remaining is not None:
+                length.total = num_output_tokens + remaining
+                return
 
     # --- the predictor ----------------------------------------------------------------
 
@@ -137,3 +165,15 @@ class Predictions:
             self.estimate(sequence)
             changed.append(sequence)
         return changed
+
+
+class _AsOf:
+    """A request as it was when it had so many output tokens, for an estimate."""
+
+    def __init__(self, sequence: Sequence, num_output_tokens: int) -> None:
+        self.key, self.num_prompt_tokens = sequence.key, sequence.num_prompt_tokens
+        self.num_output_tokens = num_output_tokens
+        self.prediction: float | None = None
+        self.num_tokens_since_prediction = 0
+        total = sequence.length.true_total
+        self.true_remaining = None if total is None else total - num_output_tokens

@@ -37,13 +37,19 @@ class Readers:
         reader, num_drawn = sequence.reader, 1 + len(sampled.before)
         if reader.answer_start is None:
             return self._looks_like_answer(sequence, num_drawn)
-        if not sequence.is_read:
-            return False
-        pace = self._pace
+        self.read_on(sequence, num_drawn, now=now, step=step)
+        return False
+
+    def read_on(self, sequence: Sequence, num_drawn: int, *, now: float, step: float) -> None:
+        """Let a reader of the answer read so many tokens, ``step`` seconds apart, the last now."""
+        reader = sequence.reader
+        if reader.answer_start is None or not sequence.is_read:
+            return
+        service = sequence.request.standing.service
+        pace = self._pace if service is None or service.tpot is None else service.tpot
         reading = num_drawn * pace
         first_at = now - (num_drawn - 1) * step
         reader.in_hand_until = max(reader.in_hand_until + reading, first_at + reading, now + pace)
-        return False
 
     def _looks_like_answer(self, sequence: Sequence, num_drawn: int) -> bool:
         """Note where the answer begins, if that is known now; return whether it is."""

@@ -76,6 +76,7 @@ class Reports:
         state, news = self._state, self._state.news
         self._reported_at = now
         if state.lets_go:
+            state.catch_up()
             news.prefilled += newly_movable(state)
         self._ended += [(now, each) for each in news.finished if each.finish_reason in _ENDS]
         answering = [state.find(key) for key in news.answering]
@@ -115,6 +116,7 @@ class Reports:
 
     def _loads(self, now: float) -> tuple[UnitLoad, ...]:
         if self._wants.phases:
+            self._state.catch_up()
             return tuple(_with_phases(unit, now, self._fresh_tokens) for unit in self._state.units)
         return self._state.loads
 
@@ -127,6 +129,7 @@ class Reports:
             if wants.load_interval == inf or not is_empty:
                 return None
         self._load_reported_at = now
+        self._state.catch_up()
         horizon = Horizon(wants.num_steps, wants.step_tokens)
         running = tuple(_running_requests(unit, horizon) for unit in units)
         return LoadReport(running, self.step_time)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from headway.blocks import blocks_for
 from headway.core.worker.lifecycle import Stage
+from headway.core.worker.news import AHEAD_OF_NEED, FOR_OTHERS, IT_GREW, OTHERS_GREW
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.unit import WorkerUnit
 from headway.policies.batching import Batching
@@ -29,8 +30,8 @@ class BlockAllocator:
     A request is admitted with blocks for all of its tokens, and only while a ``watermark`` of
     blocks stays free for the growth of running requests (unless nothing runs). A better request
     that does not fit preempts those behind it, if the policy allows that and it frees enough.
-    Growth takes blocks from the end of the order. ``running``: requests that hold blocks, best
-    first. ``gently``: plan without preempting.
+    Growth takes blocks from the last who gives way, else from the last. ``running``: requests
+    that hold blocks, best first. ``gently``: plan without preempting.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class BlockAllocator:
             if not victims:
                 return self._close()
         for victim in victims:
-            self._preempt(victim[2].candidate, voluntary=True)
+            self._preempt(victim[2].candidate, voluntary=True, cause=FOR_OTHERS)
         if victims:
             self.yielded = min(victims if self.yielded is None else [*victims, self.yielded])
         self._unit.admit(sequence)
@@ -87,24 +88,25 @@ class BlockAllocator:
         pool = self._unit.pool
         least = int(self._policy.reserve * pool.num_blocks)
         while not self._gently and pool.num_free < least and self.end > 1:
-            place = self._running[self.end - 1]
-            victim = place[2].candidate
-            if victim.stage is not Stage.RUNNING or not self._policy.gives_way(victim):
+            place = self._first_to_yield()
+            if place is None:
                 return
-            self.end -= 1
-            self._preempt(victim, voluntary=True)
+            self._preempt(place[2].candidate, voluntary=True, cause=AHEAD_OF_NEED)
             self.yielded = place
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Give it blocks for ``num_tokens``; preempt from the end of the order if needed."""
+        """Give it blocks for ``num_tokens``; preempt who gives way, or else the last, if needed."""
         while not self._unit.pool.grow(sequence.kv.blocks, num_tokens):
             if self._gently:
                 return self._close(is_short=True)
-            victim = self._worst()
+            victim = self._next_victim(sequence)
             if victim is None:
                 return False
-            self._preempt(victim, voluntary=False)
+            cause = IT_GREW if victim is sequence else OTHERS_GREW
+            self._preempt(victim, voluntary=False, cause=cause)
             self._close()  # nobody overtakes a request that was just preempted
+            if victim is sequence:
+                return False
         return True
 
     def _close(self, *, is_short: bool = False) -> bool:
@@ -151,17 +153,30 @@ class BlockAllocator:
                 num_blocks = rest
         return needed
 
-    def _worst(self) -> Sequence | None:
+    def _first_to_yield(self) -> Place[Sequence] | None:
+        """Return the last in the order of those that give way."""
+        for place in reversed(self._running[self.turn : self.end]):
+            victim = place[2].candidate
+            if victim.stage is Stage.RUNNING and self._policy.gives_way(victim):
+                return place
+        return None
+
+    def _next_victim(self, grower: Sequence) -> Sequence | None:
+        """Return who loses blocks to ``grower``: who gives way, even itself, else the last."""
+        if (place := self._first_to_yield()) is not None:
+            return place[2].candidate
         while self.end > self.turn:
+            victim = self._running[self.end - 1][2].candidate
+            if victim.stage is Stage.RUNNING and self._policy.gives_way(grower):
+                return grower
             self.end -= 1
-            victim = self._running[self.end][2].candidate
             if victim.stage is Stage.RUNNING:
                 return victim
         return None
 
-    def _preempt(self, victim: Sequence, *, voluntary: bool) -> None:
+    def _preempt(self, victim: Sequence, *, voluntary: bool, cause: str) -> None:
         self._policy.preempted(victim, voluntary=voluntary)
         victim.levels_spent = self._policy.levels_spent(victim.key)
-        self._unit.preempt(victim, voluntary=voluntary)
+        self._unit.preempt(victim, voluntary=voluntary, cause=cause)
         self._preemptions.num_voluntary += voluntary
         self._preemptions.num_forced += not voluntary

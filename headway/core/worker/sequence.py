@@ -104,6 +104,10 @@ class Sequence(Life):
     """Levels whose credit it has spent, here or on other workers (MemGuard)."""
     served: float = field(init=False)
     """Seconds of the passes that it took part in, here and on other workers."""
+    num_unsent: int = field(default=0, init=False)
+    """Newest output tokens that its client has not been sent (``clock.py``)."""
+    num_fills: int | None = field(default=None, init=False)
+    """Passes since it got blocks; None once it has computed all of its tokens (``news.py``)."""
     attained_tokens: int = field(init=False)
     key: StreamKey = field(init=False)
     """The attempt's name across the cluster."""
@@ -123,6 +127,18 @@ class Sequence(Life):
         return self.request.arrival_at
 
     @property
+    def due_at(self) -> float:
+        """Instant at which its class has its first token due; without a class, its arrival."""
+        service = self.request.standing.service
+        return self.arrival_at + (service.ttft or 0.0 if service is not None else 0.0)
+
+    @property
+    def yields(self) -> bool:
+        """True if its class takes what others leave."""
+        service = self.request.standing.service
+        return service is not None and service.yields
+
+    @property
     def running(self) -> bool:
         """True if it holds blocks."""
         return self.stage is not Stage.WAITING and self.stage is not Stage.SWAPPING_OUT
@@ -131,6 +147,11 @@ class Sequence(Life):
     def decoding(self) -> bool:
         """True if one more computed token yields one more drawn token."""
         return self.kv.num_computed > 0 and self.num_remaining == 1
+
+    @property
+    def num_hit_tokens(self) -> int:
+        """Prompt tokens whose KV its unit had cached when it came or was admitted."""
+        return self.kv.num_hit_tokens
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -228,6 +249,13 @@ class Sequence(Life):
         return self.num_tokens if self.num_preemptions and not self.kv.num_computed else 0
 
     @property
+    def may_join(self) -> bool:
+        """True if each of the next passes computes one token of it, and nothing else happens."""
+        if not self.output or self.hands_off or self.departure is not None:
+            return False
+        return self.stage is Stage.RUNNING and self.num_remaining == 1
+
+    @property
     def is_leaving(self) -> bool:
         """True if it was ordered to leave and still will."""
         return self.departure is not None and not self.departure.is_stopping
@@ -262,6 +290,10 @@ class Sequence(Life):
     def is_full(self, max_len: float) -> bool:
         """Return whether it has reached its greatest length. ``max_len`` in tokens."""
         return len(self.output) >= self.request.sampling.max_tokens or self.num_tokens >= max_len
+
+    def num_left(self, max_len: int) -> int:
+        """Return how many more tokens it may draw. ``max_len`` in tokens."""
+        return min(self.request.sampling.max_tokens - len(self.output), max_len - self.num_tokens)
 
     def held(self) -> HeldRequest:
         """Return its description for the scheduler."""

@@ -46,3 +46,5 @@ class WorkerSettings:
     swaps_beside: bool = False
     """True if KV comes back from host memory during a pass and its request joins the next one,
     instead of before the request's own pass."""
+    tells_lives: bool = False
+    """True if gateways are told what happens to their requests (``headway.life``)."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from headway.cluster import UnitLoad, WorkerInfo
 from headway.core.worker.costs import CostMeter
+from headway.core.worker.events import SendTokens
 from headway.core.worker.lifecycle import Stage
+from headway.core.worker.news import LifeNews
 from headway.core.worker.outbox import TokenOutbox
 from headway.core.worker.prediction import Oracle, Predictions
 from headway.core.worker.rates import MemoryRates
@@ -15,7 +18,7 @@ from headway.core.worker.reading import Readers
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.settings import WorkerSettings
 from headway.core.worker.unit import HashesOf, WorkerUnit
-from headway.forward_pass import Sampled, Swap
+from headway.forward_pass import PLAIN, Sampled, Swap
 from headway.messages import FinishedRequest, HeldRequest
 from headway.policies.estimation import Estimation
 from headway.request import FinishReason, Request, StreamKey
@@ -46,6 +49,13 @@ class News:
         self.has_freed_blocks = False
 
 
+class Clocked(Protocol):
+    """A decode batch whose requests are looked at only when something concerns them."""
+
+    def catch_up(self) -> None:
+        """Look at every request, as of the end of the last pass."""
+
+
 class WorkerState:
     """All that a worker holds."""
 
@@ -66,16 +76,24 @@ class WorkerState:
         self.rates = MemoryRates()
         can_swap = settings.host_tokens > 0
         self.costs = CostMeter(info, settings.costs, self.rates, can_swap=can_swap)
+        self.lives = LifeNews(is_on=settings.tells_lives)
         self.units = [
-            WorkerUnit(unit, info, settings, self.rates, hashes_of)
+            WorkerUnit(unit, info, settings, self.rates, hashes_of, self.lives)
             for unit in range(info.num_units)
         ]
         self.outbox = TokenOutbox(info.worker_id)
         self.news = News()
         self.fencing_token = 0
         """The newest leader that this worker has greeted."""
+        self.clock: Clocked | None = None
+        """The decode batch that goes on from pass to pass; None while every request is planned."""
         self.lets_go = False
         """True if the scheduler needs to know which requests can move."""
+
+    def catch_up(self) -> None:
+        """Let every request's own state be as of the end of the last pass."""
+        if self.clock is not None:
+            self.clock.catch_up()
 
     @property
     def loads(self) -> tuple[UnitLoad, ...]:
@@ -92,6 +110,13 @@ class WorkerState:
             unit.host.swapped_out.clear()
             unit.host.swapped_in.clear()
         return swaps
+
+    def take_ended(self) -> tuple[StreamKey, ...]:
+        """Return and clear the requests released since the last pass."""
+        ended = tuple([key for unit in self.units for key in unit.released])
+        for unit in self.units:
+            unit.released.clear()
+        return ended
 
     def find(self, key: StreamKey) -> Sequence | None:
         """Return the request of that name, wherever it is."""
@@ -155,14 +180,30 @@ class WorkerState:
         if self.predictions.drew(sequence):
             self.units[sequence.unit].changed[sequence.key] = None
 
-    def send(self, sequence: Sequence, sampled: Sampled) -> FinishReason | None:
-        """Send drawn tokens to the client; return why the request ends with them, or None."""
-        reason = sequence.finish_reason(self.eos_token_ids, self.max_len)
+    def send(
+        self, sequence: Sequence, sampled: Sampled, ended: FinishReason | None = None
+    ) -> FinishReason | None:
+        """Send drawn tokens to the client; return why the request ends with them, or None.
+
+        ``ended``: the engine's own word, if it plans its passes.
+        """
+        reason = ended or sequence.finish_reason(self.eos_token_ids, self.max_len)
         num_cached = min(sequence.kv.num_hit_tokens, sequence.num_prompt_tokens)
         index = len(sequence.output) - 1
+        if sequence.num_unsent:
+            sampled = sampled._replace(before=(*sampled.before, *[PLAIN] * sequence.num_unsent))
+            sequence.num_unsent = 0
         spent = sequence.levels_spent
         self.outbox.add(sequence.request, index, sampled, reason, num_cached, spent)
         return reason
+
+    def send_late(self, sequence: Sequence) -> None:
+        """Send the tokens that its client has not been sent."""
+        num_unsent, sequence.num_unsent = sequence.num_unsent, 0
+        if num_unsent:
+            sampled = Sampled(sequence.key, PLAIN, None, (PLAIN,) * (num_unsent - 1))
+            index = len(sequence.output) - 1
+            self.outbox.add(sequence.request, index, sampled, None, 0, sequence.levels_spent)
 
     def extend(self, sequence: Sequence, token_ids: Iterable[int]) -> None:
         """Add tokens that another worker has drawn."""
@@ -170,6 +211,14 @@ class WorkerState:
         sequence.output.extend(token_ids)
         sequence.attained_tokens += len(sequence.output) - num_before
         self.readers.extended(sequence)
+
+    def sends(self, now: float) -> list[SendTokens]:
+        """Return the tokens of the event that has been handled, with the news of requests."""
+        if self.lives.marks:
+            for mark in self.lives.marks:
+                self.outbox.mark(mark.request, mark.at(now))
+            self.lives.marks.clear()
+        return self.outbox.flush()
 
     # --- ending requests --------------------------------------------------------------
 
@@ -186,6 +235,7 @@ class WorkerState:
         for key in [key for unit in self.units for key in unit.sequences]:
             if key.gateway_id == gateway_id:
                 self.cancel(key)
+        self.outbox.forget(gateway_id)
 
     def finish(self, sequence: Sequence, reason: FinishReason, *, is_sent: bool = False) -> None:
         """End a request; forget it as soon as nothing uses its blocks."""

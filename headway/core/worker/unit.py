@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections import abc
+from collections import Counter, abc
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headway.blocks import BlockHash, BlockPool, block_hash, chain_hashes
+from headway.blocks import BlockHash, BlockPool, block_hash, chain_hashes, salt_hash
 from headway.cluster import UnitLoad, WorkerInfo
+from headway.core.worker.batch import BatchSums
 from headway.core.worker.host import HostMemory
 from headway.core.worker.lifecycle import Event, Stage
+from headway.core.worker.news import LifeNews
 from headway.core.worker.rates import MemoryRates
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.settings import WorkerSettings
@@ -33,7 +35,9 @@ class WorkerUnit:
     """One DP unit: its block pool, its host memory, and its requests by key.
 
     ``changed``: requests that joined, left, or changed in a way that the batching policy reads,
-    since the last plan. Tokens computed by a pass are not listed.
+    since the last plan. Tokens computed by a pass are not listed. ``batch``: the requests that are
+    on a clock (``clock.py``), None for none; the others are ``apart``. ``released``: requests
+    removed since the last pass.
     """
 
     def __init__(
@@ -43,9 +47,11 @@ class WorkerUnit:
         settings: WorkerSettings,
         rates: MemoryRates,
         hashes_of: HashesOf | None = None,
+        lives: LifeNews | None = None,
     ) -> None:
         self.unit = unit
         self._settings = settings
+        self._lives = lives or LifeNews(is_on=False)
         self._hashes_of = hashes_of
         self.rates = rates
         size = info.block_size
@@ -54,7 +60,14 @@ class WorkerUnit:
         self.host = HostMemory(num_host, size, first=unit * num_host)
         self.prefix_counts = PrefixCounts()
         self.sequences: dict[StreamKey, Sequence] = {}
+        self.apart: dict[StreamKey, Sequence] = {}
+        self.batch: BatchSums | None = None
         self.changed: dict[StreamKey, None] = {}
+        self.released: list[StreamKey] = []
+        self.tenants: Counter[str] = Counter()
+        """Requests by tenant."""
+        self.prompts: dict[StreamKey, Sequence] = {}
+        """Requests that may lack prompt tokens; who reads it takes out those that decode."""
 
     def candidate(self, key: StreamKey) -> Sequence | None:
         """Return the request with that key if a forward pass may serve it."""
@@ -68,17 +81,22 @@ class WorkerUnit:
             kv.hashes = list(self._hashes_of(request))
         elif self._settings.prefix_caching:
             token_ids = (*request.prompt_token_ids, *request.output_token_ids)
-            kv.hashes = chain_hashes(token_ids, self.pool.block_size)
+            salt = salt_hash(request.cache_salt)
+            kv.hashes = chain_hashes(token_ids, self.pool.block_size, salt)
         if sequence.stage is Stage.WAITING and kv.hashes:
             num_blocks = self.pool.count_cached(self.adoptable(sequence))
             kv.num_hit_tokens = num_blocks * self.pool.block_size
-        self.sequences[sequence.key] = sequence
+        self.sequences[sequence.key] = self.apart[sequence.key] = sequence
+        self.prompts[sequence.key] = sequence
+        self.tenants[request.standing.tenant] += 1
         self.changed[sequence.key] = None
+        self._lives.came(sequence)
 
-    def move(self, sequence: Sequence, event: Event) -> None:
+    def move(self, sequence: Sequence, event: Event, cause: str = "", num_lost: int = 0) -> None:
         """Take a request to the stage that follows the event."""
         sequence.advance(event)
         self.changed[sequence.key] = None
+        self._lives.moved(sequence, event, cause, num_lost)
 
     # --- blocks -----------------------------------------------------------------------
 
@@ -127,20 +145,23 @@ class WorkerUnit:
             return
         hashes = kv.hashes
         if self._settings.prefix_caching:
+            salt = None if hashes else salt_hash(sequence.request.cache_salt)
             for n in range(len(hashes), num_full):
                 tokens = sequence.tokens(n * size, (n + 1) * size)
-                hashes.append(block_hash(hashes[-1] if hashes else None, tokens))
+                hashes.append(block_hash(hashes[-1] if hashes else salt, tokens))
         self.pool.cache(kv.blocks, hashes, kv.num_named, num_full)
         kv.num_named = num_full
 
-    def preempt(self, sequence: Sequence, *, voluntary: bool = False) -> None:
+    def preempt(self, sequence: Sequence, *, voluntary: bool = False, cause: str = "") -> None:
         """Take its blocks; copy its KV to host memory if that is faster than computing it again."""
         kv, event = sequence.kv, Event.SWAPS_OUT
+        num_lost = kv.num_computed
         if not (self._is_swap_sooner(sequence) and self.host.swap_out(sequence.key, kv)):
             kv.num_computed, event = 0, Event.PREEMPTED
         self.pool.release(kv.blocks)
+        self.prompts[sequence.key] = sequence
         kv.num_named = 0
-        self.move(sequence, event)
+        self.move(sequence, event, cause, num_lost)
         sequence.num_preemptions += 1
         sequence.num_voluntary += voluntary
 
@@ -154,6 +175,7 @@ class WorkerUnit:
     def end_swap(self, sequence: Sequence, *, has_failed: bool) -> None:
         """Note the end of a copy to or from host memory; a failed one has lost the KV."""
         if has_failed:
+            self.prompts[sequence.key] = sequence
             self.pool.release(sequence.kv.blocks)
             self.host.release(sequence.kv)
             sequence.kv.num_computed = 0
@@ -166,14 +188,25 @@ class WorkerUnit:
             self.pool.release(sequence.departure.sending)
         self.pool.release(sequence.kv.blocks)
         del self.sequences[sequence.key]
+        self.apart.pop(sequence.key, None)
+        self.released.append(sequence.key)
+        self.prompts.pop(sequence.key, None)
+        self._forget_tenant(sequence.request.standing.tenant)
         self.move(sequence, Event.RELEASED)
+
+    def _forget_tenant(self, tenant: str) -> None:
+        self.tenants[tenant] -= 1
+        if not self.tenants[tenant]:
+            del self.tenants[tenant]
 
     # --- load -------------------------------------------------------------------------
 
     def load(self) -> UnitLoad:
         """Return its load now, without phases."""
         queued = running = kv_tokens = host_tokens = lost_tokens = 0
-        for sequence in self.sequences.values():
+        if self.batch is not None:
+            running, kv_tokens = self.batch.num_requests, self.batch.kv_tokens
+        for sequence in self.apart.values():
             kv, stage = sequence.kv, sequence.stage
             is_arriving = stage is Stage.ARRIVING
             if kv.blocks:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import isfinite
 
-from headway.core.worker.flight import Share
 from headway.cost.pass_time import Share as Work
 from headway.forward_pass import PassResult
 from headway.messages import PassWork
@@ -27,7 +26,7 @@ class WorkMeter:
         pass_time = result.pass_time
         if not (self.is_on and shares and isfinite(pass_time) and pass_time > 0):
             return
-        num_steps = steps_of(result)
+        num_steps = result.num_steps
         share = Work(*(max(term) for term in zip(*shares, strict=True)))
         # in each step after the first the KV has grown by a token a request
         kv_tokens = num_steps * share.kv_tokens + share.batch * (num_steps * (num_steps - 1) // 2)
@@ -48,23 +47,3 @@ class WorkMeter:
         work = tuple(sums for _, sums in sorted(self._sums.items()))
         self._sums.clear()
         return work
-
-
-def steps_of(result: PassResult) -> int:
-    """Return how many steps a pass had."""
-    return max((1 + len(drawn.before) for drawn in result.sampled), default=1)
-
-
-def shares_of(in_pass: Iterable[Share]) -> list[Work]:
-    """Return what each DP unit with work has in the first step of a pass."""
-    units: dict[int, list[int]] = {}
-    for item, sequence in in_pass:
-        part = units.setdefault(sequence.unit, [0, 0, 0, 0])
-        count = len(item.token_ids)
-        if count == 1 and item.sample:
-            part[2] += 1
-            part[3] += item.start + 1
-        else:
-            part[0] += count
-            part[1] += count * item.start
-    return [Work(*part) for part in units.values()]

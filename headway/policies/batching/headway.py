@@ -4,8 +4,11 @@ The order, least first:
 
 0. critical: the first visible token is pending, or the reader has few seconds of tokens left. By
    arrival.
-1. all others, in seconds: a supplied reader by the instant at which it runs dry, who is short by
-   arrival, who is long by ``arrival + patience``.
+1. waiting: who is short by arrival, who is long by ``arrival + patience``.
+2. supplied readers, by the instant at which they run dry: they have tokens to read.
+3. who yields by its class and is not due yet, by that instant.
+
+Where a class promises a first token, the instant at which it is due stands for the arrival.
 
 A request is long once it has ``long_tokens`` output tokens that nobody reads yet. The long yield
 their blocks to all others, and those who came last yield first. So the short start at once, and
@@ -20,6 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import ClassVar
 
 from headway.bounds import Bounded, between
 from headway.errors import require_between
@@ -28,7 +32,7 @@ from headway.policies.batching.protocol import Batching, Candidate, Ranked
 from headway.policies.batching.reader_clock import ReaderClocks
 from headway.request import Phase, StreamKey
 
-_CRITICAL, _OTHERS = 0.0, 1.0
+_CRITICAL, _WAITING, _SUPPLIED, _LEFT = 0.0, 1.0, 2.0, 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ class HeadwayParams(Bounded):
     long_tokens: int = between(0, 1 << 20, default=512)
     """Output tokens from which a request is long. The more, the more keep their SLO, and the more
     the longest pay. 0: all who reason come first come, first served."""
-    patience: float = between(0, 1e6, default=600.0)
+    patience: float = between(0, 1e6, default=10.0)
     """Seconds after which a long request ranks before those who come then."""
     reserve: float = between(0, 0.5, default=0.02)
     """Share of the blocks that is kept free while long requests can yield."""
@@ -60,6 +64,7 @@ class Headway(Batching):
     """Critical readers, then who is short, then who is long; the long yield their blocks."""
 
     preempts = True
+    reads_classes: ClassVar[bool] = True
 
     def __init__(self, params: HeadwayParams | None = None) -> None:
         self._params = params or HeadwayParams()
@@ -71,33 +76,48 @@ class Headway(Batching):
         return self._params.reserve
 
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
-        """Rank by class, then seconds."""
+        """Rank by group, then seconds."""
+        if _takes_what_is_left(candidate, now):
+            return Ranked((_LEFT, candidate.due_at), until_at=candidate.due_at)
         if candidate.opens_answer:
             until = candidate.attained_tokens + 1 if candidate.num_output_tokens else inf
-            return Ranked((_CRITICAL, candidate.arrival_at), until)
+            return Ranked((_CRITICAL, candidate.due_at), until)
         if candidate.phase is Phase.ANSWERING and candidate.is_read:
             clock = self._clocks.look(candidate, now)
             if clock.is_critical:
-                return Ranked((_CRITICAL, candidate.arrival_at), clock.until_tokens)
-            return Ranked((_OTHERS, clock.in_hand_until), clock.until_tokens, clock.until_at)
-        if self.gives_way(candidate):
-            return Ranked((_OTHERS, candidate.arrival_at + self._params.patience))
+                return Ranked((_CRITICAL, candidate.due_at), clock.until_tokens)
+            return Ranked((_SUPPLIED, clock.in_hand_until), clock.until_tokens, clock.until_at)
+        if self._is_long(candidate):
+            return Ranked((_WAITING, candidate.due_at + self._params.patience))
         left = max(1, self._params.long_tokens - candidate.num_output_tokens)
-        return Ranked((_OTHERS, candidate.arrival_at), candidate.attained_tokens + left)
+        return Ranked((_WAITING, candidate.due_at), candidate.attained_tokens + left)
 
     def gives_way(self, candidate: Candidate) -> bool:
-        """Return whether it is long: nobody reads the many tokens that it has."""
+        """Return whether it is long, or yields by its class."""
+        return candidate.yields or self._is_long(candidate)
+
+    def _is_long(self, candidate: Candidate) -> bool:
+        """Return whether nobody reads the many tokens that it has."""
         is_read = candidate.phase is Phase.ANSWERING and candidate.is_read
         has_many = candidate.num_output_tokens >= max(1, self._params.long_tokens)
         return has_many and not is_read and not candidate.opens_answer
 
     def may_preempt(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
-        """Take blocks from the long alone, and for none of them."""
-        return self.gives_way(victim) and not self.gives_way(for_)
+        """Take blocks from who takes what is left, for all others; from the long, for the short."""
+        if _takes_what_is_left(for_, now):
+            return False
+        if _takes_what_is_left(victim, now):
+            return True
+        return self._is_long(victim) and not self._is_long(for_)
 
     def forget(self, key: StreamKey) -> None:
         """Forget its reader."""
         self._clocks.forget(key)
+
+
+def _takes_what_is_left(candidate: Candidate, now: float) -> bool:
+    """Return whether its class yields and it is not due: it starves no longer than until then."""
+    return candidate.yields and now < candidate.due_at
 
 
 ANSWER = Answer("headway", Headway, "Headway: critical readers, the short, the long", HeadwayParams)

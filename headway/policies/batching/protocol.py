@@ -21,6 +21,14 @@ class Candidate(Protocol):
         """When the client's request reached the gateway."""
 
     @property
+    def due_at(self) -> float:
+        """When its class has its first token due; its arrival where it has no class."""
+
+    @property
+    def yields(self) -> bool:
+        """True if its class takes what others leave, until it is due."""
+
+    @property
     def decoding(self) -> bool:
         """True if it needs one token a pass, False while it still has tokens to compute."""
 
@@ -39,6 +47,10 @@ class Candidate(Protocol):
     @property
     def num_cached_tokens(self) -> int:
         """h: prompt tokens that this pool need not compute (cached, or prefilled elsewhere)."""
+
+    @property
+    def num_hit_tokens(self) -> int:
+        """Prompt tokens whose KV its unit had cached when it came or was admitted."""
 
     @property
     def num_output_tokens(self) -> int:
@@ -124,6 +136,9 @@ class Batching(ABC):
 
     reads_lengths: bool = False
     """True if its ranks read remaining lengths; else none are predicted for it."""
+
+    reads_classes: ClassVar[bool] = False
+    """True if its ranks read what a request's class promises."""
 
     fits_gamma: ClassVar[bool] = False
     """True if γ is fitted to end-to-end latencies, as its parameters' ``fit()`` says (γ-Ada)."""

@@ -52,6 +52,15 @@ class RankedQueue(Generic[C]):
         return len(self._entries)
 
     @property
+    def is_outdated(self) -> bool:
+        """True if all ranks are to be drawn anew."""
+        return self._policy.epoch != self._epoch
+
+    def find(self, key: StreamKey) -> Entry[C] | None:
+        """Return a candidate's entry."""
+        return self._entries.get(key)
+
+    @property
     def due_at(self) -> float:
         """No rank ages before this instant."""
         return self._due[0][0] if self._due else inf
@@ -86,7 +95,7 @@ class RankedQueue(Generic[C]):
 
     def settle(self, served: Iterable[Entry[C]], *, now: float) -> None:
         """Rank anew what the last pass (``served``) or the time has moved out of its place."""
-        if self._policy.epoch != self._epoch:
+        if self.is_outdated:
             self._draw_anew(now)
             return
         for entry in served:

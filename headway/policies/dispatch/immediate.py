@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from random import Random
 from types import MappingProxyType
+from typing import ClassVar
 
 from headway.bounds import Bounded, between, one_of, over
 from headway.cluster import Role
@@ -34,13 +36,17 @@ class ImmediateParams(Bounded):
     yet computed), ``least-kv`` (KV tokens in device and host memory) or ``pascal`` (the same among
     instances where no reader waits, if there are any: PASCAL, Algorithm 1).
     ``default_pass_time``: shown before the first pass, seconds. ``window``: passes. ``seed``: of
-    the random rule.
+    the random rule. ``max_queued_requests`` and ``max_queued_tokens``: an instance with so many
+    that do not run yet, or prompt tokens not yet computed, is given no more (vLLM's caps on its
+    queue); 0 for no cap.
     """
 
     rule: str = one_of(*sorted([*_SCORES, RANDOM]), default=ROUND_ROBIN)
     default_pass_time: float = over(0, default=0.05)
     window: int = between(1, 100_000, default=32)
     seed: int = 0
+    max_queued_requests: int = between(0, 1 << 30, default=0)
+    max_queued_tokens: int = between(0, 1 << 40, default=0)
 
 
 class Immediate(Dispatching):
@@ -49,12 +55,16 @@ class Immediate(Dispatching):
     Ties go to the instance that was served longest ago.
     """
 
+    holds_back: ClassVar[bool] = False
+
     def __init__(self, params: ImmediateParams | None = None) -> None:
         params = params or ImmediateParams()
         super().__init__(params.window, params.default_pass_time)
         self._rule = params.rule
         self.reads_phases = params.rule == ON_SCHEDULE
         self._rng = Random(params.seed)
+        self._max_requests = params.max_queued_requests or inf
+        self._max_tokens = params.max_queued_tokens or inf
         self._turns: dict[str, int] = {}
         self._num_turns = 0
 
@@ -80,7 +90,7 @@ class Immediate(Dispatching):
         waiting: Collection[Waiting] = (),
     ) -> list[Turn]:
         """Return every instance with room, one request at a time."""
-        able = [load for load in loads if load.has_room]
+        able = [load for load in loads if load.has_room and self._may_queue(load)]
         if self._rule == RANDOM:
             able.sort(key=lambda load: load.worker_id)
             self._rng.shuffle(able)
@@ -88,6 +98,9 @@ class Immediate(Dispatching):
             score = _SCORES[self._rule]
             able.sort(key=lambda load: (score(load), self._turns[load.worker_id], load.worker_id))
         return [Turn(load.worker_id, self._rule, max_requests=1, capped=False) for load in able]
+
+    def _may_queue(self, load: InstanceLoad) -> bool:
+        return load.num_queued < self._max_requests and load.queued_tokens < self._max_tokens
 
 
 ANSWER = Answer("immediate", Immediate, "the field's routers", ImmediateParams)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import fsum, isfinite
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from headway.cluster import Role
 from headway.policies.packing.protocol import Packable
@@ -52,8 +52,7 @@ class Waiting(Packable, Protocol):
         """True if the gateway labelled it as beyond the mean."""
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """An instance that may be given requests now, and the rule that says so.
 
     ``max_requests``: at most so many, oldest first; None: what fits. ``capped``: whether a unit
@@ -123,6 +122,9 @@ class Dispatching(ABC):
 
     lingers: ClassVar[bool] = False
     """True if workers with prompt tokens left over wait a moment for a top-up of their chunk."""
+
+    holds_back: ClassVar[bool] = True
+    """True if requests wait in the window while no instance is ready for them."""
 
     reads_phases: bool = False
     """True if it reads ``is_on_schedule``, which workers have to report."""

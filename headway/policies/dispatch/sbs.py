@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from math import inf
 from typing import ClassVar
 
@@ -71,6 +72,8 @@ class StaggeredBatch(Dispatching, CostReader):
         self._watchdog_factor = params.watchdog_factor
         self._watchdog_floor = params.watchdog_floor
         self._instances: dict[str, _Instance] = {}
+        self._num_active = self._num_convertible = 0
+        self._watchdogs: list[tuple[float, str]] = []  # those that were disarmed since included
         self._cycle_at = -inf
         self._num_turns = 0
 
@@ -97,9 +100,7 @@ class StaggeredBatch(Dispatching, CostReader):
 
         Convertible decoders are not active, unless there is no other instance.
         """
-        num_active = sum(i.role is not Role.CONVERTIBLE for i in self._instances.values())
-        num_active = num_active or len(self._instances)
-        return self._cycle_time / num_active if num_active else inf
+        return self._cycle_time / self._num_active if self._num_active else inf
 
     @property
     def _cycle_time(self) -> float:
@@ -108,10 +109,17 @@ class StaggeredBatch(Dispatching, CostReader):
     def join(self, worker_id: str, role: Role = Role.PREFILL) -> None:
         """Add an instance, to N_active unless it is convertible."""
         self._instances.setdefault(worker_id, _Instance(role)).role = role
+        self._count_active()
 
     def leave(self, worker_id: str) -> None:
         """Remove an instance from N_active."""
         self._instances.pop(worker_id, None)
+        self._count_active()
+
+    def _count_active(self) -> None:
+        roles = [instance.role for instance in self._instances.values()]
+        self._num_convertible = roles.count(Role.CONVERTIBLE)
+        self._num_active = len(roles) - self._num_convertible or len(roles)
 
     # --- readiness --------------------------------------------------------------------
 
@@ -123,6 +131,7 @@ class StaggeredBatch(Dispatching, CostReader):
         instance.awaited_id = dispatch_id
         timeout = max(self._watchdog_factor * self._pass_times.value, self._watchdog_floor)
         instance.watchdog_at = now + timeout
+        heappush(self._watchdogs, (instance.watchdog_at, turn.worker_id))
         instance.dispatched_at = now
         self.passed(turn, now=now)
 
@@ -150,14 +159,27 @@ class StaggeredBatch(Dispatching, CostReader):
     def expire(self, *, now: float) -> Sequence[Expiry]:
         """Let silent instances fall back to fixed-interval dispatch until an EndForward comes."""
         expired = []
-        for worker_id, instance in sorted(self._instances.items()):
-            if instance.awaited_id is None or now < instance.watchdog_at:
-                continue
+        while self._next_watchdog() <= now:
+            worker_id = heappop(self._watchdogs)[1]
+            instance = self._instances[worker_id]
+            assert instance.awaited_id is not None, "its watchdog is armed"
             waited = now - instance.dispatched_at
             expired.append(Expiry(worker_id, instance.awaited_id, waited))
             instance.fallback = True
             instance.watchdog_at = inf
-        return expired
+        return sorted(expired, key=lambda expiry: expiry.worker_id)
+
+    def _next_watchdog(self) -> float:
+        """Return when the next watchdog expires, infinite for none; drop those disarmed since."""
+        watchdogs = self._watchdogs
+        while watchdogs:
+            at, worker_id = watchdogs[0]
+            instance = self._instances.get(worker_id)
+            if instance is None or instance.awaited_id is None or instance.watchdog_at != at:
+                heappop(watchdogs)
+                continue
+            return at
+        return inf
 
     def _ready_at(self, load: InstanceLoad) -> float:
         """Return when it is ready as things stand: -inf for now, inf for after an EndForward."""
@@ -182,6 +204,8 @@ class StaggeredBatch(Dispatching, CostReader):
         Longest without a dispatch first; instances that the watchdog gave up come last. An armed
         convertible comes behind idle prefillers and before busy ones.
         """
+        if not self._num_convertible:
+            return self._turns(loads, num_waiting, now)
         convertibles = [load for load in loads if load.role is Role.CONVERTIBLE]
         if not convertibles or len(convertibles) == len(loads):
             return self._turns(loads, num_waiting, now)
@@ -244,13 +268,15 @@ class StaggeredBatch(Dispatching, CostReader):
         self, loads: Sequence[InstanceLoad], num_waiting: int, *, now: float
     ) -> float | None:
         """Return the next watchdog, or the next turn of an instance that is or will be ready."""
-        times = [i.watchdog_at for i in self._instances.values() if i.awaited_id is not None]
+        earliest = self._next_watchdog()
         if num_waiting:
             due_at = self._cycle_at + self.interval
-            regular = [load for load in loads if load.role is not Role.CONVERTIBLE] or loads
+            regular = loads
+            if self._num_convertible:
+                regular = [load for load in loads if load.role is not Role.CONVERTIBLE] or loads
             ready_at = [self._ready_at(load) for load in regular if _can_take(load)]
-            times += [turn_at for r in ready_at if (turn_at := max(r, due_at)) > now]
-        earliest = min(times, default=inf)
+            times = [turn_at for r in ready_at if (turn_at := max(r, due_at)) > now]
+            earliest = min(earliest, *times) if times else earliest
         return earliest if earliest < inf else None
 
 

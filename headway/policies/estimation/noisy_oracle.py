@@ -39,6 +39,9 @@ class NoisyOracle:
     and prediction number give the same error.
     """
 
+    follows_from_tokens = True
+    """Its answer follows from the request and its tokens alone, whenever it is asked."""
+
     def __init__(self, params: NoisyOracleParams | None = None) -> None:
         params = params or NoisyOracleParams()
         self.interval = params.interval

@@ -10,7 +10,7 @@ class PacingOff:
 
     paces = False
 
-    def pace(self) -> Unpaced:
+    def pace(self, tpot: float | None = None) -> Unpaced:
         """Return the pace of a new stream."""
         return Unpaced()
 

@@ -31,5 +31,5 @@ class Pacing(Protocol):
     paces: bool = True
     """False for a policy that never holds a token."""
 
-    def pace(self) -> Pace:
-        """Return the pace of a new stream."""
+    def pace(self, tpot: float | None = None) -> Pace:
+        """Return the pace of a new stream, whose reader takes ``tpot`` seconds a token if given."""

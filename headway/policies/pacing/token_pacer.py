@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headway.bounds import Bounded, between
 from headway.policies.answer import Answer
 
@@ -29,9 +32,13 @@ class TokenPacer:
     def __init__(self, params: TokenPacerParams | None = None) -> None:
         self._tpot = (params or TokenPacerParams()).tpot
 
-    def pace(self) -> TokenPace:
-        """Return the pace of a new stream."""
-        return TokenPace(self._tpot)
+    def pace(self, tpot: float | None = None) -> TokenPace:
+        """Return the pace of a new stream, whose reader takes ``tpot`` seconds a token if given."""
+        return TokenPace(self._tpot if tpot is None else tpot)
+
+    def due_at(self, came_at: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return when each token of an answer is due, (n,), for tokens that came so, (n,)."""
+        return np.asarray(came_at[0] + np.arange(len(came_at)) * self._tpot)
 
 
 class TokenPace:

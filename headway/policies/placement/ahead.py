@@ -16,11 +16,14 @@ class LoadAhead:
 
     loads: Floats
     step_tokens: int
+    _mean: float | None = None
 
     @property
     def mean(self) -> float:
         """The mean over the horizon, tokens."""
-        return float(self.loads.mean())
+        if self._mean is None:
+            self._mean = float(self.loads.mean())
+        return self._mean
 
     def trace(self, num_tokens: int, remaining: float) -> Floats:
         """Return a request's tokens over the same steps: they grow until it ends.
@@ -39,3 +42,4 @@ class LoadAhead:
     def take(self, num_tokens: int, remaining: float) -> None:
         """Add a request."""
         self.loads = self.loads + self.trace(num_tokens, remaining)
+        self._mean = None

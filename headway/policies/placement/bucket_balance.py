@@ -11,8 +11,19 @@ from dataclasses import dataclass
 from headway.bounds import Bounded, between
 from headway.cost.velocity import takes_decode
 from headway.policies.answer import Answer
-from headway.policies.placement.greedy import place_each
+from headway.policies.placement.greedy import by_arrival, place_each, place_greedily
 from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
+from headway.policies.placement.table import UnitTable
+
+
+@dataclass(frozen=True, slots=True)
+class _OfBucket:
+    """The score of a unit for a request of a bucket: how many it has of these, and its KV."""
+
+    bucket: int
+
+    def __call__(self, unit: DecodeUnit) -> tuple[float, ...]:
+        return unit.count_of(self.bucket), unit.kv_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +45,12 @@ class BucketBalance(Placement):
 
     def place(self, requests: Sequence[R], units: Sequence[DecodeUnit]) -> list[Choice[R]]:
         """Place in order of arrival; a convertible keeps what it reserves for prompts."""
-        return place_each(requests, units, self._pick)
+        if self._reserved_tokens or not isinstance(units, UnitTable):
+            return place_each(requests, units, self._pick)
+        choices: list[Choice[R]] = []
+        for request in sorted(requests, key=by_arrival):
+            choices += place_greedily([request], units, score=_OfBucket(request.bucket))
+        return choices
 
     def _pick(self, request: R, able: list[DecodeUnit]) -> Choice[R] | None:
         able, bucket = [unit for unit in able if self._is_open(unit)], request.bucket

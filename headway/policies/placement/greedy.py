@@ -7,18 +7,17 @@ loads the quartiles: a placement costs what it looks at, not all units.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
 
 from headway.cluster import UnitId
 from headway.metrics import percentile
 from headway.policies.placement.protocol import Choice, DecodeUnit, Placeable, R, blocks_wanted
+from headway.policies.placement.table import Entry, Ranking, Score, UnitTable
 from headway.request import StreamKey
 
-Score = Callable[[DecodeUnit], tuple[float, ...]]
 Order = tuple[float, float, StreamKey]
-Entry = tuple[tuple[float, ...], UnitId, DecodeUnit]
 MIN_UNITS = 4
 """With fewer units there is no mask: quartiles of three loads say nothing."""
 
@@ -87,10 +86,19 @@ def outlier_bound(loads: Sequence[int], k: float) -> float:
 class _Outliers:
     """Units whose KV load is above the outlier bound and above ``alarm`` of their capacity."""
 
-    def __init__(self, units: Sequence[DecodeUnit], k: float | None, alarm: float) -> None:
+    def __init__(
+        self,
+        units: Sequence[DecodeUnit],
+        k: float | None,
+        alarm: float,
+        loads: list[int] | None = None,
+    ) -> None:
+        """Sort the units' loads, unless they are given; whoever gives them keeps them sorted."""
         self._k = k if k is not None and len(units) >= MIN_UNITS else None
         self._alarm = alarm
-        self._loads = sorted(u.kv_tokens for u in units) if self._k is not None else []
+        self._loads = loads if loads is not None else []
+        if self._k is not None and loads is None:
+            self._loads = sorted(u.kv_tokens for u in units)
         self._bound = inf
 
     def draw(self) -> None:
@@ -122,9 +130,16 @@ def place_greedily(
 
     With ``k``, units whose KV load is above the outlier bound and above ``alarm`` of their
     capacity are masked, and so are units whose memory will not suffice over the predicted horizon.
-    All units with room are used if that leaves none.
+    All units with room are used if that leaves none. A table of units keeps an order for each
+    score, so that equal scores should be equal objects.
     """
-    rooms, outliers = Rooms(units), _Outliers(units, k, alarm)
+    if isinstance(units, UnitTable):
+        outliers = _Outliers(units, k, alarm, units.loads if k is not None else None)
+        return _place_by(units, sorted(requests, key=order), score, outliers)
+    outliers = _Outliers(units, k, alarm)
+    if len(requests) == 1:  # as nearly always: no heap for one look
+        return _place_one(requests[0], units, score, outliers)
+    rooms = Rooms(units)
     heap: list[Entry] = [(score(u), u.unit, u) for u in units]
     heapify(heap)
     choices: list[Choice[R]] = []
@@ -143,6 +158,87 @@ def place_greedily(
         outliers.moved(before, unit.kv_tokens)
         heappush(heap, (score(unit), unit.unit, unit))
     return choices
+
+
+def _place_by(
+    table: UnitTable, requests: Sequence[R], score: Score, outliers: _Outliers
+) -> list[Choice[R]]:
+    """Place as ``place_greedily`` does, by the orders that a table keeps."""
+    ranking = table.ranking(score)
+    choices: list[Choice[R]] = []
+    for request in requests:
+        wanted = wanted_blocks(request, table)
+        if wanted is None:
+            continue
+        outliers.draw()
+        entry = _best(ranking, request, wanted, outliers)
+        if entry is not None:
+            choices.append(Choice(request, entry[1], entry[0]))
+            entry[2].take(request)
+            table.update(entry[2])
+    return choices
+
+
+def _best(
+    ranking: Ranking,
+    request: Placeable,
+    wanted: dict[tuple[int, int], int],
+    outliers: _Outliers,
+) -> Entry | None:
+    """Return the best unit with room that is not masked, else the best one with room."""
+    barred = request.barred
+    masked = None
+    for entry in ranking.entries:
+        unit = entry[2]
+        if not may_take(unit, wanted, barred):
+            continue
+        if not (outliers.masks(unit) or not unit.will_hold(request)):
+            return entry
+        masked = masked or entry
+    return masked
+
+
+def may_take(
+    unit: DecodeUnit, wanted: Mapping[tuple[int, int], int], barred: Collection[UnitId]
+) -> bool:
+    """Return whether a unit has the blocks, is not barred and takes decode work."""
+    has_room = wanted[unit.block_size, unit.num_blocks] <= unit.num_free_blocks
+    return has_room and not (barred and unit.unit in barred) and unit.is_open
+
+
+def wanted_blocks(request: Placeable, table: UnitTable) -> dict[tuple[int, int], int] | None:
+    """Return the blocks that a request needs by shape of pool; None if no unit has them."""
+    wanted = {shape: blocks_wanted(request, *shape) for shape in table.shapes}
+    return None if min(wanted.values(), default=1) > table.most_free else wanted
+
+
+def _place_one(
+    request: R, units: Sequence[DecodeUnit], score: Score, outliers: _Outliers
+) -> list[Choice[R]]:
+    """Place a request as ``place_greedily`` does, by a single pass over the units."""
+    outliers.draw()
+    best: Entry | None = None
+    masked: Entry | None = None
+    barred = request.barred
+    size = num_blocks = wanted = -1
+    for unit in units:
+        entry = score(unit), unit.unit, unit
+        if best is not None and best[:2] < entry[:2]:
+            continue
+        if unit.block_size != size or unit.num_blocks != num_blocks:
+            size, num_blocks = unit.block_size, unit.num_blocks
+            wanted = blocks_wanted(request, size, num_blocks)
+        if wanted > unit.num_free_blocks or (barred and unit.unit in barred) or not unit.is_open:
+            continue
+        if not (outliers.masks(unit) or not unit.will_hold(request)):
+            best = entry
+        elif masked is None or entry[:2] < masked[:2]:
+            masked = entry
+    found = best or masked
+    if found is None:
+        return []
+    found[2].take(request)
+    return [Choice(request, found[1], found[0])]
 
 
 def _take_best(

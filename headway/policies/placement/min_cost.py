@@ -34,6 +34,17 @@ class MinCostParams(Bounded):
     full: float = between(0, 1, default=0.97)
 
 
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """The score of a unit: what it costs a pass, seconds. Equal constants are equal scores."""
+
+    c: float
+    d: float
+
+    def __call__(self, unit: DecodeUnit) -> tuple[float, ...]:
+        return (self.c * unit.num_requests + self.d * unit.predicted_tokens,)
+
+
 class MinCost(Placement, CostReader):
     """Placement where forward passes stay shortest over the predicted horizon."""
 
@@ -49,6 +60,7 @@ class MinCost(Placement, CostReader):
         c, d = (costs.per_request, costs.per_kv_token) if costs.knows_decode else (None, None)
         self._c = chosen("c", params.c, c, source, _C)
         self._d = chosen("d", params.d, d, source, _D)
+        self._cost = _Cost(self._c.value, self._d.value)
 
     def constants(self) -> Sequence[Constant]:
         """Return c and d."""
@@ -76,9 +88,6 @@ class MinCost(Placement, CostReader):
             return None
         best = min(able, key=lambda unit: (self._cost(unit), unit.unit))
         return Choice(request, best.unit, self._cost(best))
-
-    def _cost(self, unit: DecodeUnit) -> tuple[float, ...]:
-        return (self._c.value * unit.num_requests + self._d.value * unit.predicted_tokens,)
 
 
 ANSWER = Answer("min-cost", MinCost, "Headway: the composition's stage 3", MinCostParams)

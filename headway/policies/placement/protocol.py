@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from headway.blocks import blocks_for
 from headway.cluster import UnitId
@@ -116,8 +116,7 @@ def blocks_wanted(request: Placeable, block_size: int, num_blocks: int) -> int:
     return max(least, min(wanted, num_blocks))
 
 
-@dataclass(frozen=True, slots=True)
-class Choice(Generic[R]):
+class Choice(NamedTuple, Generic[R]):
     """``request`` goes to ``unit``; ``score`` is what it won with, least first."""
 
     request: R

@@ -335,6 +335,7 @@ class HttpConnection(asyncio.Protocol):
             keep_alive=keep_alive and not self._server.draining,
             date=self._server.date,
             limits=self._limits,
+            query=self._url.partition(b"?")[2].decode("latin-1"),
         )
 
     def _begin_message(self) -> None:

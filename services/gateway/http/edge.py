@@ -9,42 +9,59 @@ from functools import partial
 from typing import Any, Protocol
 from urllib.parse import unquote
 
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
+
 from headway.errors import Code, HeadwayError
 from headway.request import Request
 from services.gateway.api_call import ApiCall, ReplyStyle
-from services.gateway.auth import KeyRing
+from services.gateway.auth import KEY_CLIENT, KeyRing, check_client_id
 from services.gateway.calls import Calls
-from services.gateway.http.exchange import Exchange, HttpCaller, HttpRefusal
-from services.gateway.http.origins import Origins, require_json
+from services.gateway.http.exchange import Exchange, HttpCaller, HttpRefusal, SideRoutes
+from services.gateway.http.explained import (
+    TRACE,
+    Explains,
+    TraceDesk,
+    explained,
+    ids_behind,
+)
+from services.gateway.http.origins import Origins, is_here, require_json
+from services.gateway.http.tokens import detokenize, tokenize
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.json import CallIdentity, dumps
 from services.gateway.openai.replies import JSON, HttpReply, StreamReply, WholeReply, respond_error
-from services.gateway.openai.requests import (
-    MAX_CHOICES,
-    parse_chat,
-    parse_completion,
-    parse_json_object,
-)
+from services.gateway.openai.requests import parse_chat, parse_completion
+from services.gateway.openai.response_replies import ResponseReply
+from services.gateway.openai.responses import parse_response
 from services.gateway.openai.schema import describe
+from services.gateway.openai.shapes import MAX_CHOICES, parse_json_object
 from services.gateway.reading import INLINE_BYTES
 from services.runtime.telemetry import package_version
 
+_OPEN_METRICS = "application/openmetrics-text"
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-_POST = {"/v1/chat/completions": parse_chat, "/v1/completions": parse_completion}
-_SCHEMA = "/openapi.json"
-_GET = frozenset({"/v1/models", "/health", "/livez", "/metrics", _SCHEMA})
-_KEY = "key "  # before the name of a client that has one
+_POST = {
+    "/v1/chat/completions": parse_chat,
+    "/v1/completions": parse_completion,
+    "/v1/responses": parse_response,
+}
+_TOKENS = {"/tokenize": tokenize, "/detokenize": detokenize}
+_SCHEMA, _VERSION, _PING, _LOAD = "/openapi.json", "/version", "/ping", "/load"
+_GET = frozenset(
+    {"/v1/models", "/health", "/livez", "/metrics", TRACE, _SCHEMA, _VERSION, _PING, _LOAD}
+)
+_REQUEST_ID = "x-request-id"
+_SHOWN_TO_PAGES = "x-request-id, x-headway-decision, retry-after"
 _UNPACED = "off"  # the value of x-headway-pacing
 _MODEL, _EXPLAIN = "/v1/models/", "/explain/"
 
-ROUTES = (*_POST, *sorted(_GET), f"{_MODEL}{{name}}", f"{_EXPLAIN}{{request_id}}")
-"""Every path, as OpenAPI writes it."""
+ROUTES = (*_POST, *_TOKENS, *sorted(_GET), f"{_MODEL}{{name}}", f"{_EXPLAIN}{{request_id}}")
+"""Every path of the API, as OpenAPI writes it; the console has its own."""
 
 Parse = Callable[[Mapping[str, Any]], tuple[ApiCall, ReplyStyle]]
-Read = tuple[str, ApiCall, ReplyStyle, list[Request]]  # with the call id
+Called = tuple[str, ApiCall, ReplyStyle]  # with the call id
 
 
-class Shell(Protocol):
+class Shell(Explains, Protocol):
     """The part of the gateway's service that the edge needs."""
 
     def now(self) -> float:
@@ -59,9 +76,6 @@ class Shell(Protocol):
     def refused(self, client: str, path: str, error: HeadwayError, *, is_known: bool) -> None:
         """Log a request that is not served."""
 
-    async def explain(self, request_id: str) -> Sequence[str]:
-        """Return the scheduler's decisions about a request, as JSON, one each."""
-
 
 class HttpEdge:
     """A handler of the exchanges of one HTTP server."""
@@ -73,19 +87,23 @@ class HttpEdge:
         metrics: GatewayMetrics,
         shell: Shell,
         origins: Origins,
+        console: SideRoutes,
         *,
         needs_key: bool,
         monitoring_needs_key: bool,
     ) -> None:
         """``monitoring_needs_key``: an operator's, where there are keys."""
+        self._console = console
         self._calls = calls
         self._keys = keys
         self._metrics = metrics
         self._shell = shell
         self._origins = origins
+        self._traces = TraceDesk(shell)
+        self._needs_key = needs_key
         self._fingerprint = calls.model.fingerprint()
         monitoring = {"/health"} if monitoring_needs_key else {"/health", "/metrics"}
-        self._open_paths = monitoring | {_SCHEMA, "/livez"}
+        self._open_paths = monitoring | {_SCHEMA, _VERSION, _PING, "/livez"}
         self._shows_health = not monitoring_needs_key
         self._describe = partial(
             describe,
@@ -96,9 +114,9 @@ class HttpEdge:
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = int(shell.now())
         self._most_bytes = {
-            path: calls.model.most_body_bytes(1 if parse is parse_chat else MAX_CHOICES)
+            path: calls.model.most_body_bytes(MAX_CHOICES if parse is parse_completion else 1)
             for path, parse in _POST.items()
-        }
+        } | dict.fromkeys(_TOKENS, calls.model.most_body_bytes(1))
 
     def screen(
         self, method: str, path: str, headers: Mapping[bytes, bytes], address: str
@@ -107,19 +125,31 @@ class HttpEdge:
         self._origins.check(headers)
         if method == "OPTIONS" and self._origins.cors(headers):
             return HttpCaller(address, 0)  # a browser asks before it sends the page's request
-        client = address
-        if path not in self._open_paths:
+        client, name = address, ""
+        if path not in self._open_paths and not self._console.is_open(path):
             try:
                 name = self._keys.check(headers.get(b"authorization", b"").decode("latin-1"))
             except HeadwayError as error:
                 raise HttpRefusal(401, error, "invalid_api_key") from error
-            client = f"{_KEY}{name}" if name else address
-            if path == "/metrics" and not self._keys.is_operator(name):
-                message = "only an operator's key may see the metrics; ask the operator"
+            client = f"{KEY_CLIENT}{name}" if name else address
+            if path in ("/metrics", TRACE) and not self._keys.is_operator(name):
+                shown = "the metrics" if path == "/metrics" else "traces"
+                message = f"only an operator's key may see {shown}; ask the operator"
                 raise HttpRefusal(403, HeadwayError(Code.PERMISSION_DENIED, message))
-        is_get = path in _GET or path.startswith((_MODEL, _EXPLAIN))
-        if not is_get and path not in _POST:
-            routes = ", ".join([*(f"POST {p}" for p in _POST), *(f"GET {p}" for p in sorted(_GET))])
+        if path == TRACE and not self._needs_key and not is_here(address):
+            message = (
+                "traces are for clients on this machine, because this gateway has no keys: "
+                "start it with --api-key-file and give an operator's key"
+            )
+            raise HttpRefusal(403, HeadwayError(Code.PERMISSION_DENIED, message))
+        is_console = self._console.has(path)
+        if is_console:
+            self._console.screen(path, name, address)
+        is_get = self._console.is_get(path) or path in _GET or path.startswith((_MODEL, _EXPLAIN))
+        if not is_get and not is_console and path not in self._most_bytes:
+            routes = ", ".join(
+                [*(f"POST {p}" for p in self._most_bytes), *(f"GET {p}" for p in sorted(_GET))]
+            )
             message = f"there is no {path[:80]!r} here; there are {routes}"
             raise HttpRefusal(404, HeadwayError(Code.NOT_FOUND, message), "unknown_url")
         if method not in (("GET", "HEAD") if is_get else ("POST",)):
@@ -139,6 +169,10 @@ class HttpEdge:
                 self._allow_request(exchange)
             elif exchange.path in _POST:
                 self._generate(exchange, _POST[exchange.path])
+            elif self._console.has(exchange.path):
+                self._console.serve(exchange)
+            elif exchange.path in _TOKENS:
+                self._in_task(exchange, self._count_tokens(exchange, _TOKENS[exchange.path]))
             else:
                 self._get(exchange)
         except Exception as error:
@@ -160,7 +194,7 @@ class HttpEdge:
         """Let a browser show the answer to a page whose origin is allowed."""
         if origin := self._origins.cors(exchange.headers):
             exchange.add_header("access-control-allow-origin", origin)
-            exchange.add_header("access-control-expose-headers", "x-request-id, retry-after")
+            exchange.add_header("access-control-expose-headers", _SHOWN_TO_PAGES)
             exchange.add_header("vary", "origin")
 
     def _allow_request(self, exchange: Exchange) -> None:
@@ -174,10 +208,14 @@ class HttpEdge:
 
     def _generate(self, exchange: Exchange, parse: Parse) -> None:
         arrival_at = self._shell.now()
+        if given := check_client_id(exchange.header(_REQUEST_ID)):
+            exchange.add_header(_REQUEST_ID, given)  # of a refusal, too
         body, exchange.body = exchange.body, b""  # not kept while the answer is generated
         if len(body) <= INLINE_BYTES:
-            self._open(exchange, arrival_at, *self._read(exchange, body, parse, arrival_at))
-            return
+            called = self._parse(exchange, body, parse)
+            if called[1].grammar is None:
+                self._open(exchange, arrival_at, *called, self._prepare(called, arrival_at))
+                return
         self._in_task(exchange, self._generate_long(exchange, body, parse, arrival_at))
 
     def _in_task(self, exchange: Exchange, work: Coroutine[None, None, None]) -> None:
@@ -195,17 +233,27 @@ class HttpEdge:
     async def _generate_long(
         self, exchange: Exchange, body: bytes, parse: Parse, arrival_at: float
     ) -> None:
+        """Read a long body, or one with a grammar, in a thread."""
         self._calls.check_room(exchange.client)
-        read = partial(self._read, exchange, body, parse, arrival_at)
-        found = await self._calls.threads.run(exchange.client, len(body), read)
-        if not exchange.ended:
-            self._open(exchange, arrival_at, *found)
 
-    def _read(self, exchange: Exchange, body: bytes, parse: Parse, arrival_at: float) -> Read:
+        def read() -> tuple[Called, list[Request]]:
+            called = self._parse(exchange, body, parse)
+            return called, self._prepare(called, arrival_at)
+
+        called, requests = await self._calls.threads.run(exchange.client, len(body), read)
+        if not exchange.ended:
+            self._open(exchange, arrival_at, *called, requests)
+
+    def _parse(self, exchange: Exchange, body: bytes, parse: Parse) -> Called:
         call, style = parse(parse_json_object(body))
-        call_id = self._keys.new_id("chatcmpl" if style.chat else "cmpl", _key_of(exchange))
+        kind, given = "chatcmpl" if style.chat else "cmpl", exchange.header(_REQUEST_ID)
+        call_id = self._keys.new_id(kind, _key_of(exchange), given)
+        return call_id, call, style
+
+    def _prepare(self, called: Called, arrival_at: float) -> list[Request]:
+        call_id, call, style = called
         try:
-            return call_id, call, style, self._calls.prepare(call, call_id, arrival_at)
+            return self._calls.prepare(call, call_id, arrival_at)
         except HeadwayError as error:
             error.param = style.param(error.param)
             raise
@@ -221,13 +269,42 @@ class HttpEdge:
     ) -> None:
         if exchange.header("x-headway-pacing").lower() == _UNPACED:
             call = replace(call, paced=False)
-        exchange.add_header("x-request-id", call_id)
+        if not call.service_class and (asked := exchange.header("x-headway-class")):
+            call = replace(call, service_class=asked)
+        if given := exchange.header(_REQUEST_ID):
+            shown_id = f"{'chatcmpl' if style.chat else 'cmpl'}-{given}"
+        else:
+            shown_id = call_id
+            exchange.add_header(_REQUEST_ID, call_id)
         identity = CallIdentity(
-            call_id, call.model, int(arrival_at), self._fingerprint, chat=style.chat
+            shown_id, call.model, int(arrival_at), self._fingerprint, chat=style.chat
         )
-        kind: type[HttpReply] = StreamReply if style.stream else WholeReply
+        kind: type[HttpReply | ResponseReply] = StreamReply if style.stream else WholeReply
+        if style.responses:
+            kind = ResponseReply
         reply = kind(exchange, identity, style, self._calls.model.codec, self._calls.let_go)
-        self._calls.open(call, requests, reply, exchange.client)
+        reply.find_life = self._shell.life
+        try:
+            self._calls.open(call, requests, reply, exchange.client)
+        finally:
+            for name, value in self._calls.limits(exchange.client):
+                exchange.add_header(name, value)
+        traceparent = exchange.header("traceparent")
+        if traceparent and not reply.ended:
+            for request in requests:
+                self._shell.follow(request.request_id, traceparent)
+
+    async def _count_tokens(
+        self, exchange: Exchange, work: Callable[[Calls, Mapping[str, Any]], Mapping[str, Any]]
+    ) -> None:
+        body, exchange.body = exchange.body, b""
+
+        def read() -> Mapping[str, Any]:
+            return work(self._calls, parse_json_object(body))
+
+        found = await self._calls.threads.run(exchange.client, len(body), read)
+        if not exchange.ended:
+            exchange.respond(200, JSON, dumps(found).encode())
 
     # --- other routes ---------------------------------------------------------------------
 
@@ -241,16 +318,25 @@ class HttpEdge:
             exchange.respond(status, JSON, dumps(health).encode())
         elif path == "/livez":
             exchange.respond(200, JSON, b'{"status":"ok"}')
+        elif path == _VERSION:
+            exchange.respond(200, JSON, dumps({"version": package_version()}).encode())
+        elif path == _PING:
+            is_well = self._shell.health()["status"] == "ok"
+            exchange.respond(200 if is_well else 503, JSON, b"{}")
+        elif path == _LOAD:
+            exchange.respond(200, JSON, dumps({"server_load": self._calls.num_open()}).encode())
         elif path == "/metrics":
-            exchange.respond(200, _PROMETHEUS, self._metrics.render())
+            if _OPEN_METRICS in exchange.header("accept"):
+                exchange.respond(200, CONTENT_TYPE_LATEST, self._metrics.render_with_exemplars())
+            else:
+                exchange.respond(200, _PROMETHEUS, self._metrics.render())
         elif path == "/v1/models":
             found = {"object": "list", "data": [self._model()]}
             exchange.respond(200, JSON, dumps(found).encode())
         elif path == _SCHEMA:
             exchange.respond(200, JSON, dumps(self._describe()).encode())
-        elif path.startswith(_EXPLAIN):
-            work = self._get_explanation(exchange, unquote(path[len(_EXPLAIN) :]))
-            self._in_task(exchange, work)
+        elif path == TRACE or path.startswith(_EXPLAIN):
+            self._in_task(exchange, self._tell(exchange))
         else:
             self._get_model(exchange, unquote(path[len(_MODEL) :]))
 
@@ -270,12 +356,17 @@ class HttpEdge:
             raise HeadwayError(Code.NOT_FOUND, message, param="model")
         exchange.respond(200, JSON, dumps(self._model()).encode())
 
-    async def _get_explanation(self, exchange: Exchange, request_id: str) -> None:
-        self._keys.require_owner(_key_of(exchange), request_id)
-        decisions = ",".join(await self._shell.explain(request_id))
-        body = f'{{"request_id":{dumps(request_id)},"decisions":[{decisions}]}}'
+    async def _tell(self, exchange: Exchange) -> None:
+        """Answer with one request's life, or with all of them."""
+        if exchange.path == TRACE:
+            body = await self._traces.ask(exchange.query)
+        else:
+            request_id = unquote(exchange.path[len(_EXPLAIN) :])
+            key = _key_of(exchange)
+            names = [self._keys.find_own(key, each) for each in ids_behind(request_id)]
+            body = await explained(self._shell, request_id, names)
         if not exchange.ended:
-            exchange.respond(200, JSON, body.encode())
+            exchange.respond(200, JSON, body)
 
     def _model(self) -> dict[str, Any]:
         model = self._calls.model
@@ -304,7 +395,7 @@ class HttpEdge:
 
     def _count_refused(self, exchange: Exchange, error: HeadwayError) -> None:
         self._metrics.count("errors", error.code.value)
-        is_known = exchange.client.startswith(_KEY)
+        is_known = exchange.client.startswith(KEY_CLIENT)
         self._shell.refused(exchange.client, exchange.path, error, is_known=is_known)
 
     def _unexpected(self, exchange: Exchange, error: Exception) -> None:
@@ -316,7 +407,7 @@ class HttpEdge:
 def _key_of(exchange: Exchange) -> str:
     """Return the name of the caller's key, "" where none is required."""
     name = exchange.client
-    return name.removeprefix(_KEY) if name.startswith(_KEY) else ""
+    return name.removeprefix(KEY_CLIENT) if name.startswith(KEY_CLIENT) else ""
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

@@ -79,6 +79,8 @@ class Exchange:
     keep_alive: bool
     date: bytes
     limits: HttpLimits
+    query: str = ""
+    """What follows the path's question mark, as it came."""
     on_gone: Callable[[], None] | None = None
     started: bool = False
     ended: bool = False
@@ -167,6 +169,25 @@ class Handler(Protocol):
 
     def cut_off(self) -> None:
         """Count a client that was cut off because it does not read."""
+
+
+class SideRoutes(Protocol):
+    """Routes beside the API: the console's."""
+
+    def has(self, path: str) -> bool:
+        """Return whether a path is one of them."""
+
+    def is_get(self, path: str) -> bool:
+        """Return whether a path is one of them and takes GET, not POST."""
+
+    def is_open(self, path: str) -> bool:
+        """Return whether a path is served without a key."""
+
+    def screen(self, path: str, name: str, address: str) -> None:
+        """Refuse (HttpRefusal) a caller by the name of its key, "" for none, and its address."""
+
+    def serve(self, exchange: Exchange) -> None:
+        """Answer a request for one of them."""
 
 
 def _connection(keep_alive: bool) -> bytes:

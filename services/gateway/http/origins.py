@@ -85,3 +85,14 @@ def _name(host: str) -> str:
     """Return the host without its port and a final dot."""
     name, _, port = host.rpartition(":")
     return (name if name and port.isdecimal() else host).removesuffix(".")
+
+
+def is_here(address: str) -> bool:
+    """Return whether a client's address is loopback's; of IPv6 a network is known."""
+    host = address.removeprefix("address ").partition("/")[0]
+    if host in ("local", "::"):  # ::1 is counted as ::/64
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

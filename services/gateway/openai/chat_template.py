@@ -14,6 +14,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from headway.errors import Code, HeadwayError
+from services.gateway.api_call import ChatEnd
+from services.gateway.tool_calls.prompt import with_tools
 
 Message = Mapping[str, Any]
 
@@ -51,29 +53,65 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
+        self.source = source
+        self._knows_tools = "tools" in source
         self._template = environment.from_string(source)
+        self.reads_effort = "reasoning_effort" in source
+        """True if it says itself how much to reason."""
         # a plain dict: every render copies it, and a ChainMap is slow to copy
         self._template.globals = dict(self._template.globals)
         self._special_tokens = dict(special_tokens)
         self._reserved = RESERVED.union(SPECIAL_TOKENS, self._template.globals)
 
-    def render(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
-        """Render the prompt that ends where the assistant's answer begins.
+    def other(self, source: str) -> ChatTemplate:
+        """Compile a client's own template; INVALID_ARGUMENT where it is none."""
+        try:
+            return ChatTemplate(source, self._special_tokens)
+        except jinja2.TemplateError as error:
+            message = f"chat_template is no template: {error}"
+            raise HeadwayError(Code.INVALID_ARGUMENT, message, param="chat_template") from error
 
-        INVALID_ARGUMENT where the template does not take these messages or options.
+    def render(
+        self,
+        messages: Sequence[Message],
+        options: Mapping[str, Any],
+        tools: Sequence[Message] = (),
+        ending: ChatEnd = ChatEnd.ANSWER,
+    ) -> str:
+        """Render the prompt; it ends where the assistant's answer begins, or as ``ending`` says.
+
+        A template that does not know tools gets them as text. INVALID_ARGUMENT where the template
+        does not take these messages or options.
         """
         reserved = self._reserved.intersection(options)
         if reserved:
             name = min(reserved)
             message = f"chat_template_kwargs may not set {name}: the gateway does"
             raise HeadwayError(Code.INVALID_ARGUMENT, message, param="chat_template_kwargs")
+        if not self._knows_tools:
+            messages, tools = with_tools(messages, tools), ()
         try:
-            return self._template.render(
-                self._special_tokens, **options, messages=messages, add_generation_prompt=True
+            text = self._template.render(
+                self._special_tokens,
+                **options,
+                messages=messages,
+                tools=[*tools] or None,
+                add_generation_prompt=ending is ChatEnd.ANSWER,
             )
         except (jinja2.TemplateError, *_TEMPLATE_ERRORS) as error:
             message = f"the model's chat template does not take these messages: {error}"
             raise HeadwayError(Code.INVALID_ARGUMENT, message, param="messages") from error
+        return _up_to(text, messages[-1]) if ending is ChatEnd.OPEN else text
+
+
+def _up_to(text: str, last: Message) -> str:
+    """Return a prompt up to the end of its last message's content."""
+    content = str(last.get("content") or "").strip()
+    place = text.rfind(content) if content else -1
+    if place < 0:
+        message = "the last message cannot go on: its content is not in the prompt as it is"
+        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="continue_final_message")
+    return text[: place + len(content)]
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import Any, NamedTuple
@@ -12,9 +13,12 @@ from headway.errors import Code, HeadwayError
 from headway.request import TokenLogprobs
 from services.gateway.output_text import Piece
 from services.gateway.tokenizer import TextCodec
+from services.gateway.tool_calls import CallPiece
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _LEAST_LOGPROB = -9999.0  # JSON has no -Infinity; OpenAI writes this
+UNSCORED = TokenLogprobs(0.0)
+"""The entry of a prompt's first token, which has no log probability."""
 
 
 class Usage(NamedTuple):
@@ -24,10 +28,14 @@ class Usage(NamedTuple):
     completion_tokens: int
     reasoning_tokens: int
     cached_tokens: int = 0
+    timings: Sequence[Mapping[str, Any]] = ()
+    """What the time of each output consisted of, where that was asked for."""
 
     def as_json(self) -> dict[str, Any]:
         """Return OpenAI's usage object."""
+        timings = {"timings": self.timings} if self.timings else {}
         return {
+            **timings,
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
@@ -78,14 +86,22 @@ class ChunkWriter:
             f"{self._tail}"
         )
 
-    def text(self, index: int, piece: Piece, end: str | None, extra: str) -> str:
-        """Write one event; ``extra`` is JSON for the choice (``"logprobs":…``, token ids)."""
+    def text(
+        self, index: int, piece: Piece, end: str | None, extra: str, usage: Usage | None = None
+    ) -> str:
+        """Write one event; ``extra`` is JSON for the choice (``"logprobs":…``, token ids).
+
+        ``usage``: what is to be said of it in this event.
+        """
         if self._chat:
             body = f'"delta":{_delta(piece)}'
         else:
             body = f'"text":{encode_basestring(piece.answer)}'
         reason = f'"{end}"' if end else "null"
-        return f'{self._head}{index},{body},{extra},"finish_reason":{reason}}}]{self._tail}'
+        tail = self._tail
+        if usage is not None:
+            tail = f',"usage":{dumps(usage.as_json())}}}\n\n'
+        return f'{self._head}{index},{body},{extra},"finish_reason":{reason}}}]{tail}'
 
     def usage(self, usage: Usage) -> str:
         """Write the event with the usage, the last one before ``[DONE]``."""
@@ -94,21 +110,50 @@ class ChunkWriter:
 
 
 def _delta(piece: Piece) -> str:
-    if not piece.reasoning:
-        return f'{{"content":{encode_basestring(piece.answer)}}}' if piece.answer else "{}"
-    reasoning = f'"reasoning_content":{encode_basestring(piece.reasoning)}'
-    if not piece.answer:
-        return f"{{{reasoning}}}"
-    return f'{{{reasoning},"content":{encode_basestring(piece.answer)}}}'
+    parts = []
+    if piece.reasoning:
+        text = encode_basestring(piece.reasoning)
+        parts.append(f'"reasoning":{text},"reasoning_content":{text}')
+    if piece.answer:
+        parts.append(f'"content":{encode_basestring(piece.answer)}')
+    if piece.calls:
+        parts.append(f'"tool_calls":{dumps([_call_delta(call) for call in piece.calls])}')
+    return f"{{{','.join(parts)}}}"
+
+
+def _call_delta(call: CallPiece) -> dict[str, Any]:
+    if not call.name:
+        return {"index": call.number, "function": {"arguments": call.arguments}}
+    begun = {"index": call.number, "id": new_call_id(), "type": "function"}
+    return {**begun, "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def new_call_id() -> str:
+    """Return an id for a call, by which its result names it."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def whole_calls(pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
+    """Return the calls of a whole answer from their pieces."""
+    calls: dict[int, dict[str, Any]] = {}
+    for piece in pieces:
+        made = {"id": new_call_id(), "type": "function", "function": {"name": "", "arguments": ""}}
+        function = calls.setdefault(piece.number, made)["function"]
+        function["name"] += piece.name
+        function["arguments"] += piece.arguments
+    return [*calls.values()]
 
 
 def chat_choice(
     index: int, piece: Piece, end: str, logprobs: Any, *, reasoning: bool
 ) -> dict[str, Any]:
-    """Make a choice of a whole chat response; ``reasoning_content`` for reasoning models alone."""
+    """Make a choice of a whole chat response; ``reasoning`` for reasoning models alone."""
     message: dict[str, Any] = {"role": "assistant", "content": piece.answer, "refusal": None}
+    if piece.calls:
+        message["content"] = piece.answer or None
+        message["tool_calls"] = whole_calls(piece.calls)
     if reasoning:
-        message["reasoning_content"] = piece.reasoning or None
+        message["reasoning"] = message["reasoning_content"] = piece.reasoning or None
     return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": end}
 
 
@@ -152,20 +197,40 @@ class LogprobsWriter:
         return {"token": text, "logprob": _finite(logprob), "bytes": list(raw)}
 
     def _completion(self, found: Sequence[tuple[int, TokenLogprobs]]) -> dict[str, Any]:
-        tokens, offsets, tops = [], [], []
+        tokens, offsets = [], []
+        tops: list[dict[str, float] | None] = []
         for token_id, entry in found:
             text, _ = self._codec.token_text(token_id)
             tokens.append(text)
             offsets.append(self._offset)
             self._offset += len(text)
             pairs = zip(entry.top_token_ids, entry.top_logprobs, strict=True)
+            if entry is UNSCORED:
+                tops.append(None)
+                continue
             tops.append({self._codec.token_text(i)[0]: _finite(value) for i, value in pairs})
         return {
             "tokens": tokens,
-            "token_logprobs": [_finite(entry.logprob) for _, entry in found],
+            "token_logprobs": [
+                None if entry is UNSCORED else _finite(entry.logprob) for _, entry in found
+            ],
             "top_logprobs": tops,
             "text_offset": offsets,
         }
+
+
+def prompt_entry(codec: TextCodec, token_id: int, found: TokenLogprobs) -> dict[str, Any]:
+    """Return vLLM's entry for a token of a prompt: the best, and itself, by their ids."""
+    ranks = {each: n for n, each in enumerate(found.top_token_ids, 1)}
+    pairs = zip(found.top_token_ids, found.top_logprobs, strict=True)
+    return {
+        str(each): {
+            "logprob": _finite(logprob),
+            "rank": ranks.get(each),
+            "decoded_token": codec.token_text(each)[0],
+        }
+        for each, logprob in {token_id: found.logprob, **dict(pairs)}.items()
+    }
 
 
 def _finite(logprob: float) -> float:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from headway.errors import HeadwayError
+from headway.life.form import timings
+from headway.life.record import LifeRecord
+from headway.request import TokenLogprobs
 from services.gateway.api_call import ReplyStyle
 from services.gateway.openai.json import (
+    UNSCORED,
     CallIdentity,
     ChunkWriter,
     LogprobsWriter,
@@ -18,15 +23,20 @@ from services.gateway.openai.json import (
     completion_choice,
     dumps,
     error_body,
+    prompt_entry,
     status_of,
 )
-from services.gateway.output_text import Piece
+from services.gateway.output_text import NOTHING, Piece
 from services.gateway.outputs import Output
 from services.gateway.tokenizer import TextCodec
 
 JSON = "application/json"
 EVENTS = "text/event-stream; charset=utf-8"
 
+_UNPRINTABLE = re.compile(r"[^ -~]")
+
+FindLife = Callable[[str], LifeRecord | None]
+"""A function that returns the life of a request, by its id."""
 LetGo = Callable[[Sequence[Output]], None]
 
 
@@ -53,7 +63,7 @@ class ResponseWriter(Protocol):
 
 
 @dataclass(eq=False)
-class _HttpReply:
+class HttpReplyBase:
     """The base of both kinds of reply. ``outputs`` is filled before the first token."""
 
     exchange: ResponseWriter
@@ -64,21 +74,35 @@ class _HttpReply:
     outputs: list[Output] = field(default_factory=list, init=False)
     num_prompt_tokens: int = field(default=0, init=False)
     ended: bool = field(default=False, init=False)
+    find_life: FindLife = field(default_factory=lambda: _no_life, init=False)
     _num_ended: int = field(default=0, init=False)
+    _is_explained: bool = field(default=False, init=False)
+    _echoes: set[int] = field(default_factory=set, init=False)
     _logprobs: dict[int, LogprobsWriter] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.exchange.on_gone = self._gone
         self.keeps_tokens = self.style.logprobs or self.style.return_token_ids
+        self.keeps_prompt = self.style.echo or self.style.prompt_logprobs
         self.streams = self.style.stream
 
     def _usage(self) -> Usage:
         return Usage(
             prompt_tokens=self.num_prompt_tokens,
-            completion_tokens=sum(o.text.num_tokens for o in self.outputs),
+            completion_tokens=0
+            if self.style.prompt_alone
+            else sum(o.text.num_tokens for o in self.outputs),
             reasoning_tokens=sum(o.text.num_reasoning_tokens for o in self.outputs),
             cached_tokens=sum(o.num_cached_tokens for o in self.outputs),
         )
+
+    def _last_usage(self) -> Usage:
+        """Return the usage of the whole call, with the times of its outputs if asked for."""
+        usage = self._usage()
+        if not self.style.include_timings:
+            return usage
+        lives = (self.find_life(output.request_id) for output in self.outputs)
+        return usage._replace(timings=[timings(life) for life in lives if life is not None])
 
     def _logprobs_of(self, index: int) -> LogprobsWriter:
         writer = self._logprobs.get(index)
@@ -86,6 +110,38 @@ class _HttpReply:
             writer = LogprobsWriter(self.codec, chat=self.style.chat)
             self._logprobs[index] = writer
         return writer
+
+    def _echoed(self, output: Output, piece: Piece) -> Piece:
+        """Return a completion's first piece with its prompt, or the prompt alone."""
+        if self.style.prompt_alone:
+            piece = NOTHING
+        if not self.style.echo:
+            return piece
+        shown = self.codec.detokeniser()
+        text = "".join(map(shown.push, output.prompt_token_ids)) + shown.flush()
+        return Piece("", text).then(piece)
+
+    def _tokens(self, output: Output) -> tuple[Sequence[int], Sequence[TokenLogprobs | None]]:
+        """Take the new tokens of an output; the prompt's come first where it is shown."""
+        token_ids, logprobs = output.take_tokens()
+        if self.style.prompt_alone:
+            token_ids, logprobs = (), ()
+        if self.style.echo and output.index not in self._echoes:
+            self._echoes.add(output.index)
+            of_prompt = output.prompt_logprobs or [UNSCORED] * (output.num_prompt_tokens - 1)
+            token_ids = [*output.prompt_token_ids, *token_ids]
+            logprobs = [UNSCORED, *of_prompt, *logprobs]
+        return token_ids, logprobs
+
+    def explain(self, decision: str) -> None:
+        """Say in a header why the first output that begins runs where it does."""
+        if decision and not self.exchange.started and not self._is_explained:
+            self._is_explained = True
+            self.exchange.add_header("x-headway-decision", _UNPRINTABLE.sub("?", decision))
+
+    def _end_of(self, output: Output, end: str | None) -> str | None:
+        """Return OpenAI's finish reason."""
+        return "length" if end and self.style.prompt_alone else end_of(output, end)
 
     def _end(self) -> bool:
         """Count an output that ended; return whether it was the last one."""
@@ -113,7 +169,7 @@ class _HttpReply:
         self.let_go(self.outputs)
 
 
-class StreamReply(_HttpReply):
+class StreamReply(HttpReplyBase):
     """A reply as server-sent events; the status line waits for the first token or a refusal."""
 
     def __post_init__(self) -> None:
@@ -123,9 +179,12 @@ class StreamReply(_HttpReply):
 
     def show(self, output: Output, piece: Piece, end: str | None) -> None:
         """Write one event, followed by the call's last ones where it ends."""
-        index = output.index
+        index, end = output.index, self._end_of(output, end)
+        if self.style.prompt_alone or index not in self._opened:
+            piece = self._echoed(output, piece) if index not in self._opened else NOTHING
         extra = self._extra(output) if self.keeps_tokens else '"logprobs":null'
-        event = self._chunks.text(index, piece, end, extra)
+        so_far = self._usage() if self.style.continuous_usage else None
+        event = self._chunks.text(index, piece, end, extra, so_far)
         if index not in self._opened:
             self._opened.add(index)
             if not self.exchange.started:
@@ -134,12 +193,12 @@ class StreamReply(_HttpReply):
                 event = self._chunks.opening(index) + event
         last = end is not None and self._end()
         if last:
-            usage = self._chunks.usage(self._usage()) if self.style.include_usage else ""
+            usage = self._chunks.usage(self._last_usage()) if self.style.include_usage else ""
             event = f"{event}{usage}data: [DONE]\n\n"
         self.exchange.write(event.encode(), last=last)
 
     def _extra(self, output: Output) -> str:
-        token_ids, logprobs = output.take_tokens()
+        token_ids, logprobs = self._tokens(output)
         extra = '"logprobs":null'
         if self.style.logprobs and token_ids:
             extra = (
@@ -150,7 +209,7 @@ class StreamReply(_HttpReply):
         return extra
 
 
-class WholeReply(_HttpReply):
+class WholeReply(HttpReplyBase):
     """A reply as one JSON body, sent when every output has ended."""
 
     def __post_init__(self) -> None:
@@ -162,20 +221,26 @@ class WholeReply(_HttpReply):
         """Keep the piece; answer with the last one."""
         self._pieces.setdefault(output.index, []).append(piece)
         if end is not None:
-            self._ends[output.index] = end
+            self._ends[output.index] = self._end_of(output, end) or end
             if self._end():
                 body = {
                     **self.identity.as_json(chunk=False),
                     "choices": [self._choice(o) for o in self.outputs],
                     "usage": self._usage().as_json(),
                 }
+                if self.style.chat and self.style.prompt_logprobs:
+                    body["prompt_logprobs"] = self._of_prompt(self.outputs[0])
                 self.exchange.respond(200, JSON, dumps(body).encode())
 
     def _choice(self, output: Output) -> dict[str, object]:
         index = output.index
         pieces = self._pieces[index]
-        piece = Piece("".join(p.reasoning for p in pieces), "".join(p.answer for p in pieces))
-        token_ids, found = output.take_tokens()
+        piece = Piece(
+            "".join(p.reasoning for p in pieces),
+            "".join(p.answer for p in pieces),
+            tuple(call for p in pieces for call in p.calls),
+        )
+        token_ids, found = self._tokens(output)
         logprobs = None
         if self.style.logprobs:
             logprobs = self._logprobs_of(index).write(token_ids, found)
@@ -183,13 +248,30 @@ class WholeReply(_HttpReply):
             reasoning = self.codec.markers is not None
             choice = chat_choice(index, piece, self._ends[index], logprobs, reasoning=reasoning)
         else:
-            choice = completion_choice(index, piece.answer, self._ends[index], logprobs)
+            text = self._echoed(output, piece).answer
+            choice = completion_choice(index, text, self._ends[index], logprobs)
+            if self.style.prompt_logprobs:
+                choice["prompt_logprobs"] = self._of_prompt(output)
         if self.style.return_token_ids:
             choice["token_ids"] = token_ids
         return choice
 
+    def _of_prompt(self, output: Output) -> list[dict[str, Any] | None]:
+        """Return vLLM's list: nothing for the first token of a prompt."""
+        pairs = zip(output.prompt_token_ids[1:], output.prompt_logprobs or (), strict=True)
+        return [None, *(prompt_entry(self.codec, *pair) for pair in pairs)]
+
 
 HttpReply = StreamReply | WholeReply
+
+
+def _no_life(request_id: str) -> None:
+    """Know of no life."""
+
+
+def end_of(output: Output, end: str | None) -> str | None:
+    """Return OpenAI's finish reason: an answer that calls tools ends for that."""
+    return "tool_calls" if end == "stop" and output.text.num_calls else end
 
 
 def respond_error(

@@ -7,148 +7,73 @@ on), vLLM's ``chat_template_kwargs`` and ``return_token_ids``, and our own objec
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypeVar, get_type_hints
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    Tag,
-    ValidationError,
-    create_model,
-    model_validator,
-    with_config,
-)
-from pydantic_core import from_json
-from typing_extensions import TypedDict
+from pydantic import Field, create_model
 
 from headway.errors import Code, HeadwayError, invalid
 from headway.request import MAX_LOGPROBS, SamplingParams
-from services.gateway.api_call import ApiCall, ChatInput, ReplyStyle
+from services.gateway.api_call import ApiCall, ChatEnd, ChatInput, ReplyStyle
+from services.gateway.openai.draws import Draws, bounds_of
+from services.gateway.openai.formats import Form, grammar_of
+from services.gateway.openai.messages import Conversation
+from services.gateway.openai.offers import Offering, tools_of
+from services.gateway.openai.shapes import (
+    MAX_CHOICES,
+    F,
+    Fields,
+    Neutral,
+    Number,
+    Prompts,
+    StopIds,
+    StopStrings,
+    Text,
+    TokenIds,
+    Whole,
+    read,
+)
 
-MAX_CHOICES = 128  # inputs × n
-MAX_STOPS = 16
-MAX_STOP_LENGTH = 256
+MAX_SALT_CHARS = 256
+MAX_TEMPLATE_CHARS = 2**16
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 
-# Accepted and without effect here: bookkeeping of OpenAI's platform.
+# Accepted and without effect here: bookkeeping of OpenAI's platform, and names of libraries.
 HARMLESS = frozenset(
-    {"user", "metadata", "store", "service_tier", "parallel_tool_calls"}
+    {"user", "metadata", "store", "service_tier"}
     | {"safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+    | {"guided_decoding_backend"}
 )
-# Refused unless the value has no effect.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "tool_calls": ([],),
+# Refused unless they ask for nothing: OpenAI's, vLLM's and SGLang's, as clients write defaults.
+NEUTRAL: Neutral = {
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
-    "logit_bias": ({},),
-    "echo": (False,),
+    "verbosity": ("medium",),
     "best_of": (1,),
     "suffix": ("",),
-    "prompt_logprobs": (0,),
-    "use_beam_search": (False,),
-    "skip_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
-    "continuous_usage_stats": (False,),
-    **dict.fromkeys(("audio", "prediction", "web_search_options", "guided_json"), ()),
-    **dict.fromkeys(("reasoning_effort", "verbosity"), ()),
+    "echo": (False,),
+    "priority": (0,),
+    "documents": ([],),
+    "truncate_prompt_tokens": (),
+    "add_special_tokens": (),
+    "length_penalty": (1, 1.0),
+    "spaces_between_special_tokens": (True, False),
+    "logits_processors": ([],),
+    "mm_processor_kwargs": ({},),
+    "vllm_xargs": ({},),
+    "min_new_tokens": (0,),
+    "include_reasoning": (True,),
+    "separate_reasoning": (True,),
+    "stream_reasoning": (True,),
+    **dict.fromkeys(("use_beam_search", "early_stopping", "no_stop_trim"), (False,)),
+    **dict.fromkeys(("return_tokens_as_token_ids", "return_hidden_states"), (False,)),
+    **dict.fromkeys(("audio", "prediction", "web_search_options", "kv_transfer_params"), ()),
+    **dict.fromkeys(("stop_regex", "lora_path", "session_params", "custom_logit_processor"), ()),
 }
 OF_STREAMS = frozenset({"include_obfuscation"})
-OF_ANSWERS = frozenset({"refusal", "annotations"})  # sent back with our own earlier answers
-_SPECIAL = frozenset({*NEUTRAL, *HARMLESS, *OF_STREAMS, *OF_ANSWERS})
-
-
-def _drop_neutral(fields: Any, harmless: frozenset[str]) -> Any:
-    """Leave out the fields that ask for nothing; null counts as absent."""
-    if not isinstance(fields, dict) or (
-        fields.keys().isdisjoint(_SPECIAL) and None not in fields.values()
-    ):
-        return fields  # nearly always: a shortcut
-    return {
-        name: value
-        for name, value in fields.items()
-        if value is not None
-        and name not in harmless
-        and (name not in NEUTRAL or not _asks_for_nothing(value, NEUTRAL[name]))
-    }
-
-
-def _asks_for_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:
-    return any(value == allowed and type(value) is type(allowed) for allowed in neutral)
-
-
-# --- the shapes: a tag (~) names an alternative in pydantic's errors ------------------
-
-
-def _read_whole(value: Any) -> Any:
-    """Count 1.0 as a whole number."""
-    return int(value) if type(value) is float and value.is_integer() else value
-
-
-Whole = Annotated[int, BeforeValidator(_read_whole), Field(gt=-(2**64), lt=2**64)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-Text = Annotated[str, Field(min_length=0), Tag("~text")]  # a bound finds half surrogate pairs
-TokenIds = Annotated[
-    tuple[Annotated[int, Field(strict=True)], ...],
-    Field(strict=False, min_length=1, fail_fast=True),
-    Tag("~ids"),
-]
-Prompts = Annotated[
-    list[Text | TokenIds],
-    Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True),
-    Tag("~several"),
-]
-StopIds = Annotated[
-    list[Annotated[int, Field(ge=0, lt=2**32)]], Field(fail_fast=True), AfterValidator(tuple)
-]
-StopStrings = Annotated[
-    list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]],
-    Field(max_length=MAX_STOPS),
-    BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop),
-]
-
-
-class TextPart(TypedDict):
-    """A part of a message's content; this model reads text alone."""
-
-    type: Literal["text"]
-    text: Text
-
-
-Parts = Annotated[
-    list[TextPart], AfterValidator(lambda parts: "\n".join(p["text"] for p in parts)), Tag("~parts")
-]
-Role = Literal["system", "developer", "user", "assistant"]
-
-
-@with_config(ConfigDict(extra="forbid", strict=True))
-class Message(TypedDict):
-    """A message as chat templates want it: text content, and a role that they know."""
-
-    role: Annotated[Role, AfterValidator(lambda role: "system" if role == "developer" else role)]
-    content: Text | Parts
-    name: NotRequired[Text]
-    reasoning_content: NotRequired[Text]
-
-
-class Fields(BaseModel):
-    """An object whose unknown fields are refused, unless they ask for nothing."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    harmless: ClassVar[frozenset[str]] = frozenset()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop(cls, fields: Any) -> Any:
-        return _drop_neutral(fields, cls.harmless)
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class StreamOptions(Fields):
@@ -156,46 +81,53 @@ class StreamOptions(Fields):
 
     harmless: ClassVar[frozenset[str]] = OF_STREAMS
     include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_timings: bool = False
 
 
 class Extension(Fields):
-    """The object ``headway``. All but ``pacing`` are fields of ``Request``, by the same names."""
+    """The object ``headway``. The others are fields of ``Request``, by the same names."""
 
     pacing: bool = True
+    service_class: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
+        None, alias="class"
+    )
 
 
 class Stops(Fields):
     """The part of a body that ends an output."""
 
-    stop: StopStrings = []
+    stop: StopStrings = Field([])
 
 
-class Conversation(Fields):
-    """The part of a body that holds a chat."""
-
-    messages: Annotated[
-        list[Annotated[Message, BeforeValidator(lambda said: _drop_neutral(said, OF_ANSWERS))],],
-        Field(min_length=1, fail_fast=True),
-    ]
-
-
-class Body(Stops):
+class Body(Stops, Form, Draws):
     """The fields of both kinds of request; those of ``SamplingParams`` are added below."""
 
     harmless: ClassVar[frozenset[str]] = HARMLESS
+    neutral: ClassVar[Neutral] = NEUTRAL
     model: Text
     n: Whole = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     max_completion_tokens: Whole | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
     headway: Extension | None = None
 
 
-class ChatBody(Body, Conversation):
+class ChatBody(Body, Conversation, Offering):
     """``POST /v1/chat/completions``."""
 
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: dict[str, Any] = Field({})
+    thinking_token_budget: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    reasoning_effort: Effort | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE_CHARS)] | None = None
     logprobs: bool = False
     top_logprobs: Whole | None = None
 
@@ -203,11 +135,12 @@ class ChatBody(Body, Conversation):
 class CompletionBody(Body):
     """``POST /v1/completions``."""
 
+    neutral: ClassVar[Neutral] = {**NEUTRAL, "tools": ([],), "tool_choice": ("none", "auto")}
     prompt: Text | TokenIds | Prompts
+    echo: bool = False
     logprobs: Whole | None = None
 
 
-F = TypeVar("F", bound=Fields)
 _KINDS = {int: Whole, float: Number, bool: bool, tuple[int, ...]: StopIds}
 # A client asks for ``num_logprobs`` by other names.
 _SAMPLING = {n: _KINDS[t] for n, t in get_type_hints(SamplingParams).items() if t in _KINDS}
@@ -231,21 +164,64 @@ def parse_chat(body: Mapping[str, Any]) -> tuple[ApiCall, ReplyStyle]:
         raise invalid("top_logprobs", fields.top_logprobs, "left out unless logprobs is true")
     num_logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
     sampling = _sampling(fields, "top_logprobs", num_logprobs)
-    inputs = (ChatInput(fields.messages, fields.chat_template_kwargs),)
-    call = ApiCall(fields.model, inputs, sampling, split_reasoning=True, **_options(fields, 1))
+    offered = tools_of(fields)
+    options = {
+        **_options(fields, 1),
+        "tools": offered.use,
+        "thinking_budget": fields.thinking_token_budget,
+        "reasoning_effort": fields.reasoning_effort or "",
+    }
+    if offered.grammar is not None:
+        options["grammar"] = offered.grammar
+    inputs = (chat_input(fields, _template_options(fields), offered.described),)
+    call = ApiCall(fields.model, inputs, sampling, split_reasoning=True, **options)
     return call, _style(fields, chat=True, logprobs=fields.logprobs)
+
+
+def _template_options(fields: ChatBody) -> Mapping[str, Any]:
+    """Return the template's options; an effort is one, and without any the model does not think."""
+    effort = fields.reasoning_effort
+    if effort is None:
+        return fields.chat_template_kwargs
+    thinks = {"enable_thinking": False} if effort == "none" else {}
+    return {"reasoning_effort": effort, **thinks, **fields.chat_template_kwargs}
+
+
+def chat_input(
+    fields: ChatBody, options: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()
+) -> ChatInput:
+    """Return what the chat template gets."""
+    prompts = fields.add_generation_prompt and "add_generation_prompt" in fields.model_fields_set
+    if fields.continue_final_message and prompts:
+        message = "a final message that goes on has no generation prompt: set it to false"
+        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="add_generation_prompt")
+    ending = ChatEnd.ANSWER if fields.add_generation_prompt else ChatEnd.MESSAGE
+    return ChatInput(
+        fields.messages,
+        options,
+        tools,
+        ChatEnd.OPEN if fields.continue_final_message else ending,
+        fields.chat_template or "",
+    )
 
 
 def parse_completion(body: Mapping[str, Any]) -> tuple[ApiCall, ReplyStyle]:
     """Read a body of ``POST /v1/completions``."""
     fields = read(COMPLETION, body)
     sampling = _sampling(fields, "logprobs", fields.logprobs)
+    if fields.echo and fields.logprobs is not None:
+        most = max(fields.logprobs, fields.prompt_logprobs or 0)
+        sampling["num_prompt_logprobs"] = most
+    prompt_alone = sampling.get("max_tokens") == 0
+    if prompt_alone:  # the first token costs no pass of its own
+        sampling["max_tokens"] = 1
     inputs = tuple(fields.prompt) if isinstance(fields.prompt, list) else (fields.prompt,)
     options = _options(fields, len(inputs))
     call = ApiCall(
         fields.model, inputs, sampling, default_max_tokens=COMPLETION_MAX_TOKENS, **options
     )
-    return call, _style(fields, chat=False, logprobs=fields.logprobs is not None)
+    style = _style(fields, chat=False, logprobs=fields.logprobs is not None)
+    return call, replace(style, echo=fields.echo, prompt_alone=prompt_alone)
 
 
 def _options(fields: Body, num_inputs: int) -> dict[str, Any]:
@@ -253,10 +229,23 @@ def _options(fields: Body, num_inputs: int) -> dict[str, Any]:
     most = MAX_CHOICES // num_inputs
     if not 1 <= fields.n <= most:
         raise invalid("n", fields.n, f"from 1 to {most} for {num_inputs} prompts")
-    options: dict[str, Any] = {"num_choices": fields.n, "stops": tuple(fields.stop)}
+    options: dict[str, Any] = {
+        "num_choices": fields.n,
+        "stops": tuple(fields.stop),
+        "grammar": grammar_of(fields),
+        "bounds": bounds_of(fields, has_form=grammar_of(fields) is not None),
+        "bad_words": tuple(fields.bad_words or ()),
+        "keeps_stop": fields.include_stop_str_in_output,
+        "shows_special": not fields.skip_special_tokens,
+    }
+    own: dict[str, Any] = {}
     if fields.headway is not None:
         own = fields.headway.model_dump(exclude_unset=True)
-        options |= {"paced": own.pop("pacing", True), "request_fields": own}
+        options["paced"] = own.pop("pacing", True)
+        options["service_class"] = own.pop("service_class", None) or ""
+    if fields.cache_salt is not None:
+        own["cache_salt"] = fields.cache_salt
+    options["request_fields"], options["priority"] = own, fields.priority
     return options
 
 
@@ -278,6 +267,8 @@ def _sampling(fields: Body, param: str, num_logprobs: int | None) -> dict[str, A
         if not 0 <= num_logprobs <= MAX_LOGPROBS:
             raise invalid(param, num_logprobs, f"from 0 to {MAX_LOGPROBS}")
         chosen["num_logprobs"] = num_logprobs
+    if fields.prompt_logprobs is not None:
+        chosen["num_prompt_logprobs"] = fields.prompt_logprobs
     return chosen
 
 
@@ -285,70 +276,18 @@ def _style(fields: Body, *, chat: bool, logprobs: bool) -> ReplyStyle:
     options = fields.stream_options
     if options is not None and not fields.stream:
         raise invalid("stream_options", options.model_dump(), "left out without stream")
-    usage = options is not None and options.include_usage
-    return ReplyStyle(chat, fields.stream, usage, fields.return_token_ids, logprobs)
-
-
-def read(model: type[F], fields: Mapping[str, Any]) -> F:
-    """Check an object's fields. INVALID_ARGUMENT names the first one that is wrong."""
-    try:
-        return model.model_validate(fields)
-    except ValidationError as error:
-        raise _refusal(error) from None
-
-
-def _refusal(error: ValidationError) -> HeadwayError:
-    """Turn pydantic's errors into one of ours: the deepest one, with all alternatives there."""
-    errors = [(_path(one["loc"]), one) for one in error.errors(include_url=False)]
-    path, found = max(errors, key=lambda entry: len(entry[0]))
-    param = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)[1:]
-    match found["type"]:
-        case "missing":
-            message = f"{param} is missing; it is required"
-        case "extra_forbidden":
-            trouble = "supported" if path[-1] in NEUTRAL else "a parameter of this API"
-            message = f"{param} is not {trouble}; leave it out"
-        case "string_unicode":
-            message = f"{param} is not valid Unicode: it has half of a surrogate pair"
-        case _:
-            shown = repr(found["input"])
-            shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
-            limits = (one["msg"].partition(" should ")[2] for at, one in errors if at == path)
-            limit = " or ".join(limits).replace("dictionary", "object")
-            message = f"{param} is {shown}; it must {limit or 'fit into 64 bits'}"
-    return HeadwayError(Code.INVALID_ARGUMENT, message, param=param)
-
-
-def _path(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """Return the way to a value; an entry of ``stop`` and the like is named by the whole list."""
-    path = tuple(step for step in loc if not str(step).startswith("~"))
-    return path[:1] if path[:1] in (("stop",), ("stop_token_ids",)) else path
-
-
-def parse_json_object(body: bytes) -> dict[str, Any]:
-    """Read the body as a JSON object. INVALID_ARGUMENT says what is wrong with it.
-
-    NaN and Infinity, bad UTF-8 and nesting by the hundred are refused.
-    """
-    try:
-        found = from_json(body, allow_inf_nan=False)
-    except ValueError as error:
-        raise _bad_body(_trouble(body, str(error))) from error
-    if not isinstance(found, dict):
-        raise _bad_body(f"is a JSON {type(found).__name__}; it must be an object")
-    return found
-
-
-def _trouble(body: bytes, error: str) -> str:
-    if "recursion" in error:
-        return "is nested too deeply; a request needs about ten levels"
-    try:
-        lines = body.decode().split("\n")
-    except UnicodeDecodeError as bad:
-        return f"is not UTF-8 (byte {bad.start}: {bad.reason})"
-    line, column = (int(number) for number in re.findall(r"\d+", error)[-2:])
-    return f"is not JSON: {error}, at {lines[line - 1][column - 1 : column + 15]!r}"
-
-
-def _bad_body(what: str) -> HeadwayError:
-    return HeadwayError(Code.INVALID_ARGUMENT, f"the request body {what}")
+    if fields.stream and fields.prompt_logprobs is not None:
+        raise invalid("prompt_logprobs", fields.prompt_logprobs, "left out where stream is true")
+    timings = options is not None and options.include_timings
+    usage = options is not None and (options.include_usage or timings)
+    continuous = options is not None and usage and options.continuous_usage_stats
+    return ReplyStyle(
+        chat,
+        fields.stream,
+        usage,
+        fields.return_token_ids,
+        logprobs,
+        prompt_logprobs=fields.prompt_logprobs is not None,
+        continuous_usage=continuous,
+        include_timings=timings,
+    )

@@ -9,15 +9,11 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from headway.request import MAX_LOGPROBS, MAX_STOP_TOKEN_IDS
-from services.gateway.openai.requests import (
-    CHAT,
-    COMPLETION,
-    HARMLESS,
-    MAX_CHOICES,
-    NEUTRAL,
-    OF_ANSWERS,
-    OF_STREAMS,
-)
+from services.gateway.openai.messages import MESSAGES, OF_ANSWERS, OF_MESSAGES
+from services.gateway.openai.requests import CHAT, COMPLETION
+from services.gateway.openai.responses import ResponseBody
+from services.gateway.openai.shapes import MAX_CHOICES, Fields, Neutral
+from services.gateway.openai.tokens import ChatToTokens, TextToTokens, TokensToText
 
 Json = dict[str, Any]
 
@@ -41,7 +37,8 @@ _RANGES: Mapping[str, Json] = {
     "top_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS},
     "n": {"minimum": 1, "maximum": MAX_CHOICES},
 }
-_WORDS = {"gt": "exclusiveMinimum", "lt": "exclusiveMaximum"}  # as pydantic leaves wide ones
+# As pydantic leaves wide ones; an answer is also a message, so that more than one may fit.
+_WORDS = {"gt": "exclusiveMinimum", "lt": "exclusiveMaximum", "oneOf": "anyOf"}
 # Refusals of any route, and of those that generate, by status.
 _ANY = {
     400: "The request is malformed, or a value is out of range.",
@@ -71,11 +68,17 @@ def describe(version: str, *, needs_key: bool, monitoring_needs_key: bool) -> Js
         "paths": {
             "/v1/chat/completions": _post("chat", "Answer a conversation.", secured),
             "/v1/completions": _post("completion", "Continue a text or token ids.", secured),
+            "/v1/responses": _post("response", "Answer items; nothing is stored.", secured),
+            "/tokenize": _posts("tokenize", "Tokens", "Count a text's or chat's tokens.", secured),
+            "/detokenize": _posts("detokenize", "Text", "Return the text of tokens.", secured),
+            "/version": _get("Version", "Name the release.", []),
+            "/ping": _get("Pong", "Answer 200 while requests are taken.", []),
+            "/load": _get("Load", "Count the outputs that are open.", secured),
             "/v1/models": _get("ModelList", "List the served model.", secured),
             "/v1/models/{name}": _get("Model", "Describe a model.", secured, "name", _NO_MODEL),
             "/explain/{request_id}": _get(
                 "Explanation",
-                "List the scheduler's decisions.",
+                "Tell a request's life, and the scheduler's decisions.",
                 secured,
                 "request_id",
                 _NOT_YOURS,
@@ -88,6 +91,9 @@ def describe(version: str, *, needs_key: bool, monitoring_needs_key: bool) -> Js
             "/livez": _get("Life", "Answer while the process lives.", []),
             "/metrics": _get(
                 "", "Show the metrics in Prometheus' format.", watched, refusals=_NOT_YOURS
+            ),
+            "/trace.json": _get(
+                "Trace", "Show the last lives in Chrome's format.", secured, refusals=_NOT_YOURS
             ),
             "/openapi.json": _get("Description", "Describe the API.", []),
         },
@@ -102,8 +108,7 @@ def describe(version: str, *, needs_key: bool, monitoring_needs_key: bool) -> Js
 
 
 def _post(kind: str, summary: str, secured: list[Json]) -> Json:
-    name = {"chat": "ChatBody", "completion": "CompletionBody"}[kind]
-    answer = {"chat": "Chat", "completion": "Completion"}[kind]
+    name, answer = f"{kind.capitalize()}Body", kind.capitalize()
     streamed = "Server-sent events, each with a JSON chunk; the last one is `[DONE]`."
     content = {**_json(answer), "text/event-stream": {"schema": _TEXT | {"description": streamed}}}
     operation = {
@@ -113,6 +118,18 @@ def _post(kind: str, summary: str, secured: list[Json]) -> Json:
         "parameters": [_pacing_header()],
         "requestBody": {"required": True, "content": _json(name)},
         "responses": _responses(content, {**_NO_MODEL, **_NOT_JSON}),
+    }
+    return {"post": operation}
+
+
+def _posts(kind: str, answer: str, summary: str, secured: list[Json]) -> Json:
+    """Describe a route that reads a body and generates nothing."""
+    operation = {
+        "operationId": kind,
+        "summary": summary,
+        "security": secured,
+        "requestBody": {"required": True, "content": _json(f"{answer}Body")},
+        "responses": _responses(_json(answer), {**_NO_MODEL, **_NOT_JSON}),
     }
     return {"post": operation}
 
@@ -161,26 +178,40 @@ def _json(schema: str) -> Json:
 
 def _bodies() -> dict[str, Json]:
     """Return the schemas of the bodies as their models say, and as their readers narrow them."""
-    kinds = [(CHAT, "validation"), (COMPLETION, "validation")]
+    read = (CHAT, COMPLETION, TextToTokens, ChatToTokens, TokensToText, ResponseBody)
+    kinds = [(kind, "validation") for kind in read]
     _, found = models_json_schema(kinds, ref_template=_REF + "{model}")  # type: ignore[arg-type]  # a list of literals
     schemas: dict[str, Json] = _plain(found["$defs"])
     for name, schema in schemas.items():
-        ignored: dict[str, Any] = {}
         if name in ("ChatBody", "CompletionBody"):
-            ignored = {**_anything(HARMLESS), **_neutral(*NEUTRAL)}
             for field, limits in _RANGES.items():
                 _narrow(schema["properties"].get(field, {}), limits)
+            if name == "CompletionBody":  # a prompt may come back alone
+                for field in ("max_tokens", "max_completion_tokens"):
+                    _narrow(schema["properties"][field], {"minimum": 0})
             stops = schema["properties"]["stop"]
             schema["properties"]["stop"] = {"anyOf": [stops["items"], stops]}
-        elif name == "StreamOptions":
-            ignored = {**_anything(OF_STREAMS), **_neutral("continuous_usage_stats")}
-        elif name == "Message":
-            said_before = _neutral("audio", "function_call", "tool_calls")
-            ignored = {**_anything(OF_ANSWERS), **said_before}
         if name != "TextPart":
             _admit_null(schema)
-        schema["properties"] = {**ignored, **schema["properties"]}
+        schema["properties"] = {**_ignored(name), **schema["properties"]}
+    schemas["TokensBody"] = {"anyOf": [{"$ref": f"{_REF}{kind.__name__}"} for kind in read[2:4]]}
+    schemas["TextBody"] = {"$ref": f"{_REF}{TokensToText.__name__}"}
     return schemas
+
+
+def _ignored(name: str) -> dict[str, Json]:
+    """Return the fields of a model that have no effect, and those that may ask for nothing."""
+    if name in MESSAGES:
+        return {**_anything(OF_ANSWERS), **_neutral(OF_MESSAGES)}
+    kind = _models(Fields).get(name)
+    return {} if kind is None else {**_anything(kind.harmless), **_neutral(kind.neutral)}
+
+
+def _models(base: type[Fields]) -> dict[str, type[Fields]]:
+    found = {base.__name__: base}
+    for kind in base.__subclasses__():
+        found |= _models(kind)
+    return found
 
 
 def _plain(schema: Any) -> Any:
@@ -190,6 +221,8 @@ def _plain(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     kept = {k: v for k, v in schema.items() if (k, v) != ("default", None) and not _is_title(k, v)}
+    if "patternProperties" in kept:
+        kept["additionalProperties"] = False
     return {_WORDS.get(word, word): _plain(part) for word, part in kept.items()}
 
 
@@ -202,9 +235,9 @@ def _anything(names: Iterable[str]) -> dict[str, Json]:
     return {name: {} for name in sorted(names)}
 
 
-def _neutral(*names: str) -> dict[str, Json]:
+def _neutral(fields: Neutral) -> dict[str, Json]:
     """Return fields that are refused unless they ask for nothing."""
-    return {name: {"enum": [*NEUTRAL[name], None]} for name in names}
+    return {name: {"enum": [*values, None]} for name, values in fields.items()}
 
 
 def _narrow(schema: Json, limits: Json) -> None:
@@ -239,8 +272,11 @@ def _nullable(schema: Json) -> Json:
 
 def _answers() -> dict[str, Json]:
     usage = _object(prompt_tokens=_COUNT, completion_tokens=_COUNT, total_tokens=_COUNT)
-    end = {"enum": ["stop", "length"]}
-    message = _object(role={"const": "assistant"}, content=_TEXT)
+    end = {"enum": ["stop", "length", "tool_calls"]}
+    message = _object(role={"const": "assistant"}, content=_nullable(_TEXT))
+    called = _object(name=_TEXT, arguments=_TEXT)
+    call = _object(id=_TEXT, type={"const": "function"}, function=called)
+    message["properties"]["tool_calls"] = _list(call)
     chosen = _object(index=_COUNT, message=message, finish_reason=end)
     written = _object(index=_COUNT, text=_TEXT, finish_reason=end)
     model = _object(id=_TEXT, object={"const": "model"}, max_model_len=_COUNT)
@@ -256,8 +292,22 @@ def _answers() -> dict[str, Json]:
             ),
             "required": ["status"],
         },
+        "Response": _object(
+            id=_TEXT, object={"const": "response"}, output=_list({"type": "object"})
+        ),
         "Life": _object(status=_TEXT),
-        "Explanation": _object(request_id=_TEXT, decisions=_list({"type": "object"})),
+        "Version": _object(version=_TEXT),
+        "Pong": _object(),
+        "Load": _object(server_load=_COUNT),
+        "Tokens": _object(count=_COUNT, max_model_len=_COUNT, tokens=_list(_COUNT)),
+        "Text": _object(prompt=_TEXT),
+        "Explanation": _object(
+            request_id=_TEXT,
+            decisions=_list({"type": "object"}),
+            life={"type": ["object", "null"]},
+            reasons=_list({"type": "object"}),
+        ),
+        "Trace": _object(traceEvents=_list({"type": "object"})),
         "Description": _object(openapi=_TEXT, paths={"type": "object"}),
         "Refusal": _object(error=found),
     }

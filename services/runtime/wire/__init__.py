@@ -13,6 +13,7 @@ from services.runtime.wire.calls import (
     length_table,
     nonce_of,
     observe,
+    picture,
     predict,
     report_fleet,
     report_rates,
@@ -20,6 +21,7 @@ from services.runtime.wire.calls import (
     set_role,
     transfer_kv,
 )
+from services.runtime.wire.pictures import PICTURE
 from services.runtime.wire.predictions import (
     Question,
     pack_question,
@@ -50,6 +52,7 @@ __all__ = [
     "FROM_GATEWAY",
     "FROM_WORKER",
     "KV",
+    "PICTURE",
     "RATE_REPORT",
     "REQUEST",
     "SET_ROLE",
@@ -71,6 +74,7 @@ __all__ = [
     "pack_question",
     "pack_targets",
     "pack_token_batch",
+    "picture",
     "predict",
     "report_fleet",
     "report_rates",

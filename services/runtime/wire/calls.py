@@ -14,6 +14,7 @@ from headway.cluster import Role
 from headway.core.autoscaler.events import PublishTargets, RateReport
 from headway.core.autoscaler.starts import InstanceStart
 from headway.messages import ChangeRole
+from headway.picture import ClusterPicture
 from headway.policies.scaling.protocol import Fleet
 from protos import (
     autoscaler_pb2,
@@ -31,6 +32,7 @@ from protos import (
     worker_pb2,
     worker_pb2_grpc,
 )
+from services.runtime.wire.pictures import PICTURE
 from services.runtime.wire.predictions import unpack_remaining
 from services.runtime.wire.scaling import RATE_REPORT, pack_fleet, unpack_decision
 from services.runtime.wire.status import error_of
@@ -103,6 +105,13 @@ async def explain(channel: _Channel, request_id: str, *, within: float) -> list[
     request = scheduler_pb2.ExplainRequest(request_id=request_id)
     stub = scheduler_pb2_grpc.SchedulerStub(channel)
     return list((await _answer(stub.Explain(request, timeout=within))).decisions)
+
+
+async def picture(channel: _Channel, *, within: float) -> ClusterPicture:
+    """Return the cluster as its leader sees it."""
+    stub = scheduler_pb2_grpc.SchedulerStub(channel)
+    question = scheduler_pb2.PictureRequest()
+    return PICTURE.unpack(await _answer(stub.Picture(question, timeout=within)))
 
 
 async def report_rates(channel: _Channel, report: RateReport, *, within: float) -> None:

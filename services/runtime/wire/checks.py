@@ -23,8 +23,10 @@ from headway.messages import (
     Tuned,
     WantedReports,
 )
+from headway.picture import MovePicture, WindowPicture, WorkerPicture
 from headway.policies.scaling.protocol import PoolLoad, WorkSample
-from headway.request import Request, SamplingParams, StreamKey
+from headway.request import Constraints, Request, SamplingParams, StreamKey
+from headway.service_class import Standing
 
 MAX_ID_CHARS = 256
 MAX_TEXT_CHARS = 4096
@@ -117,6 +119,10 @@ def _expected_length(value: float, name: str) -> float:
     return value
 
 
+def _all_finite(values: Sequence[float], name: str) -> Sequence[float]:
+    return tuple(finite(value, name) for value in values)
+
+
 def _kv_bytes(value: int, name: str) -> int:
     if value > MAX_KV_BYTES:
         raise invalid(name, value, f"at most {MAX_KV_BYTES}")
@@ -147,17 +153,22 @@ BY_FIELD: Mapping[type, Mapping[str, Check]] = MappingProxyType(
             "arrival_at": _arrival,
             "deadline_at": _deadline,
             "predicted_output_tokens": _expected_length,
+            "cache_salt": an_id_or_none,
         },
+        Constraints: {"grammar": unchecked},  # it checks itself
+        Standing: {"tenant": an_id_or_none},
         Placed: {"target_worker_id": an_id_or_none},
         ControlHello: {"worker_id": an_id_or_none},
         Rejected: {"retry_after": lambda value, name: max(0.0, finite(value, name))},
         WorkerInfo: {
+            "kv_layout": an_id_or_none,
             "num_units": _num_units,
             **dict.fromkeys(
                 ("chunk_tokens", "block_size", "num_blocks", "max_model_len"), _at_least_one
             ),
         },
         KvHeader: {
+            "layout": an_id_or_none,
             "block_size": _at_least_one,
             "num_bytes": _kv_bytes,
             "shape": _kv_shape(least_tokens=1),
@@ -167,12 +178,15 @@ BY_FIELD: Mapping[type, Mapping[str, Check]] = MappingProxyType(
         PassWork: {"seconds": unchecked},  # as well
         WorkSample: {"stage": text},
         RateReport: {"gateway_id": unchecked, "model": text},
+        WorkerPicture: {"ahead_tokens": _all_finite, "address": text},
+        WindowPicture: {"flow_level": text},
+        MovePicture: {"source_id": an_id_or_none},
     }
 )
 """Checks of single fields, where name and type are not enough."""
 
 SELF_CHECKED = frozenset(
-    {SamplingParams, WantedReports, Tuned, MeasuredCosts, RateReport, PoolLoad}
+    {Constraints, SamplingParams, WantedReports, Tuned, MeasuredCosts, RateReport, PoolLoad}
 )
 """Dataclasses that check their numbers themselves, or whose event does."""
 

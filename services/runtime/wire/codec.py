@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
-from headway import cluster, messages, request
+from headway import cluster, messages, picture, request, service_class
 from headway.errors import invalid
 from headway.policies.scaling import protocol as scaling
 from services.runtime.wire.checks import (
@@ -267,7 +267,7 @@ def _types_in(module: ModuleType) -> Iterator[tuple[str, type]]:
 _TYPES: Mapping[str, type] = MappingProxyType(
     {
         name: kind
-        for module in (scaling, cluster, request, messages)
+        for module in (scaling, cluster, service_class, request, messages, picture)
         for name, kind in _types_in(module)
     }
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from headway.errors import invalid
+from headway.life.moments import Mark, MomentKind
 from headway.messages import StreamFailure, TokenBatch
 from headway.request import MAX_LEVELS, MAX_LOGPROBS, FinishReason, TokenLogprobs
 from protos import common_pb2 as common
@@ -20,10 +21,13 @@ _FROM_PB: Mapping[int, FinishReason | None] = MappingProxyType(
     {number: reason for reason, number in _TO_PB.items()}
 )
 _ENDS = MappingProxyType({number: reason for number, reason in _FROM_PB.items() if reason})
+_MOST_CAUSE_CHARS = 200
+_DAY = 86_400.0
+"""The farthest that a mark may be from now, seconds."""
 
 
-def pack_token_batch(batch: TokenBatch) -> pb.TokenBatch:
-    """Return the tokens of one forward pass for one gateway as a message."""
+def pack_token_batch(batch: TokenBatch, *, now: float = 0.0) -> pb.TokenBatch:
+    """Return the tokens of one forward pass for one gateway as a message, sent ``now``."""
     assert not batch.before, "live workers run one step a pass"
     packed = pb.TokenBatch(
         worker_id=batch.worker_id,
@@ -33,12 +37,10 @@ def pack_token_batch(batch: TokenBatch) -> pb.TokenBatch:
         finish_reasons=[_TO_PB[reason] for reason in batch.finish_reasons],
     )
     for position, logprobs in batch.logprobs.items():
-        packed.logprobs.add(
-            position=position,
-            logprob=logprobs.logprob,
-            top_token_ids=logprobs.top_token_ids,
-            top_logprobs=logprobs.top_logprobs,
-        )
+        entry = packed.logprobs.add(position=position)
+        _pack_logprobs(entry, logprobs)
+        for one in logprobs.prompt:
+            _pack_logprobs(entry.prompt.add(), one)
     for position, num_tokens in batch.num_cached.items():
         packed.cached.add(position=position, num_tokens=num_tokens)
     for position, levels_spent in batch.levels_spent.items():
@@ -49,11 +51,24 @@ def pack_token_batch(batch: TokenBatch) -> pb.TokenBatch:
             finish_reason=_TO_PB[failure.finish_reason],
             message=failure.message,
         )
+    for stream_id, kind, at, amount, cause in batch.marks:
+        packed.marks.add(
+            stream_id=stream_id, kind=kind.name, at=at - now, amount=amount, cause=cause
+        )
     return packed
 
 
-def unpack_token_batch(packed: pb.TokenBatch) -> TokenBatch:
-    """Return the tokens, checked: arrays of one length, known reasons, positions in range."""
+def _pack_logprobs(packed: pb.TokenLogprobs, found: TokenLogprobs) -> None:
+    packed.logprob = found.logprob
+    packed.top_token_ids.extend(found.top_token_ids)
+    packed.top_logprobs.extend(found.top_logprobs)
+
+
+def unpack_token_batch(packed: pb.TokenBatch, *, now: float = 0.0) -> TokenBatch:
+    """Return the tokens, checked: arrays of one length, known reasons, positions in range.
+
+    ``now``: when they were received, by this host's clock.
+    """
     if len(packed.worker_id) > MAX_ID_CHARS:
         raise invalid("worker_id", packed.worker_id, f"at most {MAX_ID_CHARS} characters long")
     num_tokens = len(packed.stream_ids)
@@ -82,7 +97,26 @@ def unpack_token_batch(packed: pb.TokenBatch) -> TokenBatch:
         ],
         num_cached=_unpack_cached(packed, num_tokens) if packed.cached else {},
         levels_spent=_unpack_spent(packed, num_tokens) if packed.spent else {},
+        marks=_unpack_marks(packed, now) if packed.marks else (),
     )
+
+
+def _unpack_marks(packed: pb.TokenBatch, now: float) -> list[Mark]:
+    """Return the marks whose kinds are known here: another version may have others.
+
+    An instant over a day away is taken to be a day away.
+    """
+    return [
+        Mark(
+            each.stream_id,
+            MomentKind[each.kind],
+            now + max(-_DAY, min(_DAY, finite(each.at, "marks.at"))),
+            each.amount,
+            text(each.cause)[:_MOST_CAUSE_CHARS],
+        )
+        for each in packed.marks
+        if each.kind in MomentKind.__members__
+    ]
 
 
 def _unpack_cached(packed: pb.TokenBatch, num_tokens: int) -> dict[int, int]:
@@ -108,13 +142,17 @@ def _unpack_logprobs(packed: pb.TokenBatch, num_tokens: int) -> dict[int, TokenL
     found: dict[int, TokenLogprobs] = {}
     for entry in packed.logprobs:
         _require_position(entry.position, num_tokens)
-        if len(entry.top_token_ids) != len(entry.top_logprobs):
-            raise invalid("top_logprobs", len(entry.top_logprobs), "as many as top_token_ids")
-        if len(entry.top_logprobs) > MAX_LOGPROBS:
-            raise invalid("top_logprobs", len(entry.top_logprobs), f"at most {MAX_LOGPROBS}")
-        for logprob in (entry.logprob, *entry.top_logprobs):
-            finite(logprob, "logprobs")
-        found[entry.position] = TokenLogprobs(
-            entry.logprob, tuple(entry.top_token_ids), tuple(entry.top_logprobs)
-        )
+        prompt = tuple(_one_unpacked(one) for one in entry.prompt)
+        found[entry.position] = _one_unpacked(entry, prompt)
     return found
+
+
+def _one_unpacked(entry: pb.TokenLogprobs, prompt: tuple[TokenLogprobs, ...] = ()) -> TokenLogprobs:
+    if len(entry.top_token_ids) != len(entry.top_logprobs):
+        raise invalid("top_logprobs", len(entry.top_logprobs), "as many as top_token_ids")
+    if len(entry.top_logprobs) > MAX_LOGPROBS:
+        raise invalid("top_logprobs", len(entry.top_logprobs), f"at most {MAX_LOGPROBS}")
+    for logprob in (entry.logprob, *entry.top_logprobs):
+        finite(logprob, "logprobs")
+    tops = tuple(entry.top_token_ids), tuple(entry.top_logprobs)
+    return TokenLogprobs(entry.logprob, *tops, prompt)

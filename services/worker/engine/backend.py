@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 
+from headway.cluster import TOKEN_LAYOUT
 from headway.engine import EngineInfo, ModelSize, PassFailure
 from headway.errors import Code, HeadwayError
 from headway.forward_pass import PENDING, ForwardPass, HiddenStates, PassItem, PassResult, Sampled
-from headway.request import SamplingParams, StreamKey
+from headway.request import SamplingParams, StreamKey, TokenLogprobs
+from services.runtime.reasoning import tokenizer_file
+from services.worker.engine.grammar import NO_MASKS, Grammars, Masks
 from services.worker.engine.kv.host import HostKv, KvSwapper
 from services.worker.engine.kv.memory import available_bytes
 from services.worker.engine.kv.pool import KvPool, KvStore, KvWriter
@@ -28,13 +34,23 @@ from services.worker.engine.model.tensor_parallel import (
 )
 from services.worker.engine.options import EngineOptions, find_device
 from services.worker.engine.sampler import draw
+from services.worker.engine.scores import PromptScores
 
 
 class TorchBackend:
     """One replica of a model with its KV pool: a ``headway.engine.Backend``."""
 
-    def __init__(self, model: LoadedModel, pool: KvPool, host: HostKv | None = None) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        pool: KvPool,
+        host: HostKv | None = None,
+        tokenizer: Path | None = None,
+    ) -> None:
+        """``tokenizer``: the model's ``tokenizer.json``, for requests with a grammar."""
         self._model = model
+        self._grammars = Grammars(tokenizer, model.vocab_size, model.eos_token_ids)
+        self._scores = PromptScores(model.lm_head)
         self._pool = pool
         self._host = host
         self._swapper = KvSwapper(pool, host)
@@ -54,7 +70,7 @@ class TorchBackend:
             dtype=pool.shape.dtype,
             kernels=model.decoder.kernels,
             swaps_beside=self._device.type == "cuda",  # on a CPU it would slow the pass
-            holds_whole_kv=group_size() == 1,
+            kv_layout=TOKEN_LAYOUT if group_size() == 1 else "",
         )
 
     @classmethod
@@ -68,14 +84,15 @@ class TorchBackend:
             torch.set_num_threads(options.num_threads)
         place = join_group(find_device(options.device))
         loaded = load_model(model, place, options)
-        free = available_bytes(place) if place.type == "cuda" else None
+        free = available_bytes(place, options.gpu_share) if place.type == "cuda" else None
         size = ModelSize(loaded.kv_shape.bytes_per_token, loaded.max_model_len, free)
         num_blocks, num_host_blocks = (
             agree_on_least(chosen(size) if callable(chosen) else chosen, place)
             for chosen in (options.num_blocks, options.num_host_blocks)
         )
         pool = KvPool(loaded.kv_shape, num_blocks, options.block_size, place)
-        return cls(loaded, pool, HostKv(pool, num_host_blocks) if num_host_blocks else None)
+        host = HostKv(pool, num_host_blocks) if num_host_blocks else None
+        return cls(loaded, pool, host, tokenizer_file(model))
 
     # --- forward passes ---------------------------------------------------------------
 
@@ -90,20 +107,27 @@ class TorchBackend:
         sampled: tuple[Sampled, ...] = ()
         hidden = None
         drawn, self._drawn = self._drawn, {}
+        self._scores.forget(forward_pass.ended)
         with self._swapper.around(forward_pass) as swapping:
             if forward_pass.items:
                 with torch.inference_mode():
-                    items = _with_drawn(forward_pass.items, drawn)
+                    items = with_drawn(forward_pass.items, drawn)
                     layout = self._layouts.build(items)
+                    masks = self._grammars.begin(items)
                     states = self._model.decoder(layout.token_ids, layout.positions, layout.batch)
-                    sampled = self._draw(states, layout, items)
+                    self._scores.gather(states, layout, items)
+                    sampled = self._draw(states, layout, items, masks)
                     hidden = _take_hidden(states, layout, forward_pass)
         self._drawn = {each.key: each.token_id for each in sampled}
         pass_time = time.perf_counter() - started_at
         return PassResult(forward_pass.pass_id, pass_time, sampled, hidden, swapping.seconds)
 
     def _draw(
-        self, states: torch.Tensor, layout: PassLayout, items: Sequence[PassItem]
+        self,
+        states: torch.Tensor,
+        layout: PassLayout,
+        items: Sequence[PassItem],
+        masks: Future[Masks] | None,
     ) -> tuple[Sampled, ...]:
         """Draw a token for each item that asks, from ``states`` (rows, hidden size)."""
         if not layout.sampling_items:
@@ -113,13 +137,29 @@ class TorchBackend:
         rows = layout.sampling_rows
         logits = self._model.lm_head(states if rows is None else states.index_select(0, rows))
         chosen = [items[n] for n in layout.sampling_items]
-        drawn = draw(logits, chosen, self.info.eos_token_ids, self._model.decoder.greatest)
+        drawn = draw(
+            logits,
+            chosen,
+            self.info.eos_token_ids,
+            self._model.decoder.greatest,
+            NO_MASKS if masks is None else masks.result(),
+        )
         bad = [item.key for item, (token, _) in zip(chosen, drawn, strict=True) if token < 0]
         if bad:
             names = ", ".join(f"{key.gateway_id}/{key.stream_id}" for key in bad)
-            raise PassFailure(bad, f"the model's logits are not finite for {names}")
+            why = "its logits are not finite, or its constraints admit no token"
+            raise PassFailure(bad, f"no token can be drawn for {names}: {why}")
         by_item = sorted(zip(layout.sampling_items, drawn, strict=True), key=lambda pair: pair[0])
-        return tuple(Sampled(items[n].key, token, logprobs) for n, (token, logprobs) in by_item)
+        return tuple(
+            Sampled(items[n].key, token, self._with_prompt(items[n], logprobs))
+            for n, (token, logprobs) in by_item
+        )
+
+    def _with_prompt(self, item: PassItem, logprobs: TokenLogprobs | None) -> TokenLogprobs | None:
+        """Return a first token's log probabilities with those of its prompt, if asked for."""
+        if item.sampling.num_prompt_logprobs is None or item.num_output_tokens:
+            return logprobs
+        return replace(logprobs or TokenLogprobs(0.0), prompt=self._scores.take(item))
 
     def follow(self) -> None:
         """Run the passes of the process that leads this group, until that one is closed."""
@@ -132,6 +172,7 @@ class TorchBackend:
     def close(self) -> None:
         """See ``Backend.close``; the group's other processes end, too."""
         self._pool.writable.set()
+        self._grammars.close()
         if self._leads:
             tell_followers(None)
             leave_group()
@@ -181,7 +222,7 @@ class TorchBackend:
         return KvWriter(self._store(to_host), block_ids, shape, dtype, num_tokens, first_token)
 
     def _store(self, is_host: bool) -> KvStore:
-        if not self.info.holds_whole_kv:
+        if not self.info.kv_layout:
             message = "a worker of several processes cannot send or receive KV"
             raise HeadwayError(Code.FAILED_PRECONDITION, message)
         if not is_host:
@@ -190,7 +231,7 @@ class TorchBackend:
         return self._host
 
 
-def _with_drawn(items: Sequence[PassItem], drawn: Mapping[StreamKey, int]) -> Sequence[PassItem]:
+def with_drawn(items: Sequence[PassItem], drawn: Mapping[StreamKey, int]) -> Sequence[PassItem]:
     """Replace pending tokens by what the pass before has ``drawn``.
 
     An item whose token was not drawn stays as it is; the layout refuses it.
@@ -205,7 +246,7 @@ def _filled_in(item: PassItem, drawn: Mapping[StreamKey, int]) -> PassItem:
         return item
     token = drawn[item.key]
     output = item.output_token_ids
-    if item.sampling.has_penalties:  # no pass reads them
+    if item.sampling.reads_output:  # no pass reads them
         output = (*output[: item.num_output_tokens - 1], token)
     return item._replace(token_ids=(token,), output_token_ids=output)
 

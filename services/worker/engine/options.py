@@ -11,7 +11,7 @@ import torch
 from headway.engine import ModelSize
 from headway.errors import Code, HeadwayError
 
-Kernels = Literal["auto", "triton", "native", "torch"]
+Kernels = Literal["auto", "triton", "triton,flash-attn-4", "native", "torch"]
 """Kernels between the matrix products; see ``decoder_class``."""
 
 NumBlocks = int | Callable[[ModelSize], int]
@@ -40,6 +40,8 @@ class EngineOptions:
     """Longest request that is wanted, tokens; 0: the model's own; None: anything will do."""
     num_threads: int = 0
     """Threads of torch; 0: as many as torch chooses."""
+    gpu_share: float = 1.0
+    """Share of a GPU's memory that this engine may use."""
 
 
 def find_device(name: str) -> torch.device:

@@ -6,28 +6,32 @@ A large vocabulary therefore costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from headway.forward_pass import PassItem
+from headway.request import StreamKey
 
 Ints = NDArray[np.int64]
 
 
 def adjust(
-    logits: torch.Tensor, items: Sequence[PassItem], eos_token_ids: Sequence[int]
+    logits: torch.Tensor,
+    items: Sequence[PassItem],
+    eos_token_ids: Sequence[int],
+    over: Container[StreamKey] = frozenset(),
 ) -> torch.Tensor:
     """Return the logits with penalties and masks; ``logits`` itself if none applies.
 
     The repetition penalty (CTRL, as in vLLM) reads prompt and output; presence and frequency
     penalties (OpenAI's) read the output. Before ``min_tokens`` neither an end of sequence nor a
-    stop token can be drawn.
+    stop token can be drawn, unless the grammar of the request is ``over``.
     """
     penalised = [n for n, item in enumerate(items) if item.sampling.has_penalties]
-    short = [n for n, item in enumerate(items) if _is_short(item)]
+    short = [n for n, item in enumerate(items) if _is_short(item) and item.key not in over]
     if not penalised and not short:
         return logits
     logits = logits.clone()

@@ -1,9 +1,9 @@
 """From logits to tokens: each draw is a function of the logits, the seed and the position.
 
-The order is vLLM's: penalties and masks, temperature, min-p, top-k, top-p. Probabilities are
-float64. A draw is the first token, in the vocabulary's order, whose cumulative probability exceeds
-a uniform number. The other requests of a batch change the rounding of float32 logits. Such a change
-alters a draw only if the uniform number lies that close to a boundary between two tokens.
+The order is vLLM's: penalties, biases and masks, temperature, min-p, top-k, top-p. Probabilities
+are float64. A draw is the first token, in the vocabulary's order, whose cumulative probability
+exceeds a uniform number. The other requests of a batch change the rounding of float32 logits. Such
+a change alters a draw only if the uniform number lies that close to a boundary between two tokens.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import torch
 
 from headway.forward_pass import PassItem
 from headway.request import SamplingParams, TokenLogprobs
+from services.worker.engine.constraints import constrain
+from services.worker.engine.grammar import NO_MASKS, Masks
 from services.worker.engine.penalties import adjust
 
 GREEDY_TEMPERATURE = 1e-5  # below it a division would only overflow
@@ -54,19 +56,23 @@ def draw(
     items: Sequence[PassItem],
     eos_token_ids: Sequence[int],
     find: Greatest = greatest,
+    masks: Masks = NO_MASKS,
 ) -> list[Drawn]:
     """Draw a token for each row (rows, vocabulary); -1 where the greatest is not finite.
 
-    ``find`` is ``greatest``, or a kernel that computes the same.
+    ``find`` is ``greatest``, or a kernel that computes the same. ``masks``: what the grammars of
+    the items admit.
     """
     best, tokens = find(logits)
     finite = best.isfinite()
     logprobs: dict[int, TokenLogprobs] = {}
     if not all(_is_plain(item) for item in items):
         logits = logits.float()
-        adjusted = adjust(logits, items, eos_token_ids)
+        over = frozenset(key for key, mask in masks.items() if mask.is_over)
+        adjusted = constrain(adjust(logits, items, eos_token_ids, over), items, masks)
         if adjusted is not logits:
-            tokens = find(adjusted)[1]
+            best, tokens = find(adjusted)
+            finite = finite & best.isfinite()
         random = [n for n, item in enumerate(items) if not _is_greedy(item.sampling)]
         if random:
             rows = torch.tensor(random, device=logits.device)
@@ -83,7 +89,7 @@ def _is_plain(item: PassItem) -> bool:
     return (
         _is_greedy(sampling)
         and sampling.num_logprobs is None
-        and not sampling.has_penalties
+        and not sampling.reads_output
         and item.num_output_tokens >= sampling.min_tokens
     )
 

@@ -42,6 +42,15 @@ def test_a_request_goes_to_the_scheduler_and_its_tokens_to_the_client() -> None:
     assert core.num_open == core.num_waiting == 0
 
 
+def test_the_first_token_says_why_its_request_is_where_it_is() -> None:
+    core = gateway()
+    request = opened(core)
+    core.handle(Placed(request.key, "w", 1, Role.UNIFIED, reason="quiescence"), now=0.5)
+    (action,) = core.handle(tokens(request.stream_id, 0, [7, 8]), now=1.0)
+    assert isinstance(action, Deliver)
+    assert [d.decision for d in action.deliveries] == ["quiescence; unit=w/1", ""]
+
+
 def test_logprobs_travel_with_their_token() -> None:
     core = gateway()
     request = opened(core)

@@ -39,7 +39,10 @@ def test_a_request_is_dispatched_at_once_to_an_idle_worker() -> None:
     assert len(sent) == 1
     assert isinstance(sent[0].message, Dispatch)
     assert sent[0].message.batches[0].requests == (request,)
-    assert SendToGateway("g", Placed(key(1), "p", 0, Role.PREFILL)) in scheduler.new
+    assert (
+        SendToGateway("g", Placed(key(1), "p", 0, Role.PREFILL, reason="quiescence"))
+        in scheduler.new
+    )
 
 
 def test_requests_behind_a_pass_are_gathered_and_go_together_at_its_end() -> None:

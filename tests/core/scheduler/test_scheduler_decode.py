@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from headway.cluster import Role, UnitLoad
+from headway.cluster import Role, UnitLoad, WorkerInfo
 from headway.core.scheduler.events import WorkerReported
 from headway.core.scheduler.settings import MoveLimits
 from headway.messages import CancelStream, Handoff, HandoffResult
@@ -85,6 +85,41 @@ def test_handoffs_stay_within_the_model() -> None:
     scheduler.submit(1)
     scheduler.prefill("p", 1)
     assert targets(scheduler) == []
+
+
+def with_layout(worker_id: str, role: Role, layout: str) -> WorkerInfo:
+    return replace(make_info(worker_id, role), kv_layout=layout)
+
+
+def test_kv_goes_between_equal_layouts_alone() -> None:
+    scheduler = SchedulerHarness(short_pass())
+    scheduler.connect(with_layout("p", Role.PREFILL, "swizzled"))
+    scheduler.connect(with_layout("a", Role.DECODE, "tokens"))
+    scheduler.connect(with_layout("b", Role.DECODE, "swizzled"))
+    scheduler.submit(1)
+    scheduler.prefill("p", 1)
+    assert targets(scheduler) == [(1, "b")]
+
+
+@pytest.mark.parametrize("layout", ["swizzled", ""])
+def test_kv_that_no_worker_takes_is_given_up_and_its_request_computed_again(layout: str) -> None:
+    scheduler = SchedulerHarness(short_pass())
+    scheduler.connect(with_layout("p", Role.PREFILL, layout))
+    scheduler.connect(with_layout("d", Role.DECODE, "tokens"))
+    scheduler.submit(1)
+    scheduler.prefill("p", 1)
+    assert targets(scheduler) == []
+    assert scheduler.cancelled("p") == [1]
+    assert scheduler.lost() == [1]
+
+
+def test_it_waits_while_no_worker_decodes_its_model_at_all() -> None:
+    scheduler = SchedulerHarness(short_pass())
+    scheduler.connect(with_layout("p", Role.PREFILL, "swizzled"))
+    scheduler.submit(1)
+    scheduler.prefill("p", 1)
+    assert scheduler.lost() == []
+    assert scheduler.core.status().num_awaiting_decode == 1
 
 
 @pytest.mark.parametrize("role", [Role.DECODE, Role.UNIFIED, Role.CONVERTIBLE])

@@ -59,6 +59,16 @@ def test_a_running_request_moves_to_the_unit_with_less_load() -> None:
     assert scheduler.decisions()[-1].question == "rescheduling"
 
 
+def test_a_running_request_moves_between_equal_kv_layouts_alone() -> None:
+    scheduler = make_cluster()
+    scheduler.connect(replace(make_info("d2", Role.DECODE, blocks=1000), kv_layout="swizzled"))
+    report(scheduler, "d0", r1=900, r2=800, r3=700)
+    report(scheduler, "d1", r4=600)
+    report(scheduler, "d2")
+    scheduler.wait(6.0)
+    assert {target for _, target in moves(scheduler)} <= {"d1"}
+
+
 def test_its_gateway_is_told_when_it_has_moved() -> None:
     scheduler = unbalanced()
     scheduler.handed_off("d0")

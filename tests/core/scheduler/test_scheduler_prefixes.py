@@ -36,6 +36,15 @@ def test_a_unit_holds_what_prompts_have_in_common() -> None:
     assert prefixes.hits(entry_of(4, (6, 5 * GRANULE))) == {}
 
 
+def test_a_salt_keeps_beginnings_apart() -> None:
+    prefixes, mine, other = Prefixes(), entry_of(1, (7, 99)), entry_of(2, (7, 99))
+    assert mine.request is not None
+    mine.request = replace(mine.request, cache_salt="a")
+    prefixes.sent(mine, unit(0), ENDLESS)
+    assert prefixes.hits(other) == {}
+    assert prefixes.hits(mine) == {unit(0): GRANULE}
+
+
 def test_the_last_token_is_always_computed() -> None:
     prefixes = Prefixes()
     prefixes.sent(entry_of(1, (7, 2 * GRANULE)), unit(0), ENDLESS)

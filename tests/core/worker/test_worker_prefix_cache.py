@@ -44,6 +44,18 @@ def assert_right(worker: WorkerHarness, *requests: Request) -> None:
     assert worker.core.loads[0].num_free_blocks == 32
 
 
+def test_requests_with_different_salts_share_nothing() -> None:
+    worker = make_worker(prefix_caching=True)
+    first, same = asking(1, (*PREFIX, 1)), asking(2, (*PREFIX, 2))
+    salted = [replace(asking(n, (*PREFIX, n)), cache_salt=salt) for n, salt in ((3, "a"), (4, "b"))]
+    again = replace(asking(5, (*PREFIX, 5), max_tokens=9), cache_salt="a")
+    for request in (first, *salted, same, again):
+        submit(worker, request)
+        worker.run_all()
+    assert num_cached(worker) == {2: 12, 5: 12}
+    assert_right(worker, first, same, *salted, again)
+
+
 def test_a_known_prefix_is_not_computed_again_and_the_first_token_says_so() -> None:
     worker = make_worker(prefix_caching=True)
     first, second = asking(1, (*PREFIX, 1)), asking(2, (*PREFIX, 2, 3))

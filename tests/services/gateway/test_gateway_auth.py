@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from cli.key import add_options
 from headway.errors import Code, HeadwayError
+from headway.service_class import shipped_classes
 from services.gateway import auth
 from services.gateway.auth import KeyRing, key_line, new_key
 from services.runtime import few_lines
@@ -200,3 +201,13 @@ async def test_strangers_do_not_fill_the_log_and_clients_keep_their_lines(
     refused = [log for log in logs if log["event"] == "request_refused"]
     assert len([log for log in refused if log["code"] == "unauthenticated"]) == 60
     assert refused[-1]["client"] == "key ann"
+
+
+def test_a_key_of_an_unknown_class_is_refused_when_the_file_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(key_line("ann", "secret", options={"class": "chat"}) + "\n")
+    file.chmod(0o600)
+    with pytest.raises(HeadwayError, match=r"key ann: .*'chat'.*interactive, agent, batch"):
+        KeyRing.load(file, shipped_classes())
+    file.write_text(key_line("ann", "secret", options={"class": "agent"}) + "\n")
+    assert KeyRing.load(file, shipped_classes()).of_client("key ann").service_class == "agent"

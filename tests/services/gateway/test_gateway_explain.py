@@ -5,19 +5,54 @@ from __future__ import annotations
 import argparse
 import asyncio
 import io
-from contextlib import redirect_stdout
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
-from cli import explain
+from cli import explain, main
 from headway.cluster import UnitId
 from headway.core.scheduler.events import Chosen, Considered, Decision
-from headway.errors import HeadwayError
+from headway.errors import Code, HeadwayError
+from headway.life.record import LifeRecord
+from headway.life.trace import trace_of
 from headway.request import StreamKey
 from services.gateway.auth import key_line
+from services.gateway.http.exchange import HttpRefusal
+from services.gateway.http.explained import TraceDesk
+from services.local.run_file import (
+    DEFAULT_URL,
+    RUN_FILE,
+    found_url,
+    leave_run_file,
+    take_run_file_away,
+)
 from services.scheduler.explanations import decision_line
 from tests.fakes.gateway_harness import Cluster, cluster, until
+from tests.fakes.lives import conserves
+
+
+class NoLives:
+    """A gateway that has served nobody."""
+
+    async def explain(self, request_id: str) -> Sequence[str]:
+        """Return nothing."""
+        return ()
+
+    def life(self, request_id: str) -> LifeRecord | None:
+        """Return none."""
+
+    def follow(self, request_id: str, traceparent: str) -> None:
+        """Follow nobody."""
+
+    def lives(self, since: float) -> Iterator[LifeRecord]:
+        """Yield none."""
+        yield from ()
+
 
 UNIT = UnitId("decode-1", 0)
 DECISION = Decision(
@@ -48,7 +83,7 @@ async def test_a_live_request_is_explained_as_a_recorded_one(running: Cluster) -
     running.emulated.decisions.append(decision_line(DECISION))
     text = await told(running, "chatcmpl-1")
     assert "boundary by pascal: to decode-1/0" in text
-    assert "B 3, K 400, 17 free blocks" in text
+    assert "batch 3, KV tokens 400, 17 free blocks" in text
 
 
 async def test_a_request_of_which_nothing_is_known_is_said_to_be_so(running: Cluster) -> None:
@@ -74,6 +109,131 @@ async def test_explanations_need_a_key_where_answers_do(tmp_path: Path, store_ur
         assert "boundary" in await told(running, "chatcmpl-1", "--api-key", "secret")
 
 
+async def test_a_request_s_life_is_told_and_its_parts_sum_exactly_to_the_whole(
+    running: Cluster,
+) -> None:
+    with capture_logs() as logs:
+        answer = await running.openai().completions.create(
+            model="tiny", prompt="once", extra_headers={"x-request-id": "mine"}
+        )
+        await until(lambda: any(log["event"] == "request_ended" for log in logs))
+    life, _ = await asyncio.to_thread(explain.ask, running.url, "mine")
+    assert life is not None
+    conserves(life)
+    assert (life.status, life.model) == ("stop", "tiny")
+    assert answer.usage is not None
+    assert life.tokens.output == answer.usage.completion_tokens
+    assert life.ttft is not None
+    (line,) = (log for log in logs if log["event"] == "request_ended")
+    assert line["request_id"] == life.request_id
+    assert line["workers"] == list(life.workers) != []
+    assert line["ttft"] == pytest.approx(life.ttft, abs=0.1)
+    text = await told(running, "mine")
+    assert "longest: " in text
+    assert "draws tokens on" in text
+    assert (await asyncio.to_thread(explain.ask, running.url, answer.id))[0] == life
+
+
+async def test_an_answer_is_asked_about_by_its_own_id(running: Cluster) -> None:
+    client = running.openai()
+    own = {"x-request-id": "my-own-1"}
+    chat: Any = await client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "hi"}], extra_headers=own
+    )
+    items = await client.responses.create(model="tiny", input="hi")
+    named = await client.responses.create(model="tiny", input="hi", extra_headers=own)
+    assert (chat.id, named.id) == ("chatcmpl-my-own-1", "resp_my-own-1")
+    for shown in (chat.id, items.id, named.id):
+        life, _ = await asyncio.to_thread(explain.ask, running.url, shown)
+        assert life is not None, shown
+
+
+async def test_a_life_is_its_key_s_alone_and_operators(tmp_path: Path, store_url: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(
+        "\n".join([key_line("ann", "a"), key_line("bob", "b"), key_line("o", "o", operator=True)])
+    )
+    file.chmod(0o600)
+    async with cluster(tmp_path, store_url, api_key_file=file) as running:
+        answer = await running.openai("a").completions.create(
+            model="tiny", prompt="once", extra_headers={"x-request-id": "mine"}
+        )
+        assert answer.usage is not None
+        of_ann, _ = await asyncio.to_thread(explain.ask, running.url, "mine", "a")
+        of_bob, _ = await asyncio.to_thread(explain.ask, running.url, "mine", "b")
+        of_all, _ = await asyncio.to_thread(explain.ask, running.url, answer.id, "b")
+        assert of_all is None
+        of_ops, _ = await asyncio.to_thread(explain.ask, running.url, "mine", "o")
+        assert of_ann is not None
+        assert of_ann == of_ops
+        assert of_bob is None
+        with pytest.raises(HeadwayError, match="only the key"):
+            await asyncio.to_thread(explain.ask, running.url, of_ann.request_id, "b")
+
+
+async def test_the_last_lives_are_a_trace_for_operators(tmp_path: Path, store_url: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text("\n".join([key_line("ann", "a"), key_line("o", "o", operator=True)]))
+    file.chmod(0o600)
+    async with cluster(tmp_path, store_url, api_key_file=file) as running:
+        await running.openai("a").completions.create(model="tiny", prompt="once")
+        out = tmp_path / "trace.json"
+        flags = ["trace", "--out", str(out), "--url", running.url]
+        assert await asyncio.to_thread(main, [*flags, "--api-key", "o"]) == 0
+        events = json.loads(out.read_text())["traceEvents"]
+        assert {"decode", "thread_name"} <= {event["name"] for event in events}
+        with pytest.raises(HeadwayError, match="operator"):
+            await asyncio.to_thread(explain.fetch, running.url, "/trace.json", "a")
+        with pytest.raises(HeadwayError, match="since"):
+            await asyncio.to_thread(explain.fetch, running.url, "/trace.json?since=noon", "o")
+        late = await asyncio.to_thread(explain.fetch, running.url, "/trace.json?since=1e12", "o")
+        assert [event["ph"] for event in late["traceEvents"]] == ["M"]
+
+
+async def test_one_trace_is_made_at_a_time_even_where_its_client_leaves() -> None:
+    desk = TraceDesk(NoLives())
+    first = asyncio.ensure_future(desk.ask(""))
+    await asyncio.sleep(0)
+    first.cancel()
+    with pytest.raises(HeadwayError, match="another trace") as refused:
+        await desk.ask("")
+    assert refused.value.code is Code.RESOURCE_EXHAUSTED
+
+    async def told() -> bytes:
+        while True:
+            with suppress(HeadwayError):
+                return await desk.ask("")
+            await asyncio.sleep(0.01)
+
+    assert json.loads(await told()) == trace_of([])
+
+
+@pytest.mark.parametrize(
+    ("address", "is_here"), [("address 127.0.0.1", True), ("address 10.0.0.7", False), ("", False)]
+)
+async def test_without_keys_a_trace_is_for_clients_on_this_machine(
+    address: str, is_here: bool, running: Cluster
+) -> None:
+    edge = running.service.http_edge
+    if is_here:
+        edge.screen("GET", "/trace.json", {}, address)
+        return
+    with pytest.raises(HttpRefusal, match="--api-key-file"):
+        edge.screen("GET", "/trace.json", {}, address)
+
+
+def test_the_run_file_says_where_and_is_its_owner_s_alone(tmp_path: Path) -> None:
+    assert found_url(tmp_path) == DEFAULT_URL
+    leave_run_file(tmp_path, url="http://127.0.0.1:9001", cluster="c", pid=1)
+    assert found_url(tmp_path) == "http://127.0.0.1:9001"
+    assert (tmp_path / RUN_FILE).stat().st_mode & 0o777 == 0o600
+    (tmp_path / RUN_FILE).chmod(0o620)
+    with pytest.raises(HeadwayError, match="others may write"):
+        found_url(tmp_path)
+    take_run_file_away(tmp_path)
+    assert found_url(tmp_path) == DEFAULT_URL
+
+
 def test_what_is_no_gateway_is_named() -> None:
     with pytest.raises(HeadwayError, match="--url"):
-        explain.live_lines("http://127.0.0.1:9", "r")
+        explain.ask("http://127.0.0.1:9", "r")

@@ -101,7 +101,7 @@ async def test_lengths_are_reported_and_asked_for_and_rates_told(
                 model="tiny", prompt="abc"
             )  # the table may be under way
             predicted = [r.predicted_output_tokens for r in running.emulated.submitted]
-        await client.completions.create(model="tiny", prompt="abcdef")
+        await client.completions.create(model="tiny", prompt="abcdef", max_tokens=32)
         predicted = [r.predicted_output_tokens for r in running.emulated.submitted]
         assert predicted[0] == 0.0
         assert predicted[-2:] == [10.0, 20.0]

@@ -28,7 +28,8 @@ async def test_a_chat_is_answered_with_reasoning_apart(running: Cluster) -> None
     )
     choice = answer.choices[0]
     assert choice.message.content == "It is 15 🎉."
-    assert choice.message.model_extra == {"reasoning_content": "7 + 8 is 15"}
+    names = ("reasoning", "reasoning_content")
+    assert choice.message.model_extra == dict.fromkeys(names, "7 + 8 is 15")
     assert choice.message.role == "assistant"
     assert choice.finish_reason == "stop"
     assert answer.object == "chat.completion"
@@ -63,6 +64,22 @@ async def test_a_streamed_chat_says_the_same_in_pieces(running: Cluster) -> None
     assert chunks[-1].usage is not None
     assert all(chunk.usage is None for chunk in chunks[:-1])
     assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
+
+
+async def test_the_last_usage_says_what_the_time_consisted_of_where_that_is_asked(
+    running: Cluster,
+) -> None:
+    chunks = await chunks_of(running, stream_options={"include_timings": True}, n=2)
+    asked = chunks[-1].usage
+    assert asked is not None
+    told = (asked.model_extra or {})["timings"]
+    assert len({each["request_id"] for each in told}) == 2
+    for each in told:
+        assert sum(each["parts"].values()) == pytest.approx(each["total"], abs=1e-5)
+        assert 0 < each["ttft"] <= each["total"]
+    plain = (await chunks_of(running, stream_options={"include_usage": True}))[-1].usage
+    assert plain is not None
+    assert "timings" not in (plain.model_extra or {})
 
 
 async def test_cached_tokens_are_counted_in_a_whole_and_in_a_streamed_answer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,15 +11,24 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headway.errors import Code, HeadwayError, invalid
-from services.gateway.api_call import ApiCall, ChatInput, complete_sampling, with_choice
+from services.gateway.api_call import (
+    ApiCall,
+    ChatEnd,
+    ChatInput,
+    ToolUse,
+    complete_sampling,
+    with_choice,
+)
+from services.gateway.grammars import GrammarChecker
 from services.gateway.openai.json import error_body
 from services.gateway.openai.requests import (
     HARMLESS,
     parse_chat,
     parse_completion,
-    parse_json_object,
 )
+from services.gateway.openai.shapes import parse_json_object
 
+MINI = Path(__file__).parents[3] / "models" / "headway-mini"
 HELLO = [{"role": "user", "content": "hi"}]
 
 
@@ -91,6 +101,225 @@ def test_text_parts_are_joined_and_developers_speak_as_the_system() -> None:
     assert found.messages == [{"role": "system", "content": "a\nb"}]
 
 
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"guided_json": SCHEMA}, "guided_json"),
+        ({"guided_json": json.dumps(SCHEMA)}, "guided_json"),
+        ({"guided_regex": "a+"}, "guided_regex"),
+        ({"regex": "a+"}, "regex"),
+        ({"guided_choice": ["a", "b"]}, "guided_choice"),
+        ({"guided_grammar": 'root ::= "a"'}, "guided_grammar"),
+        ({"ebnf": 'root ::= "a"'}, "ebnf"),
+        ({"structured_outputs": {"json": SCHEMA}}, "structured_outputs.json"),
+        ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"json_object": True}}, "structured_outputs.json_object"),
+    ],
+)
+def test_a_form_of_the_answer_is_read_from_any_of_its_fields(
+    more: dict[str, Any], param: str
+) -> None:
+    checker = GrammarChecker(MINI, 0)
+    for call in (chat(**more), completion("x", **more)):
+        assert call.grammar is not None
+        assert call.grammar.param == param
+        assert checker.check(call.grammar)
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "why"),
+    [
+        ({"guided_json": {"type": "wrong"}}, "guided_json", "Invalid type: wrong"),
+        ({"guided_json": "{"}, "guided_json", "EOF"),
+        ({"guided_json": {"not": {}}}, "guided_json", "Unimplemented"),
+        ({"guided_json": {"$ref": "http://a/b"}}, "guided_json", "not present"),
+        ({"guided_regex": "("}, "guided_regex", "unclosed group"),
+        ({"guided_grammar": 'root ::= ("a"'}, "guided_grammar", "Expected"),
+        ({"guided_grammar": "start: x"}, "guided_grammar", "unknown name"),
+        ({"guided_choice": []}, "guided_choice", "at least 1"),
+        ({"guided_json": {"enum": ["x" * 200_000]}}, "guided_json", "may have"),
+        ({"guided_regex": "a", "ebnf": 'root ::= "b"'}, "ebnf", "one form"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
+    ],
+)
+def test_a_form_that_cannot_be_followed_is_refused_by_name(
+    more: dict[str, Any], param: str, why: str
+) -> None:
+    with pytest.raises(HeadwayError, match=why) as caught:
+        GrammarChecker(MINI, 0).check(chat(**more).grammar)  # type: ignore[arg-type]  # some is asked for
+    assert (caught.value.code, caught.value.param) == (Code.INVALID_ARGUMENT, param)
+
+
+def test_an_effort_and_a_budget_bound_the_reasoning() -> None:
+    assert chat().thinking_budget is None
+    assert chat(thinking_token_budget=0).thinking_budget == 0
+    assert refusal_of_chat(thinking_token_budget=-1).param == "thinking_token_budget"
+    assert refusal_of_chat(reasoning_effort="much").param == "reasoning_effort"
+    low = chat(reasoning_effort="low")
+    assert isinstance(low.inputs[0], ChatInput)
+    assert low.inputs[0].template_options == {"reasoning_effort": "low"}
+    none = chat(reasoning_effort="none").inputs[0]
+    assert isinstance(none, ChatInput)
+    assert none.template_options["enable_thinking"] is False
+
+
+def test_a_salt_belongs_to_the_request() -> None:
+    assert chat(cache_salt="s").request_fields == {"cache_salt": "s"}
+    assert refusal_of_chat(cache_salt="").param == "cache_salt"
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA, "strict": True}}
+OTHER = {"type": "function", "function": {"name": "g"}}
+
+
+def test_tools_are_described_to_the_template_and_read_from_the_answer() -> None:
+    call = chat(tools=[TOOL, OTHER], parallel_tool_calls=False)
+    (found,) = call.inputs
+    assert isinstance(found, ChatInput)
+    described = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+    assert found.tools == [described, OTHER]
+    assert call.tools is not None
+    strict = {"name": "f", "description": None, "parameters": SCHEMA, "strict": True}
+    plain = {"name": "g", "description": None, "parameters": None, "strict": False}
+    assert call.tools == ToolUse(None, several=False, offered=(strict, plain))
+    assert call.grammar is None
+    assert chat(tools=[TOOL], tool_choice="none").tools is None
+    assert chat(tools=[], tool_choice="auto").tools is None
+
+
+def test_a_call_that_is_required_has_a_grammar() -> None:
+    checker = GrammarChecker(MINI, 0)
+    named = {"type": "function", "function": {"name": "g"}}
+    for choice in ("required", named):
+        call = chat(tools=[TOOL, OTHER], tool_choice=choice)
+        assert call.grammar is not None
+        assert checker.check(call.grammar)
+        assert call.tools is not None
+        assert call.tools.form is not None
+
+
+def test_definitions_in_a_tools_parameters_stay_its_own() -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/x"}},
+        "$defs": {"x": {"enum": ["y"]}},
+    }
+    tools = [{"type": "function", "function": {"name": n, "parameters": parameters}} for n in "fg"]
+    for choice in ("required", {"type": "function", "function": {"name": "g"}}):
+        grammar = chat(tools=tools, tool_choice=choice).grammar
+        assert grammar is not None
+        GrammarChecker(MINI, 0).check(grammar)
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [OTHER, OTHER]}, "tools"),
+        ({"tools": [OTHER] * 129}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [OTHER], "tool_choice": "all"}, "tool_choice"),
+        ({"tools": [OTHER], "tool_choice": TOOL | {"function": {"name": "h"}}}, "tool_choice"),
+    ],
+)
+def test_tools_that_cannot_be_used_are_refused_by_name(more: dict[str, Any], param: str) -> None:
+    assert refusal_of_chat(**more).param == param
+
+
+def test_a_history_with_calls_and_reasoning_is_as_templates_want_it() -> None:
+    made = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    call = chat(
+        messages=[
+            *HELLO,
+            {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [made]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "5"},
+            {"role": "assistant", "content": "x", "reasoning_content": "so", "tool_calls": []},
+        ]
+    )
+    (found,) = call.inputs
+    assert isinstance(found, ChatInput)
+    settled = {**made, "function": {"name": "f", "arguments": {"a": 1}}}
+    assert found.messages[1:] == [
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "hm",
+            "tool_calls": [settled],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "5"},
+        {"role": "assistant", "content": "x", "reasoning_content": "so"},
+    ]
+
+
+def test_bounds_of_the_draws_are_read() -> None:
+    call = chat(logit_bias={"5": -100, "7": 1.5}, bad_words=["x"])
+    assert call.bounds == {"biased_token_ids": (5, 7), "biases": (-100.0, 1.5)}
+    assert call.bad_words == ("x",)
+    assert completion("x", allowed_token_ids=[3, 4]).bounds == {"allowed_token_ids": (3, 4)}
+    assert chat(logit_bias={}).bounds == {}
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"logit_bias": {"x": 1}}, "logit_bias.x.[key]"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+        ({"logit_bias": {"5": "1"}}, "logit_bias.5"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [5], "guided_regex": "a"}, "allowed_token_ids"),
+        ({"bad_words": [""]}, "bad_words[0]"),
+        ({"bad_words": ["a"] * 257}, "bad_words"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
+    ],
+)
+def test_bounds_and_endings_out_of_range_are_refused(more: dict[str, Any], param: str) -> None:
+    assert refusal_of_chat(**more).param == param
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"documents": [], "bad_words": [], "logits_processors": []},
+        {"add_generation_prompt": True, "continue_final_message": False, "length_penalty": 1.0},
+        {"include_reasoning": True, "separate_reasoning": True, "stream_reasoning": True},
+        {"spaces_between_special_tokens": True, "skip_special_tokens": True, "no_stop_trim": False},
+        {"priority": 0, "early_stopping": False, "use_beam_search": False, "min_new_tokens": 0},
+        {"echo": False, "best_of": 1, "suffix": "", "prompt_logprobs": None, "verbosity": "medium"},
+    ],
+)
+def test_known_fields_that_ask_for_nothing_are_taken(more: dict[str, Any]) -> None:
+    assert chat(**more).sampling == {}
+
+
+def test_a_chat_may_end_otherwise_than_with_an_answers_beginning() -> None:
+    def ending(**more: Any) -> ChatEnd:
+        (found,) = chat(**more).inputs
+        assert isinstance(found, ChatInput)
+        return found.ending
+
+    assert ending() is ChatEnd.ANSWER
+    assert ending(add_generation_prompt=False) is ChatEnd.MESSAGE
+    assert ending(continue_final_message=True) is ChatEnd.OPEN
+
+
+def test_usage_may_come_with_every_event() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    _, style = parse_chat(
+        {"model": "m", "messages": HELLO, "stream": True, "stream_options": options}
+    )
+    assert style.continuous_usage
+
+
 def test_a_null_field_counts_as_absent() -> None:
     assert chat(temperature=None, stop=None, tools=None, stream_options=None).sampling == {}
 
@@ -103,15 +332,16 @@ def test_bookkeeping_of_openais_platform_is_accepted(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", [{"type": "function"}]),
-        ("response_format", {"type": "json_object"}),
+        ("web_search_options", {}),
+        ("prediction", {"type": "content"}),
         ("functions", [{}]),
-        ("logit_bias", {"5": 1}),
+        ("documents", [{"text": "x"}]),
+        ("length_penalty", 0.5),
         ("echo", True),
         ("best_of", 2),
         ("best_of", True),
         ("suffix", "x"),
-        ("reasoning_effort", "low"),
+        ("verbosity", "low"),
         ("temprature", 1),
     ],
 )
@@ -161,7 +391,7 @@ def test_what_is_not_supported_passes_where_it_asks_for_nothing(name: str, value
         ("messages", {"messages": "hi"}),
         ("messages[0]", {"messages": ["hi"]}),
         ("messages[0].role", {"messages": [{"content": "hi"}]}),
-        ("messages[0].role", {"messages": [{"role": "tool", "content": "hi"}]}),
+        ("messages[0].role", {"messages": [{"role": "robot", "content": "hi"}]}),
         ("messages[0].content", {"messages": [{"role": "user"}]}),
         ("messages[0].content", {"messages": [{"role": "user", "content": "\ud800"}]}),
         (

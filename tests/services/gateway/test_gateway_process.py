@@ -45,7 +45,7 @@ async def test_a_process_serves_https_and_leaves_on_sigterm(
     member = await joined(store)
     assert member.model == "tiny"
     trust = ssl.create_default_context(cafile=str(certificate[0]))
-    async with httpx.AsyncClient(verify=trust) as client:
+    async with httpx.AsyncClient(verify=trust, timeout=300) as client:
         health = (await client.get(f"https://{member.detail['http']}/health")).json()
     assert health.pop("reason").startswith("no scheduler leads")
     assert health == {"status": "not ready", "model": "tiny", "scheduler_connected": False}

@@ -62,7 +62,9 @@ def test_every_schema_is_valid_and_every_reference_leads_to_one() -> None:
 
 def test_a_key_is_asked_for_where_the_gateway_asks_for_one() -> None:
     asked = {path for path, _, operation in operations() if operation["security"]}
-    assert asked == set(ROUTES) - {"/health", "/livez", "/metrics", "/openapi.json"}
+    assert asked == set(ROUTES) - {
+        *("/health", "/livez", "/metrics", "/openapi.json", "/version", "/ping")
+    }
     for needs_key, monitoring in ((False, False), (True, True)):
         other = describe("1", needs_key=needs_key, monitoring_needs_key=monitoring)
         health = other["paths"]["/health"]["get"]
@@ -107,10 +109,35 @@ def test_a_key_is_asked_for_where_the_gateway_asks_for_one() -> None:
         {"tools": []},
         {"tools": [{}]},
         {"logit_bias": None},
+        {"logit_bias": {"5": 1}},
+        {"logit_bias": {"5": 101}},
+        {"logit_bias": {"x": 1}},
+        {"bad_words": ["x"]},
+        {"bad_words": [""]},
+        {"allowed_token_ids": []},
+        {"include_stop_str_in_output": True},
+        {"chat_template": ""},
+        {"length_penalty": 2},
+        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "name": 5}}},
+        {"response_format": {"type": "xml"}},
+        {"guided_json": {"type": "object"}},
+        {"guided_json": 5},
+        {"guided_choice": ["a"]},
+        {"guided_choice": []},
+        {"structured_outputs": {"json": {}, "disable_fallback": False}},
+        {"structured_outputs": {"disable_fallback": True}},
         {"unknown": None},
         {"unknown": 1},
         {"messages": []},
         {"messages": [{"role": "tool", "content": "x"}]},
+        {"messages": [{"role": "robot", "content": "x"}]},
+        {"messages": [{"role": "assistant", "reasoning": "x"}]},
+        {"messages": [{"role": "user", "reasoning": "x"}]},
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": 5}}]},
+        {"tool_choice": "none"},
+        {"tool_choice": "all"},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]},
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         {"messages": [{"role": "assistant", "content": "x", "tool_calls": [], "refusal": None}]},
@@ -163,6 +190,7 @@ async def test_it_is_published_to_everybody(tmp_path: Path, store_url: str) -> N
             ("/v1/models", "ModelList"),
             ("/v1/models/tiny", "Model"),
         ),
+        *(("/version", "Version"), ("/ping", "Pong"), ("/load", "Load")),
         *(("/openapi.json", "Description"), ("/no", "Refusal"), ("/v1/models/no", "Refusal")),
     ],
 )
@@ -177,6 +205,8 @@ async def test_generated_answers_are_as_described(running: Cluster) -> None:
         check("Chat", (await client.post("/v1/chat/completions", json=chat)).json())
         plain = {"model": "tiny", "prompt": "ab", "n": 2}
         check("Completion", (await client.post("/v1/completions", json=plain)).json())
+        check("Tokens", (await client.post("/tokenize", json={"prompt": "ab"})).json())
+        check("Text", (await client.post("/detokenize", json={"tokens": [97]})).json())
 
 
 def check(answer: str, found: Any) -> None:

@@ -27,10 +27,13 @@ SHORT_LIVED = {
     ("runtime/stream.py", "serve"),
     ("runtime/channel.py", "to"),  # closes a channel that was replaced
     ("gateway/http/edge.py", "_in_task"),
+    ("gateway/console/routes.py", "serve"),
+    ("gateway/http/explained.py", "ask"),
     ("worker/token_link.py", "__init__"),
     ("worker/kv_sender.py", "start"),
     ("scheduler/term.py", "_left"),
     ("predictor/models.py", "_learn"),
+    ("worker/openai/engine.py", "add"),
     ("local/worker_scaler.py", "scale"),
     ("local/standby_workers.py", "take"),
 }

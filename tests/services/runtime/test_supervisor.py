@@ -74,6 +74,21 @@ async def test_a_killed_process_is_restarted_and_stopping_leaves_none(
     assert all("stopped" in log for log in logs), "they were drained, not killed"
 
 
+async def test_one_life_alone_has_another_environment_and_who_has_served_is_never_given_up(
+    store_url: str, cluster: str, tmp_path: Path
+) -> None:
+    specs = [ProcessSpec("autoscaler", "one")]
+    async with supervised(specs, store_url, cluster, tmp_path) as (supervisor, said):
+        await supervisor.serving()
+        process = supervisor.processes[0]
+        process.next_life = {"HEADWAY_LOG_LEVEL": "nonsense"}
+        process.restart()
+        while process.num_deaths < 2:
+            await asyncio.sleep(0.02)
+        await supervisor.serving()
+    assert sum("died (exit 2), restarting" in line for line in said) == 1
+
+
 async def test_a_service_that_is_removed_ends_and_its_supervisor_lives_on(
     store_url: str, cluster: str, tmp_path: Path
 ) -> None:

@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from headway import messages as m
 from headway.cluster import Role, UnitLoad, WorkerInfo
 from headway.errors import Code, HeadwayError
-from headway.request import FinishReason, Request, SamplingParams, StreamKey, TokenLogprobs
+from headway.life.moments import Mark, MomentKind
+from headway.request import (
+    BadWord,
+    Constraints,
+    FinishReason,
+    Request,
+    SamplingParams,
+    StreamKey,
+    TokenLogprobs,
+)
+from headway.service_class import ServiceClass, Standing
 from protos import gateway_pb2, scheduler_pb2, worker_pb2
 from services.runtime import wire
 from services.runtime.wire.codec import codec_of
@@ -29,6 +39,21 @@ finish_reasons = st.sampled_from(FinishReason)
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=40)
 float32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
+biases = st.dictionaries(u32, st.floats(-100, 100), max_size=3)
+constraints = st.builds(
+    lambda bias, **others: Constraints(
+        biased_token_ids=tuple(bias), biases=tuple(bias.values()), **others
+    ),
+    biases,
+    grammar=texts,
+    reasoning_start=token_ids,
+    reasoning_end=token_ids,
+    allowed_token_ids=token_ids,
+    bad_words=st.lists(
+        st.builds(BadWord, st.lists(u32, min_size=1, max_size=3).map(tuple)), max_size=2
+    ).map(tuple),
+    reasoning_budget=st.none() | st.integers(0, 2**31 - 1),
+)
 sampling = st.builds(
     SamplingParams,
     temperature=st.floats(0, 2),
@@ -44,6 +69,20 @@ sampling = st.builds(
     stop_token_ids=token_ids,
     ignore_eos=st.booleans(),
     num_logprobs=st.none() | st.integers(0, 20),
+    num_prompt_logprobs=st.none() | st.integers(0, 20),
+    constraints=st.none() | constraints,
+)
+seconds = st.none() | st.floats(0.01, 10)
+classes = st.builds(
+    ServiceClass,
+    ids,
+    seconds,
+    seconds,
+    seconds,
+    seconds,
+    st.floats(0, 0.5),
+    st.booleans(),
+    st.integers(-(2**31), 2**31 - 1),
 )
 requests = st.builds(
     Request,
@@ -65,6 +104,8 @@ requests = st.builds(
     is_read=st.booleans(),
     levels_spent=st.integers(0, 64),
     served=st.floats(0, 1e6),
+    cache_salt=ids | st.just(""),
+    standing=st.builds(Standing, ids | st.just(""), st.floats(0.01, 100), st.none() | classes),
 )
 positive = st.integers(1, 4096)
 infos = st.builds(
@@ -79,6 +120,7 @@ infos = st.builds(
     num_blocks=positive,
     max_model_len=positive,
     kv_bytes_per_token=u64,
+    kv_layout=ids | st.just(""),
 )
 loads = st.tuples(
     *(
@@ -171,7 +213,24 @@ kv_headers = st.builds(
     dtype=ids,
     shape=st.tuples(*[positive] * 5),
     fencing_token=u32,
+    layout=ids | st.just(""),
 )
+
+
+marks = st.builds(
+    Mark,
+    u64,
+    st.sampled_from(MomentKind),
+    st.floats(-86_400, 86_400),
+    u32,
+    st.text(max_size=50),
+)
+
+
+def test_a_mark_is_at_most_a_day_away() -> None:
+    batch = m.TokenBatch("w", [], [], [], [], {}, marks=[Mark(1, MomentKind.QUEUED, 1e308)])
+    (mark,) = wire.unpack_token_batch(wire.pack_token_batch(batch), now=5.0).marks
+    assert mark.at == 86_405.0
 
 
 @st.composite
@@ -193,6 +252,7 @@ def token_batches(draw: st.DrawFn) -> m.TokenBatch:
         failures=draw(failures),
         num_cached={position: draw(u32) for position in marked},
         levels_spent={position: draw(st.integers(0, 64)) for position in marked},
+        marks=draw(st.lists(marks, max_size=3)) or (),
     )
 
 
@@ -219,6 +279,20 @@ def test_what_gateways_hear_round_trips(message: Any) -> None:
 @given(token_batches())
 def test_token_batches_round_trip(batch: m.TokenBatch) -> None:
     assert wire.unpack_token_batch(wire.pack_token_batch(batch)) == batch
+
+
+def test_marks_are_by_the_clock_of_the_host_that_reads_them() -> None:
+    mark = Mark(7, MomentKind.ADMITTED, 100.0, 12)
+    batch = m.TokenBatch("w", [], [], [], [], {}, marks=[mark])
+    packed = wire.pack_token_batch(batch, now=100.5)
+    assert wire.unpack_token_batch(packed, now=9000.0).marks == [mark._replace(at=8999.5)]
+
+
+def test_a_mark_of_a_later_version_is_left_out() -> None:
+    packed = gateway_pb2.TokenBatch(worker_id="w")
+    packed.marks.add(stream_id=1, kind="SANG", at=-0.1)
+    packed.marks.add(stream_id=1, kind="QUEUED", at=-0.1)
+    assert [mark.kind for mark in wire.unpack_token_batch(packed).marks] == [MomentKind.QUEUED]
 
 
 kv_parts = st.builds(

@@ -15,7 +15,7 @@ from headway.messages import Placed, Rejected
 from headway.request import Request
 from services.scheduler.journal import Journal
 from services.scheduler.records import unpack_requests
-from tests.fakes.live_rig import Sink, join, live_worker, long_request, token_sink
+from tests.fakes.live_rig import LEASE, Sink, join, live_worker, long_request, token_sink
 from tests.fakes.scheduler_rig import PlainGateway, Rig, key, until
 
 MINUTES = 300.0
@@ -49,7 +49,7 @@ async def all_served(sink: Sink, num_tokens: int = NUM_TOKENS) -> None:
 async def test_requests_with_deadlines_are_handed_off_whatever_the_clocks_say(
     rig: Rig, error: float
 ) -> None:
-    leader = await rig.leader(clock_error=error)
+    leader = await rig.leader(clock_error=error, leader_ttl=LEASE)
     gateway = await rig.gateway(leader.address)
     async with AsyncExitStack() as stack:
         sink, address = await stack.enter_async_context(token_sink(rig))
@@ -75,7 +75,9 @@ async def waits(gateway: PlainGateway, request_id: str) -> list[float]:
 async def test_a_running_request_moves_between_hosts_whose_clocks_differ(
     rig: Rig, error: float
 ) -> None:
-    leader = await rig.leader(policy="rescheduling=star", set=EAGER, clock_error=-error)
+    leader = await rig.leader(
+        policy="rescheduling=star", set=EAGER, clock_error=-error, leader_ttl=LEASE
+    )
     gateway = await rig.gateway(leader.address)
     async with AsyncExitStack() as stack:
         sink, address = await stack.enter_async_context(token_sink(rig))
@@ -96,7 +98,7 @@ async def test_a_running_request_moves_between_hosts_whose_clocks_differ(
 async def test_a_request_past_its_deadline_is_refused_by_a_leader_with_a_wrong_clock(
     rig: Rig, error: float
 ) -> None:
-    leader = await rig.leader(clock_error=error)
+    leader = await rig.leader(clock_error=error, leader_ttl=LEASE)
     await rig.worker("w")
     gateway = await rig.gateway(leader.address)
     now = time.time()
@@ -137,7 +139,7 @@ async def test_a_request_keeps_its_age_when_a_leader_with_another_clock_takes_ov
             await asyncio.sleep(0.01)
     await journal.close()
     await rig.store.release_leader("a")
-    leader = await rig.leader(clock_error=error)
+    leader = await rig.leader(clock_error=error, leader_ttl=LEASE)
     worker = await rig.worker("w")
     gateway = await rig.gateway(leader.address)
     await gateway.write(replace(timed(1, "g:1"), model="m"))

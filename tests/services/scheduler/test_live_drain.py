@@ -16,7 +16,7 @@ from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
 from services.runtime.identity.roles import ServiceRole
 from services.worker.servicer import WorkerServicer
-from tests.fakes.live_rig import Sink, live_worker, long_request, token_sink
+from tests.fakes.live_rig import LEASE, Sink, live_worker, long_request, token_sink
 from tests.fakes.scheduler_rig import PlainGateway, Rig, until
 
 NUM_TOKENS = 400
@@ -53,7 +53,7 @@ async def all_begun(sink: Sink) -> None:
 
 @pytest.mark.timeout(900)
 async def test_a_worker_that_drains_gives_up_its_requests_while_they_run(rig: Rig) -> None:
-    leader = await rig.leader()
+    leader = await rig.leader(leader_ttl=LEASE)
     gateway = await rig.gateway(leader.address)
     async with AsyncExitStack() as stack:
         sink, address = await stack.enter_async_context(token_sink(rig))
@@ -79,7 +79,7 @@ async def test_a_worker_that_drains_gives_up_its_requests_while_they_run(rig: Ri
 
 @pytest.mark.timeout(900)
 async def test_a_decoder_that_becomes_a_prefiller_gives_up_its_requests(rig: Rig) -> None:
-    leader = await rig.leader()
+    leader = await rig.leader(leader_ttl=LEASE)
     gateway = await rig.gateway(leader.address)
     async with AsyncExitStack() as stack:
         sink, address = await stack.enter_async_context(token_sink(rig))
@@ -107,7 +107,7 @@ async def set_role(rig: Rig, address: str, role: Role) -> None:
         await stub.SetRole(worker_pb2.SetRoleRequest(role=packed), timeout=5.0)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_a_role_that_there_is_not_is_refused(rig: Rig) -> None:
     async with live_worker(rig, "a"):
         (member,) = await rig.store.members("worker")

@@ -7,16 +7,16 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from tests.fakes.live_rig import join, live_worker, long_request, token_sink
+from tests.fakes.live_rig import LEASE, join, live_worker, long_request, token_sink
 from tests.fakes.scheduler_rig import Rig, until
 
 NUM_TOKENS = 600
 EAGER = "rescheduling.interval=0.1,rescheduling.rest=60,rescheduling.step_tokens=64"
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 async def test_a_running_request_moves_to_a_worker_that_joins_later(rig: Rig) -> None:
-    leader = await rig.leader(policy="rescheduling=star", set=EAGER)
+    leader = await rig.leader(policy="rescheduling=star", set=EAGER, leader_ttl=LEASE)
     gateway = await rig.gateway(leader.address)
     async with AsyncExitStack() as stack:
         sink, address = await stack.enter_async_context(token_sink(rig))

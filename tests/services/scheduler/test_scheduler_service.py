@@ -12,11 +12,12 @@ from headway.cluster import Role
 from headway.errors import Code, HeadwayError
 from headway.messages import CancelStream, Handoff, HandoffResult, HeldRequest, Lost, Rejected
 from protos import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
 from services.runtime.identity.roles import ServiceRole
 from services.scheduler.config import SchedulerConfig
-from tests.fakes.scheduler_rig import Rig, key, make_request, until
+from tests.fakes.scheduler_rig import EmulatedWorker, Rig, key, make_request, until
 
 # --- requests -----------------------------------------------------------------------------
 
@@ -97,6 +98,18 @@ async def test_a_worker_that_is_still_a_member_is_dialled_again(rig: Rig) -> Non
     await until(lambda: len(worker.hellos) == 1, "it is greeted")
     worker.hang_up()
     await until(lambda: len(worker.hellos) == 2, "it is greeted again")
+
+
+async def test_a_member_that_cannot_be_reached_is_counted(rig: Rig) -> None:
+    leader = await rig.leader()
+    await rig.worker("w")
+    name = "headway_scheduler_closed_worker_links"
+    await until(lambda: leader.metrics()["headway_scheduler_workers"] == 1, "it is known")
+    await until(lambda: leader.metrics()[name] == 0, "its link is open")
+    lost = EmulatedWorker("lost", Role.DECODE)
+    lost.address = "127.0.0.1:9"
+    await rig.join(lost)
+    await until(lambda: leader.metrics()[name] == 1, "a link stays closed")
 
 
 async def test_a_worker_whose_lease_expires_is_let_go(rig: Rig) -> None:
@@ -279,6 +292,27 @@ async def test_the_leader_tells_what_it_decided_for_a_request(rig: Rig) -> None:
 
 
 # --- metrics and configuration ------------------------------------------------------------
+
+
+async def test_the_leader_shows_the_cluster_and_a_standby_says_where_the_leader_is(
+    rig: Rig,
+) -> None:
+    leader = await rig.leader()
+    worker = await rig.worker("w")
+    gateway = await rig.gateway(leader.address)
+    await gateway.submit(1)
+    await until(lambda: worker.dispatched == [1], "it is dispatched")
+    picture = await gateway.picture()
+    assert [(w.worker_id, w.role, w.address) for w in picture.workers] == [
+        ("w", Role.UNIFIED, worker.address)
+    ]
+    assert (picture.num_tracked, picture.windows[0].model) == (1, "m")
+    standby = await rig.scheduler()
+    async with open_channel(
+        standby.address, ServiceConfig(**rig.config), ServiceRole.SCHEDULER
+    ) as channel:
+        with pytest.raises(HeadwayError, match="stands by"):
+            await wire.picture(channel, within=60.0)
 
 
 async def test_metrics_tell_of_window_interval_and_dispatches(rig: Rig) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from headway.cluster import TOKEN_LAYOUT
 from headway.engine import Backend, PassFailure
 from headway.errors import Code, HeadwayError
 from headway.forward_pass import PENDING, ForwardPass, PassItem, Swap
@@ -58,7 +59,7 @@ def test_it_says_what_it_is(make: Make) -> None:
     info = make(num_blocks=8, block_size=4, num_host_blocks=3).info
     assert (info.num_blocks, info.block_size, info.num_host_blocks) == (8, 4, 3)
     assert info.kv_num_bytes(2) == 8 * info.kv_bytes_per_token > 0
-    assert info.holds_whole_kv
+    assert info.kv_layout == TOKEN_LAYOUT
 
 
 @pytest.mark.parametrize("block_size", [1, 5, 16])

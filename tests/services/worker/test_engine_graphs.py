@@ -38,18 +38,23 @@ def replay_by_running(run: Run) -> Run:
 
 def graphs(limit: int = 16) -> DecodeGraphs:
     return DecodeGraphs(
-        what_is_seen, limit=limit, num_columns=3, device=CPU, record=replay_by_running
+        what_is_seen,
+        sizes=bucket_sizes(limit),
+        num_columns=3,
+        device=CPU,
+        record=replay_by_running,
     )
 
 
-def test_sizes_are_small_powers_then_every_eighth_and_the_limit() -> None:
+def test_sizes_are_the_smallest_then_every_eighth_then_every_64th_and_the_limit() -> None:
     assert bucket_sizes(1) == (1,)
     assert bucket_sizes(3) == (1, 2, 3)
-    assert bucket_sizes(24) == (1, 2, 4, 8, 16, 24)
-    assert bucket_sizes(30) == (1, 2, 4, 8, 16, 24, 30)
+    assert bucket_sizes(24) == (*range(1, 9), 16, 24)
+    assert bucket_sizes(30) == (*range(1, 9), 16, 24, 30)
+    assert bucket_sizes(400)[-5:] == (248, 256, 320, 384, 400)
 
 
-@given(st.integers(1, 300), st.integers(0, 400))
+@given(st.integers(1, 700), st.integers(0, 800))
 def test_the_least_size_that_fits_is_taken(limit: int, num_rows: int) -> None:
     sizes = bucket_sizes(limit)
     size = bucket_of(num_rows, sizes)
@@ -73,7 +78,9 @@ def test_rows_beyond_the_pass_are_padding_that_stores_nothing_and_reads_nothing(
         seen.append(what_is_seen(static))
         return seen[-1]
 
-    run = DecodeGraphs(forward, limit=16, num_columns=1, device=CPU, record=replay_by_running)
+    run = DecodeGraphs(
+        forward, sizes=(2, 8, 16), num_columns=1, device=CPU, record=replay_by_running
+    )
     for num_rows in (8, 5, 16, 7, 2):
         run.run(batch(num_rows))
         padding = seen[-1][num_rows:]
@@ -88,7 +95,9 @@ def test_each_size_is_recorded_once_the_largest_first() -> None:
         recorded.append(len(run()))
         return run
 
-    run = DecodeGraphs(what_is_seen, limit=9, num_columns=1, device=CPU, record=record)
+    run = DecodeGraphs(
+        what_is_seen, sizes=(1, 2, 4, 8, 9), num_columns=1, device=CPU, record=record
+    )
     run.record_all()
     assert recorded == [9, 8, 4, 2, 1]
     run.run(batch(3))
@@ -101,7 +110,11 @@ def test_each_size_is_recorded_once_the_largest_first() -> None:
 def test_a_cuda_graph_replays_what_was_recorded() -> None:
     device = torch.device("cuda")
     run = DecodeGraphs(
-        what_is_seen, limit=16, num_columns=3, device=device, record=CudaRecorder(device)
+        what_is_seen,
+        sizes=bucket_sizes(16),
+        num_columns=3,
+        device=device,
+        record=CudaRecorder(device),
     )
     for num_rows in (5, 16, 1):
         given_batch = batch(num_rows, num_blocks=2, first=num_rows * 1000)

@@ -52,7 +52,7 @@ few = settings(
     num_kv_heads=st.integers(1, 3),
     grouped=st.sampled_from([1, 3, 4, 8, 20]),
     size=head_sizes,
-    block_size=st.sampled_from([8, 16, 64]),
+    block_size=st.sampled_from([8, 16, 64, 128]),
     num_processors=st.integers(1, 6),
     dtype=product_dtypes,
     seed=seeds,
@@ -131,7 +131,7 @@ def test_a_plan_gives_each_token_to_one_part_and_no_part_too_many(
     num_kv_heads=st.integers(1, 2),
     grouped=st.sampled_from([1, 3, 4, 7]),
     size=head_sizes,
-    block_size=st.sampled_from([8, 16, 64]),
+    block_size=st.sampled_from([8, 16, 64, 128]),
     dtype=product_dtypes,
     seed=seeds,
 )

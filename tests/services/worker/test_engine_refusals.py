@@ -90,7 +90,7 @@ def test_logits_that_are_not_finite_blame_their_request_and_leave_the_others(
     for n, run in enumerate((*healthy, sick)):
         run.blocks = list(range(4 * n, 4 * n + 4))
     items = [run.item(99) for run in (healthy[0], sick, healthy[1])]
-    with pytest.raises(PassFailure, match="not finite for gateway/9") as refused:
+    with pytest.raises(PassFailure, match="gateway/9: its logits are not finite") as refused:
         engine.run(ForwardPass(1, tuple(items)))
     assert refused.value.keys == (sick.key,)
     # The blocks of the failed request hold NaN; whoever gets them next must not see it.

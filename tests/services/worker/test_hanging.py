@@ -97,11 +97,11 @@ async def test_a_pass_hangs_that_takes_far_longer_than_those_before_it(
     await results.get()
     assert thread.overdue(0.001) == 0.0  # none is under way
     go_on.clear()
-    monkeypatch.setattr(thread, "_longest", 0.02)
+    monkeypatch.setattr(thread._passes, "_longest", 0.02)
     thread.start(forward_pass(2, 80))  # ten times the tokens: ten times the patience
     await asyncio.sleep(0.3)
     assert thread.overdue(0.001) == 0.0
-    monkeypatch.setattr(thread, "_longest", 0.0002)
+    monkeypatch.setattr(thread._passes, "_longest", 0.0002)
     assert thread.overdue(0.001) > 0.0
     go_on.set()
     await results.get()
@@ -127,3 +127,13 @@ async def test_a_worker_whose_engine_hangs_ends_itself(store_url: str, cluster: 
     assert events[-1] == "forward_pass_hangs"
     assert process.returncode == 1
     assert b"in hang" in stacks
+
+
+async def test_a_pass_takes_its_least_time_unless_nothing_runs_in_it() -> None:
+    engine, results = FakeEngine(32), asyncio.Queue[Any]()
+    thread = EngineThread(engine, results.put_nowait, least_pass_time=0.05)
+    thread.start(forward_pass(1, 8))
+    assert (await results.get()).pass_time == 0.05
+    thread.start(ForwardPass(2, ()))
+    assert (await results.get()).pass_time == 1e-3  # the fake's own
+    thread.close()

@@ -45,6 +45,7 @@ def test_a_pass_lasts_until_the_next_where_that_follows_at_once(tmp_path: Path) 
     assert json.loads(lines[0])["worker"]["num_blocks"] == 100
     passes = parse_passes(lines, "w-1")
     assert [p.seconds for p in passes] == pytest.approx([0.501, 0.099, 0.25])
+    assert [json.loads(line)["began_at"] for line in lines[1:]] == [1.0, 1.501, 7.0]
     assert passes[0].shares == [Share(5, 0, 0, 0)]
 
 

@@ -40,6 +40,9 @@ async def tokens_of(found: Sink, count: int) -> list[tuple[int, int, int]]:
         return [await found.tokens.get() for _ in range(count)]
 
 
+TRANSFERS = "headway_worker_kv_transfers_total"
+
+
 def sample(registry: CollectorRegistry, name: str) -> float:
     value = registry.get_sample_value(name)
     assert value is not None
@@ -87,6 +90,8 @@ async def test_it_goes_on_at_the_exact_token(
         metrics = source_runtime.metrics
         assert sample(metrics, "headway_worker_move_pause_tokens_count") == 1
         assert sample(metrics, "headway_worker_move_pause_seconds_sum") > 0
+        assert metrics.get_sample_value(TRANSFERS, {"end": "sent"}) == 1
+        assert metrics.get_sample_value(TRANSFERS, {"end": "broken"}) == 0
         alone = replace(request, stream_id=2, request_id="alone")
         await leader.send(Dispatch(2, (UnitBatch(0, (alone,)),)))
         assert [token for _, _, token in await tokens_of(found, 120)] == moved
@@ -98,7 +103,7 @@ async def test_a_target_that_is_not_there_leaves_it_where_it_is(
     store_url: str, cluster: str, sink: tuple[Sink, str]
 ) -> None:
     found, address = sink
-    async with served(store_url, cluster, "a", transfer_timeout=0.5) as (source, _):
+    async with served(store_url, cluster, "a", transfer_timeout=0.5) as (source, runtime):
         leader = Leader(source, 1)
         await leader.greet()
         request = asking(address, SEEDED)
@@ -107,6 +112,7 @@ async def test_a_target_that_is_not_there_leaves_it_where_it_is(
         await leader.send(Handoff(request.key, "b", "127.0.0.1:1", 0, 1))
         result = await hear(leader, HandoffResult)
         rest = await tokens_of(found, 115)
+        assert runtime.metrics.get_sample_value(TRANSFERS, {"end": "broken"}) == 1
     assert not result.ok
     assert [index for _, index, _ in first + rest] == list(range(120))
 

@@ -15,8 +15,6 @@ import pytest
 
 from headway.errors import HeadwayError
 from headway.messages import (
-    Accepted,
-    CancelStream,
     Dispatch,
     EndForward,
     KvHeader,
@@ -25,9 +23,7 @@ from headway.messages import (
 from headway.request import FinishReason
 from protos import worker_pb2, worker_pb2_grpc
 from services.runtime import wire
-from services.runtime.channel import open_channel
-from services.runtime.identity.roles import ServiceRole
-from tests.fakes.worker_service import MODEL, Leader, Sink, make_request, process, served
+from tests.fakes.worker_service import MODEL, Leader, Sink, make_request, served
 
 
 @pytest.mark.parametrize(
@@ -45,26 +41,6 @@ async def test_memory_that_cannot_be_is_refused_at_the_start(
     with pytest.raises(HeadwayError, match=named):
         async with served(store_url, cluster, **options):
             pass
-
-
-async def test_a_dispatch_is_accepted_computed_and_reported(
-    worker: worker_pb2_grpc.WorkerStub, sink: tuple[Sink, str]
-) -> None:
-    leader = Leader(worker, 1)
-    snapshot = await leader.greet()
-    assert (snapshot.info.worker_id, snapshot.info.num_blocks) == ("w", 160)
-    request = make_request(sink[1])
-    await leader.send(Dispatch(7, (UnitBatch(0, (request,)),)))
-    assert await leader.hear() == Accepted(7)
-    reports: list[EndForward] = []
-    while not (reports and reports[-1].finished):
-        reports.append(await leader.hear())
-    assert reports[0].dispatch_ids == (7,)
-    assert reports[0].pass_time > 0
-    assert reports[-1].finished[0].finish_reason is FinishReason.LENGTH
-    async with asyncio.timeout(20):
-        got = [await sink[0].tokens.get() for _ in range(4)]
-    assert [(stream_id, index) for stream_id, index, _ in got] == [(1, n) for n in range(4)]
 
 
 async def test_a_prompt_that_was_computed_before_is_not_computed_again(
@@ -126,75 +102,25 @@ async def test_a_stream_that_does_not_begin_with_a_hello_is_refused(
     await Leader(worker, 1).greet()
 
 
-async def test_a_cancelled_request_ends_and_its_blocks_come_free(
-    worker: worker_pb2_grpc.WorkerStub, sink: tuple[Sink, str]
-) -> None:
-    leader = Leader(worker, 1)
-    await leader.greet()
-    request = make_request(sink[1], max_tokens=2000)
-    await leader.send(Dispatch(1, (UnitBatch(0, (request,)),)))
-    async with asyncio.timeout(20):
-        await sink[0].tokens.get()
-    await leader.send(CancelStream(request.key))
-    finished: tuple[Any, ...] = ()
-    while not finished:
-        report = await leader.hear()
-        finished = report.finished if isinstance(report, EndForward) else ()
-    assert finished[0].finish_reason is FinishReason.CANCELLED
-    snapshot = await Leader(worker, 2).greet()
-    assert (snapshot.held, snapshot.loads[0].num_free_blocks) == ((), 160)
-
-
-async def test_a_worker_that_drains_finishes_what_it_holds(
-    store_url: str, cluster: str, sink: tuple[Sink, str], engine: str
-) -> None:
-    async with (
-        process(store_url, cluster, engine=engine) as (worker, runtime),
-        open_channel(runtime.address, runtime.config, ServiceRole.WORKER) as channel,
-    ):
-        leader = Leader(worker_pb2_grpc.WorkerStub(channel), 1)
-        await leader.greet()
-        request = make_request(sink[1], max_tokens=200)
-        await leader.send(Dispatch(1, (UnitBatch(0, (request,)),)))
-        async with asyncio.timeout(20):
-            got = [await sink[0].tokens.get()]
-            await worker.drain()
-            got += [await sink[0].tokens.get() for _ in range(199)]
-    assert [index for _, index, _ in got] == list(range(200))
-
-
-async def test_a_request_ends_at_the_models_longest_context(
-    store_url: str, cluster: str, sink: tuple[Sink, str], engine: str
-) -> None:
-    async with served(store_url, cluster, engine=engine, max_model_len=20) as (stub, _):
-        leader = Leader(stub, 1)
-        await leader.greet()
-        request = make_request(sink[1], max_tokens=2000)
-        await leader.send(Dispatch(1, (UnitBatch(0, (request,)),)))
-        finished: tuple[Any, ...] = ()
-        while not finished:
-            report = await leader.hear()
-            finished = report.finished if isinstance(report, EndForward) else ()
-    assert finished[0].finish_reason is FinishReason.LENGTH
-    assert finished[0].num_output_tokens == 20 - len(request.prompt_token_ids)
-
-
 def test_the_shell_of_a_worker_needs_no_torch() -> None:
     code = "import sys, services.worker.servicer; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=MODEL.parents[1], check=True, timeout=60)
 
 
-async def test_an_unreachable_gateway_frees_its_requests(
-    worker: worker_pb2_grpc.WorkerStub,
+async def test_an_unreachable_gateway_frees_its_requests_and_is_counted(
+    store_url: str, cluster: str
 ) -> None:
-    leader = Leader(worker, 1)
-    await leader.greet()
-    request = make_request("127.0.0.1:1", max_tokens=2000)
-    await leader.send(Dispatch(1, (UnitBatch(0, (request,)),)))
-    finished: tuple[Any, ...] = ()
-    while not finished:
-        report = await leader.hear()
-        finished = report.finished if isinstance(report, EndForward) else ()
+    async with served(store_url, cluster) as (worker, runtime):
+        leader = Leader(worker, 1)
+        await leader.greet()
+        request = make_request("127.0.0.1:1", max_tokens=2000)
+        await leader.send(Dispatch(1, (UnitBatch(0, (request,)),)))
+        finished: tuple[Any, ...] = ()
+        while not finished:
+            report = await leader.hear()
+            finished = report.finished if isinstance(report, EndForward) else ()
+        broken = "headway_worker_broken_token_links_total"
+        assert runtime.metrics.get_sample_value(broken) == 1
     assert finished[0].finish_reason is FinishReason.CANCELLED
 
 

@@ -90,6 +90,7 @@ def _built(command: tuple[str, ...], folder: Path) -> Path:
     """Return the library in that folder; build it if it is missing."""
     built = folder / f"kernels-{_fingerprint(command)}.so"
     if not built.exists():
+        _log.info("building_kernels", compiler=command[0])
         with tempfile.NamedTemporaryFile(dir=folder, suffix=".so", delete=False) as scratch:
             pass
         try:

@@ -70,15 +70,21 @@ def visit(
     ``mass`` (rows,) the greatest score (base 2) and the sum of weights; ``keys`` and ``values``
     point at the head, ``table`` at the request's blocks. With ``masked`` row ``r`` sees the
     tokens below ``seen[r]``; without it each sees all, and ``end - begin`` is whole tiles.
+    ``begin`` is a multiple of ``tile``: where a block holds whole tiles, a tile reads one entry
+    of the table, and its tokens lie side by side.
     """
     columns = tl.arange(0, padded)
     for first in range(begin, end, tile):
         tokens = first + tl.arange(0, tile)
-        if masked:
-            blocks = tl.load(table + tokens // block_size, mask=tokens < end, other=0)
+        if block_size % tile == 0:
+            block = tl.load(table + first // block_size).to(tl.int64)
+            slots = block * block_size + first % block_size + tl.arange(0, tile)
         else:
-            blocks = tl.load(table + tokens // block_size)
-        slots = blocks.to(tl.int64) * block_size + tokens % block_size
+            if masked:
+                blocks = tl.load(table + tokens // block_size, mask=tokens < end, other=0)
+            else:
+                blocks = tl.load(table + tokens // block_size)
+            slots = blocks.to(tl.int64) * block_size + tokens % block_size
         where = slots[:, None] * slot_stride + columns[None, :]
         held = (tokens < end)[:, None] & (columns < size)[None, :]
         if masked:

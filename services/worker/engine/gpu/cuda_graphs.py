@@ -13,7 +13,10 @@ from dataclasses import dataclass
 import torch
 
 PADDING_SLOT = -1
-STEP = 8
+SMALL = 8
+"""Every batch size up to this one is recorded: small passes are the shortest."""
+STEP, STEPS_END = 8, 256
+WIDE_STEP = 64
 
 Run = Callable[[], torch.Tensor]
 Record = Callable[[Run], Run]
@@ -35,9 +38,13 @@ class DecodeBatch:
 
 
 def bucket_sizes(limit: int) -> tuple[int, ...]:
-    """Return the recorded batch sizes: 1, 2, 4, every eighth up to ``limit``, and ``limit``."""
+    """Return the recorded batch sizes up to ``limit``, and ``limit`` itself.
+
+    They are all up to 8, then every eighth up to 256, then every 64th.
+    """
     assert limit > 0, "a limit of at least one row"
-    sizes = {1, 2, 4, *range(STEP, limit + 1, STEP), limit}
+    sizes = {*range(1, SMALL), *range(STEP, STEPS_END, STEP), limit}
+    sizes.update(range(STEPS_END, limit, WIDE_STEP))
     return tuple(sorted(size for size in sizes if size <= limit))
 
 
@@ -92,7 +99,7 @@ class StaticBuffers:
 
 
 class DecodeGraphs:
-    """``forward`` recorded for each batch size up to ``limit``.
+    """``forward`` recorded for each batch size of ``sizes``, which rise.
 
     ``forward`` takes a batch in static memory and returns hidden states (rows, width); its
     launches must depend on the batch's shapes alone. ``record`` makes of a run its replay:
@@ -103,15 +110,15 @@ class DecodeGraphs:
         self,
         forward: Callable[[DecodeBatch], torch.Tensor],
         *,
-        limit: int,
+        sizes: tuple[int, ...],
         num_columns: int,
         device: torch.device,
         record: Record,
     ) -> None:
-        self.sizes = bucket_sizes(limit)
+        self.sizes = sizes
         self._forward = forward
         self._record = record
-        self._buffers = StaticBuffers(limit, num_columns, device)
+        self._buffers = StaticBuffers(sizes[-1], num_columns, device)
         self._replays: dict[int, Run] = {}
 
     def record_all(self) -> None:

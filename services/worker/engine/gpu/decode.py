@@ -13,7 +13,7 @@ from services.worker.engine.gpu.attend import (
     padded_size,
     visit,
 )
-from services.worker.engine.gpu.plan import DecodePlan
+from services.worker.engine.gpu.plan import MIN_PART_TOKENS, DecodePlan
 
 PARTS_A_STEP = 16
 
@@ -50,6 +50,7 @@ def decode_attention(
     num_kv_heads = keys.shape[1]
     grouped, padded = num_heads // num_kv_heads, padded_size(size)
     tile = tile or decode_tile(grouped, padded, query.element_size())
+    assert MIN_PART_TOKENS % tile.tokens == 0, "parts are whole tiles, but for a context's last"
     output = torch.empty_like(query) if output is None else output
     # The heads of a token lie side by side in memory: their programs run side by side.
     _attend[(num_kv_heads, len(plan.owners))](

@@ -10,10 +10,15 @@ MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def available_bytes(device: torch.device) -> int | None:
-    """Return free memory; on a CPU the least of Linux's and the container's, None if unknown."""
+def available_bytes(device: torch.device, gpu_share: float = 1.0) -> int | None:
+    """Return free memory; on a CPU the least of Linux's and the container's, None if unknown.
+
+    Of a GPU it is at most what is left of this process's share: others may be about to take theirs.
+    """
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        free, total = torch.cuda.mem_get_info(device)
+        own = torch.cuda.memory_reserved(device)
+        return max(0, min(int(free), int(gpu_share * total) - own))
     grants = [g for g in (_machine_bytes(), _container_bytes()) if g is not None]
     return min(grants, default=None)
 

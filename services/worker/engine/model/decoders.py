@@ -18,7 +18,8 @@ def decoder_class(kernels: Kernels, dtype: torch.dtype, device: torch.device) ->
     """Choose a decoder by its kernels.
 
     ``auto`` takes Triton's on a GPU and compiled ones (native) on a CPU, or torch's operators if
-    those are missing. Raises HeadwayError (FAILED_PRECONDITION) for kernels that are missing.
+    those are missing. A second name after a comma is of the kernels for prompts.
+    Raises HeadwayError (FAILED_PRECONDITION) for kernels that are missing.
     """
     if kernels == "auto":
         return _best(dtype, device)
@@ -32,7 +33,7 @@ def decoder_class(kernels: Kernels, dtype: torch.dtype, device: torch.device) ->
     is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if not _has_triton() or not (device.type == "cuda" or is_interpreted):
         raise _not_here(kernels, "a GPU and triton (pip install triton)")
-    return _triton()
+    return _triton() if kernels == "triton" else _flash(kernels)
 
 
 def _best(dtype: torch.dtype, device: torch.device) -> type[Decoder]:
@@ -49,6 +50,15 @@ def _triton() -> type[Decoder]:
     from services.worker.engine.model.kernel_decoder import KernelDecoder  # it imports Triton
 
     return KernelDecoder
+
+
+def _flash(kernels: str) -> type[Decoder]:
+    from services.worker.engine.gpu.flash import has_flash_attention
+    from services.worker.engine.model.flash_decoder import FlashDecoder
+
+    if not has_flash_attention():
+        raise _not_here(kernels, "flash-attn-4 (pip install flash-attn-4)")
+    return FlashDecoder
 
 
 def _not_here(kernels: str, needs: str) -> HeadwayError:

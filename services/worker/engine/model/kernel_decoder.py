@@ -13,6 +13,7 @@ from services.worker.engine.gpu.cuda_graphs import (
     DecodeBatch,
     DecodeGraphs,
     Record,
+    bucket_sizes,
 )
 from services.worker.engine.gpu.decode import decode_attention
 from services.worker.engine.gpu.mlp import silu_mul
@@ -23,7 +24,7 @@ from services.worker.engine.gpu.store import rope_store
 from services.worker.engine.kv.pool import KvPool
 from services.worker.engine.model.decoder import Decoder
 
-MAX_RECORDED_ROWS = 256
+RECORDED_SIZES = bucket_sizes(512)
 INTERPRETED_PROCESSORS = 4
 
 
@@ -53,7 +54,10 @@ class KernelDecoder(Decoder):
             return self._compute(rows, contexts, batch.pool)
 
     def prepare(
-        self, pool: KvPool, record: Record | None = None, limit: int = MAX_RECORDED_ROWS
+        self,
+        pool: KvPool,
+        record: Record | None = None,
+        sizes: tuple[int, ...] = RECORDED_SIZES,
     ) -> None:
         """Record decode passes over ``pool``; without ``record`` only a GPU's can be."""
         device = self._embedding.device
@@ -63,7 +67,7 @@ class KernelDecoder(Decoder):
             lambda batch: self._compute(
                 batch, Contexts(len(batch.slots), batch.tables, batch.lengths, None), pool
             ),
-            limit=limit,
+            sizes=sizes,
             num_columns=-(-len(self._cos) // pool.block_size),
             device=device,
             record=record or CudaRecorder(device),
@@ -131,7 +135,7 @@ class KernelDecoder(Decoder):
                 output=output[:first],
             )
         if contexts.firsts is not None:
-            prefill_attention(
+            self._attend_prompts(
                 query[first:],
                 keys,
                 values,
@@ -143,6 +147,10 @@ class KernelDecoder(Decoder):
                 output=output[first:],
             )
         return output
+
+    def _attend_prompts(self, *prompts: torch.Tensor, **settings: Any) -> None:
+        """Attend with the rows of prompts; see ``prefill_attention``."""
+        prefill_attention(*prompts, **settings)
 
 
 def _num_processors(device: torch.device) -> int:

@@ -1,0 +1,136 @@
+"""Live runs of a calibration: those that it learns from, and the matrix that it predicts.
+
+Every run has a cluster of its own and a folder with what came of it. A folder that has that
+already is not run again, so an interrupted matrix goes on where it ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.calibrate.calibration import Calibration
+from bench.calibrate.cases import KINDS, TOPOLOGIES, HeldOutCase
+from bench.calibrate.check import CaseReport, LiveRun, examine, has_moved
+from bench.calibrate.live import (
+    PASSES,
+    SPANS,
+    LiveDeployment,
+    Topology,
+    keep,
+    kept,
+    run_live,
+)
+from bench.calibrate.loads import SPREAD, Mix, Part, at_once, drawn, one_by_one, poisson
+from bench.calibrate.model import level, read_records
+from bench.calibrate.predict import limits
+from bench.calibrate.spans import measure_hops
+from bench.output import num_cores
+from headway.cost.profile import Profile
+from headway.errors import Code, HeadwayError
+from headway.workload.traces import TraceRow
+from services.runtime.span_record import read_spans
+
+_PLAIN = "vllm-like"
+_LONE_PAUSE, _NUM_LONE = 0.5, 40
+_NUM_CROWD = 150
+START_SECONDS = 12.0
+"""About what it takes to start a cluster, to warm it up and to stop it."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """A calibration, and the level at which passes of the lone requests ran beside it."""
+
+    calibration: Calibration
+    lone_level: float
+
+    @property
+    def has_moved(self) -> bool:
+        """True if the machine was not as fast for one load as for the other."""
+        return has_moved(self.lone_level)
+
+
+def learn(
+    model: str,
+    folder: Path,
+    seed: int,
+    given: Profile | None = None,
+    *,
+    parts: Sequence[Part] = SPREAD,
+    num_lone: int = _NUM_LONE,
+    device: str = "cpu",
+) -> Learnt:
+    """Measure hops by requests that are alone, and pass times by a load that is spread out."""
+    split = LiveDeployment(model, _PLAIN, Topology(prefill=1, decode=1), device)
+    lone = _run(split, one_by_one(_LONE_PAUSE, num_lone, seed), folder / "lone", spans=True)
+    hops = measure_hops(read_spans(folder / "lone" / SPANS), lone.load.sent, num_cores())
+    alone = LiveDeployment(model, _PLAIN, Topology(unified=1), device)
+    run = _run(alone, drawn(parts, seed), folder / "learning")
+    found = Calibration.of(run.records, hops, "calibrated", given)
+    return Learnt(found, level(lone.records, found.profile.pass_time, found.hops))
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix of live runs to compare with their prediction: ``repeats`` of each case.
+
+    ``folder``: where runs are kept; ``num_requests`` of each load; ``seed``: of all loads.
+    """
+
+    calibration: Calibration
+    model: str
+    folder: Path
+    num_requests: int
+    repeats: int
+    seed: int
+    device: str = "cpu"
+
+    def run(self, cases: Sequence[HeldOutCase], say: Say) -> Iterator[CaseReport]:
+        """Yield the report of each case."""
+        found: dict[tuple[str, Mix], float] = {}
+        for case in cases:
+            asked = case.topology, KINDS[case.kind].mix
+            if asked not in found:
+                found[asked] = self._capacity(*asked)
+                say(f"{case.topology}: {found[asked]:.1f} requests/s at most of {case.kind}")
+            yield self._examine(case, found[asked], say)
+
+    def _examine(self, case: HeldOutCase, capacity: float, say: Say) -> CaseReport:
+        rows = case.rows(capacity, self.num_requests, self.seed)
+        topology = TOPOLOGIES[case.topology]
+        deployment = LiveDeployment(self.model, case.preset, topology, self.device)
+        runs = []
+        for number in range(1, self.repeats + 1):
+            say(f"{case.name}, run {number} of {self.repeats}: {rows[-1].arrival_at:.0f} s")
+            runs.append(_run(deployment, rows, self.folder / case.name / str(number)))
+        slo = limits(self.calibration, topology)
+        return examine(case, case.rate(capacity), self.calibration, rows, runs, slo)
+
+    def _capacity(self, topology: str, mix: Mix) -> float:
+        """Return the requests/s at which the live cluster works off a crowd."""
+        rows = at_once(poisson(1.0, _NUM_CROWD, self.seed, mix))
+        deployment = LiveDeployment(self.model, _PLAIN, TOPOLOGIES[topology], self.device)
+        name = f"{topology}-{mix.prompt}-{mix.output}"
+        run = _run(deployment, rows, self.folder / "capacity" / name)
+        ended_at = [each.ended_at for each in run.load.seen if each is not None]
+        if not ended_at:
+            raise HeadwayError(Code.UNAVAILABLE, f"no request of {name} was answered")
+        return len(ended_at) / max(ended_at)
+
+
+def _run(
+    deployment: LiveDeployment, rows: Sequence[TraceRow], folder: Path, *, spans: bool = False
+) -> LiveRun:
+    """Return the run that the folder holds, or run it now."""
+    load = kept(folder)
+    if load is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (load,) = asyncio.run(run_live(deployment, [rows], folder, spans=spans))
+        keep(load, folder)
+    records = read_records(folder / PASSES)
+    return LiveRun(load, [each.since(load.began_at) for each in records])

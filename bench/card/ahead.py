@@ -1,0 +1,114 @@
+"""The worker's core, its driver and its engine's thread in one process, without a network."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass
+
+from headway.cluster import Role, WorkerInfo
+from headway.core.worker.core import WorkerCore, WorkerSettings
+from headway.core.worker.events import PassFailed, SendTokens
+from headway.forward_pass import ForwardPass, PassResult
+from headway.messages import Dispatch, UnitBatch
+from headway.policies import registry
+from headway.request import Request, SamplingParams
+from services.runtime.clock import Clock
+from services.runtime.driver import Driver
+from services.worker.engine.backend import TorchBackend
+from services.worker.engine_thread import EngineThread
+
+_VOCABULARY = 90
+
+
+@dataclass(frozen=True, slots=True)
+class DrivenRun:
+    """Seconds from one decode pass's tokens to the next, and how many of them no pass ran."""
+
+    seconds_per_pass: float
+    seconds_between: float
+
+
+class DrivenEngine:
+    """A unified worker of one unit; ``plans_ahead`` is its ``--async-scheduling``. Close it."""
+
+    def __init__(self, backend: TorchBackend, plans_ahead: bool) -> None:
+        engine = backend.info
+        info = WorkerInfo(
+            worker_id="w",
+            address="w:1",
+            role=Role.UNIFIED,
+            model="m",
+            num_units=1,
+            chunk_tokens=8192,
+            block_size=engine.block_size,
+            num_blocks=engine.num_blocks,
+            max_model_len=engine.max_model_len,
+            kv_bytes_per_token=engine.kv_bytes_per_token,
+        )
+        settings = WorkerSettings(watermark=0.0, prefix_caching=False, runs_ahead=plans_ahead)
+        core = WorkerCore(info, (), registry.make("batching", "sarathi"), settings)
+        self._thread = EngineThread(backend, self._ended)
+        self._driver = Driver(core, self._perform, Clock())
+        self._num_seen = 0
+        self._left = 0
+        self._done = asyncio.Event()
+        self._failure = ""
+        self._passes: list[tuple[float, float]] = []
+
+    async def generate(self, batch: int, num_prompt: int, num_tokens: int) -> DrivenRun:
+        """Generate for ``batch`` requests at once, greedily; RuntimeError where a pass fails."""
+        rng, first = random.Random(self._num_seen), self._num_seen
+        sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+        requests = tuple(
+            Request(
+                request_id=str(first + n),
+                attempt=0,
+                stream_id=first + n,
+                gateway_id="g",
+                gateway_address="g:1",
+                model="m",
+                prompt_token_ids=tuple(rng.choices(range(_VOCABULARY), k=num_prompt)),
+                sampling=sampling,
+                arrival_at=time.time(),
+            )
+            for n in range(batch)
+        )
+        self._num_seen += batch
+        self._left, self._passes = batch * num_tokens, []
+        self._done.clear()
+        self._driver.post(Dispatch(first + 1, (UnitBatch(0, requests),)))
+        await self._done.wait()
+        if self._failure:
+            raise RuntimeError(self._failure)
+        return self._timed(num_tokens)
+
+    def close(self) -> None:
+        """Stop its thread; the backend goes on."""
+        self._driver.close()
+        self._thread.end_passes()
+
+    def _timed(self, num_tokens: int) -> DrivenRun:
+        """Time the last passes: those before them computed prompts."""
+        passes = self._passes[-(num_tokens - 1) :]
+        ends = [end for end, _ in passes]
+        num = max(1, len(passes) - 1)
+        whole = (ends[-1] - ends[0]) / num
+        return DrivenRun(whole, max(0.0, whole - sum(took for _, took in passes[1:]) / num))
+
+    def _perform(self, action: object) -> None:
+        if isinstance(action, ForwardPass):
+            self._thread.start(action)
+        elif isinstance(action, SendTokens):
+            self._left -= len(action.batch.token_ids)
+            if self._left <= 0:
+                self._done.set()
+
+    def _ended(self, result: PassResult | PassFailed) -> None:
+        if isinstance(result, PassFailed):
+            self._failure = result.message
+            self._done.set()
+            return
+        self._passes.append((time.perf_counter(), result.pass_time))
+        self._driver.post(result)

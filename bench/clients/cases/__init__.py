@@ -1,0 +1,1 @@
+"""One file for each client: its cases, and those that are refused by design."""

@@ -1,0 +1,32 @@
+"""Cases of DSPy: its language model, and a signature with its markers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dspy
+
+from .asked import KEY, SECONDS, SUM, TOTAL, At, cases
+
+
+def lm(at: At, **more: Any) -> Any:
+    """Return the language model."""
+    fields = {"temperature": 0, "max_tokens": 900, "timeout": SECONDS, "cache": False, **more}
+    return dspy.LM(f"openai/{at.model}", api_base=at.v1, api_key=KEY, **fields)
+
+
+def _text(found: Any) -> str:
+    return found["text"] if isinstance(found, dict) else str(found)
+
+
+def call(at: At) -> None:
+    assert _text(lm(at)(SUM)[0]) == TOTAL
+
+
+def signature(at: At) -> None:
+    form = {"guided_regex": r"\[\[ ## total ## \]\]\n[0-9]{2}\n\n\[\[ ## completed ## \]\]"}
+    with dspy.context(lm=lm(at, extra_body=form), adapter=dspy.ChatAdapter()):
+        assert dspy.Predict("task: str -> total: int")(task=SUM).total in range(100)
+
+
+CASES = cases(call, signature)

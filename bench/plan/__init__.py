@@ -1,0 +1,1 @@
+"""The planner: the cheapest instances that keep an SLO under a load."""

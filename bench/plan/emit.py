@@ -1,0 +1,204 @@
+"""A plan as something to deploy: flags, a file over ``compose.yaml``, or a kustomization."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from types import MappingProxyType
+
+from bench.plan.candidate import Sizing
+from headway.cluster import Role
+from headway.errors import Code, HeadwayError
+from headway.sim.network import NetworkParams
+from headway.sim.spec import Autoscaling
+
+_FIXED = ("prefill-1", "prefill-2", "decode-1", "decode-2")
+"""Workers of ``compose.yaml`` that a plan replaces."""
+_SERVED = ("gateway", "scheduler", "scheduler-2")
+_IN_KUBERNETES = (Role.PREFILL, Role.DECODE, Role.CONVERTIBLE)
+
+
+def flags(plan: Sizing, model: str, bounds: Autoscaling | None = None) -> str:
+    """Return the command that starts it on one machine; ``bounds``: of an autoscaled fleet."""
+    words = ["headway", "up", "--model", model, "--device", "cuda", "--preset", plan.preset]
+    words += ["--profile", plan.back.name]
+    counts = {role: plan.counts.get(role, 0) for role in Role}
+    for role, count in counts.items():
+        if count or role in (Role.PREFILL, Role.DECODE):
+            words += [f"--{role.value}", str(count)]
+    if bounds is not None:
+        words += ["--autoscale", "--max-prefill", str(bounds.max_prefill)]
+        words += ["--max-decode", str(bounds.max_decode)]
+    for setting in plan.settings:
+        words += ["--set", setting]
+    return shlex.join(words) + "\n"
+
+
+def compose(plan: Sizing, model: str, bounds: Autoscaling | None = None) -> str:
+    """Return a file over ``compose.yaml``: a service for each role, with as many replicas.
+
+    HeadwayError for an autoscaled fleet: its autoscaler needs the host's engine.
+    """
+    if bounds is not None:
+        message = (
+            "a plan's compose file has fixed replicas, and the cheapest fleet is autoscaled: "
+            "choose --emit kubernetes or flags, or plan without --autoscale"
+        )
+        raise HeadwayError(Code.FAILED_PRECONDITION, message, param="emit")
+    chosen = [f"      {name}: {_quoted(value)}" for name, value in _policies(plan).items()]
+    lines = [
+        f"# A plan of `headway plan`: {plan.name}, {plan.num_gpus} GPUs.",
+        "#   docker compose -f compose.yaml -f FILE up",
+        "services:",
+    ]
+    for name in _FIXED:
+        lines += [f"  {name}:", '    profiles: ["fixed"]']
+    for name in _SERVED:
+        extra = [_model(model)] if name == "gateway" else []
+        lines += ["", f"  {name}:", "    environment:", *chosen, *extra]
+    lines += ["", "  autoscaler:", "    environment:", *chosen, *_numbers(plan)]
+    for role, count in plan.counts.items():
+        lines += ["", *_worker(plan, role, count, [*chosen, _model(model)])]
+    return "\n".join(lines) + "\n"
+
+
+def _worker(plan: Sizing, role: Role, count: int, environment: list[str]) -> Iterator[str]:
+    """Yield a service of a role; its containers draw their ids and have their own names."""
+    yield f"  {role.value}:"
+    yield "    extends:"
+    yield "      file: ${PWD}/compose.yaml"
+    yield f"      service: {'prefill-1' if role is Role.PREFILL else 'decode-1'}"
+    yield "    environment:"
+    yield from environment
+    yield f"      HEADWAY_ROLE: {role.value}"
+    yield "      HEADWAY_DEVICE: cuda"
+    yield '      HEADWAY_SERVICE_ID: ""'
+    yield '      HEADWAY_ADVERTISE: ""'
+    yield "    deploy:"
+    yield f"      replicas: {count}"
+    yield "      resources:"
+    yield "        reservations:"
+    yield "          devices:"
+    yield "            - driver: nvidia"
+    yield f"              count: {_num_gpus(plan, role)}"
+    yield '              capabilities: ["gpu"]'
+
+
+def kubernetes(plan: Sizing, model: str, bounds: Autoscaling | None = None) -> str:
+    """Return a kustomization beside ``deploy/kubernetes/gpu``; HeadwayError for unified workers.
+
+    The pools keep their sizes, or follow the load within the ``bounds`` of an autoscaled fleet.
+    """
+    if Role.UNIFIED in plan.counts:
+        message = (
+            f"deploy/kubernetes has no unified workers, and the plan is {plan.topology}: "
+            "choose --emit compose or flags, or plan with --topologies disaggregated"
+        )
+        raise HeadwayError(Code.FAILED_PRECONDITION, message, param="emit")
+    settings = {
+        **_policies(plan),
+        "HEADWAY_MODEL": model,
+        "HEADWAY_MODEL_NAME": model.rsplit("/", 1)[-1],
+        **_scaling(plan, bounds),
+    }
+    sized = f"{plan.num_gpus} GPUs" if bounds is None else "autoscaled from there within its bounds"
+    lines = [
+        f"# A plan of `headway plan`: {plan.name}, {sized}.",
+        "# As deploy/kubernetes/plan/kustomization.yaml: `kubectl apply -k deploy/kubernetes/plan`",
+        "apiVersion: kustomize.config.k8s.io/v1beta1",
+        "kind: Kustomization",
+        "resources:",
+        "  - ../gpu",
+        "patches:",
+        "  - patch: |",
+        "      apiVersion: v1",
+        "      kind: ConfigMap",
+        "      metadata:",
+        "        name: headway",
+        "      data:",
+        *(f"        {name}: {_quoted(value)}" for name, value in settings.items()),
+    ]
+    for role in _IN_KUBERNETES:
+        lines += _scaled(plan, role, *_between(plan, role, bounds))
+    return "\n".join(lines) + "\n"
+
+
+def _scaling(plan: Sizing, bounds: Autoscaling | None) -> Mapping[str, str]:
+    """Return the autoscaler's policy and numbers."""
+    if bounds is None:
+        numbers = {f"HEADWAY_NUM_{r.value.upper()}": r for r in _IN_KUBERNETES}
+        counts = {name: str(plan.counts.get(role, 0)) for name, role in numbers.items()}
+        return {"HEADWAY_POLICY": "scaling=fixed", **counts}
+    policy = plan.spec(NetworkParams(), bounds).scaling
+    assert policy is not None, "an autoscaled fleet has one"
+    named = asdict(bounds)
+    limits = ("min_prefill", "max_prefill", "min_decode", "max_decode")
+    values = {f"HEADWAY_{name.upper()}": str(named[name]) for name in limits}
+    return {"HEADWAY_POLICY": f"scaling={policy.name}", **values}
+
+
+def _between(plan: Sizing, role: Role, bounds: Autoscaling | None) -> tuple[int, int]:
+    """Return the fewest and the most workers of a role."""
+    count = plan.counts.get(role, 0)
+    if bounds is None or role is Role.CONVERTIBLE:
+        return count, count
+    if role is Role.PREFILL:
+        return bounds.min_prefill, bounds.max_prefill
+    return bounds.min_decode, bounds.max_decode
+
+
+def _scaled(plan: Sizing, role: Role, fewest: int, most: int) -> Iterator[str]:
+    """Yield the bounds of a role, and the GPUs of each of its workers."""
+    yield "  - patch: |"
+    yield "      apiVersion: keda.sh/v1alpha1"
+    yield "      kind: ScaledObject"
+    yield "      metadata:"
+    yield f"        name: headway-{role.value}"
+    yield "      spec:"
+    yield f"        minReplicaCount: {fewest}"
+    yield f"        maxReplicaCount: {max(most, 1)}"
+    if not most:
+        return
+    yield "  - patch: |"
+    yield "      apiVersion: apps/v1"
+    yield "      kind: Deployment"
+    yield "      metadata:"
+    yield f"        name: headway-{role.value}"
+    yield "      spec:"
+    yield "        template:"
+    yield "          spec:"
+    yield "            containers:"
+    yield "              - name: headway"
+    yield "                resources:"
+    yield "                  limits:"
+    yield f'                    nvidia.com/gpu: "{_num_gpus(plan, role)}"'
+
+
+def _policies(plan: Sizing) -> Mapping[str, str]:
+    settings = ",".join(plan.settings)
+    own = {"HEADWAY_SET": settings} if settings else {}
+    return {"HEADWAY_PRESET": plan.preset, "HEADWAY_PROFILE": plan.back.name, **own}
+
+
+def _numbers(plan: Sizing) -> Iterator[str]:
+    yield "      HEADWAY_POLICY: scaling=fixed"
+    for role in Role:
+        yield f'      HEADWAY_NUM_{role.value.upper()}: "{plan.counts.get(role, 0)}"'
+
+
+def _num_gpus(plan: Sizing, role: Role) -> int:
+    return (plan.front if role is Role.PREFILL else plan.back).num_gpus
+
+
+def _model(model: str) -> str:
+    return f"      HEADWAY_MODEL: {_quoted(model)}"
+
+
+def _quoted(value: str) -> str:
+    return f'"{value}"'
+
+
+EMITTERS: Mapping[str, Callable[[Sizing, str, Autoscaling | None], str]] = MappingProxyType(
+    {"compose": compose, "kubernetes": kubernetes, "flags": flags}
+)

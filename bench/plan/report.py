@@ -1,0 +1,97 @@
+"""A plan as its reader gets it: the cheapest, how sure that is, and what breaks first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from bench.plan.candidate import Goal
+from bench.plan.confirm import Confirmed
+from bench.plan.search import Outcome
+
+_WHERE = {
+    "ttft": "TTFT, which prefillers decide",
+    "ttfat": "TTFAT, which decoders decide",
+    "tpot": "TPOT, which decoders decide",
+    "ttlt": "TTLT, which decoders decide",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityPlan:
+    """All that was found: ``rate`` in requests/s, ``growth`` as a factor of it.
+
+    ``best``: the cheapest, fixed or autoscaled; ``fixed``: the cheapest fixed fleet. ``broken``:
+    its result just above ``growth``. ``smaller``: the best with an instance less than it has.
+    """
+
+    goal: Goal
+    rate: float
+    best: Confirmed
+    fixed: Confirmed
+    confirmed: Sequence[Confirmed]
+    growth: float
+    broken: Outcome
+    smaller: Outcome | None
+
+
+def rows(plan: CapacityPlan) -> Iterator[Sequence[str]]:
+    """Yield the finalists, cheapest first: name, GPUs, attainment, interval, seeds."""
+    for each in sorted(plan.confirmed, key=lambda c: (c.num_gpus, -c.attainment)):
+        mark = "*" if each is plan.best else ""
+        by_seed = " ".join(percent(share) for share in each.by_seed)
+        shown = f"{percent(each.attainment)} ± {percent(each.error)}"
+        yield each.name + mark, _number(each), shown, by_seed
+
+
+def sentences(plan: CapacityPlan) -> Iterator[str]:
+    """Yield what the table does not show."""
+    best, fixed, goal = plan.best, plan.fixed, plan.goal
+    margin = best.attainment - goal.attainment
+    yield (
+        f"cheapest: {best.name}, {_gpus(best)}: "
+        f"{percent(best.attainment)} ± {percent(best.error)} % of the requests keep the limits, "
+        f"{percent(margin)} points above {percent(goal.attainment)} %"
+    )
+    if margin < best.error:
+        yield "the margin is smaller than its interval: another seed may miss the goal"
+    if best is not fixed:
+        saved = 1 - best.num_gpus / fixed.num_gpus
+        yield (
+            f"fixed: {fixed.name}, {_gpus(fixed)}: autoscaled costs {percent(saved)} % less; the "
+            "load's growth and a GPU less are of the fixed fleet"
+        )
+    limit = _most_missed(plan.broken)
+    if plan.broken.attainment < goal.attainment:
+        yield (
+            f"grows to {plan.growth * plan.rate:.3g} requests/s ({plan.growth:.2f} times the "
+            f"load); just above, {percent(plan.broken.attainment)} % keep the limits, and what "
+            f"breaks first is {_WHERE.get(limit, limit)}"
+        )
+    else:
+        yield f"still keeps the goal at {plan.growth:.2f} times the load"
+    if plan.smaller is not None:
+        saved_gpus = fixed.candidate.num_gpus - plan.smaller.candidate.num_gpus
+        yield (
+            f"with {saved_gpus} GPU{'s' * (saved_gpus != 1)} less "
+            f"({plan.smaller.candidate.topology}): "
+            f"{percent(plan.smaller.attainment)} % keep the limits"
+        )
+
+
+def _number(found: Confirmed) -> str:
+    return f"{found.num_gpus:.1f}" if found.bounds is not None else str(found.candidate.num_gpus)
+
+
+def _gpus(found: Confirmed) -> str:
+    number = _number(found)
+    return f"{number} GPU{'s' * (number != '1')}{' in the mean' * (found.bounds is not None)}"
+
+
+def _most_missed(outcome: Outcome) -> str:
+    return outcome.missed.most_common(1)[0][0] if outcome.missed else "nothing"
+
+
+def percent(share: float) -> str:
+    """Return a share as a percentage with a decimal."""
+    return f"{100 * share:.1f}"

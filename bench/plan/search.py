@@ -1,0 +1,232 @@
+"""The search: candidates under the same requests, over views, and given up once hopeless."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import ceil
+
+from bench.plan.candidate import Goal, Params, Sizing
+from headway.cost.schema import Profile
+from headway.sim.clients import SimRequest
+from headway.sim.network import NetworkParams
+from headway.sim.records import Record
+from headway.sim.views.run import simulate_views
+
+VARIANTS: dict[str, Sequence[Params]] = {
+    "vllm-like": ({"dispatch": {"rule": "least-tokens"}}, {"dispatch": {"rule": "least-kv"}}),
+    "sbs": ({"packing": {"order": "boost"}},),
+    "tokenscale": ({"dispatch": {"margin": 0.0}},),
+}
+"""The main parameters of a preset: what is tried where its own need one GPU too many."""
+
+
+class _HopelessError(Exception):
+    """Too many requests have missed their limits already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A candidate's result: the share that kept the limits, at most that where it was given up.
+
+    ``missed``: requests by the first limit that they missed.
+    """
+
+    candidate: Sizing
+    attainment: float
+    missed: Counter[str] = field(default_factory=Counter)
+    is_whole: bool = True
+
+
+@dataclass(slots=True)
+class Trial:
+    """Runs candidates over the same requests; a repeat costs nothing."""
+
+    requests: Sequence[SimRequest]
+    goal: Goal
+    network: NetworkParams
+    num_runs: int = 0
+    _known: dict[tuple[Sizing, str], Outcome] = field(default_factory=dict)
+
+    def run(self, candidate: Sizing, *, whole: bool = False) -> Outcome:
+        """Return its result; ``whole``: to the last request, however many have missed."""
+        key = candidate, ",".join(candidate.settings)
+        known = self._known.get(key)
+        if known is None or (whole and not known.is_whole):
+            known = self._known[key] = self._run(candidate, whole)
+        return known
+
+    def keeps(self, candidate: Sizing) -> bool:
+        """Return whether enough requests keep the limits."""
+        found = self.run(candidate)
+        return found.is_whole and found.attainment >= self.goal.attainment
+
+    @property
+    def outcomes(self) -> Iterable[Outcome]:
+        """All results so far."""
+        return self._known.values()
+
+    def faster(self, factor: float) -> Trial:
+        """Return the same requests in 1/``factor`` of the time."""
+        requests = [replace(r, arrival_at=r.arrival_at / factor) for r in self.requests]
+        return Trial(requests, self.goal, self.network)
+
+    def _run(self, candidate: Sizing, whole: bool) -> Outcome:
+        missed: Counter[str] = Counter()
+        most = len(self.requests) if whole else self._most_missed
+        num_missed, goal = 0, self.goal
+
+        def ended(record: Record) -> None:
+            nonlocal num_missed
+            limit = goal.missed(record)
+            if limit:
+                missed[limit] += 1
+                num_missed += 1
+                if num_missed > most:
+                    raise _HopelessError
+
+        self.num_runs += 1
+        is_whole = True
+        try:
+            simulate_views(candidate.spec(self.network), self.requests, ended=ended)
+        except _HopelessError:
+            is_whole = False
+        return Outcome(candidate, 1 - num_missed / len(self.requests), missed, is_whole)
+
+    @property
+    def _most_missed(self) -> int:
+        return int((1 - self.goal.attainment) * len(self.requests) + 1e-9)
+
+
+def least(keeps: Callable[[int], bool], low: int, high: int) -> int | None:
+    """Return the least number from ``low`` to ``high`` that keeps; None if ``high`` does not.
+
+    Whatever is above one that keeps, keeps, too.
+    """
+    if high < low or not keeps(high):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        if keeps(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return high
+
+
+def search(
+    trial: Trial, presets: Sequence[str], profiles: Sequence[Profile], most_gpus: int
+) -> list[Outcome]:
+    """Return the cheapest candidates that keep the goal, cheapest first; empty for none.
+
+    For each preset and pair of profiles: unified instances, then prefillers and decoders. The
+    cheapest ones are then tried with convertible decoders, and with other parameters, at less.
+    """
+    best = most_gpus
+    for preset, (front, back) in product(presets, _pairs(profiles)):
+        base = Sizing(preset, front, back)
+        for found in _sizes(trial, base, best):
+            best = min(best, found.num_gpus)
+    for outcome in _keeping(trial):
+        if outcome.candidate.num_gpus == best:
+            for other in _variants(outcome.candidate):
+                trial.keeps(other)
+    return _keeping(trial)
+
+
+def _keeping(trial: Trial) -> list[Outcome]:
+    kept = [o for o in trial.outcomes if o.is_whole and o.attainment >= trial.goal.attainment]
+    return sorted(kept, key=lambda o: (o.candidate.num_gpus, -o.attainment, o.candidate.name))
+
+
+def _pairs(profiles: Sequence[Profile]) -> Iterator[tuple[Profile, Profile]]:
+    """Yield profiles of prefillers and of decoders that can hand KV over."""
+    for front, back in product(profiles, profiles):
+        if (front.model, front.kv_bytes_per_token) == (back.model, back.kv_bytes_per_token):
+            yield front, back
+
+
+def _sizes(trial: Trial, base: Sizing, most_gpus: int) -> Iterator[Sizing]:
+    """Yield ever cheaper numbers of instances that keep the goal."""
+    best = most_gpus
+    if base.front == base.back:
+        most = best // base.back.num_gpus
+        number = least(lambda n: trial.keeps(base.but(unified=n)), 1, most)
+        if number is not None:
+            found = base.but(unified=number)
+            best = found.num_gpus
+            yield found
+    fewest_decoders: int | None = None
+    num_prefill = _least_prefillers(trial.requests, base.front)
+    while (room := best - num_prefill * base.front.num_gpus) >= base.back.num_gpus:
+        most = room // base.back.num_gpus
+        most = most if fewest_decoders is None else min(most, fewest_decoders)
+        number = _fewest_decoders(trial, base.but(prefill=num_prefill), most)
+        if number is not None:
+            if number == fewest_decoders:
+                return  # more prefillers save no decoder
+            fewest_decoders = number
+            found = base.but(prefill=num_prefill, decode=number)
+            best = min(best, found.num_gpus)
+            yield found
+        num_prefill += 1
+
+
+def _fewest_decoders(trial: Trial, pair: Sizing, most: int) -> int | None:
+    return least(lambda number: trial.keeps(pair.but(decode=number)), 1, most)
+
+
+def _least_prefillers(requests: Sequence[SimRequest], profile: Profile) -> int:
+    """Return how many are busy all the time with these prompts: fewer cannot do."""
+    span = requests[-1].arrival_at - requests[0].arrival_at
+    num_tokens = sum(request.num_prompt_tokens for request in requests)
+    chunk, units = profile.chunk_tokens, profile.num_units
+    per_token = profile.pass_time.seconds(chunk, 0, 0, 0) / (chunk * units)
+    return max(1, ceil(0.8 * num_tokens * per_token / span)) if span > 0 else 1
+
+
+def _variants(found: Sizing) -> Iterator[Sizing]:
+    """Yield cheaper relatives: other parameters, and convertible decoders."""
+    smaller = [c for c in _one_less(found) if c.num_gpus < found.num_gpus]
+    for candidate, params in product(smaller, VARIANTS.get(found.preset, ())):
+        yield replace(candidate, params=params)
+    if found.back.convertible_chunk_tokens is None or found.preset == "vllm-like":
+        return
+    for candidate in smaller:
+        for number in (1, 2):
+            if candidate.decode >= number:
+                yield candidate.but(decode=candidate.decode - number, convertible=number)
+
+
+def _one_less(found: Sizing) -> Iterator[Sizing]:
+    """Yield it with an instance less."""
+    for role, count in found.counts.items():
+        kind = role.value
+        is_last = count == 1 and kind in ("prefill", "decode", "unified") and not found.convertible
+        if not is_last:
+            yield found.but(**{kind: count - 1})
+
+
+def one_less(trial: Trial, found: Sizing) -> Outcome | None:
+    """Return the best result with an instance less; None if every role has a single one."""
+    outcomes = [trial.run(each, whole=True) for each in _one_less(found)]
+    return max(outcomes, key=lambda o: o.attainment, default=None)
+
+
+def breaks_at(trial: Trial, found: Sizing, most: float = 4.0) -> tuple[float, Outcome]:
+    """Return by how much the load may grow, within 2 %, and the result just above that."""
+    low, high = 1.0, 1.0
+    outcome = trial.run(found, whole=True)
+    while high < most and outcome.attainment >= trial.goal.attainment:
+        low, high = high, high * 1.15
+        outcome = trial.faster(high).run(found, whole=True)
+    while high / low > 1.02 and outcome.attainment < trial.goal.attainment:
+        middle = (low * high) ** 0.5
+        tried = trial.faster(middle).run(found, whole=True)
+        if tried.attainment >= trial.goal.attainment:
+            low = middle
+        else:
+            high, outcome = middle, tried
+    return low, outcome

@@ -1,0 +1,85 @@
+"""``headway bench clients``: other people's clients against a cluster, case by case."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from bench.clients.inside import FAILED
+from bench.clients.page import RESULTS, drawn, merged, read_results, rewrite
+from bench.clients.roster import CLIENTS, PeerClient
+from bench.clients.run import CaseResult, ClientTarget, packed, python_of, run_client
+from bench.output import write_json
+from headway.errors import HeadwayError, invalid
+from services.local.cluster import LocalCluster
+from services.local.options import ClusterOptions, WorkerCounts
+from services.local.store import free_port
+from services.runtime.rooms import model_folder
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Register the options."""
+    parser.description = "Each client is installed into an environment of its own, once."
+    add = parser.add_argument
+    add("--client", action="append", metavar="NAME", help="this one alone; more than once")
+    add("--environments", type=Path, default=Path("run/clients"), metavar="DIR", help="are kept")
+    add("--vllm", type=Path, metavar="DIR", help="an environment that has vLLM already")
+    add("--url", default="", help="a cluster that serves; default: one is started")
+    add("--model", default="", help="folder of its model (headway-mini)")
+    add("--page", type=Path, metavar="FILE", help="keep the results, and draw them into this page")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the clients and print the tables; 1 where a case failed."""
+    chosen = _chosen(args.client or ())
+    model = Path(model_folder(args.model)).resolve()
+    results = asyncio.run(_run(args, chosen, model))
+    found = packed(results)
+    Console().print(drawn(found), markup=False, soft_wrap=True)
+    if args.page is not None:
+        found = merged(read_results() if RESULTS.exists() else {}, found)
+        write_json(RESULTS, found)
+        rewrite(args.page, found)
+    return int(any(result.outcome == FAILED for result in results))
+
+
+def _chosen(names: Sequence[str]) -> list[PeerClient]:
+    known = [client.name for client in CLIENTS]
+    for name in names:
+        if name not in known:
+            raise invalid("--client", name, f"one of {', '.join(known)}")
+    return [client for client in CLIENTS if client.name in names or not names]
+
+
+async def _run(
+    args: argparse.Namespace, chosen: Sequence[PeerClient], model: Path
+) -> list[CaseResult]:
+    folder = str(model)
+    if args.url:
+        target = ClientTarget(args.url, model.name, folder)
+        return await asyncio.to_thread(_run_all, args, chosen, target)
+    options = ClusterOptions(model=folder, workers=WorkerCounts(1, 1), port=free_port(2))
+    async with LocalCluster(options, args.environments / "cluster") as cluster:
+        target = ClientTarget(cluster.url, model.name, folder)
+        return await asyncio.to_thread(_run_all, args, chosen, target)
+
+
+def _run_all(
+    args: argparse.Namespace, chosen: Sequence[PeerClient], target: ClientTarget
+) -> list[CaseResult]:
+    """Run one client after the other; one that cannot be installed is a case that failed."""
+    given = {"vllm bench serve": args.vllm} if args.vllm else {}
+    results: list[CaseResult] = []
+    for client in chosen:
+        print(f"{client.name} …", flush=True)
+        try:
+            python = python_of(client, args.environments, given)
+            results += run_client(client, python, target, args.environments)
+        except HeadwayError as error:
+            results.append(CaseResult(client.name, "", "installation", FAILED, error.message))
+    return results

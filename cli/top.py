@@ -1,0 +1,162 @@
+"""``headway top``: the cluster and its most pressing requests, in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from cli.console_frames import Json, figures, frames
+from headway.core.gateway.rows import PHASES, SORTS
+from services.local.run_file import found_url
+
+_STATES = {"serving": "green", "draining": "yellow", "starting": "cyan", "gone": "bold red"}
+_TURNS = 20
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Register the options."""
+    add = parser.add_argument
+    add("--url", default="", help="a gateway of the live cluster; default: of `headway up` here")
+    add("--log-dir", type=Path, default=Path("run"), help="of `headway up`, which leaves it there")
+    add("--api-key", default="", help="an operator's; default: $HEADWAY_API_KEY")
+    add("--sort", choices=SORTS, default="slack", help="requests that come first (slack)")
+    add("--phase", choices=PHASES, default="", help="requests of this phase alone")
+    add("--class", dest="service_class", default="", metavar="NAME", help="of this class alone")
+    add("--tenant", default="", metavar="NAME", help="of this tenant alone")
+    add("--worker", default="", metavar="ID", help="on this worker alone")
+    add("--rows", type=int, default=20, metavar="N", help="requests shown (default 20)")
+    add("--once", action="store_true", help="print once, and end")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show until Ctrl-C; HeadwayError where no console answers."""
+    asked = {
+        "sort": args.sort,
+        "phase": args.phase,
+        "class": args.service_class,
+        "tenant": args.tenant,
+        "worker": args.worker,
+        "rows": str(args.rows),
+    }
+    query = {name: value for name, value in asked.items() if value}
+    url = args.url or found_url(args.log_dir)
+    show = _print_once if args.once else _follow
+    try:
+        asyncio.run(show(Console(), url, args.api_key, query))
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+async def _print_once(console: Console, url: str, key: str, query: Mapping[str, str]) -> None:
+    """Print the first frame that shows the cluster, too; what is missing then stays out."""
+    turn = 0
+    async for frame in frames(url, key, query):
+        turn += 1
+        if frame.get("workers") or turn >= _TURNS:
+            console.print(picture(frame))
+            return
+
+
+async def _follow(console: Console, url: str, key: str, query: Mapping[str, str]) -> None:
+    with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        async for frame in frames(url, key, query):
+            live.update(picture(frame), refresh=True)
+
+
+def picture(frame: Json) -> Group:
+    """Return a frame as tables."""
+    return Group(_head(frame), _workers(frame), _requests(frame))
+
+
+def _head(frame: Json) -> Text:
+    gateway, found = frame["gateway"], figures(frame)
+    text = Text(f"{gateway['model']}", style="bold")
+    text.append(f"  preset {gateway['preset']}, {gateway['status']}", style="not bold")
+    leader = frame.get("leader")
+    text.append(f", leader {leader['id']}" if leader else ", no leader", style="not bold")
+    text.append(f"\n{gateway['open']} open, {gateway['waiting']} without a token")
+    for name, unit in (("ended_per_s", "requests/s"), ("tokens_per_s", "tokens/s")):
+        text.append(f", {_number(found.get(name))} {unit}")
+    text.append(f", TTFT P50 {_seconds(found.get('ttft_p50'))}")
+    text.append(f" P99 {_seconds(found.get('ttft_p99'))}, promises {_share(found.get('kept'))}\n")
+    return text
+
+
+def _workers(frame: Json) -> Table | Text:
+    cards = frame.get("workers", {})
+    if not cards:
+        return Text("No worker is known.\n", style="dim")
+    names = ("worker", "role", "state", "batch", "KV", "in 10 s", "queued", "arriving", "pass")
+    table = _table(names, first_number=3)
+    for worker_id, card in cards.items():
+        state = Text(card["state"], style=_STATES.get(card["state"], ""))
+        values = (
+            _number(card.get("batch")),
+            _share(card.get("kv_used")),
+            _share(card.get("kv_ahead")),
+            _number(card.get("queued_tokens")),
+            _number(card.get("arriving")),
+            _seconds(card.get("pass_time")),
+        )
+        table.add_row(worker_id, card["role"], state, *values)
+    return table
+
+
+def _requests(frame: Json) -> Table | Text:
+    found = frame.get("requests", {})
+    if not found.get("order"):
+        return Text("No request is open that fits.", style="dim")
+    names = ("request", "phase", "class", "tenant", "worker", "prompt", "output", "wait", "slack")
+    table = _table(names, first_number=5)
+    for cells in _rows(found):
+        table.add_row(*cells)
+    return table
+
+
+def _rows(found: Json) -> Iterator[tuple[str, ...]]:
+    for request_id in found["order"]:
+        row = found["rows"].get(request_id)
+        if row is None:
+            continue
+        target = f" → {row['target']}" if "target" in row else ""
+        yield (
+            request_id,
+            row["phase"],
+            row["class"] or "–",
+            row["tenant"] or "–",
+            (row["worker"] or "–") + target,
+            _number(row["prompt"]),
+            _number(row["output"]),
+            _seconds(row["waited"]),
+            _seconds(row.get("slack")),
+        )
+
+
+def _table(names: tuple[str, ...], first_number: int) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for place, name in enumerate(names):
+        table.add_column(name, justify="right" if place >= first_number else "left", no_wrap=True)
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0f}" if value >= 10 else f"{value:.3g}"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value * 1e3:.0f} ms" if abs(value) < 1 else f"{value:.1f} s"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.0f} %"

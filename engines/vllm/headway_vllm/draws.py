@@ -1,0 +1,33 @@
+"""Headway's sampler in the place of vLLM's: exact seeds, log probabilities, constraints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from headway.forward_pass import PassItem
+from services.worker.engine.grammar import Masks
+from services.worker.engine.sampler import Drawn, draw
+
+
+def draw_rows(
+    logits: torch.Tensor,
+    items: Sequence[PassItem | None],
+    eos_token_ids: Sequence[int],
+    masks: Masks,
+) -> tuple[torch.Tensor, Mapping[int, Drawn]]:
+    """Return a token for each row (rows, vocabulary), and what was drawn by row.
+
+    A row whose item is None draws nothing and gets any token, and so does one without a finite
+    logit: there -1 was drawn.
+    """
+    rows = [row for row, item in enumerate(items) if item is not None]
+    chosen = [item for item in items if item is not None]
+    tokens = torch.zeros(logits.shape[0], dtype=torch.int64)
+    if not rows:
+        return tokens.to(logits.device), {}
+    own = logits if len(rows) == len(logits) else logits[rows]
+    drawn = draw(own, chosen, eos_token_ids, masks=masks)
+    tokens[rows] = torch.tensor([max(0, token) for token, _ in drawn])
+    return tokens.to(logits.device), dict(zip(rows, drawn, strict=True))

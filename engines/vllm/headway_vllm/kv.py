@@ -1,0 +1,90 @@
+"""vLLM's KV as Headway's wire and host memory read and write it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import Event
+
+import torch
+
+from headway.cluster import TOKEN_LAYOUT
+from headway.errors import Code, HeadwayError
+from headway.forward_pass import ForwardPass, Swap
+from headway_vllm.plans import NULL_BLOCKS
+from services.worker.engine.kv.pool import KvShape, KvStore
+
+
+class VllmKvStore(KvStore):
+    """Blocks of vLLM's CPU attention, converted from and to the wire's ``tokens``.
+
+    Its kernels keep the keys of a block transposed: head size × tokens. Values lie as tokens ×
+    head size. Each KV head has its keys first.
+    """
+
+    layout = TOKEN_LAYOUT
+
+    def __init__(
+        self,
+        shape: KvShape,
+        num_blocks: int,
+        block_size: int,
+        caches: Sequence[torch.Tensor],
+        first: int = 0,
+    ) -> None:
+        """``caches``: each layer's blocks; ``first`` of them is our block 0."""
+        super().__init__(shape, num_blocks, block_size)
+        self._first = first
+        self.writable = Event()
+        self.writable.set()
+        heads, dim = shape.num_kv_heads, shape.head_dim
+        self._planes: list[torch.Tensor] = []  # views (blocks, heads, tokens, head size)
+        for kv in caches:
+            both = kv.view(kv.shape[0], heads, 2, block_size * dim)
+            keys = both[:, :, 0].unflatten(-1, (dim, block_size)).transpose(2, 3)
+            self._planes += [keys, both[:, :, 1].unflatten(-1, (block_size, dim))]
+
+    def read_planes(self, first: int, stop: int, slots: torch.Tensor) -> torch.Tensor:
+        """See ``KvStore``."""
+        blocks, places = self._where(slots)
+        return torch.stack([p[blocks, :, places] for p in self._planes[first:stop]]).contiguous()
+
+    def write_plane(self, plane: int, slots: torch.Tensor, data: bytearray) -> None:
+        """See ``KvStore``."""
+        self.writable.wait()
+        blocks, places = self._where(slots)
+        self._planes[plane][blocks, :, places] = self._plane_of(data, len(slots))
+
+    def _where(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return slots // self.block_size + self._first, slots % self.block_size
+
+
+class HostBlocks:
+    """Host memory for the KV of preempted requests, each block as vLLM's layout has it."""
+
+    def __init__(self, caches: Sequence[torch.Tensor], num_blocks: int) -> None:
+        self._caches = caches
+        self.blocks = [torch.empty((num_blocks, *kv.shape[1:]), dtype=kv.dtype) for kv in caches]
+
+    def swap(self, forward_pass: ForwardPass) -> None:
+        """Copy what leaves, then what comes back."""
+        for swap in forward_pass.swapped_out:
+            device, host = _places(swap)
+            for kv, kept in zip(self._caches, self.blocks, strict=True):
+                kept[host] = kv[device]
+        for swap in forward_pass.swapped_in:
+            device, host = _places(swap)
+            for kv, kept in zip(self._caches, self.blocks, strict=True):
+                kv[device] = kept[host]
+
+
+def _places(swap: Swap) -> tuple[torch.Tensor, torch.Tensor]:
+    count = min(len(swap.blocks), len(swap.host_blocks))
+    device = torch.tensor(swap.blocks[:count], dtype=torch.int64) + NULL_BLOCKS
+    return device, torch.tensor(swap.host_blocks[:count], dtype=torch.int64)
+
+
+def require_cpu(device: str) -> None:
+    """Raise HeadwayError for a device whose KV layout has no view here yet."""
+    if device != "cpu":
+        message = f"device is {device!r}; headway-vllm runs vLLM on a CPU so far: --engine openai"
+        raise HeadwayError(Code.FAILED_PRECONDITION, message, param="device")

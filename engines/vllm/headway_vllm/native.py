@@ -1,0 +1,321 @@
+"""vLLM in a worker's process, planning its own passes in a Headway policy's order.
+
+One thread runs vLLM's steps. Between two of them it follows the worker's orders. What a step has
+computed goes to the event loop, where tokens of aborted requests are dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from headway.engine import (
+    Computed,
+    Drawn,
+    EngineInfo,
+    EngineStepped,
+    PassFailure,
+    PassPlan,
+    Preempted,
+)
+from headway.forward_pass import PassItem
+from headway.request import FinishReason, Request, SamplingParams, StreamKey, TokenLogprobs
+from headway_vllm.draws import draw_rows
+from headway_vllm.order import PolicyOrder
+from headway_vllm.shim import PlanningParts, finish_reason
+from services.runtime.logs import get_logger
+from services.runtime.watchdog import end_process
+from services.worker.engine.grammar import NO_MASKS, Grammars, Masks
+from services.worker.engine_thread import PassWatch
+
+_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+_WARM_UP = "warm-up"
+_LOSSES = (
+    "chunks, blocks and prefix cache are vLLM's; order, preemption and pauses are the policy's",
+    "KV neither leaves nor arrives: requests move by their tokens alone",
+    "KV of preempted requests is computed again: none goes to host memory",
+    "no hidden states: remaining lengths are estimated from counts",
+)
+
+
+class ShownOrder(PolicyOrder):
+    """An order that keeps what a step does, by the requests' names."""
+
+    shares: Sequence[tuple[str, int, int]] = ()
+    """First token and number of tokens of each request in the step."""
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self.shares, self.lost = (), list[tuple[str, bool]]()
+
+    def planned(self, counts: Mapping[str, int], starts: Mapping[str, int], *, now: float) -> None:
+        """See ``PolicyOrder.planned``."""
+        super().planned(counts, starts, now=now)
+        self.shares = [(name, starts[name], count) for name, count in counts.items()]
+
+    def preempted(self, name: str, *, voluntary: bool, now: float) -> None:
+        """See ``PolicyOrder.preempted``."""
+        super().preempted(name, voluntary=voluntary, now=now)
+        self.lost.append((name, voluntary))
+
+
+@dataclass(slots=True)
+class _Held:
+    """A request in vLLM, with its output of all attempts."""
+
+    request: Request
+    output: list[int]
+    logprobs: TokenLogprobs | None = None
+    """The newest token's."""
+    problem: str = ""
+    """The reason why no token could be drawn."""
+
+    def item(self) -> PassItem:
+        """Return what drawing its next token needs."""
+        request = self.request
+        start = len(request.prompt_token_ids) + len(self.output) - 1
+        sampling, prompt = request.sampling, request.prompt_token_ids
+        return PassItem(request.key, (0,), start, (), True, sampling, prompt, self.output)
+
+
+class _Named(Protocol):
+    @property
+    def key(self) -> StreamKey: ...
+
+
+_T = TypeVar("_T", bound=_Named)
+
+
+class NativeEngine:
+    """A ``headway.engine.PlanningEngine`` over a vLLM engine in this process."""
+
+    def __init__(
+        self,
+        parts: PlanningParts,
+        info: EngineInfo,
+        make_order: Callable[[], ShownOrder],
+        grammars: Grammars,
+        vocab_size: int,
+    ) -> None:
+        self.info = info
+        self.losses: Sequence[str] = _LOSSES
+        self._parts = parts
+        self._order = make_order()
+        self._grammars = grammars
+        self._vocab_size = vocab_size
+        self._held: dict[str, _Held] = {}
+        self._names: dict[StreamKey, str] = {}  # the event loop's; the others are the thread's
+        self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._passes = PassWatch()
+        self._number = self._num_added = 0
+        self._stepped: Callable[[EngineStepped], None]
+        self._loop: asyncio.AbstractEventLoop
+        self._thread: Thread
+        parts.draw_with(self._draw)
+        self._warm_up()
+        self._order = make_order()  # which has not learnt from the warm-up
+        parts.follow(self._order)
+
+    # --- the event loop's side --------------------------------------------------------
+
+    def start(self, stepped: Callable[[EngineStepped], None]) -> None:
+        """See ``PlanningEngine.start``."""
+        self._stepped, self._loop = stepped, asyncio.get_running_loop()
+        self._num_added = 0
+        self._thread = Thread(target=self._serve, name="engine", daemon=True)
+        self._thread.start()
+
+    async def watch(self, least: float) -> None:
+        """See ``PlanningEngine.watch``."""
+        await self._passes.watch(least)
+
+    def add(self, request: Request, priority: int) -> None:
+        """See ``PlanningEngine.add``; the policy orders by itself, without the priority."""
+        self._number += 1
+        key = request.key
+        name = self._names[key] = f"{key.gateway_id}/{key.stream_id}/{self._number}"
+        self._orders.put(partial(self._begin, name, request))
+
+    def abort(self, key: StreamKey) -> None:
+        """See ``PlanningEngine.abort``."""
+        name = self._names.pop(key, None)
+        if name is not None:
+            self._orders.put(partial(self._end, name))
+
+    def tune(self, gamma: float) -> None:
+        """See ``PlanningEngine.tune``."""
+        self._orders.put(partial(self._order.policy.tune, gamma))
+
+    async def close(self) -> None:
+        """See ``PlanningEngine.close``."""
+        self._orders.put(None)
+        await asyncio.to_thread(self._thread.join)
+        self._names.clear()
+        self.release()
+
+    def release(self) -> None:
+        """Release vLLM, after the last step."""
+        self._grammars.close()
+        self._parts.close()
+
+    def _report(
+        self,
+        pass_time: float,
+        num_added: int,
+        drawn: Iterable[tuple[str, Drawn]],
+        computed: Iterable[tuple[str, Computed]] = (),
+        lost: Iterable[tuple[str, Preempted]] = (),
+    ) -> None:
+        plan = PassPlan(num_added, self._live(computed), self._live(lost))
+        found = self._live(drawn)
+        for each in found:
+            if each.finish_reason is not None:
+                del self._names[each.key]
+        self._stepped(EngineStepped(pass_time, found, plan))
+
+    def _live(self, pairs: Iterable[tuple[str, _T]]) -> tuple[_T, ...]:
+        """Return what is told of requests that have not been aborted since."""
+        return tuple(each for name, each in pairs if self._names.get(each.key) == name)
+
+    # --- the engine's thread ----------------------------------------------------------
+
+    def _serve(self) -> None:
+        try:
+            while self._obey():
+                self._step()
+            for name in list(self._held):
+                self._end(name)
+        except Exception as error:  # nothing is known of vLLM's state: others take over
+            get_logger().error("vllm_failed", exc_info=error)
+            end_process("vllm_failed", error=repr(error))
+
+    def _obey(self) -> bool:
+        """Follow the orders that have come, an idle engine the next one; False at the end."""
+        while True:
+            try:
+                order = self._orders.get(block=not self._parts.has_requests)
+            except Empty:
+                return True
+            if order is None:
+                return False
+            order()
+
+    def _begin(self, name: str, request: Request) -> None:
+        tokens = [*request.prompt_token_ids, *request.output_token_ids]
+        sampling = request.sampling
+        self._num_added += 1
+        if not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
+            self._tell(0.0, [(name, _failed(request.key, "it holds a number that is no token id"))])
+            return
+        self._held[name] = _Held(request, list(request.output_token_ids))
+        self._order.take(name, request, now=time.time())
+        eos = () if sampling.ignore_eos else self.info.eos_token_ids
+        stops = (*eos, *sampling.stop_token_ids)
+        max_tokens = sampling.max_tokens - len(request.output_token_ids)
+        self._parts.add(name, tokens, max_tokens, stops, request.cache_salt)
+
+    def _end(self, name: str) -> None:
+        if self._held.pop(name, None) is not None:
+            self._parts.abort(name)
+
+    def _step(self) -> None:
+        started_at, num_added, order = time.perf_counter(), self._num_added, self._order
+        outputs = self._compute()
+        if outputs is None:
+            time.sleep(0.001)  # it waits for something that is not in this thread
+            return
+        held = {name: each.request.key for name, each in self._held.items()}
+        computed = [
+            (name, Computed(held[name], start, count)) for name, start, count in order.shares
+        ]
+        lost = [(name, Preempted(held[name], is_voluntary)) for name, is_voluntary in order.lost]
+        drawn = [(out.request_id, self._take(out.request_id, out)) for out in outputs]
+        self._tell(time.perf_counter() - started_at, drawn, num_added, computed, lost)
+
+    def _tell(
+        self,
+        pass_time: float,
+        drawn: Sequence[tuple[str, Drawn]],
+        num_added: int = 0,
+        computed: Sequence[tuple[str, Computed]] = (),
+        lost: Sequence[tuple[str, Preempted]] = (),
+    ) -> None:
+        told = (pass_time, num_added, drawn, computed, lost)
+        self._loop.call_soon_threadsafe(self._report, *told)
+
+    def _compute(self) -> Sequence[Any] | None:
+        self._order.begin()
+        with self._passes.running(1):
+            return self._parts.step()
+
+    def _take(self, name: str, output: Any) -> Drawn:
+        held = self._held[name]
+        tokens, reason = tuple(output.new_token_ids), finish_reason(output)
+        if held.problem:
+            self._end(name)
+            return _failed(held.request.key, held.problem)
+        logprobs = (held.logprobs,) if held.logprobs is not None else ()
+        held.output += tokens
+        if reason:
+            del self._held[name]
+        stats = output.prefill_stats
+        return Drawn(
+            held.request.key,
+            tokens,
+            _REASONS.get(reason, FinishReason.ERROR) if reason else None,
+            logprobs,
+            stats.num_cached_tokens if stats is not None else 0,
+            f"vLLM ended the request: {reason}" if reason not in ("", *_REASONS) else "",
+        )
+
+    # --- drawing ----------------------------------------------------------------------
+
+    def _draw(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return a token for each row; rows that draw none get any."""
+        names, parts = self._parts.request_ids, self._parts
+        items = [self._held[name].item() if parts.draws(name) else None for name in names]
+        masks = self._masks([(n, i) for n, i in zip(names, items, strict=True) if i is not None])
+        tokens, drawn = draw_rows(logits, items, self.info.eos_token_ids, masks)
+        for row, (token, logprobs) in drawn.items():
+            held = self._held[names[row]]
+            held.logprobs = logprobs
+            if token < 0:
+                why = "its logits are not finite, or its constraints admit no token"
+                held.problem = held.problem or f"no token can be drawn: {why}"
+        return tokens
+
+    def _masks(self, named: Sequence[tuple[str, PassItem]]) -> Masks:
+        """Return the grammars' masks; requests whose grammar fails are noted and left out."""
+        while True:
+            future = self._grammars.begin([item for _, item in named])
+            if future is None:
+                return NO_MASKS
+            try:
+                return future.result()
+            except PassFailure as failure:
+                for name, item in named:
+                    if item.key in failure.keys:
+                        self._held[name].problem = failure.message
+                named = [(name, item) for name, item in named if item.key not in failure.keys]
+
+    def _warm_up(self) -> None:
+        """Run a prompt and a decoding step, which compile what vLLM compiles late."""
+        self._parts.follow(self._order)
+        count = min(self.info.block_size, self.info.max_model_len - 2)
+        params = SamplingParams(temperature=1.0, num_logprobs=1, max_tokens=2, ignore_eos=True)
+        self._begin(_WARM_UP, Request(_WARM_UP, "", (0,) * count, params, 0.0))
+        while self._parts.has_requests:
+            for output in self._compute() or ():
+                self._take(output.request_id, output)
+
+
+def _failed(key: StreamKey, message: str) -> Drawn:
+    return Drawn(key, (), FinishReason.ERROR, message=message)

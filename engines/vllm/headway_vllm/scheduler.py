@@ -1,0 +1,216 @@
+"""vLLM's scheduler in the order of a Headway batching policy: ``--scheduler-cls``.
+
+vLLM keeps its blocks, prefix cache, connectors, grammars and speculation, and its own ``schedule``.
+Before each step the policy orders those that wait and those that run, evicts running requests for
+better ones, and pauses prompts that would take the chunk from better ones.
+"""
+
+from __future__ import annotations
+
+import time
+from heapq import merge
+from itertools import islice
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
+
+from headway_vllm.order import PolicyOrder, read_hints, read_settings
+from headway_vllm.shim import require_version
+from headway_vllm.waiting import Order, RankedWaiting
+
+_MOST_TRIED = 64
+"""Waiting requests for which a step looks for room."""
+
+
+class OrderedScheduler(Scheduler):
+    """A scheduler of vLLM that asks a policy first: what both schedulers share."""
+
+    running: list[Request]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        require_version()
+        super().__init__(*args, **kwargs)
+        self.follow(read_settings().order())
+        self.headway_seconds = 0.0
+        """Seconds spent on the order so far."""
+        self.headway_steps = 0
+        self._is_voluntary = False
+        self._planned_at: dict[int, float] = {}
+
+    def follow(self, order: PolicyOrder) -> None:
+        """Take another order, before the first request."""
+
+        def key_of(request: Request) -> Any:
+            return order.key_of(request.request_id)
+
+        self.headway = order
+        self.waiting = RankedWaiting(lambda: order.queue.waiting, key_of)
+        self.kv_holding_waiting = RankedWaiting(lambda: order.queue.waiting, key_of)
+
+    # --- vLLM's hooks -----------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        """Take a request into the order, and then in."""
+        if not self.headway.knows(request.request_id):
+            params = request.sampling_params
+            hints = read_hints(params.extra_args if params is not None else None)
+            prompt = request.prompt_token_ids or [0] * request.num_prompt_tokens
+            name, arrived_at, now = request.request_id, request.arrival_time, time.time()
+            self.headway.came(name, prompt, request.max_tokens, hints, arrived_at, now=now)
+        super().add_request(request)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Prepare the order, let vLLM plan the step, and note whom it serves."""
+        began, now = time.perf_counter(), time.time()
+        order = self.headway
+        order.settle(now=now)
+        self.running.sort(key=lambda request: order.place_of(request.request_id))
+        limit = self._make_room(now)
+        paused = self._pause()
+        self.waiting.redraw(limit)
+        self.kv_holding_waiting.redraw()
+        self.headway_seconds += time.perf_counter() - began
+        output = super().schedule(*args, **kwargs)
+        began = time.perf_counter()
+        self.running.extend(paused)
+        starts = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        cached = output.scheduled_cached_reqs
+        starts |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        order.planned(output.num_scheduled_tokens, starts, now=now)
+        ended = time.perf_counter()
+        self._planned_at[id(output)] = ended
+        self.headway_seconds += ended - began
+        self.headway_steps += 1
+        return output
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """Let vLLM take the step's tokens, and then the order."""
+        began = time.perf_counter()
+        step = began - self._planned_at.pop(id(scheduler_output), began)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        began, now, order = time.perf_counter(), time.time(), self.headway
+        drawn = {out.request_id: out for each in outputs.values() for out in each.outputs}
+        counts = scheduler_output.num_scheduled_tokens
+        for name, count in counts.items():
+            out = drawn.get(name)
+            tokens = () if out is None else out.new_token_ids
+            ended = out is not None and out.finish_reason is not None
+            order.computed(name, count, tokens, step, now, ended=ended)
+        if counts:
+            order.policy.passed(step, sum(counts.values()), 1)
+        self.headway_seconds += time.perf_counter() - began
+        return outputs
+
+    def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
+        """Let vLLM end requests, and forget them."""
+        ended = super().finish_requests(*args, **kwargs)
+        for request in ended:
+            self.headway.went(request.request_id)
+        return ended
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super()._preempt_request(request, *args, **kwargs)
+        self.headway.preempted(request.request_id, voluntary=self._is_voluntary, now=time.time())
+
+    # --- what a policy decides beyond the order ---------------------------------------
+
+    def _place(self, request: Request) -> Order:
+        return self.headway.place_of(request.request_id)
+
+    def _make_room(self, now: float) -> Order | None:
+        """Preempt running requests for better ones that wait; return who may not be admitted."""
+        if not self.headway.policy.preempts or not self.running or not len(self.waiting):
+            return None
+        pool = self.kv_cache_manager.block_pool
+        free, limit = pool.get_num_free_blocks(), None
+        places = self.max_num_active_reqs - len(self.running)
+        for place, request in list(islice(self.waiting.best_first(), _MOST_TRIED)):
+            if limit is not None and place >= limit:
+                break
+            need = -(-request.num_tokens // self.block_size)
+            if need <= free and places > 0:
+                free, places = free - need, places - 1
+                continue
+            victims = self._victims(request, place, need - free, places, now)
+            if not victims:  # whoever is behind it must not pass it
+                behind = (*place, 1)
+                return behind if limit is None else min(limit, behind)
+            for victim in victims:
+                worst = self._place(victim)
+                limit = worst if limit is None else min(limit, worst)
+                self._evict(victim)
+            free = pool.get_num_free_blocks() - need
+            places += len(victims) - 1
+        return limit
+
+    def _victims(
+        self, request: Request, place: Order, missing: int, places: int, now: float
+    ) -> list[Request]:
+        """Return whom a waiting request may preempt to fit, worst first; none if it cannot."""
+        victims: list[Request] = []
+        for victim in reversed(self.running):
+            if missing <= 0 and places + len(victims) > 0:
+                break
+            if self._place(victim) <= place:
+                return []
+            if not self._request_blocks_can_be_freed(victim):
+                continue
+            name = request.request_id
+            if self.headway.may_preempt(victim.request_id, name, now=now):
+                victims.append(victim)
+                missing -= self._own_blocks(victim)
+        return victims if missing <= 0 and places + len(victims) > 0 else []
+
+    def _own_blocks(self, request: Request) -> int:
+        """Count the blocks that come free with a request: those that no other shares."""
+        groups = self.kv_cache_manager.get_blocks(request.request_id).blocks
+        return sum(block.ref_cnt == 1 for group in groups for block in group)
+
+    def _evict(self, victim: Request) -> None:
+        self.running.remove(victim)
+        self._is_voluntary = True
+        try:
+            self._preempt_request(victim, time.monotonic())
+        finally:
+            self._is_voluntary = False
+
+    def _pause(self) -> list[Request]:
+        """Hide running prompts that would take the chunk's tokens from better ones that wait."""
+        chunks = [request for request in self.running if request.is_prefill_chunk]
+        if not chunks or not len(self.waiting):
+            return []
+        budget = self.max_num_scheduled_tokens - (len(self.running) - len(chunks))
+        places = self.max_num_active_reqs - len(self.running)
+        both = merge(
+            ((self._place(request), False, request) for request in chunks),
+            ((place, True, request) for place, request in self.waiting.best_first()),
+            key=lambda each: each[:2],
+        )
+        paused: list[Request] = []
+        num_left = len(chunks)
+        for _, waits, request in both:
+            num_left -= not waits
+            if waits and (not num_left or places <= 0):
+                if not num_left:
+                    break
+                continue
+            if budget <= 0 and not waits:
+                paused.append(request)
+                continue
+            places -= waits
+            budget -= request.num_tokens - request.num_computed_tokens
+        if paused:
+            names = {request.request_id for request in paused}
+            self.running = [r for r in self.running if r.request_id not in names]
+            self.headway.num_paused += len(paused)
+        return paused
+
+
+class HeadwayScheduler(OrderedScheduler):
+    """A scheduler that plans each step with the tokens of the one before."""
+
+
+class HeadwayAsyncScheduler(OrderedScheduler, AsyncScheduler):
+    """A scheduler that plans each step while the one before runs."""

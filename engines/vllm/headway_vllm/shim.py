@@ -1,0 +1,252 @@
+"""Most of what this package touches of vLLM's inside, for one minor version.
+
+``scheduler.py``, ``waiting.py`` and ``kv.py`` touch the rest. Another version is refused: what they
+use is not public there, and changes without notice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from headway.errors import Code, HeadwayError
+
+VERSION = "0.32"
+"""The minor version that this package is written for and tested with."""
+
+
+def prepare_environment() -> None:
+    """Set what vLLM reads when it is imported; settings of the user stand."""
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)
+
+
+def require_version() -> None:
+    """Raise HeadwayError (FAILED_PRECONDITION) for another minor version of vLLM."""
+    import vllm
+
+    found = vllm.__version__
+    if found.split(".")[:2] != VERSION.split("."):
+        message = f"vLLM is {found}; this headway-vllm works with {VERSION}.x: install that one"
+        raise HeadwayError(Code.FAILED_PRECONDITION, message, param="engine")
+
+
+class EngineParts:
+    """A loaded vLLM engine: its executor, runner and KV, for passes that others plan."""
+
+    def __init__(self, config: Any) -> None:
+        from vllm.v1.engine.core import EngineCore
+        from vllm.v1.executor import Executor
+
+        self.config = config
+        self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        self.executor: Any = self.core.model_executor
+        worker = getattr(getattr(self.executor, "driver_worker", None), "worker", None)
+        self.runner: Any = getattr(worker, "model_runner", None)
+        if not hasattr(self.runner, "input_batch") or not hasattr(self.runner, "sampler"):
+            message = "headway-vllm speaks vLLM's model runner V1 alone, in one process"
+            raise HeadwayError(Code.FAILED_PRECONDITION, message, param="engine")
+        groups = self.core.scheduler.kv_cache_config.kv_cache_groups
+        self.num_kinds = len(groups)
+        """Kinds of KV: more than one where some layers keep a window alone."""
+        self.layer_names: Sequence[str] = groups[0].layer_names
+        self.kv_spec: Any = groups[0].kv_cache_spec
+
+    @property
+    def kv_caches(self) -> Sequence[torch.Tensor]:
+        """Return each layer's KV, blocks first."""
+        caches: Sequence[torch.Tensor] = self.runner.kv_caches
+        return caches
+
+    @property
+    def request_ids(self) -> Sequence[str]:
+        """Return the requests of the pass, in the order of its rows."""
+        return list(self.runner.input_batch.req_ids)
+
+    @property
+    def last_states(self) -> torch.Tensor:
+        """Return what the head was given, a row for each of ``request_ids``."""
+        states: torch.Tensor = self.runner.execute_model_state.sample_hidden_states
+        return states
+
+    def num_outputs(self, name: str) -> int:
+        """Return how many tokens vLLM believes that it has drawn for a request."""
+        return len(self.runner.requests[name].output_token_ids)
+
+    def draw_with(self, draw: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Let ``draw`` choose the tokens (rows,) from the logits (rows, vocabulary)."""
+        self.runner.sampler = _Drawer(draw)
+
+    def run(self, plan: Any) -> Any:
+        """Compute a plan; return the result if nothing is left to draw, else None."""
+        return self.executor.execute_model(plan)
+
+    def sample(self) -> None:
+        """Draw the tokens of the plan that ``run`` has computed."""
+        self.executor.sample_tokens(None)
+
+    def close(self) -> None:
+        """Shut vLLM down."""
+        self.core.shutdown()
+
+
+class PlanningParts(EngineParts):
+    """A loaded vLLM engine that plans, under a scheduler of this package (``scheduler.py``)."""
+
+    def follow(self, order: Any) -> None:
+        """Let this order rank the requests, before the first one."""
+        self.core.scheduler.follow(order)
+
+    @property
+    def has_requests(self) -> bool:
+        """True if a step has something to do."""
+        return bool(self.core.scheduler.has_requests())
+
+    def add(
+        self, name: str, tokens: Sequence[int], max_tokens: int, stops: Sequence[int], salt: str
+    ) -> None:
+        """Add a request that ends with one of the ``stops`` or after ``max_tokens``."""
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.engine import EngineCoreRequest
+
+        params = SamplingParams(
+            temperature=0.0, max_tokens=max_tokens, stop_token_ids=list(stops), ignore_eos=True
+        )
+        request = EngineCoreRequest(
+            request_id=name,
+            prompt_token_ids=list(tokens),
+            mm_features=None,
+            sampling_params=params,
+            pooling_params=None,
+            arrival_time=0.0,
+            lora_request=None,
+            cache_salt=salt or None,
+            data_parallel_rank=None,
+        )
+        self.core.add_request(*self.core.preprocess_add_request(request))
+
+    def abort(self, name: str) -> None:
+        """Stop a request."""
+        self.core.abort_requests([name])
+
+    def draws(self, name: str) -> bool:
+        """Return whether the pass under way computes the last token of a request."""
+        return not self.core.scheduler.requests[name].is_prefill_chunk
+
+    def step(self) -> Sequence[Any] | None:
+        """Plan and run a pass; return vLLM's outputs, None if nothing was computed."""
+        outputs, has_run = self.core.step_fn()
+        self.core.post_step(has_run)
+        if not has_run:
+            return None
+        return [out for each in (outputs or {}).values() for out in each.outputs]
+
+
+def finish_reason(output: Any) -> str:
+    """Return why vLLM ended a request: "stop", "length", another word, or "" if it continues."""
+    return "" if output.finish_reason is None else str(output.finish_reason)
+
+
+class _Drawer(torch.nn.Module):
+    """A module in the place of vLLM's sampler."""
+
+    def __init__(self, draw: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self._draw = draw
+
+    def forward(self, logits: torch.Tensor, sampling_metadata: Any, **_: Any) -> Any:
+        from vllm.v1.outputs import SamplerOutput
+
+        tokens = self._draw(logits).to(torch.int32)
+        return SamplerOutput(tokens.unsqueeze(-1), None)
+
+
+class PlanBuilder:
+    """One pass as vLLM's ``SchedulerOutput``, request by request."""
+
+    def __init__(self) -> None:
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.core.sched.output import CachedRequestData
+
+        self._greedy = SamplingParams(temperature=0.0)
+        self._new: list[Any] = []
+        self._cached = CachedRequestData.make_empty()
+        self._counts: dict[str, int] = {}
+
+    def begin(
+        self, name: str, tokens: list[int], block_ids: list[int], num_computed: int, count: int
+    ) -> None:
+        """Add a request that vLLM does not know."""
+        from vllm.v1.core.sched.output import NewRequestData
+
+        self._new.append(
+            NewRequestData(
+                req_id=name,
+                prompt_token_ids=tokens,
+                mm_features=[],
+                sampling_params=self._greedy,
+                pooling_params=None,
+                block_ids=(block_ids,),
+                num_computed_tokens=num_computed,
+                lora_request=None,
+                prefill_token_ids=tokens,
+            )
+        )
+        self._counts[name] = count
+
+    def go_on(
+        self, name: str, new_blocks: list[int], num_computed: int, num_outputs: int, count: int
+    ) -> None:
+        """Add a request that vLLM knows, with the blocks that it has got since."""
+        cached = self._cached
+        cached.req_ids.append(name)
+        cached.new_block_ids.append((new_blocks,) if new_blocks else None)
+        cached.num_computed_tokens.append(num_computed)
+        cached.num_output_tokens.append(num_outputs)
+        self._counts[name] = count
+
+    def resume(
+        self, name: str, block_ids: list[int], num_computed: int, num_outputs: int, count: int
+    ) -> None:
+        """Add a request that vLLM knows and that was in no pass for a while."""
+        self._cached.resumed_req_ids.add(name)
+        self.go_on(name, block_ids, num_computed, num_outputs, count)
+
+    def build(self, finished: set[str]) -> Any:
+        """Return the plan; vLLM forgets the ``finished``."""
+        from vllm.v1.core.sched.output import SchedulerOutput
+
+        return SchedulerOutput(
+            scheduled_new_reqs=self._new,
+            scheduled_cached_reqs=self._cached,
+            num_scheduled_tokens=self._counts,
+            total_num_scheduled_tokens=sum(self._counts.values()),
+            scheduled_spec_decode_tokens={},
+            scheduled_encoder_inputs={},
+            num_common_prefix_blocks=[0],
+            finished_req_ids=finished,
+            free_encoder_mm_hashes=[],
+        )
+
+
+def engine_config(model: str, options: Mapping[str, Any]) -> Any:
+    """Return vLLM's configuration of a model; HeadwayError for what it refuses."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    try:
+        return EngineArgs(model=model, **options).create_engine_config()
+    except (TypeError, ValueError) as error:
+        message = f"vLLM refuses the model or its options: {error}"
+        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="engine_args") from error
+
+
+def eos_token_ids(config: Any) -> tuple[int, ...]:
+    """Return the tokens that end an output."""
+    generation = config.model_config.try_get_generation_config()
+    found = generation.get("eos_token_id", config.model_config.hf_config.eos_token_id)
+    return tuple(found) if isinstance(found, list) else (int(found),)

@@ -1,0 +1,44 @@
+"""Virtual token counters: who has been served least goes first (VTC: Sheng et al., OSDI 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+OUTPUT_WEIGHT = 2.0
+"""An output token counts as so many input tokens, as in VTC."""
+_MOST_KEPT = 4096
+
+
+class TokenCounters:
+    """Weighted tokens served to each tenant, over its share.
+
+    While two tenants wait, the one with the least counter is served. So their counters differ by
+    at most the greatest single charge, and by what is charged afterwards (theorem 4.4 of VTC). A
+    newcomer is lifted to the least counter of those who wait, less ``credit``: who has used less
+    than its share may send a burst of so many tokens ahead of the others. Idle time earns no more.
+    """
+
+    def __init__(self, credit: float = 0.0) -> None:
+        self.credit = credit
+        self._counters: dict[str, float] = {}
+        self._left = 0.0
+        """Counter of the tenant that last stopped waiting."""
+
+    def of(self, tenant: str) -> float:
+        """Return a tenant's counter."""
+        return self._counters.get(tenant, 0.0)
+
+    def join(self, tenant: str, others: Iterable[float]) -> None:
+        """Note a tenant that begins to wait, and the counters of the ``others`` that do."""
+        least = min(others, default=self._left) - self.credit
+        self._counters[tenant] = max(self.of(tenant), least)
+
+    def leave(self, tenant: str, waiting: Iterable[str]) -> None:
+        """Note a tenant that waits no longer, and forget idle ones if there are very many."""
+        self._left = self.of(tenant)
+        if len(self._counters) > _MOST_KEPT:
+            self._counters = {each: self.of(each) for each in waiting}
+
+    def charge(self, tenant: str, num_tokens: float, share: float = 1.0) -> None:
+        """Add weighted tokens, or take back what was charged too much."""
+        self._counters[tenant] = self.of(tenant) + num_tokens / share

@@ -1,0 +1,147 @@
+"""The prompt tokens of a pass, divided between the tenants whose prompts a DP unit has.
+
+Who was given least goes first, up to what the next one was given, and so on. So a short prompt is
+computed at once beside a long one of another tenant, and whoever has used less than its share of
+the unit may have a burst of prompts computed ahead of a flood.
+
+A prompt that arrives waits for the pass in flight, and then for its own. So while other tenants
+come and go, a tenant that asks for more than a chunk has shorter passes: it fills a part of them.
+Tenants that all ask for more, and nobody else, have whole ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from headway.core.token_counters import TokenCounters
+from headway.core.worker.lifecycle import Stage
+from headway.core.worker.sequence import Sequence
+from headway.core.worker.unit import WorkerUnit
+
+CREDIT = 4.0
+"""Chunks that a tenant within its share may have at once, ahead of the others."""
+_NUM_PARTS = 64
+"""A chunk is given away in so many parts."""
+_SHORT = 4
+"""A flood fills passes up to the chunk over this, while other tenants come and go."""
+_RECENT = 128
+"""Passes for which a tenant counts as coming and going."""
+_LEAST_WEIGHT = 0.01
+
+
+class _Prompts(NamedTuple):
+    """Tokens that the prompts of one tenant lack, and the weight of the tenant."""
+
+    num_tokens: int
+    weight: float
+
+
+class FairChunk:
+    """Tokens computed for each tenant on one unit, and what each may have of the next chunk.
+
+    A class that yields counts apart from its tenant's other requests, with its floor.
+    """
+
+    def __init__(self, chunk_tokens: int) -> None:
+        self._chunk_tokens = chunk_tokens
+        self._counters = TokenCounters(CREDIT * chunk_tokens)
+        self._prompts: dict[str, _Prompts] = {}
+        self._left: dict[str, int] = {}
+        self._seen: dict[str, int] = {}
+        """Number of the last pass that computed a prompt, by tenant."""
+        self._num_passes = 0
+        self.spare = 0
+        """Prompt tokens that the pass may still have."""
+
+    def divide(self, unit: WorkerUnit) -> bool:
+        """Divide the next chunk between the prompts of a unit; False if nobody has a name."""
+        if unit.tenants.keys() <= {""}:
+            return False
+        before, self._prompts = self._prompts, {}
+        for name, sequence in _prompts_of(unit):
+            asked, weight = self._prompts.get(name, _Prompts(0, _LEAST_WEIGHT))
+            weight = max(weight, _weight(sequence))
+            self._prompts[name] = _Prompts(asked + sequence.num_queued, weight)
+        for name in before:
+            if name not in self._prompts:
+                self._counters.leave(name, self._prompts)
+        for name in self._prompts:
+            if name not in before:
+                others = (each for each in self._prompts if each in before)
+                self._counters.join(name, map(self._counters.of, others))
+        self._num_passes += 1
+        self._seen.update(dict.fromkeys(self._prompts, self._num_passes))
+        self._left = self._divided()
+        self.spare = sum(self._left.values())
+        return True
+
+    def take(self, sequence: Sequence, most: int) -> int:
+        """Take a request's tokens from its tenant's part, at most so many; return how many."""
+        name = _name(sequence)
+        taken = min(most, self._left.get(name, 0), sequence.num_remaining)
+        self._left[name] = self._left.get(name, 0) - taken
+        return taken
+
+    def charge(self, sequence: Sequence, num_tokens: int) -> None:
+        """Count tokens that the pass computes for a request."""
+        self.spare -= num_tokens
+        self._counters.charge(_name(sequence), float(num_tokens), _weight(sequence))
+
+    def _divided(self) -> dict[str, int]:
+        """Return each tenant's part of the chunk."""
+        given = self._give(list(self._prompts), self._chunk_tokens)
+        floods = [name for name in given if given[name] < self._prompts[name].num_tokens]
+        if floods and self._others_come(floods):
+            rest = sum(given.values()) - sum(given[name] for name in floods)
+            least = len(floods) * max(1, self._chunk_tokens // _NUM_PARTS)
+            most = max(self._chunk_tokens // _SHORT - rest, least)
+            given.update(self._give(floods, min(most, self._chunk_tokens - rest)))
+        return given
+
+    def _others_come(self, floods: Container[str]) -> bool:
+        """Return whether tenants beside the floods have had prompts here of late."""
+        since = self._num_passes - _RECENT
+        self._seen = {name: seen for name, seen in self._seen.items() if seen > since}
+        return any(name not in floods for name in self._seen)
+
+    def _give(self, names: list[str], num_tokens: int) -> dict[str, int]:
+        """Give so many tokens away, from the least counter upwards; all, if they are wanted."""
+        left, part = num_tokens, max(1, self._chunk_tokens // _NUM_PARTS)
+        given = dict.fromkeys(names, 0)
+        heap = [(self._counters.of(name), name) for name in names]
+        heapify(heap)
+        while left and heap:
+            counter, name = heappop(heap)
+            asked, weight = self._prompts[name]
+            tokens = min(part if heap else left, left, asked - given[name])
+            given[name] += tokens
+            left -= tokens
+            if given[name] < asked:
+                heappush(heap, (counter + tokens / weight, name))
+        return given
+
+
+def _prompts_of(unit: WorkerUnit) -> Iterator[tuple[str, Sequence]]:
+    """Yield the unit's requests that lack prompt tokens, with the names they count for."""
+    for sequence in list(unit.prompts.values()):
+        if sequence.stage is Stage.RUNNING and sequence.decoding:
+            del unit.prompts[sequence.key]
+        elif sequence.stage in (Stage.RUNNING, Stage.WAITING) and not sequence.decoding:
+            yield _name(sequence), sequence
+
+
+def _name(sequence: Sequence) -> str:
+    standing = sequence.request.standing
+    service = standing.service
+    if service is None or not service.yields:
+        return standing.tenant
+    return f"{standing.tenant}\n{service.name}"
+
+
+def _weight(sequence: Sequence) -> float:
+    standing = sequence.request.standing
+    service = standing.service
+    floor = service.floor if service is not None and service.yields else 1.0
+    return max(_LEAST_WEIGHT, standing.share * floor)

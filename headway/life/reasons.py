@@ -1,0 +1,150 @@
+"""Reasons in words: what a request's time went into, and what held it up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from headway.life.moments import MomentKind
+from headway.life.parts import PartKind
+from headway.life.record import LifeRecord
+
+WORK = frozenset({PartKind.PREFILL, PartKind.DECODE})
+"""Parts that every request has; the others hold it up."""
+_LONG_SUBMISSION = 1.0  # seconds
+
+
+class Reason(NamedTuple):
+    """A part of a request's time: how long it took in all, its cause by name, and why."""
+
+    kind: PartKind
+    seconds: float
+    name: str
+    why: str
+
+    @property
+    def is_delay(self) -> bool:
+        """True if it held the request up."""
+        return self.kind not in WORK
+
+    def packed(self) -> dict[str, str | float | bool]:
+        """Return it as JSON values."""
+        return {
+            "kind": self.kind.value,
+            "seconds": self.seconds,
+            "name": self.name,
+            "why": self.why,
+            "is_delay": self.is_delay,
+        }
+
+
+def reasons_of(life: LifeRecord) -> tuple[Reason, ...]:
+    """Return what the time went into, the longest first."""
+    spent: Counter[PartKind] = Counter()
+    for part in life.parts:
+        spent[part.kind] += part.end - part.begin
+    found = [
+        Reason(kind, microseconds / 1e6, *_WHY[kind](life)) for kind, microseconds in spent.items()
+    ]
+    return tuple(sorted(found, key=lambda reason: (-reason.seconds, reason.kind.value)))
+
+
+Why = tuple[str, str]
+
+
+def _submission(life: LifeRecord) -> Why:
+    sent = life.find(MomentKind.SENT)
+    if not sent or sent[0].at > _LONG_SUBMISSION * 1e6:
+        return "no scheduler", "no scheduler could be reached, or its prompt took long to read"
+    return "submission", "its prompt was read and tokenised"
+
+
+def _behind(life: LifeRecord, otherwise: Why) -> Why:
+    crowd = life.crowd
+    ahead = f"{crowd.num_ahead} waited in front of it with {crowd.tokens_ahead:,} prompt tokens"
+    if crowd.is_burst:
+        rates = f"{crowd.rate:.1f} requests/s came in the last second, {crowd.usual_rate:.1f} usual"
+        return "behind a burst", f"{rates}; {ahead}"
+    return ("behind others", ahead) if crowd.num_ahead else otherwise
+
+
+def _window(life: LifeRecord) -> Why:
+    return _behind(life, ("window", "it waited for an instance to be ready"))
+
+
+def _queue(life: LifeRecord) -> Why:
+    return _behind(life, ("waited for blocks", "it waited for KV blocks, and for a pass"))
+
+
+def _prefill(life: LifeRecord) -> Why:
+    tokens = life.tokens
+    cached = f", {tokens.cached:,} of them cached" if tokens.cached else ""
+    computed = life.find(MomentKind.COMPUTED)
+    passes = f" in {_times(computed[0].amount, 'pass', 'passes')}" if computed else ""
+    return "prompt", f"{tokens.prompt:,} tokens of prompt{cached}{passes}"
+
+
+def _placement(life: LifeRecord) -> Why:
+    return "placement", "it was prefilled, and waited for a worker that decodes it"
+
+
+def _transfer(life: LifeRecord) -> Why:
+    return "handoff", f"its KV went to the worker that decodes it ({_way(life)})"
+
+
+def _decode(life: LifeRecord) -> Why:
+    tokens = life.tokens
+    reasoning = f", {tokens.reasoning:,} of them reasoning" if tokens.reasoning else ""
+    pace = "" if life.tpot is None else f", one every {life.tpot * 1e3:.1f} ms"
+    return "output", f"{tokens.output:,} tokens{reasoning}{pace}"
+
+
+def _preempted(life: LifeRecord) -> Why:
+    losses = [*life.find(MomentKind.PREEMPTED), *life.find(MomentKind.SWAPS_OUT)]
+    causes = "; ".join(dict.fromkeys(moment.cause for moment in losses if moment.cause))
+    num_lost = sum(moment.amount for moment in losses)
+    lost = f"it lost its blocks {_times(len(losses), 'time', 'times')}, {num_lost:,} tokens of KV"
+    return "preempted", f"{lost}: {causes}" if causes else lost
+
+
+def _swap(life: LifeRecord) -> Why:
+    return "preempted", "its KV came back from host memory"
+
+
+def _recompute(life: LifeRecord) -> Why:
+    name = "retried" if life.find(MomentKind.LOST) else "preempted"
+    return name, "it computed again what it had lost"
+
+
+def _move(life: LifeRecord) -> Why:
+    num_moves = sum(part.kind is PartKind.MOVE for part in life.parts)
+    return "moved", f"it moved {_times(num_moves, 'time', 'times')} while it ran ({_way(life)})"
+
+
+def _retry(life: LifeRecord) -> Why:
+    causes = dict.fromkeys(moment.cause for moment in life.find(MomentKind.LOST) if moment.cause)
+    return "retried", "; ".join(causes) or "its attempt was lost"
+
+
+def _way(life: LifeRecord) -> str:
+    return " → ".join(life.workers)
+
+
+def _times(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"
+
+
+_WHY = {
+    PartKind.SUBMISSION: _submission,
+    PartKind.WINDOW: _window,
+    PartKind.QUEUE: _queue,
+    PartKind.PREFILL: _prefill,
+    PartKind.PLACEMENT: _placement,
+    PartKind.TRANSFER: _transfer,
+    PartKind.DECODE: _decode,
+    PartKind.PREEMPTED: _preempted,
+    PartKind.SWAP: _swap,
+    PartKind.RECOMPUTE: _recompute,
+    PartKind.MOVE: _move,
+    PartKind.RETRY: _retry,
+}

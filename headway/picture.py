@@ -1,0 +1,83 @@
+"""The cluster as its leading scheduler sees it at one instant, for people: never for decisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.cluster import Role
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPicture:
+    """One worker, its DP units added up; requests, tokens, blocks, seconds.
+
+    ``pass_time``: mean of its last reported passes, 0 if unknown. ``profile_pass_time``: of the
+    same passes, as the profile predicts them; 0 without a profile. ``ahead_tokens``: KV tokens
+    predicted after each ``ahead_step`` seconds, none where no policy asks for predictions.
+    """
+
+    worker_id: str
+    role: Role
+    model: str
+    address: str
+    num_units: int
+    is_draining: bool
+    num_running: int
+    num_arriving: int
+    """Requests whose KV is on its way here."""
+    queued_tokens: int
+    """Prompt tokens that are dispatched and not computed."""
+    kv_tokens: int
+    host_tokens: int
+    block_size: int
+    num_blocks: int
+    num_used_blocks: int
+    num_promised_blocks: int
+    """Free blocks that dispatched and arriving requests will need."""
+    pass_time: float = 0.0
+    profile_pass_time: float = 0.0
+    ahead_step: float = 0.0
+    ahead_tokens: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPicture:
+    """The waiting window of one model; ``interval``: seconds between dispatches, 0 for none."""
+
+    model: str
+    num_active: int
+    num_waiting: int
+    num_at_door: int
+    backlog_tokens: int
+    longest_wait_cycles: int
+    flow_level: str
+    interval: float
+    mean_pass_time: float
+
+
+@dataclass(frozen=True, slots=True)
+class MovePicture:
+    """A request whose KV travels from worker to worker: a handoff, or a move while it runs."""
+
+    request_id: str
+    source_id: str
+    target_id: str
+    num_tokens: int
+    is_running: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPicture:
+    """The workers, windows and moves of one leader; ``moves`` are the first ones alone."""
+
+    fencing_token: int
+    workers: tuple[WorkerPicture, ...]
+    windows: tuple[WindowPicture, ...]
+    moves: tuple[MovePicture, ...]
+    num_tracked: int
+    num_moving: int
+    num_awaiting_decode: int
+    num_held_back: int
+
+
+NO_PICTURE = ClusterPicture(0, (), (), (), 0, 0, 0, 0)

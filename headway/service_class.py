@@ -1,0 +1,146 @@
+"""Classes of requests by what they are promised, read from one TOML table."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from headway.bounds import Bounded, at_least, between, over
+from headway.errors import Code, HeadwayError, invalid
+from headway.tables import read, refuse_others, tables
+
+SHIPPED_CLASSES = "classes.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceClass(Bounded):
+    """A class and its promise, in seconds; None promises nothing."""
+
+    name: str
+    ttft: float | None = over(0, default=None)
+    """Until the first token: a request is due so long after its arrival."""
+    ttfat: float | None = over(0, default=None)
+    """Until the first answering token."""
+    tpot: float | None = between(0.001, 10, default=None)
+    """For each token of the answer, as its reader reads; None: the preset's."""
+    deadline: float | None = over(0, default=None)
+    """Until the last token, then the request is given up; None: the gateway's limit."""
+    floor: float = between(0, 0.5, default=0.0)
+    """Share of the dispatched tokens that it gets at least while it yields and waits."""
+    yields: bool = False
+    """True if it takes what others leave, and gives way to them at once."""
+    priority: int = between(-(2**31), 2**31 - 1, default=0)
+    """vLLM's ``priority`` from which a request belongs to it; the least is the most urgent."""
+
+    def kept(self, felt: Mapping[str, float | None]) -> dict[str, bool]:
+        """Return which promises a finished request has kept, by name.
+
+        ``felt``: its ``ttft``, ``ttfat``, ``tpot`` and ``e2e``, seconds; None where it has none.
+        """
+        promises = {
+            "ttft": (self.ttft, felt["ttft"]),
+            "ttfat": (self.ttfat, felt["ttfat"]),
+            "tpot": (self.tpot, felt["tpot"]),
+            "deadline": (self.deadline, felt["e2e"]),
+        }
+        return {
+            name: seconds <= limit
+            for name, (limit, seconds) in promises.items()
+            if limit is not None and seconds is not None
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Quota(Bounded):
+    """A key's limits; 0: none."""
+
+    requests: int = at_least(0, default=0)
+    """Outputs that wait or are generated."""
+    waiting: int = at_least(0, default=0)
+    """Outputs without a first token."""
+    tokens_per_minute: int = at_least(0, default=0)
+
+
+NO_QUOTA = Quota()
+
+
+@dataclass(frozen=True, slots=True)
+class Standing(Bounded):
+    """The tenant that a request counts for, and what it is promised."""
+
+    tenant: str = ""
+    """The tenant's name; "": nobody's in particular."""
+    share: float = between(1e-6, 1e6, default=1.0)
+    """The tenant's share, relative to others'."""
+    service: ServiceClass | None = None
+    """The class of its promise; None: it is served as the policies say."""
+
+
+NO_STANDING = Standing()
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceClasses:
+    """The classes of one cluster; ``default``: of a request that asks for none, "" for no class."""
+
+    by_name: Mapping[str, ServiceClass]
+    default: str = ""
+
+    def find(self, name: str) -> ServiceClass | None:
+        """Return the class of that name, None for ""; INVALID_ARGUMENT for an unknown one."""
+        if not name:
+            return None
+        found = self.by_name.get(name)
+        if found is None:
+            limit = f"one of {', '.join(self.by_name) or 'none: no class is configured'}"
+            raise invalid("class", name[:80], limit)
+        return found
+
+    def of_priority(self, priority: int) -> ServiceClass | None:
+        """Return the class of vLLM's priority: the last that begins at or before it."""
+        ordered = sorted(self.by_name.values(), key=lambda each: (each.priority, each.name))
+        reached = [each for each in ordered if each.priority <= priority]
+        return reached[-1] if reached else next(iter(ordered), None)
+
+    @property
+    def longest(self) -> float:
+        """The longest deadline, 0 for none."""
+        return max((each.deadline or 0.0 for each in self.by_name.values()), default=0.0)
+
+
+NO_CLASSES = ServiceClasses({})
+
+
+def shipped_classes() -> ServiceClasses:
+    """Return the classes that come with Headway."""
+    return parse_classes((resources.files("headway") / SHIPPED_CLASSES).read_text("utf-8"), "")
+
+
+def parse_classes(text: str, source: str) -> ServiceClasses:
+    """Return the classes in a TOML text; HeadwayError says what is wrong with it."""
+    try:
+        return read_classes(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        message = f"classes {source} are not TOML: {error}"
+        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="classes") from error
+    except HeadwayError as error:
+        message = f"classes {source}: {error.message}"
+        raise HeadwayError(error.code, message, param="classes") from error
+
+
+def read_classes(table: Mapping[str, Any]) -> ServiceClasses:
+    """Return the classes of a table of ``[[classes]]``; HeadwayError says what is wrong with it."""
+    refuse_others("the classes", table, ("default", "classes"))
+    listed = [read(ServiceClass, each, "classes") for each in tables(table, "classes")]
+    by_name = {each.name: each for each in listed}
+    if len(by_name) < len(listed) or "" in by_name:
+        raise invalid("classes.name", [each.name for each in listed], "a different name each")
+    if sum(each.floor for each in listed) > 0.5:
+        raise invalid("classes.floor", [each.floor for each in listed], "at most 0.5 together")
+    default = table.get("default", "")
+    if default and default not in by_name:
+        raise invalid("default", default, f"one of {', '.join(by_name)}")
+    return ServiceClasses(by_name, default)

@@ -1,0 +1,25 @@
+"""Files of hop costs: what `headway calibrate` has measured, and a scenario names."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import asdict
+from pathlib import Path
+
+from headway.errors import Code, HeadwayError
+from headway.sim.hop_costs import HopCosts
+from headway.tables import read
+
+
+def hops_text(hops: HopCosts) -> str:
+    """Return the costs as a TOML text, which ``load_hops`` reads back equal."""
+    return "".join(f"{name} = {value!r}\n" for name, value in asdict(hops).items())
+
+
+def load_hops(path: Path) -> HopCosts:
+    """Return the costs in a file; HeadwayError for one that cannot be read."""
+    try:
+        return read(HopCosts, tomllib.loads(path.read_text("utf-8")), f"hop costs {path}")
+    except (OSError, ValueError) as error:
+        message = f"hop costs {path} cannot be read: {error}"
+        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="hops") from error

@@ -1,0 +1,1 @@
+"""The second fidelity: the same policies over small views; no cores and no messages."""

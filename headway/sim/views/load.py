@@ -1,0 +1,86 @@
+"""An instance as a dispatch policy sees it, kept up in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.cluster import WorkerInfo
+from headway.policies.packing import Room
+from headway.policies.placement import DecodeUnit
+
+
+class LoadView:
+    """The attributes of an ``InstanceLoad``, without making one for each decision.
+
+    ``rooms`` and ``views``: of its units, as packing and placement see them. ``queued_tokens``:
+    dispatched, and not computed as far as is reported.
+    """
+
+    __slots__ = (
+        "chunk_tokens",
+        "is_on_schedule",
+        "num_outstanding",
+        "queued_tokens",
+        "role",
+        "rooms",
+        "views",
+        "worker_id",
+    )
+
+    def __init__(self, info: WorkerInfo) -> None:
+        self.worker_id = info.worker_id
+        self.role = info.role
+        self.chunk_tokens = info.chunk_tokens * info.num_units
+        self.rooms: list[Room] = []
+        self.views: list[DecodeUnit] = []
+        self.num_outstanding = self.queued_tokens = 0
+        self.is_on_schedule = True
+
+    @property
+    def task_depth(self) -> int:
+        """Tokens of its queue and of dispatches on their way; 0: quiescence."""
+        return self.queued_tokens
+
+    @property
+    def num_decoding(self) -> int:
+        """B over its units."""
+        return sum(view.num_requests for view in self.views)
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that do not decode."""
+        return max(self.num_outstanding - self.num_decoding, 0)
+
+    @property
+    def has_capacity(self) -> bool:
+        """True if any unit has C_avail above 0."""
+        return any(room.capacity > 0 for room in self.rooms)
+
+    @property
+    def has_room(self) -> bool:
+        """True if any unit has free blocks."""
+        for room in self.rooms:  # noqa: SIM110 (for each request: a generator takes thrice as long)
+            if room.num_free_blocks > 0:
+                return True
+        return False
+
+    @property
+    def free_tokens(self) -> int:
+        """The longest prompt that a unit has blocks for."""
+        return max(_free_tokens(room) for room in self.rooms)
+
+    @property
+    def kv_tokens(self) -> int:
+        """KV in blocks, and what is queued."""
+        return self.queued_tokens + sum(view.kv_tokens for view in self.views)
+
+    def computed(self, num_tokens: Sequence[int]) -> None:
+        """Take a report of prompt tokens computed by each unit."""
+        for room, count in zip(self.rooms, num_tokens, strict=True):
+            room.capacity += count
+            self.queued_tokens -= count
+
+
+def _free_tokens(room: Room) -> int:
+    num_spare = 0 if room.empty else room.num_spare_blocks
+    return (room.num_free_blocks - num_spare) * room.block_size

@@ -1,0 +1,95 @@
+"""Lines of the log: every output that ends, with who asked, what it cost and what was felt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headway.errors import HeadwayError
+from headway.life.record import LifeRecord
+from services.gateway.config import GatewayConfig
+from services.gateway.outputs import Output
+from services.gateway.spans import open_spans
+from services.runtime.few_lines import FewLines
+
+
+class RequestLog:
+    """The log of requests that ended or were refused, and the sender of their spans, if any."""
+
+    def __init__(self, config: GatewayConfig, model: str, log: Any) -> None:
+        """HeadwayError where spans are to be sent and cannot be."""
+        self._model = model
+        self._log = log
+        self._is_on = config.access_log
+        self._has_keys = config.api_key_file is not None
+        self._strangers = FewLines()
+        self._spans = open_spans(config.otlp_traces_endpoint, config.service_id)
+
+    def ended(self, output: Output, end: str, life: LifeRecord | None, now: float) -> None:
+        """Log an output, and send its spans."""
+        if self._spans is not None:
+            self._spans.ended(output.request_id, life)
+        if self._is_on:
+            self._log.info("request_ended", **access_line(output, self._model, end, life, now))
+
+    def refused(
+        self, client: str, path: str, error: HeadwayError, now: float, *, is_known: bool
+    ) -> None:
+        """Log who asked in vain; few lines of those who showed no key."""
+        if not (self._is_on or self._has_keys):
+            return
+        held_back = 0 if is_known and self._has_keys else self._strangers.take(now)
+        if held_back is not None:
+            self._log.info(
+                "request_refused",
+                client=client,
+                path=path[:80],
+                code=error.code.value,
+                **({"num_held_back": held_back} if held_back else {}),
+            )
+
+    def follow(self, request_id: str, traceparent: str) -> None:
+        """Let a request belong to its client's trace, if traces are sent."""
+        if self._spans is not None:
+            self._spans.follow(request_id, traceparent)
+
+    async def close(self) -> None:
+        """Send the spans that are queued."""
+        if self._spans is not None:
+            await self._spans.close()
+
+
+def access_line(
+    output: Output, model: str, end: str, life: LifeRecord | None, now: float
+) -> dict[str, Any]:
+    """Return the fields; never what was said. Times are in seconds, None where there is none.
+
+    ``end``: ``stop``, ``length``, ``cancelled`` or the code of an error.
+    """
+    standing, text, arrival_at = output.standing, output.text, output.arrival_at
+    first_at = output.first_at if text.num_tokens else None
+    answered_at = output.answered_at[0] if output.answered_at else None
+    tpot = None
+    if first_at is not None and text.num_tokens > 1:
+        tpot = (now - first_at) / (text.num_tokens - 1)
+    return {
+        "request_id": output.request_id,
+        "client": output.place.client,
+        "model": model,
+        "status": end,
+        "class": standing.service.name if standing.service is not None else "",
+        "tenant": standing.tenant,
+        "num_prompt_tokens": output.num_prompt_tokens,
+        "num_cached_tokens": output.num_cached_tokens,
+        "num_output_tokens": text.num_tokens,
+        "num_reasoning_tokens": text.num_reasoning_tokens,
+        "ttft": _shown(None if first_at is None else first_at - arrival_at),
+        "ttfat": _shown(None if answered_at is None else answered_at - arrival_at),
+        "tpot": _shown(tpot),
+        "duration": _shown(now - arrival_at),
+        "workers": list(life.workers) if life is not None else [],
+        **({"error": life.error} if life is not None and life.error else {}),
+    }
+
+
+def _shown(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)

@@ -1,0 +1,1 @@
+"""The operator's page: what it shows, its stream of changes, and its files."""

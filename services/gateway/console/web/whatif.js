@@ -1,0 +1,46 @@
+// The last minutes as recorded, replayed by the simulator with another preset or other workers.
+import { useState } from "preact/hooks";
+import { html, seconds, share, Chart, Stat, Empty } from "/console/parts.js";
+import { ask } from "/console/stream.js";
+
+const ROLES = ["prefill", "decode", "unified", "convertible"];
+const PRESETS = ["headway", "sbs", "star", "tokenscale", "pascal", "uniboost", "vllm-like"];
+const PROFILES = ["llama-8b-a100", "llama-8b-h100", "qwen-7b-4090d", "qwen-7b-h800", "qwen-32b-h100-96", "codellama-34b-h100"];
+
+function Curves({ found }) {
+  const at = [...new Set([...found.recorded.curve, ...found.replayed.curve].map(([t]) => t))].sort((a, b) => a - b);
+  const line = (curve) => { const known = new Map(curve); return at.map((t) => (known.has(t) ? 100 * known.get(t) : null)); };
+  const columns = [at, line(found.recorded.curve), line(found.replayed.curve)];
+  return html`<div class="charts" data-what-if><${Chart} title="Promises kept, by arrival" columns=${columns} unit=${(v) => `${v} %`} relative=${true} height=${220}
+      lines=${[{ name: "as recorded", color: "orange", dash: [6, 3] }, { name: "replayed", color: "blue" }]} summary=${`Promises kept: ${share(found.recorded.kept)} as recorded, ${share(found.replayed.kept)} replayed`} /></div>
+    <dl class="stats"><${Stat} name="Kept, as recorded" value=${share(found.recorded.kept)} /><${Stat} name="Kept, replayed" value=${share(found.replayed.kept)} />
+      <${Stat} name="TTFT P99, as recorded" value=${seconds(found.recorded.ttft_p99)} /><${Stat} name="TTFT P99, replayed" value=${seconds(found.replayed.ttft_p99)} />
+      <${Stat} name="Requests" value=${found.num_requests} /><${Stat} name="Replayed in" value=${seconds(found.seconds)} more=${found.fidelity === "policies" ? "fast fidelity" : "all cores: this preset has no fast one"} /></dl>
+    <p class="note">The replay costs what the profile says, the record what this machine took: compare replays with each other before you believe the difference. Requests without a class count as promised a first token in 2 s.</p>`;
+}
+
+export function WhatIf({ now }) {
+  const counted = (role) => Object.values(now.workers || {}).filter((card) => card.role === role && card.state !== "gone").length;
+  const [asked, set] = useState(() => ({ preset: now.gateway.preset, policy: "", settings: "", profile: "", ...Object.fromEntries(ROLES.map((role) => [role, counted(role)])) }));
+  const [found, setFound] = useState(null), [runs, setRuns] = useState(false);
+  if (now.source !== "live") return html`<h2>What if</h2><${Empty}>A simulated run is its own what-if: simulate it again with another preset.<//>`;
+  const field = (name, title, more) => html`<label>${title}<input name=${name} value=${asked[name]} ...${more} onInput=${(e) => set({ ...asked, [name]: e.target.type === "number" ? Number(e.target.value) : e.target.value })} /></label>`;
+  const send = async (event) => {
+    event.preventDefault();
+    setRuns(true);
+    try {
+      const response = await ask("/console/what-if", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(asked) });
+      const said = await response.json();
+      setFound(response.ok ? said : { error: said.error.message });
+    } catch (error) { setFound({ error: String(error.message || error) }); }
+    setRuns(false);
+  };
+  return html`<h2>What if the last ten minutes had been served otherwise?</h2>
+    <form class="filters" onSubmit=${send}>
+      ${field("preset", "Preset", { list: "presets" })}<datalist id="presets">${PRESETS.map((name) => html`<option value=${name} />`)}</datalist>
+      ${ROLES.map((role) => field(role, `${role} workers`, { type: "number", min: 0, max: 64 }))}
+      ${field("profile", now.gateway.profile ? `Profile (${now.gateway.profile})` : "Profile", { list: "profiles" })}<datalist id="profiles">${PROFILES.map((name) => html`<option value=${name} />`)}</datalist>
+      ${field("policy", "Policies", { placeholder: "batching=trail" })}${field("settings", "Parameters", { placeholder: "batching.c=0.5" })}
+      <button disabled=${runs}>${runs ? "It runs" : "Replay"}</button></form>
+    ${!found ? html`<${Empty}>${now.gateway.profile || asked.profile ? "Nothing has been replayed yet." : "Nothing has been replayed yet. Costs come from a profile: choose the nearest, or start with --profile."}<//>` : found.error ? html`<p class="bad" role="alert">${found.error}</p>` : html`<${Curves} found=${found} />`}`;
+}

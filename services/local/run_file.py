@@ -1,0 +1,57 @@
+"""The run file: where to reach a cluster of ``headway up``, for commands without options."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from headway.errors import Code, HeadwayError
+
+RUN_FILE = "cluster.json"
+"""In the run folder, while the cluster runs; its owner alone may read it."""
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+def leave_run_file(folder: Path, *, url: str, cluster: str, pid: int) -> None:
+    """Write the addresses, in one piece."""
+    path = folder / RUN_FILE
+    beside = path.with_suffix(".new")
+    with suppress(FileNotFoundError):
+        beside.unlink()
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        json.dump({"url": url, "cluster": cluster, "pid": pid}, file)
+    beside.rename(path)
+
+
+def take_run_file_away(folder: Path) -> None:
+    """Remove it."""
+    with suppress(OSError):
+        (folder / RUN_FILE).unlink()
+
+
+def found_url(folder: Path) -> str:
+    """Return the gateway's address of the cluster that runs there, else the usual one.
+
+    PERMISSION_DENIED where others may have written the file: commands send keys to its address.
+    """
+    path = folder / RUN_FILE
+    try:
+        with path.open(encoding="utf-8") as file:
+            _require_own(os.fstat(file.fileno()), path)
+            url = json.load(file)["url"]
+    except FileNotFoundError:
+        return DEFAULT_URL
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        message = f"{path} cannot be read ({error}): give --url"
+        raise HeadwayError(Code.UNAVAILABLE, message) from error
+    return str(url)
+
+
+def _require_own(found: os.stat_result, path: Path) -> None:
+    """Raise PERMISSION_DENIED for a file of another user, or that others may write."""
+    if found.st_uid != os.getuid() or found.st_mode & 0o022:
+        message = f"{path} is another user's, or others may write it: remove it, or give --url"
+        raise HeadwayError(Code.PERMISSION_DENIED, message)

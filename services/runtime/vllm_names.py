@@ -1,0 +1,46 @@
+"""Metrics once more under vLLM's names, so that boards and autoscalers made for it work."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+
+
+class VllmNames:
+    """A collector of metrics that a registry has under other names.
+
+    ``names``: vLLM's name by ours. Every sample gets the label ``model_name``, as vLLM's have.
+    """
+
+    def __init__(self, registry: CollectorRegistry, names: Mapping[str, str], model: str) -> None:
+        self._registry = registry
+        self._names = names
+        self._model = model
+        self._collecting = threading.local()  # by this thread, now
+        registry.register(self)
+
+    def describe(self) -> Iterator[Metric]:
+        """Yield nothing: what is collected is known only then."""
+        yield from ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics that the table names; the registry collects this collector, too."""
+        if getattr(self._collecting, "now", False):
+            return
+        self._collecting.now = True
+        try:
+            found = [metric for metric in self._registry.collect() if metric.name in self._names]
+        finally:
+            self._collecting.now = False
+        for metric in found:
+            yield self._renamed(metric, self._names[metric.name])
+
+    def _renamed(self, found: Metric, name: str) -> Metric:
+        metric = Metric(name, found.documentation, found.type)
+        for sample in found.samples:
+            labels = {"model_name": self._model, **sample.labels}
+            metric.add_sample(name + sample.name[len(found.name) :], labels, sample.value)
+        return metric

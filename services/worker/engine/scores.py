@@ -1,0 +1,64 @@
+"""Log probabilities of prompts, gathered chunk by chunk until the first token is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from headway.forward_pass import PassItem
+from headway.request import StreamKey, TokenLogprobs
+from services.worker.engine.layout import PassLayout
+
+_PART = 64
+"""Rows whose logits are held at once."""
+
+
+class PromptScores:
+    """The log probabilities of the prompts that are being prefilled, where they are asked for."""
+
+    def __init__(self, lm_head: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._lm_head = lm_head
+        self._found: dict[StreamKey, dict[int, TokenLogprobs]] = {}
+
+    def gather(self, states: torch.Tensor, layout: PassLayout, items: Sequence[PassItem]) -> None:
+        """Take a pass's share of them from ``states`` (rows, hidden size)."""
+        for item, last in zip(items, layout.last_rows.tolist(), strict=True):
+            if item.sampling.num_prompt_logprobs is None or _goes_on(item):
+                continue
+            prompt = item.prompt_token_ids
+            after = prompt[item.start + 1 : item.start + 1 + len(item.token_ids)]
+            found = self._found.setdefault(item.key, {})
+            first = last + 1 - len(item.token_ids)
+            for place in range(0, len(after), _PART):
+                tokens = after[place : place + _PART]
+                rows = states[first + place : first + place + len(tokens)]
+                scores = self._score(rows, tokens, item.sampling.num_prompt_logprobs)
+                found.update(enumerate(scores, item.start + 1 + place))
+
+    def _score(
+        self, rows: torch.Tensor, tokens: Sequence[int], count: int
+    ) -> Iterable[TokenLogprobs]:
+        """Return those of the tokens that come after the rows, and the best of each row."""
+        logprobs = self._lm_head(rows).float().log_softmax(-1)
+        ids = torch.tensor(tokens, device=logprobs.device)
+        own = logprobs.gather(-1, ids[:, None])[:, 0].tolist()
+        best = logprobs.topk(min(count, logprobs.shape[-1]), -1)
+        table = zip(own, best.indices.tolist(), best.values.tolist(), strict=True)
+        return [TokenLogprobs(one, tuple(tops), tuple(values)) for one, tops, values in table]
+
+    def take(self, item: PassItem) -> tuple[TokenLogprobs, ...]:
+        """Return and clear those of an item whose first token is drawn; () if some are missing."""
+        found = self._found.pop(item.key, {})
+        wanted = range(1, len(item.prompt_token_ids))
+        return tuple(found[n] for n in wanted) if len(found) == len(wanted) else ()
+
+    def forget(self, ended: Iterable[StreamKey]) -> None:
+        """Drop those of requests that have left this worker."""
+        for key in ended:
+            self._found.pop(key, None)
+
+
+def _goes_on(item: PassItem) -> bool:
+    """Return whether the item's first token was drawn before: its prompt has been scored."""
+    return item.num_output_tokens > 0 or bool(item.output_token_ids)

@@ -1,0 +1,1 @@
+"""An engine that is an OpenAI endpoint elsewhere: vLLM, SGLang behind its gateway, or Headway."""

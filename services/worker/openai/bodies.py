@@ -1,0 +1,131 @@
+"""Requests and replies of ``POST /v1/completions``, as an endpoint reads and writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headway.engine import Drawn
+from headway.errors import Code, HeadwayError
+from headway.request import FinishReason, Request, SamplingParams, StreamKey, TokenLogprobs
+from services.worker.openai.endpoint import KnownEndpoint
+
+_REASONS = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.ERROR,
+}
+_DEFAULTS = SamplingParams()
+_PLAIN = (
+    *("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
+    *("frequency_penalty", "ignore_eos"),
+)
+"""Fields of ``SamplingParams`` by the names that vLLM has, too; sent where they are not neutral."""
+_TOKEN_IDS = 2**31  # as many ids as the wire has
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def completion_body(
+    endpoint: KnownEndpoint, request: Request, output: Sequence[int], priority: int
+) -> dict[str, Any]:
+    """Return the body that continues a request after its output so far.
+
+    HeadwayError (INVALID_ARGUMENT) for what no endpoint could be told.
+    """
+    sampling, done = request.sampling, len(output)
+    body: dict[str, Any] = {
+        "model": endpoint.model,
+        "prompt": [*request.prompt_token_ids, *output],
+        "stream": True,
+        "return_token_ids": True,
+        "skip_special_tokens": False,
+        "max_tokens": sampling.max_tokens - done,
+        "temperature": sampling.temperature,
+    }
+    for name in _PLAIN:
+        value = getattr(sampling, name)
+        if value != getattr(_DEFAULTS, name):
+            body[name] = value
+    if sampling.temperature:
+        # The draws of a resumed output must not repeat those of its beginning.
+        body["seed"] = (sampling.seed + done * _GOLDEN) % 2**63
+    if sampling.min_tokens > done:
+        body["min_tokens"] = sampling.min_tokens - done
+    if sampling.stop_token_ids:
+        body["stop_token_ids"] = list(sampling.stop_token_ids)
+    if endpoint.takes_priority:
+        body["priority"] = priority
+    return body | _logprobs_of(endpoint, sampling) | _constraints_of(sampling)
+
+
+def _logprobs_of(endpoint: KnownEndpoint, sampling: SamplingParams) -> dict[str, Any]:
+    if sampling.num_logprobs is None:
+        return {}
+    if not endpoint.names_logprobs:
+        message = "the endpoint gives no log probabilities by token id: ask for none"
+        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="logprobs")
+    return {"logprobs": sampling.num_logprobs, "return_tokens_as_token_ids": True}
+
+
+def _constraints_of(sampling: SamplingParams) -> dict[str, Any]:
+    constraints = sampling.constraints
+    if constraints is None:
+        return {}
+    if constraints.grammar or constraints.bad_words or constraints.reasoning_budget is not None:
+        message = (
+            "a response format, bad words and a thinking budget are kept by Headway's own engines "
+            "alone: leave them out for a model behind an OpenAI endpoint"
+        )
+        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="response_format")
+    body: dict[str, Any] = {}
+    if constraints.allowed_token_ids:
+        body["allowed_token_ids"] = list(constraints.allowed_token_ids)
+    if constraints.biased_token_ids:
+        pairs = zip(constraints.biased_token_ids, constraints.biases, strict=True)
+        body["logit_bias"] = {str(token): bias for token, bias in pairs}
+    return body
+
+
+def read_drawn(choice: Mapping[str, Any], key: StreamKey, most: int) -> Drawn | None:
+    """Return what a choice says was drawn, None for nothing.
+
+    At most ``most`` tokens may have been drawn. HeadwayError and other exceptions for a choice that
+    cannot be read.
+    """
+    tokens = tuple(_token_id(token) for token in choice.get("token_ids") or ())
+    reason = _finish_reason(choice)
+    if not tokens and reason is None:
+        return None
+    if len(tokens) > most:
+        message = f"the endpoint sent {len(tokens)} tokens where {most} were left"
+        raise HeadwayError(Code.INTERNAL, message)
+    logprobs = _read_logprobs(choice)
+    return Drawn(key, tokens, reason, logprobs if len(logprobs) == len(tokens) else ())
+
+
+def _token_id(token: object) -> int:
+    if type(token) is not int or not 0 <= token < _TOKEN_IDS:
+        raise HeadwayError(Code.INTERNAL, "the endpoint sent a token id that cannot be one")
+    return token
+
+
+def _finish_reason(choice: Mapping[str, Any]) -> FinishReason | None:
+    """Return why an output has ended, None if it continues."""
+    told = choice.get("finish_reason")
+    return None if not told else _REASONS.get(told, FinishReason.STOP)
+
+
+def _read_logprobs(choice: Mapping[str, Any]) -> tuple[TokenLogprobs, ...]:
+    """Return the log probabilities of a choice's tokens; none where it has none."""
+    told = choice.get("logprobs")
+    if not told or not told.get("token_logprobs"):
+        return ()
+    chosen = told["token_logprobs"]
+    tops = told.get("top_logprobs") or [{}] * len(chosen)
+    return tuple(_entry(own, top or {}) for own, top in zip(chosen, tops, strict=True))
+
+
+def _entry(logprob: float, top: Mapping[str, float]) -> TokenLogprobs:
+    best = sorted(top.items(), key=lambda pair: -pair[1])
+    ids = tuple(_token_id(int(name.removeprefix("token_id:"))) for name, _ in best)
+    return TokenLogprobs(float(logprob), ids, tuple(float(value) for _, value in best))

@@ -1,0 +1,179 @@
+"""What an OpenAI endpoint is and can do, found out before the worker takes requests."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from headway.errors import Code, HeadwayError, invalid
+from services.runtime.logs import get_logger
+from services.runtime.reasoning import model_file
+
+_ANY_TOKEN = 65
+"""A token id that every vocabulary has."""
+_A_PRIORITY = 1 << 41
+"""A priority of the size that arrivals in milliseconds have."""
+
+
+class EndpointArgs(BaseModel):
+    """The ``--engine-args`` of this engine."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    url: str = Field(pattern=r"^https?://[^/\s@]+(/v1)?/?$")
+    """Base URL, with or without ``/v1``; it holds no password, for it is logged."""
+    model: str = ""
+    """The model's name there; default: the first that it lists."""
+    api_key_file: Path | None = None
+    """File with the key that it wants."""
+    capacity_tokens: int = Field(0, ge=0)
+    """Tokens of KV that it holds; default: as its metrics say, else 64 of the longest requests."""
+    priority: bool | None = None
+    """True to send a priority with each request; default: if it takes one."""
+    patience: float = Field(20.0, gt=0.0, le=3600.0)
+    """Seconds without an answer after which a running worker gives its endpoint up."""
+    start_patience: float = Field(600.0, gt=0.0, le=86_400.0)
+    """Seconds that a worker waits for its endpoint at the start."""
+
+    @property
+    def root(self) -> str:
+        """The URL without ``/v1``."""
+        return self.url.rstrip("/").removesuffix("/v1")
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers of every request."""
+        if self.api_key_file is None:
+            return {}
+        return {"Authorization": f"Bearer {self.api_key_file.read_text().strip()}"}
+
+
+@dataclass(frozen=True, slots=True)
+class KnownEndpoint:
+    """An endpoint as it has answered."""
+
+    args: EndpointArgs
+    model: str
+    max_model_len: int
+    capacity_tokens: int
+    takes_priority: bool
+    names_logprobs: bool
+    """True if log probabilities come with token ids."""
+    eos_token_ids: tuple[int, ...]
+
+
+def parse_args(given: dict[str, Any]) -> EndpointArgs:
+    """Return the arguments; HeadwayError for a wrong one."""
+    try:
+        return EndpointArgs(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        message = f"--engine-args: {name or 'they'}: {first['msg']}"
+        if name == "url" and first["type"] == "missing":
+            message = '--engine-args needs a url: \'{"url": "http://host:8000"}\''
+        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="engine_args") from error
+
+
+def examine(args: EndpointArgs, model: str, max_model_len: int) -> KnownEndpoint:
+    """Ask the endpoint what it serves and takes; HeadwayError where it cannot be used.
+
+    ``model``: the folder or hub id of its tokenizer. ``max_model_len`` in tokens, 0: as it says.
+    """
+    with httpx.Client(base_url=args.root, headers=args.headers(), timeout=60.0) as client:
+        listed = _models(client, args)
+        found = next((m for m in listed if m["id"] == args.model or not args.model), None)
+        if found is None:
+            names = ", ".join(m["id"] for m in listed)
+            raise invalid("engine_args.model", args.model, f"one of {names}")
+        length = max_model_len or int(found.get("max_model_len") or 0)
+        if not length:
+            message = f"{args.url} does not say how long requests may be: give --max-model-len"
+            raise HeadwayError(Code.FAILED_PRECONDITION, message, param="max_model_len")
+        probe = _Probe(client, found["id"])
+        if not probe.returns_token_ids():
+            message = (
+                f"{args.url} does not return token ids ('return_token_ids'), without which no "
+                "request can be resumed exactly: vLLM from 0.10.2 on and Headway do"
+            )
+            raise HeadwayError(Code.FAILED_PRECONDITION, message)
+        takes_priority = (
+            probe.takes(priority=_A_PRIORITY) if args.priority is None else args.priority
+        )
+        return KnownEndpoint(
+            args,
+            found["id"],
+            length,
+            args.capacity_tokens or _capacity(client) or 64 * length,
+            takes_priority,
+            probe.takes(logprobs=1, return_tokens_as_token_ids=True),
+            eos_token_ids(model),
+        )
+
+
+def _models(client: httpx.Client, args: EndpointArgs) -> list[dict[str, Any]]:
+    """Wait until the endpoint answers; return the models that it lists."""
+    until, is_told = time.monotonic() + args.start_patience, False
+    while True:
+        try:
+            reply = client.get("/v1/models")
+            if reply.status_code == 200:
+                return list(reply.json()["data"])
+            problem = f"it answered {reply.status_code}: {reply.text[:200]}"
+            if reply.status_code < 500:
+                break
+        except (httpx.TransportError, ValueError, KeyError) as error:
+            problem = repr(error)
+        if time.monotonic() > until:
+            break
+        if not is_told:
+            get_logger().info("waiting_for_endpoint", url=args.url, problem=problem)
+            is_told = True
+        time.sleep(0.5)
+    message = f"{args.url} lists no models: {problem}"
+    raise HeadwayError(Code.UNAVAILABLE, message, param="engine_args")
+
+
+class _Probe:
+    """Requests of one token, which show what the endpoint takes."""
+
+    def __init__(self, client: httpx.Client, model: str) -> None:
+        self._client = client
+        self._body = {"model": model, "prompt": [_ANY_TOKEN], "max_tokens": 1, "temperature": 0}
+
+    def returns_token_ids(self) -> bool:
+        reply = self._client.post("/v1/completions", json={**self._body, "return_token_ids": True})
+        if reply.status_code != 200:
+            return False
+        return bool(reply.json()["choices"][0].get("token_ids"))
+
+    def takes(self, **fields: Any) -> bool:
+        reply = self._client.post("/v1/completions", json={**self._body, **fields})
+        return reply.status_code == 200
+
+
+def _capacity(client: httpx.Client) -> int:
+    """Return the tokens of KV that vLLM's metrics tell of; 0 where there are none."""
+    try:
+        text = client.get("/metrics").text
+    except httpx.TransportError:
+        return 0
+    told = re.search(r"vllm:cache_config_info\{([^}]*)\}", text)
+    labels = dict(re.findall(r'(\w+)="(\d+)"', told.group(1))) if told else {}
+    return int(labels.get("num_gpu_blocks", 0)) * int(labels.get("block_size", 0))
+
+
+def eos_token_ids(model: str) -> tuple[int, ...]:
+    """Return the tokens that end an output, as the model's files say; empty if they do not."""
+    for name in ("generation_config.json", "config.json"):
+        file = model_file(model, name)
+        found = json.loads(file.read_text()).get("eos_token_id") if file is not None else None
+        if found is not None:
+            return tuple(found) if isinstance(found, list) else (int(found),)
+    return ()

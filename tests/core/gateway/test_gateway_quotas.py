@@ -1,0 +1,70 @@
+"""A key's limits: requests at once, requests that wait, tokens a minute."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.gateway.quotas import Quotas
+from headway.core.gateway.shares import Bound, Place, Places
+from headway.errors import Code, HeadwayError
+from headway.service_class import Quota
+
+KEY = "key ann"
+
+
+def places() -> Places:
+    return Places(Bound("waiting", 100, 1.0, "-w"), Bound("open", 100, 1.0, "-o"))
+
+
+def test_requests_at_once_and_waiting_are_bounded() -> None:
+    held = places()
+    quotas, quota = Quotas(held), Quota(requests=3, waiting=2)
+    held.take(KEY, 2)
+    first = Place(held, KEY)
+    refused = quotas.refusal(KEY, quota, 1, 4.0, now=0.0)
+    assert refused is not None
+    assert (refused.code, refused.retry_after) == (Code.RESOURCE_EXHAUSTED, 4.0)
+    assert "2 requests that wait" in refused.message
+    first.begin()
+    assert quotas.refusal(KEY, quota, 1, 4.0, now=0.0) is None
+    refused = quotas.refusal(KEY, quota, 2, 4.0, now=0.0)
+    assert refused is not None
+    assert "3 requests at once" in refused.message
+    assert quotas.refusal("key bob", quota, 2, 4.0, now=0.0) is None
+
+
+def test_a_minutes_tokens_come_back_steadily() -> None:
+    quotas, quota = Quotas(places()), Quota(tokens_per_minute=60)
+    assert quotas.refusal(KEY, quota, 1, 1.0, now=0.0) is None
+    quotas.use(KEY, quota, 90, now=0.0)
+    refused = quotas.refusal(KEY, quota, 1, 1.0, now=0.0)
+    assert refused is not None
+    assert refused.retry_after == 31.0
+    assert quotas.refusal(KEY, quota, 1, 1.0, now=31.0) is None
+    assert dict(quotas.headers(KEY, quota, now=31.0)) == {
+        "x-ratelimit-limit-tokens": "60",
+        "x-ratelimit-remaining-tokens": "1",
+        "x-ratelimit-reset-tokens": "59.000s",
+    }
+
+
+def test_without_limits_nothing_is_refused_or_said() -> None:
+    quotas = Quotas(places())
+    quotas.use(KEY, Quota(), 10**9, now=0.0)
+    assert quotas.refusal(KEY, Quota(), 1000, 1.0, now=0.0) is None
+    assert not quotas.headers(KEY, Quota(), now=0.0)
+    with pytest.raises(HeadwayError):
+        Quota(requests=-1)
+
+
+@given(st.lists(st.tuples(st.floats(0, 30), st.integers(1, 40)), max_size=60))
+def test_a_key_never_has_more_than_its_rate_and_one_burst(asks: list[tuple[float, int]]) -> None:
+    quotas, quota, now, used = Quotas(places()), Quota(tokens_per_minute=60), 0.0, 0
+    for gap, num_tokens in asks:
+        now += gap
+        if quotas.refusal(KEY, quota, 1, 1.0, now=now) is None:
+            quotas.use(KEY, quota, num_tokens, now=now)
+            used += num_tokens
+    assert used <= 60 + now + 40

@@ -1,0 +1,185 @@
+"""Tenants share a model's dispatches by tokens; yielding classes take what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from headway.core.scheduler.places import Tracked
+from headway.core.scheduler.windows import TenantWindows
+from headway.policies.packing.flow_control import FlowControl, FlowLevel
+from headway.service_class import ServiceClass, Standing
+from tests.fakes.scheduler_text import SchedulerHarness, make_info, make_request, short_pass
+from tests.fakes.waiting import waiting
+
+BATCH = ServiceClass("batch", ttft=1000.0, floor=0.1, yields=True)
+AGENT = ServiceClass("agent", ttft=5.0)
+
+
+def windows(*entries: Tracked, num_cycles: int = 1000) -> TenantWindows:
+    made = TenantWindows(FlowControl(num_cycles=num_cycles))
+    for entry in entries:
+        made.add(entry)
+    return made
+
+
+def names(entries: Sequence[Tracked]) -> list[int]:
+    return [entry.key.stream_id for entry in entries]
+
+
+def dispatch(made: TenantWindows, num_tokens: int) -> list[int]:
+    """Dispatch whose turn it is, with so many tokens together."""
+    entries: list[Tracked] = []
+    for entry in made.in_turn(made.admitted):
+        if sum(each.num_tokens for each in entries) < num_tokens:
+            entries.append(entry)
+    made.dispatched(entries)
+    return sorted(names(entries))
+
+
+def test_a_flood_waits_behind_the_tenant_that_was_served_less() -> None:
+    made = windows(*(waiting(n, "flood") for n in range(50)), waiting(90, "small"))
+    assert dispatch(made, 20) == [0, 90]
+    assert dispatch(made, 20) == [1, 2]
+
+
+def test_one_tenant_without_classes_is_packed_as_ever() -> None:
+    made = windows(*(waiting(n) for n in range(5)))
+    legacy, new = made.split()
+    assert made.groups(legacy, new, 10) == [(legacy, new)]
+
+
+def test_a_newcomer_gets_no_credit_for_the_time_before() -> None:
+    made = windows(*(waiting(n, "old") for n in range(40)))
+    for _ in range(10):
+        dispatch(made, 10)
+    for n in range(50, 90):
+        made.add(waiting(n, "new"))
+    assert len([n for n in dispatch(made, 100) if n >= 50]) == 5
+
+
+def test_a_share_of_two_gets_twice_the_tokens() -> None:
+    made = windows(
+        *(waiting(n, "one") for n in range(60)),
+        *(waiting(n, "two", share=2.0) for n in range(60, 120)),
+    )
+    assert len([n for n in dispatch(made, 300) if n >= 60]) == 20
+
+
+def test_output_tokens_count_once_they_are_known() -> None:
+    made = windows(
+        *(waiting(n, "talks") for n in range(20)), *(waiting(n, "is brief") for n in range(20, 40))
+    )
+    legacy, new = made.split()
+    first = next(entry for entry in [*legacy, *new] if entry.key.stream_id == 0)
+    made.dispatched([first])
+    made.settle(first, 25)
+    assert dispatch(made, 60) == [20, 21, 22, 23, 24, 25]
+
+
+def test_what_a_worker_gives_back_is_charged_once() -> None:
+    made = windows(waiting(1, "a"), waiting(2, "b"))
+    legacy, new = made.split()
+    entry = [*legacy, *new][0]
+    made.dispatched([entry])
+    before = made.counters.of("a")
+    made.take_back(entry)
+    assert made.counters.of("a") == before - 10
+
+
+def test_within_a_tenant_the_first_due_goes_first() -> None:
+    made = windows(waiting(1, service=AGENT), waiting(2), waiting(3, service=AGENT))
+    assert names(made.in_turn([*made.admitted])) == [2, 1, 3]
+
+
+def test_yielding_requests_take_what_is_left() -> None:
+    made = windows(waiting(1, service=BATCH), waiting(2), waiting(3))
+    legacy, new = made.split()
+    groups = [names([*left, *fresh]) for left, fresh in made.groups(legacy, new, 20)]
+    assert groups == [[2, 3], [1]]
+    assert [len(left) + len(fresh) for left, fresh in made.groups(legacy, new, 10)] == [1, 1, 1]
+
+
+def test_a_floor_is_kept_under_a_flood_of_others() -> None:
+    batch = [waiting(n, "b", 10, BATCH) for n in range(1000, 1100)]
+    made = windows(*batch)
+    got = total = 0
+    for n in range(400):
+        made.add(waiting(n, "x", 10))
+        made.add(waiting(n + 400, "y", 10))
+        taken = dispatch(made, 10)
+        got += 10 * len([each for each in taken if each >= 1000])
+        total += 10 * len(taken)
+    assert 0.1 * total - 20 <= got <= 0.1 * total + 20
+
+
+def test_a_flood_closes_its_own_door_alone() -> None:
+    made = windows(*(waiting(n, "flood") for n in range(5)), num_cycles=2)
+    for cycle in range(8):
+        made.end_cycle(1.0, now=float(cycle))
+    assert made.level("flood") is FlowLevel.REJECTING
+    assert made.level("small") is FlowLevel.OPEN
+    made.add(waiting(90, "small"))
+    assert 90 in names([*made.admitted])
+    assert names([*made.admitted]) == [0, 1, 2, 3, 4, 90]
+
+
+def test_the_scheduler_dispatches_the_tenant_that_has_had_less() -> None:
+    scheduler = SchedulerHarness(short_pass())
+    scheduler.connect(make_info("p", chunk=20))
+    for n in range(1, 10):
+        scheduler.post(replace(make_request(n), standing=Standing("flood")))
+    scheduler.post(replace(make_request(50), standing=Standing("small")))
+    assert scheduler.dispatched("p") == [1]
+    scheduler.serve("p")
+    assert 50 in scheduler.dispatched("p")
+    assert len(scheduler.dispatched("p")) < 10
+
+
+def test_a_prompt_of_several_chunks_takes_no_room_from_a_tenant_that_had_less() -> None:
+    scheduler = SchedulerHarness(short_pass())
+    scheduler.connect(make_info("p", chunk=20))
+    scheduler.post(replace(make_request(1, 500), standing=Standing("flood")))
+    for n in range(2, 5):
+        scheduler.post(replace(make_request(n, 500), standing=Standing("flood")))
+    scheduler.post(replace(make_request(50), standing=Standing("small")))
+    assert scheduler.dispatched("p") == [1]
+    scheduler.serve("p", queued=480)
+    scheduler.wait(1.0)
+    assert scheduler.dispatched("p") == [1, 50]
+
+
+def test_without_another_tenant_the_backlog_is_computed_first() -> None:
+    scheduler = SchedulerHarness(short_pass())
+    scheduler.connect(make_info("p", chunk=20))
+    for n in range(1, 5):
+        scheduler.post(replace(make_request(n, 500), standing=Standing("flood")))
+    scheduler.serve("p", queued=480)
+    scheduler.wait(1.0)
+    assert scheduler.dispatched("p") == [1]
+
+
+def test_who_has_used_less_may_send_a_burst_ahead_of_a_flood() -> None:
+    made = windows(*(waiting(n, "flood") for n in range(50)))
+    made.counters.credit = 30.0
+    for _ in range(10):
+        dispatch(made, 10)
+    for n in range(80, 90):
+        made.add(waiting(n, "small"))
+    assert dispatch(made, 30) == [80, 81, 82]
+
+
+def test_a_long_request_behind_is_packed_after_the_short_ones_whose_turn_it_is() -> None:
+    made = windows(waiting(1, "flood", 100), waiting(2, "small"), waiting(3, "small"))
+    made.counters.charge("flood", 50.0)
+    groups = made.groups(*made.split(), 40)
+    assert [names([*left, *fresh]) for left, fresh in groups] == [[2, 3], [1]]
+
+
+def test_a_tenant_leaves_places_to_wait_for_the_others() -> None:
+    scheduler = SchedulerHarness(replace(short_pass(), max_waiting=10))
+    for n in range(1, 20):
+        scheduler.post(replace(make_request(n), standing=Standing("flood")))
+    assert len(scheduler.rejected()) == 11
+    scheduler.post(replace(make_request(50), standing=Standing("small")))
+    assert len(scheduler.rejected()) == 11

@@ -1,0 +1,138 @@
+"""An OpenAI endpoint on loopback whose model is the context's sum; it can be made to fail."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Event, Thread
+from typing import Any
+
+from tests.fakes.paged import next_token
+
+
+class OpenAIEndpoint:
+    """What it serves, how it misbehaves, and what it was asked."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.refused: set[str] = set()
+        """Fields that it answers with 400."""
+        self.names_tokens = True
+        self.breaks_after: list[int] = []
+        """For each of the next streams, the tokens after which its connection breaks."""
+        self.busy = 0
+        """So many requests are answered with 503."""
+        self.instead = b""
+        """Sent in place of every stream, if it is not empty."""
+        self.encoding = ""
+        """The content encoding that its streams claim."""
+        self.goes_on, self.lists_models = Event(), Event()
+        self.goes_on.set()
+        self.lists_models.set()
+        self.bodies: list[dict[str, Any]] = []
+        self.num_hung_up = self.num_listings = 0
+
+    def answer(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
+        wrong = sorted(self.refused & body.keys())
+        if wrong:
+            _respond(handler, 400, {"error": {"message": f"{wrong[0]} is not supported"}})
+        elif not body.get("stream"):
+            _respond(handler, 200, {"choices": [self._choice([next_token(body["prompt"])], body)]})
+        elif self.busy:
+            self.busy -= 1
+            _respond(handler, 503, {"error": {"message": "try again"}})
+        else:
+            self.bodies.append(body)
+            self._stream(handler, body)
+
+    def _stream(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Type", "text/event-stream")
+        if self.encoding:
+            handler.send_header("Content-Encoding", self.encoding)
+        handler.end_headers()
+        if self.instead:
+            with suppress(OSError):
+                handler.wfile.write(self.instead)
+            return
+        most = self.breaks_after.pop(0) if self.breaks_after else 1 << 30
+        context = list(body["prompt"])
+        for number in range(1, body["max_tokens"] + 1):
+            self.goes_on.wait(60)
+            if number > most:
+                return
+            context.append(next_token(context))
+            choice = self._choice(context[-1:], body)
+            choice["finish_reason"] = "length" if number == body["max_tokens"] else None
+            try:
+                handler.wfile.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
+                handler.wfile.flush()
+            except OSError:
+                self.num_hung_up += 1
+                return
+            time.sleep(0.002)
+        handler.wfile.write(b"data: [DONE]\n\n")
+
+    def _choice(self, tokens: list[int], body: dict[str, Any]) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": 0, "text": "x" * len(tokens), "finish_reason": "length"}
+        if self.names_tokens and body.get("return_token_ids"):
+            choice["token_ids"] = tokens
+        if body.get("logprobs") is not None:
+            names = [f"token_id:{token}" for token in tokens]
+            choice["logprobs"] = {
+                "tokens": names,
+                "token_logprobs": [-0.5] * len(tokens),
+                "top_logprobs": [{name: -0.5, "token_id:7": -1.5} for name in names],
+            }
+        return choice
+
+
+@contextmanager
+def openai_endpoint(port: int = 0) -> Iterator[OpenAIEndpoint]:
+    """Listen on a loopback port."""
+    endpoint = OpenAIEndpoint()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/v1/models":
+                endpoint.num_listings += 1
+                endpoint.lists_models.wait(60)
+                _respond(self, 200, {"data": [{"id": "stock", "max_model_len": 512}]})
+            elif self.path == "/metrics":
+                text = 'vllm:cache_config_info{block_size="32",num_gpu_blocks="100"} 1.0\n'
+                _respond(self, 200, text)
+            else:
+                _respond(self, 404, {})
+
+        def do_POST(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            endpoint.answer(self, json.loads(self.rfile.read(length)))
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    http.daemon_threads = True
+    http.block_on_close = False
+    endpoint.url = f"http://127.0.0.1:{http.server_port}"
+    thread = Thread(target=http.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield endpoint
+    finally:
+        endpoint.goes_on.set()
+        endpoint.lists_models.set()
+        http.shutdown()
+        http.server_close()
+        thread.join()
+
+
+def _respond(handler: BaseHTTPRequestHandler, status: int, body: object) -> None:
+    data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+    handler.send_response(status)
+    handler.send_header("Content-Length", str(len(data)))
+    handler.end_headers()
+    handler.wfile.write(data)

@@ -1,0 +1,119 @@
+"""Fields and routes that clients of vLLM and SGLang use, through a real gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from tests.fakes.gateway_harness import Cluster, cluster
+from tests.fakes.tiny_model import ASSISTANT, END, USER
+
+CHAT = "/v1/chat/completions"
+
+
+async def post(running: Cluster, path: str, **body: Any) -> Any:
+    async with running.http() as client:
+        answer = await client.post(path, json=body)
+        return answer.json()
+
+
+async def chat(running: Cluster, text: str, **more: Any) -> Any:
+    """The emulated worker answers with the prompt's text."""
+    said = [{"role": "user", "content": text}]
+    return await post(running, CHAT, model="tiny", messages=said, **more)
+
+
+async def test_a_stop_string_is_shown_if_the_client_wants_it(running: Cluster) -> None:
+    for keeps, text in ((False, "abc"), (True, "abcde")):
+        body = {"prompt": "abcdef", "stop": ["de"], "include_stop_str_in_output": keeps}
+        answer = await post(running, "/v1/completions", model="tiny", **body)
+        assert answer["choices"][0]["text"] == text
+
+
+async def test_special_tokens_are_shown_but_for_the_last_one(running: Cluster) -> None:
+    ids = [97, END, 98, END]
+    for skips, text in ((True, "ab"), (False, "a<|end|>b")):
+        body = {"prompt": ids, "skip_special_tokens": skips}
+        answer = await post(running, "/v1/completions", model="tiny", **body)
+        assert answer["choices"][0]["text"] == text
+
+
+async def test_a_final_message_may_go_on(running: Cluster) -> None:
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well,"}]
+    more = {"continue_final_message": True, "skip_special_tokens": False}
+    answer = await post(running, CHAT, model="tiny", messages=said, **more)
+    assert answer["choices"][0]["message"]["content"] == "<|user|>hi<|end|><|assistant|>Well,"
+
+
+async def test_a_clients_template_needs_the_operators_trust(
+    running: Cluster, tmp_path: Path, store_url: str
+) -> None:
+    template = {"chat_template": "<{{ messages[0].content }}>"}
+    refused = await chat(running, "hi", **template)
+    assert refused["error"]["param"] == "chat_template"
+    folder = tmp_path / "trusting"
+    folder.mkdir()
+    async with cluster(folder, store_url, trust_request_chat_template=True) as trusting:
+        answer = await chat(trusting, "hi", **template)
+        assert answer["choices"][0]["message"]["content"] == "<hi>"
+        broken = await chat(trusting, "hi", chat_template="{% if %}")
+        assert broken["error"]["param"] == "chat_template"
+
+
+async def test_bounds_of_draws_reach_the_worker(running: Cluster) -> None:
+    await chat(running, "hi", logit_bias={"97": -5}, bad_words=["ab"])
+    constraints = running.emulated.submitted[-1].sampling.constraints
+    assert constraints is not None
+    assert (constraints.biased_token_ids, constraints.biases) == ((97,), (-5.0,))
+    assert [word.token_ids for word in constraints.bad_words] == [(97, 98), (32, 97, 98)]
+    wrong = await chat(running, "hi", logit_bias={"99999": 1})
+    assert wrong["error"]["param"] == "logit_bias"
+
+
+async def test_every_event_may_bear_the_usage_so_far(running: Cluster) -> None:
+    stream = await running.openai().chat.completions.create(  # type: ignore[call-overload]  # vLLM's option
+        model="tiny",
+        messages=[{"role": "user", "content": "hi there"}],
+        stream=True,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+    )
+    counts = [chunk.usage.completion_tokens async for chunk in stream if chunk.usage is not None]
+    assert counts == sorted(counts)
+    assert len(set(counts)) > 3
+
+
+async def test_texts_and_chats_become_tokens_and_back(running: Cluster) -> None:
+    found = await post(running, "/tokenize", prompt="ab", return_token_strs=True)
+    assert (found["tokens"], found["token_strs"], found["count"]) == ([97, 98], ["a", "b"], 2)
+    said = [{"role": "user", "content": "a"}]
+    found = await post(running, "/tokenize", messages=said)
+    assert found["tokens"] == [USER, 97, END, ASSISTANT]
+    back = await post(running, "/detokenize", model="tiny", tokens=found["tokens"])
+    assert back["prompt"] == "<|user|>a<|end|><|assistant|>"
+    assert (await post(running, "/detokenize", tokens=[999_999]))["error"]["param"] == "tokens"
+    assert (await post(running, "/tokenize", model="no", prompt="a"))["error"]["param"] == "model"
+
+
+async def test_release_readiness_and_load_are_told(running: Cluster) -> None:
+    async with running.http() as client, asyncio.timeout(60):
+        while not all([(await client.get(path)).is_success for path in ("/health", "/ping")]):
+            await asyncio.sleep(0.05)
+        assert (await client.get("/version")).json()["version"]
+        assert (await client.get("/load")).json() == {"server_load": 0}
+
+
+async def test_metrics_are_there_under_vllms_names(running: Cluster) -> None:
+    await chat(running, "hi")
+    metrics = await running.metrics()
+    model = '{model_name="tiny"}'
+    for name in ("num_requests_running", "num_requests_waiting"):
+        assert metrics[f"vllm:{name}{model}"] == 0.0
+    for theirs, ours in (
+        ("time_to_first_token", "ttft"),
+        ("e2e_request_latency", "e2e"),
+        ("request_time_per_output_token", "tpot"),
+    ):
+        count = metrics[f"vllm:{theirs}_seconds_count{model}"]
+        assert count == metrics[f"headway_gateway_{ours}_seconds_count"] == 1.0
+    assert metrics[f"vllm:generation_tokens_total{model}"] > 0

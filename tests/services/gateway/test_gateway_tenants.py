@@ -1,0 +1,111 @@
+"""Keys belong to tenants, have limits and classes; metrics say who used what."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.errors import HeadwayError
+from headway.service_class import Quota
+from services.gateway.auth import KeyRing, key_line
+from tests.fakes.gateway_harness import Cluster, cluster, until
+
+BODY = {"model": "tiny", "prompt": "hello"}
+
+
+def write(folder: Path, **options: object) -> Path:
+    file = folder / "keys"
+    lines = [key_line("ann", "a", options=options), key_line("ops", "o", operator=True)]
+    file.write_text("\n".join(lines))
+    file.chmod(0o600)
+    return file
+
+
+@asynccontextmanager
+async def serving(folder: Path, store_url: str, **options: object) -> AsyncIterator[Cluster]:
+    async with cluster(folder, store_url, api_key_file=write(folder, **options)) as running:
+        yield running
+
+
+async def post(running: Cluster, headers: dict[str, str] | None = None, **body: Any) -> Any:
+    async with running.http() as client:
+        sent = {"authorization": "Bearer a", **(headers or {})}
+        return await client.post("/v1/completions", json={**BODY, **body}, headers=sent)
+
+
+def test_a_line_says_whose_the_key_is_and_what_it_may(tmp_path: Path) -> None:
+    options = {"tenant": "acme", "share": 2, "class": "batch", "requests": 3, "waiting": 1}
+    keys = KeyRing.load(write(tmp_path, **options, **{"tokens-per-minute": 900}))
+    key = keys.of_client("key ann")
+    assert (key.tenant, key.share, key.service_class) == ("acme", 2.0, "batch")
+    assert key.quota == Quota(3, 1, 900)
+    plain = keys.of_client("key ops")
+    assert (plain.tenant, plain.is_operator, plain.quota) == ("ops", True, Quota())
+    assert keys.of_client("address 1.2.3.4").tenant == ""
+
+
+@pytest.mark.parametrize("option", ["colour=red", "share=0", "requests=many", "requests=-1"])
+def test_an_option_that_is_none_is_refused_with_its_line(tmp_path: Path, option: str) -> None:
+    file = write(tmp_path)
+    file.write_text(f"ann:{hashlib.sha256(b'a').hexdigest()}:{option}")
+    with pytest.raises(HeadwayError, match="line 1"):
+        KeyRing.load(file)
+
+
+async def test_a_request_bears_its_tenant_and_its_keys_class(
+    tmp_path: Path, store_url: str
+) -> None:
+    options = {"tenant": "acme", "share": 2, "class": "batch"}
+    async with serving(tmp_path, store_url, **options) as running:
+        await post(running)
+        await post(running, priority=3)
+        await post(running, {"x-headway-class": "interactive"}, priority=3)
+        await post(running, {"x-headway-class": "batch"}, headway={"class": "agent"})
+        standings = [request.standing for request in running.emulated.submitted]
+        assert {(each.tenant, each.share) for each in standings} == {("acme", 2.0)}
+        named = [each.service.name if each.service else "" for each in standings]
+        assert named == ["batch", "agent", "interactive", "agent"]
+        found = await post(running, {"x-headway-class": "bathc"})
+        assert found.status_code == 400
+        assert "interactive, agent, batch" in found.json()["error"]["message"]
+        (batch, *_) = running.emulated.submitted
+        assert batch.deadline_at - batch.arrival_at == pytest.approx(86_400.0, abs=5.0)
+
+
+async def test_limits_are_told_and_kept(tmp_path: Path, store_url: str) -> None:
+    limits = {"requests": 2, "tokens-per-minute": 12}
+    async with serving(tmp_path, store_url, **limits) as running:
+        first = await post(running)
+        assert first.headers["x-ratelimit-limit-requests"] == "2"
+        assert first.headers["x-ratelimit-limit-tokens"] == "12"
+        assert (await post(running, n=3)).status_code == 429
+        await until(lambda: running.service.num_open == 0)
+        second = await post(running, prompt="a much longer prompt than a minute has tokens for")
+        assert second.status_code == 200
+        refused = await post(running)
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.headers["x-ratelimit-remaining-tokens"] == "0"
+        assert "12 tokens" in refused.json()["error"]["message"]
+
+
+async def test_usage_and_promises_are_in_the_metrics(tmp_path: Path, store_url: str) -> None:
+    async with serving(tmp_path, store_url, tenant="acme") as running:
+        found = await post(running, headway={"class": "batch"})
+        usage = found.json()["usage"]
+        async with running.http() as client:
+            headers = {"authorization": "Bearer o"}
+            text = (await client.get("/metrics", headers=headers)).text
+        lines = text.splitlines()
+        for kind in ("prompt", "output"):
+            name = f'headway_gateway_tenant_tokens_total{{kind="{kind}",tenant="acme"}}'
+            count = usage["prompt_tokens" if kind == "prompt" else "completion_tokens"]
+            assert f"{name} {float(count)}" in lines
+        kept = 'class_promises_total{kept="yes",promise="ttft",service_class="batch"} 1.0'
+        assert f"headway_gateway_{kept}" in lines
+        assert any("class_ttft_seconds_count" in line and line.endswith(" 1.0") for line in lines)

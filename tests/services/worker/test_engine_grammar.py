@@ -1,0 +1,260 @@
+"""Structured output: what an engine draws follows the request's grammar, however it came there."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from tokenizers import Tokenizer
+
+from headway.blocks import blocks_for
+from headway.engine import PassFailure
+from headway.forward_pass import PENDING, ForwardPass, PassItem
+from headway.request import BadWord, Constraints, SamplingParams, StreamKey
+from services.gateway.grammars import GrammarChecker, of_choice, of_regex, of_rules, of_schema
+from services.worker.engine import grammar as grammar_module
+from services.worker.engine.backend import TorchBackend
+from tests.fakes.engine_rig import load
+
+MINI = Path(__file__).parents[3] / "models" / "headway-mini"
+TOKENIZER = Tokenizer.from_file(str(MINI / "tokenizer.json"))
+START, END, EOS = (
+    TOKENIZER.token_to_id(text) or 0 for text in ("<think>", "</think>", "<|im_end|>")
+)
+SCHEMAS: Sequence[Mapping[str, Any]] = (
+    {"enum": ["red", "green", 3, None]},
+    {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 6, "pattern": "^[a-z ]*$"},
+            "days": {"type": "integer", "minimum": 1, "maximum": 14},
+            "sunny": {"type": "boolean"},
+        },
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    },
+    {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": 3,
+        "items": {"$ref": "#/$defs/pair"},
+        "$defs": {
+            "pair": {
+                "type": "object",
+                "properties": {"a": {"type": "boolean"}, "b": {"enum": ["x", "ü🙂"]}},
+                "required": ["a", "b"],
+                "additionalProperties": False,
+            }
+        },
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def engine() -> TorchBackend:
+    return fresh()
+
+
+def fresh() -> TorchBackend:
+    return load(str(MINI), num_blocks=64)
+
+
+def bound(grammar: str, seed: int = 0, **more: Any) -> SamplingParams:
+    """A hot draw, so that only the grammar keeps the answer in form."""
+    constraints = Constraints(grammar, more.pop("start", ()), more.pop("end", ()))
+    return SamplingParams(
+        temperature=1.5, seed=seed, max_tokens=400, constraints=constraints, **more
+    )
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(TOKENIZER.encode(text, add_special_tokens=False).ids)
+
+
+PROMPT = ids("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n")
+
+
+def item(
+    sampling: SamplingParams, output: Sequence[int], computed: int, stream_id: int
+) -> PassItem:
+    tokens = (*PROMPT, *output)
+    blocks = range(blocks_for(len(tokens), 16))
+    key = StreamKey("g", stream_id)
+    rest = tokens[computed:]
+    return PassItem(key, rest, computed, tuple(blocks), True, sampling, PROMPT, list(output))
+
+
+def generate(
+    engine: TorchBackend,
+    sampling: SamplingParams,
+    output: Sequence[int] = (),
+    stream_id: int = 1,
+    preempted_at: Sequence[int] = (),
+) -> list[int]:
+    """Go on after ``output`` to the end of the answer; a preemption drops the KV."""
+    found, computed = list(output), 0
+    while len(found) < sampling.max_tokens and (not found or found[-1] != EOS):
+        if len(found) in preempted_at:
+            computed = 0
+        run = engine.run(ForwardPass(1, (item(sampling, found, computed, stream_id),)))
+        computed = len(PROMPT) + len(found)
+        found.append(run.sampled[0].token_id)
+    return found
+
+
+def answer(tokens: Sequence[int]) -> str:
+    assert tokens[-1] == EOS, "the grammar has come to its end"
+    return str(TOKENIZER.decode(list(tokens[:-1])))
+
+
+@pytest.mark.parametrize("number", range(len(SCHEMAS)))
+@pytest.mark.parametrize("seed", range(4))
+def test_every_answer_fits_its_schema(engine: TorchBackend, number: int, seed: int) -> None:
+    schema = SCHEMAS[number]
+    grammar = GrammarChecker(MINI, 261).check(of_schema(dict(schema), "x"))
+    text = answer(generate(engine, bound(grammar, seed), stream_id=10 * number + seed))
+    Draft202012Validator(schema).validate(json.loads(text))
+
+
+def test_regexes_choices_and_grammars_are_followed(engine: TorchBackend) -> None:
+    regex = of_regex("[ab]{2,5}(x|yy)", "r").text
+    assert re.fullmatch("[ab]{2,5}(x|yy)", answer(generate(engine, bound(regex))))
+    choice = of_choice(["one", "two two", 'th"ree'], "c").text
+    assert answer(generate(engine, bound(choice))) in ("one", "two two", 'th"ree')
+    for rules in ('root ::= "a" ("b" | "c")', 'start: "a" ("b" | "c")'):
+        assert answer(generate(engine, bound(of_rules(rules, "g").text))) in ("ab", "ac")
+
+
+@pytest.mark.parametrize("reasons", [False, True])
+def test_an_answer_is_the_same_after_a_resumption_at_every_token(
+    engine: TorchBackend, reasons: bool
+) -> None:
+    grammar = of_schema(dict(SCHEMAS[1]), "x").text
+    thoughts = [*ids("hm"), END] if reasons else []
+    sampling = bound(grammar, seed=3, end=(END,) if reasons else ())
+    whole = generate(engine, sampling, thoughts)
+    json.loads(answer(whole[len(thoughts) :]))
+    for place in range(len(thoughts), len(whole)):
+        # Another worker knows nothing of it; the same one may have its state.
+        assert generate(engine, sampling, whole[:place], stream_id=100 + place) == whole
+    assert generate(fresh(), sampling, whole[:7], stream_id=1) == whole
+
+
+def test_an_answer_is_the_same_with_preemptions_and_with_few_states_kept(
+    engine: TorchBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampling = bound(of_schema(dict(SCHEMAS[2]), "x").text, seed=5)
+    whole = generate(engine, sampling)
+    every = range(len(whole))
+    assert generate(engine, sampling, stream_id=2, preempted_at=every) == whole
+    monkeypatch.setattr(grammar_module, "MAX_STATES", 0)
+    assert generate(engine, sampling, stream_id=3, preempted_at=random.Random(1).sample(every, 5))[
+        : len(whole)
+    ] == list(whole)
+
+
+@pytest.mark.parametrize("start", [(), (START,)])
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_a_budget_ends_the_reasoning_whoever_continues_it(
+    engine: TorchBackend, start: tuple[int, ...], temperature: float
+) -> None:
+    constraints = Constraints("", start, (END,), reasoning_budget=6)
+    sampling = SamplingParams(
+        temperature=temperature, seed=4, max_tokens=14, ignore_eos=True, constraints=constraints
+    )
+    begun = list(start)
+    whole = generate(engine, sampling, begun, 300)
+    assert whole.index(END) <= len(begun) + 6
+    for place in range(len(begun), len(whole)):
+        assert generate(engine, sampling, whole[:place], stream_id=310 + place) == whole
+
+
+def test_a_budget_bounds_no_output_that_does_not_reason(engine: TorchBackend) -> None:
+    constraints = Constraints("", (START,), (END,), reasoning_budget=0)
+    begun = ids("I say ")
+    sampling = SamplingParams(temperature=0.0, max_tokens=12, constraints=constraints)
+    free = SamplingParams(temperature=0.0, max_tokens=12)
+    assert generate(engine, sampling, begun, 330) == generate(engine, free, begun, 331)
+
+
+def test_a_pending_token_counts(engine: TorchBackend) -> None:
+    sampling = bound(of_regex("abcdef", "r").text)
+    first = engine.run(ForwardPass(1, (item(sampling, (), 0, 7),))).sampled[0].token_id
+    ahead = item(sampling, (first,), len(PROMPT), 7)
+    ahead = ahead._replace(token_ids=(PENDING,), output_token_ids=[])
+    second = engine.run(ForwardPass(2, (ahead,))).sampled[0].token_id
+    assert TOKENIZER.decode([first, second]) == "ab"
+
+
+def test_the_grammar_holds_after_the_reasoning_alone(engine: TorchBackend) -> None:
+    grammar = of_choice(["yes", "no"], "c").text
+    inside = bound(grammar, end=(END,), ignore_eos=True)
+    thought = engine.run(ForwardPass(1, (item(inside, ids("so"), 0, 20),))).sampled[0].token_id
+    assert thought not in ids("yn"), "any token may follow in the reasoning"
+    assert answer(generate(engine, inside, [*ids("so"), END], 21)[3:]) in ("yes", "no")
+
+
+def test_an_end_inside_the_reasoning_is_the_reasonings(engine: TorchBackend) -> None:
+    grammar = of_choice(["yes", "no"], "c").text
+    eager = Constraints(grammar, (), (END,), biased_token_ids=(EOS,), biases=(100.0,))
+    sampling = SamplingParams(temperature=0.0, max_tokens=40, constraints=eager)
+    output = generate(engine, sampling, ids("hm"), 25)
+    assert output[2] == END
+    assert answer(output[3:]) in ("yes", "no")
+
+
+def test_an_output_may_begin_with_reasoning_or_with_its_answer(engine: TorchBackend) -> None:
+    sampling = bound(of_choice(["yes", "no"], "c").text, start=(START,), end=(END,))
+    firsts = set()
+    for seed in range(12):
+        one = SamplingParams(**{**_fields(sampling), "seed": seed, "temperature": 2.0})
+        run = engine.run(ForwardPass(1, (item(one, (), 0, 30 + seed),)))
+        firsts.add(run.sampled[0].token_id)
+    assert firsts <= {START, *ids("yn")}
+    rest = generate(engine, sampling, [START, *ids("hm"), END], 60)
+    assert answer(rest[4:]) in ("yes", "no")
+
+
+def test_a_complete_answer_ends_whatever_the_least_length(engine: TorchBackend) -> None:
+    sampling = bound(of_choice(["a"], "c").text, min_tokens=10)
+    output = generate(engine, SamplingParams(**{**_fields(sampling), "max_tokens": 12}))
+    assert output[:2] == [*ids("a"), EOS]
+
+
+def test_a_request_whose_tokens_break_its_grammar_fails_alone(engine: TorchBackend) -> None:
+    bad = item(bound(of_regex("abc", "r").text), ids("zz"), 0, 80)
+    with pytest.raises(PassFailure, match="a grammar fails") as caught:
+        engine.run(ForwardPass(1, (bad,)))
+    assert caught.value.keys == (bad.key,)
+
+
+def test_biases_bad_words_and_allowed_tokens_bound_the_draws(engine: TorchBackend) -> None:
+    a, b, c = ids("abc")
+
+    def draws(constraints: Constraints, output: Sequence[int] = ()) -> set[int]:
+        found = set()
+        for seed in range(10):
+            params = SamplingParams(temperature=2.0, seed=seed, constraints=constraints)
+            made = engine.run(ForwardPass(1, (item(params, output, 0, 200 + seed),)))
+            found.add(made.sampled[0].token_id)
+        return found
+
+    only = Constraints(allowed_token_ids=(a, b, 10_000))
+    assert draws(only) <= {a, b}
+    assert draws(Constraints(biased_token_ids=(c, 10_000), biases=(100.0, 1.0))) == {c}
+    words = (BadWord((a,)), BadWord((c, b)))
+    assert draws(Constraints(allowed_token_ids=(a, b), bad_words=words)) == {b}
+    after = Constraints(allowed_token_ids=(b, c), bad_words=words)
+    assert draws(after, (c,)) == {c}
+    with pytest.raises(PassFailure, match="admit no token"):
+        draws(Constraints(allowed_token_ids=(a,), bad_words=words))
+
+
+def _fields(params: SamplingParams) -> dict[str, Any]:
+    return {name: getattr(params, name) for name in SamplingParams.__slots__}

@@ -1,0 +1,373 @@
+"""A worker whose engine is an OpenAI endpoint, over real gRPC and real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from headway.cluster import Role
+from headway.engine import Drawn, EngineStepped
+from headway.errors import Code, HeadwayError
+from headway.messages import CancelStream, Dispatch, UnitBatch
+from headway.request import Constraints, FinishReason, Request, TokenLogprobs
+from services.worker.config import WorkerConfig
+from services.worker.engines import find_engine, known_engines, load_engine
+from services.worker.openai.endpoint import EndpointArgs, KnownEndpoint, examine, parse_args
+from services.worker.openai.engine import OpenAIEngine
+from tests.fakes.openai_endpoint import OpenAIEndpoint, openai_endpoint
+from tests.fakes.paged import expected_output
+from tests.fakes.worker_service import MODEL, Leader, Sink, make_request, process, served
+
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def endpoint() -> Iterator[OpenAIEndpoint]:
+    with openai_endpoint() as found:
+        yield found
+
+
+def examined(endpoint: OpenAIEndpoint, **args: Any) -> KnownEndpoint:
+    return examine(EndpointArgs(url=endpoint.url, **args), str(MODEL), 0)
+
+
+class Following:
+    """An engine, and everything that it reports."""
+
+    def __init__(self, endpoint: KnownEndpoint) -> None:
+        self.steps: list[EngineStepped] = []
+        self.gone: list[str] = []
+        self.engine = OpenAIEngine(endpoint, 16, self.gone.append)
+        self.engine.start(self.steps.append)
+
+    @property
+    def drawn(self) -> list[Drawn]:
+        return [drawn for step in self.steps for drawn in step.drawn]
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for drawn in self.drawn for token in drawn.token_ids]
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while not holds():
+                await asyncio.sleep(0.01)
+
+    async def end(self) -> Drawn:
+        await self.until(lambda: any(d.finish_reason is not None for d in self.drawn))
+        return self.drawn[-1]
+
+
+@asynccontextmanager
+async def following(endpoint: KnownEndpoint) -> AsyncIterator[Following]:
+    found = Following(endpoint)
+    try:
+        yield found
+    finally:
+        await found.engine.close()
+
+
+# --- the endpoint -----------------------------------------------------------------------
+
+
+def test_an_endpoint_says_what_it_serves_and_takes(endpoint: OpenAIEndpoint) -> None:
+    found = examined(endpoint)
+    assert (found.model, found.max_model_len, found.capacity_tokens) == ("stock", 512, 3200)
+    assert found.takes_priority
+    assert found.names_logprobs
+    assert found.eos_token_ids
+
+
+def test_what_it_refuses_is_not_sent(endpoint: OpenAIEndpoint) -> None:
+    endpoint.refused = {"priority", "return_tokens_as_token_ids"}
+    found = examined(endpoint)
+    assert not found.takes_priority
+    assert not found.names_logprobs
+
+
+def test_one_without_token_ids_is_refused_at_the_start(endpoint: OpenAIEndpoint) -> None:
+    endpoint.names_tokens = False
+    with pytest.raises(HeadwayError, match="does not return token ids"):
+        examined(endpoint)
+
+
+def test_a_model_that_it_does_not_have_is_refused_at_the_start(endpoint: OpenAIEndpoint) -> None:
+    with pytest.raises(HeadwayError, match="'other'; it must be one of stock"):
+        examined(endpoint, model="other")
+
+
+def test_one_that_never_answers_is_refused_by_its_url() -> None:
+    args = EndpointArgs(url="http://127.0.0.1:9", start_patience=0.6)
+    with pytest.raises(HeadwayError, match=r"http://127.0.0.1:9 lists no models") as refused:
+        examine(args, str(MODEL), 0)
+    assert refused.value.code is Code.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({}, "--engine-args needs a url"),
+        ({"url": "ftp://x"}, "--engine-args: url"),
+        ({"url": "http://user:password@x"}, "--engine-args: url"),
+        ({"url": "http://x", "colour": "red"}, "--engine-args: colour"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(given: dict[str, Any], named: str) -> None:
+    with pytest.raises(HeadwayError, match=named):
+        parse_args(given)
+
+
+# --- engines by name --------------------------------------------------------------------
+
+
+def test_headways_own_engines_are_known() -> None:
+    assert known_engines()[:2] == ["torch", "openai"]
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("trch", "engine is 'trch'; it must be one of torch, openai"),
+        ("vllm", "pip install -e . -e engines/vllm"),
+    ],
+)
+def test_an_engine_that_is_not_there_is_refused_with_the_way_out(name: str, named: str) -> None:
+    if name in known_engines():
+        pytest.skip(f"{name} is installed here")
+    with pytest.raises(HeadwayError, match=named):
+        find_engine(name)
+
+
+def test_torch_takes_no_engine_args() -> None:
+    config = WorkerConfig(service_id="w", model=str(MODEL), engine_args={"a": 1})
+    with pytest.raises(HeadwayError, match="engine torch has no --engine-args"):
+        load_engine(config)
+
+
+# --- one request ------------------------------------------------------------------------
+
+
+async def test_tokens_come_as_the_endpoint_draws_them(endpoint: OpenAIEndpoint) -> None:
+    async with following(examined(endpoint)) as found:
+        request = make_request("", max_tokens=6)
+        found.engine.add(request, 42)
+        assert (await found.end()).finish_reason is FinishReason.LENGTH
+        assert found.tokens == expected_output(request.prompt_token_ids, 6)
+    (body,) = endpoint.bodies
+    assert (body["model"], body["priority"], body["temperature"]) == ("stock", 42, 0.0)
+    assert body["ignore_eos"] is True
+    assert "seed" not in body
+
+
+async def test_a_stream_that_breaks_is_resumed_after_its_tokens(endpoint: OpenAIEndpoint) -> None:
+    endpoint.breaks_after, endpoint.busy = [3, 0, 2], 1
+    async with following(examined(endpoint)) as found:
+        request = make_request("", max_tokens=8)
+        found.engine.add(request, 0)
+        await found.end()
+        assert found.tokens == expected_output(request.prompt_token_ids, 8)
+    assert [body["max_tokens"] for body in endpoint.bodies] == [8, 5, 5, 3]
+
+
+async def test_a_resubmitted_request_goes_on_after_its_output(endpoint: OpenAIEndpoint) -> None:
+    request = make_request("", max_tokens=8)
+    output = expected_output(request.prompt_token_ids, 8)
+    async with following(examined(endpoint)) as found:
+        found.engine.add(replace(request, output_token_ids=tuple(output[:5])), 0)
+        await found.end()
+        assert found.tokens == output[5:]
+
+
+async def test_draws_of_a_resumed_output_differ_from_those_of_its_beginning(
+    endpoint: OpenAIEndpoint,
+) -> None:
+    request = make_request("", max_tokens=4)
+    request = replace(request, sampling=replace(request.sampling, temperature=1.0, seed=7))
+    endpoint.breaks_after = [2]
+    async with following(examined(endpoint)) as found:
+        found.engine.add(request, 0)
+        await found.end()
+    first, second = (body["seed"] for body in endpoint.bodies)
+    assert first == 7 != second
+
+
+async def test_an_endpoint_that_is_gone_is_given_up(endpoint: OpenAIEndpoint) -> None:
+    known = examined(endpoint, patience=0.2)
+    nowhere = replace(known, args=EndpointArgs(url="http://127.0.0.1:9", patience=0.2))
+    async with following(nowhere) as found:
+        found.engine.add(make_request(""), 0)
+        await found.until(lambda: bool(found.gone))
+    assert found.gone == ["http://127.0.0.1:9"]
+    assert found.drawn == []
+
+
+async def test_log_probabilities_come_by_token_id(endpoint: OpenAIEndpoint) -> None:
+    request = make_request("", max_tokens=1)
+    request = replace(request, sampling=replace(request.sampling, num_logprobs=2))
+    async with following(examined(endpoint)) as found:
+        found.engine.add(request, 0)
+        drawn = await found.end()
+    (token,) = drawn.token_ids
+    assert drawn.logprobs == (TokenLogprobs(-0.5, (token, 7), (-0.5, -1.5)),)
+
+
+@pytest.mark.parametrize(
+    ("refused", "changed", "named"),
+    [
+        ("return_tokens_as_token_ids", {"num_logprobs": 1}, "no log probabilities by token id"),
+        ("", {"constraints": Constraints(grammar="x")}, "response format"),
+        ("min_p", {"min_p": 0.5}, "the endpoint answered 400$"),
+    ],
+)
+async def test_what_cannot_be_kept_is_refused_by_name(
+    endpoint: OpenAIEndpoint, refused: str, changed: dict[str, Any], named: str
+) -> None:
+    endpoint.refused = {refused}
+    request = make_request("")
+    request = replace(request, sampling=replace(request.sampling, **changed))
+    with capture_logs() as logs:
+        async with following(examined(endpoint)) as found:
+            found.engine.add(request, 0)
+            drawn = await found.end()
+    assert drawn.finish_reason is FinishReason.ERROR
+    assert endpoint.url not in drawn.message
+    assert ("min_p is not supported" in str(logs)) == (refused == "min_p")
+    with pytest.raises(HeadwayError, match=named):
+        raise HeadwayError(Code.INTERNAL, drawn.message)
+
+
+async def test_an_aborted_request_is_hung_up_on(endpoint: OpenAIEndpoint) -> None:
+    async with following(examined(endpoint)) as found:
+        request = make_request("", max_tokens=10_000)
+        found.engine.add(request, 0)
+        await found.until(lambda: bool(found.tokens))
+        found.engine.abort(request.key)
+        await found.until(lambda: endpoint.num_hung_up > 0)
+        assert all(drawn.finish_reason is None for drawn in found.drawn)
+
+
+# --- odd answers ------------------------------------------------------------------------
+
+
+def event(**choice: Any) -> bytes:
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+TOP = {"token_logprobs": [-0.5], "top_logprobs": [{"token_id:3": None}]}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'data: {"choices": null}\n\n',
+        b'data: {"choices": [7]}\n\n',
+        b'data: {"choices"\n\n',
+        event(token_ids=[3], logprobs=TOP),
+        event(token_ids=[3], logprobs={"token_logprobs": [None]}),
+        event(token_ids=[-1]),
+        event(token_ids=[2**31]),
+        event(token_ids=[1.5]),
+        event(token_ids=["3"]),
+        event(token_ids=[True]),
+        event(token_ids=[3] * 5),
+        b'data: {"error": {"message": "at 10.0.0.7: secret"}}\n\n',
+        b"data: " + b"x" * (2 << 20),
+    ],
+)
+async def test_an_odd_answer_ends_its_request_with_an_error(
+    endpoint: OpenAIEndpoint, answer: bytes
+) -> None:
+    endpoint.instead = answer
+    with capture_logs() as logs:
+        async with following(examined(endpoint)) as found:
+            found.engine.add(make_request("", max_tokens=4), 0)
+            drawn = await found.end()
+            assert found.gone == []
+    assert (drawn.token_ids, drawn.finish_reason) == ((), FinishReason.ERROR)
+    assert "the endpoint" in drawn.message
+    assert "secret" not in drawn.message
+    assert any(line["log_level"] == "error" for line in logs)
+
+
+async def test_an_answer_that_cannot_be_decoded_ends_its_request(endpoint: OpenAIEndpoint) -> None:
+    endpoint.encoding, endpoint.instead = "gzip", b"this is not gzip"
+    async with following(examined(endpoint)) as found:
+        found.engine.add(make_request(""), 0)
+        assert (await found.end()).finish_reason is FinishReason.ERROR
+
+
+async def test_log_probabilities_of_other_tokens_are_left_out(endpoint: OpenAIEndpoint) -> None:
+    logprobs = {"token_logprobs": [-0.5]}
+    endpoint.instead = event(token_ids=[3, 4], logprobs=logprobs, finish_reason="length")
+    async with following(examined(endpoint)) as found:
+        found.engine.add(make_request(""), 0)
+        drawn = await found.end()
+    assert (drawn.token_ids, drawn.logprobs) == ((3, 4), ())
+
+
+async def test_an_endpoint_that_falls_silent_is_given_up(endpoint: OpenAIEndpoint) -> None:
+    async with following(examined(endpoint, patience=0.3)) as found:
+        found.engine.add(make_request("", max_tokens=10_000), 0)
+        await found.until(lambda: bool(found.tokens))
+        endpoint.lists_models.clear()
+        endpoint.goes_on.clear()
+        await found.until(lambda: bool(found.gone))
+    assert found.gone == [endpoint.url]
+
+
+async def test_a_silent_stream_is_waited_for_while_its_endpoint_answers(
+    endpoint: OpenAIEndpoint,
+) -> None:
+    endpoint.goes_on.clear()
+    async with following(examined(endpoint, patience=6.0)) as found:
+        found.engine.add(make_request("", max_tokens=2), 0)
+        await found.until(lambda: endpoint.num_listings > 1)
+        assert found.gone == []
+        endpoint.goes_on.set()
+        assert (await found.end()).finish_reason is FinishReason.LENGTH
+
+
+# --- the worker -------------------------------------------------------------------------
+
+
+async def test_a_cancel_reaches_the_endpoint(
+    store_url: str, cluster: str, endpoint: OpenAIEndpoint, sink: tuple[Sink, str]
+) -> None:
+    options: dict[str, Any] = {"engine": "openai", "engine_args": {"url": endpoint.url}}
+    async with served(store_url, cluster, **options) as (stub, _):
+        leader = Leader(stub, 1)
+        await leader.greet()
+        request: Request = make_request(sink[1], max_tokens=400)
+        await leader.send(Dispatch(1, (UnitBatch(0, (request,)),)))
+        async with asyncio.timeout(PATIENCE):
+            await sink[0].tokens.get()
+        await leader.send(CancelStream(request.key))
+        async with asyncio.timeout(PATIENCE):
+            while not endpoint.num_hung_up:
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+async def test_such_a_worker_does_both_phases(
+    store_url: str, cluster: str, endpoint: OpenAIEndpoint, role: Role
+) -> None:
+    options: dict[str, Any] = {"engine_args": {"url": endpoint.url}, "role": role.value}
+    with pytest.raises(HeadwayError, match="a worker whose engine moves no KV must be 'unified'"):
+        async with process(store_url, cluster, engine="openai", **options):
+            pass
+
+
+async def test_such_a_worker_has_one_unit(
+    store_url: str, cluster: str, endpoint: OpenAIEndpoint
+) -> None:
+    options: dict[str, Any] = {"engine_args": {"url": endpoint.url}, "dp": 2}
+    with pytest.raises(HeadwayError, match="dp is 2; it must be 1 with engine openai"):
+        async with process(store_url, cluster, engine="openai", **options):
+            pass

@@ -1,0 +1,74 @@
+"""One tenant's flood and the others, on simulated instances."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+
+from bench.studies.runs import run
+from bench.tenants import TenantBench, rows_of
+from headway.cluster import Role
+from headway.service_class import ServiceClass, Standing
+from headway.sim.cluster import SimRequest
+from headway.sim.records import Record
+from tests.fakes.sim_clusters import cluster_of, instance
+
+SECONDS, PROMPT, OUTPUT = 4.0, 250, 4
+BATCH = ServiceClass("batch", ttft=1000.0, floor=0.1, yields=True)
+
+
+def arrivals(
+    name: str, rate: float, standing: Standing, prompt: int = PROMPT
+) -> Iterator[SimRequest]:
+    rng, now, number = random.Random(name), 0.0, 0
+    while (now := now + rng.expovariate(rate)) < SECONDS:
+        yield SimRequest(f"{name}-{number}", now, prompt, OUTPUT, standing=standing)
+        number += 1
+
+
+def served(*streams: Iterator[SimRequest]) -> Sequence[Record]:
+    requests = sorted((r for stream in streams for r in stream), key=attrgetter("arrival_at"))
+    sizes = {"kv_capacity_tokens": 200_000}
+    spec = cluster_of(((instance(Role.PREFILL, **sizes), 1), (instance(Role.DECODE, **sizes), 2)))
+    return run(spec, requests).records
+
+
+def p99(records: Sequence[Record], name: str) -> float:
+    found = sorted(r.ttft for r in records if r.request_id.startswith(f"{name}-") and r.ttft)
+    return found[int(0.99 * len(found))]
+
+
+def beside_others(*, flood: bool, apart: bool) -> float:
+    """P99 TTFT of a tenant beside two others, of which one may flood the cluster tenfold."""
+    of = {name: Standing(name if apart else "") for name in ("mine", "x", "y")}
+    rate, prompt = (120.0, 1000) if flood else (14.0, PROMPT)
+    return p99(
+        served(
+            arrivals("mine", 8.0, of["mine"]),
+            arrivals("x", 14.0, of["x"]),
+            arrivals("y", rate, of["y"], prompt),
+        ),
+        "mine",
+    )
+
+
+def test_beside_a_flood_a_tenant_waits_for_passes_and_not_for_the_flood() -> None:
+    before, beside = (beside_others(flood=flood, apart=True) for flood in (False, True))
+    assert beside <= 2 * before
+    assert beside_others(flood=True, apart=False) > 20 * beside
+
+
+def test_the_bench_compares_the_others_with_and_without_a_flood() -> None:
+    quiet, flooded = rows_of(TenantBench(seconds=1.0, num_prefill=1, num_decode=1), (8000,))
+    assert quiet["num_requests"] == flooded["num_requests"] > 10
+    assert quiet["p99_ratio"] == 1.0
+    assert 0 < flooded["p50_ttft"] <= flooded["p99_ttft"]
+
+
+def test_batch_work_fills_what_is_left_and_ends() -> None:
+    chat, batch = Standing("a"), Standing("b", 1.0, BATCH)
+    alone = p99(served(arrivals("chat", 30.0, chat)), "chat")
+    both = served(arrivals("chat", 30.0, chat), arrivals("batch", 20.0, batch, 1000))
+    assert p99(both, "chat") <= 3 * alone
+    assert all(record.finished for record in both)

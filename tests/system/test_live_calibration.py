@@ -1,0 +1,40 @@
+"""``headway calibrate`` on real clusters: measured, written, read back, predicted, compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.calibrate.calibration import Calibration
+from bench.calibrate.cases import chosen
+from bench.calibrate.figures import TARGETS
+from bench.calibrate.loads import Part
+from bench.calibrate.matrix import Matrix, learn
+from tests.fakes.local_cluster import MODEL
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def test_a_machine_is_measured_and_another_load_of_it_predicted(tmp_path: Path) -> None:
+    parts = (Part(10, 4.0), Part(10, 40.0))
+    learnt = learn(MODEL, tmp_path / "learnt", 0, parts=parts, num_lone=8)
+    found = learnt.calibration
+    assert found.hops.submit > 0
+    assert found.hops.cores > 0
+    assert found.worker_latency > 0
+    assert found.fitted.num_passes > 20
+    assert learnt.lone_level > 0
+    found.save(tmp_path / "here.toml")
+    matrix = Matrix(
+        Calibration.load(tmp_path / "here.toml"), MODEL, tmp_path / "runs", 20, repeats=1, seed=1
+    )
+    said: list[str] = []
+    cases = chosen(["vllm-like/1P1D/100%"])
+    (report,) = matrix.run(cases, said.append)
+    (repeat,) = report.repeats
+    assert repeat.num_failed == 0
+    assert set(repeat.structure) == set(repeat.total) == set(TARGETS)
+    assert repeat.level > 0
+    (again,) = matrix.run(cases, said.append)  # from what was kept
+    assert again == report
