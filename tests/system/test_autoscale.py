@@ -28,9 +28,9 @@ async def test_a_burst_makes_workers_and_its_end_drains_them_without_a_failed_re
     ):
         actuator = ProcessActuator(ServiceConfig(store=store_url, cluster=cluster), running.store)
 
-        async def is_gone(service_id: str) -> bool:
+        async def one_is_gone() -> bool:
             load.check()
-            return f"{service_id:<12} " in "".join(x for x in running.lines if "gone" in x)
+            return any(line.endswith("gone") for line in running.lines)
 
         load = Load(client)
         load.at_a_time(12)
@@ -44,12 +44,12 @@ async def test_a_burst_makes_workers_and_its_end_drains_them_without_a_failed_re
 
         # Drained under this load, too; the autoscaler orders another one instead.
         await actuator.scale("decode", 1)
-        await until(lambda: is_gone("decode-2"), PATIENCE)
+        await until(one_is_gone, PATIENCE)
         load.at_a_time(1)  # goes on while workers drain
 
         async def has_shrunk() -> bool:
             load.check()
-            return names(running) == ["decode-1", "prefill-1"]
+            return roles(running) == ["decode", "prefill"]
 
         await until(has_shrunk, PATIENCE)
         await load.end()
@@ -57,8 +57,9 @@ async def test_a_burst_makes_workers_and_its_end_drains_them_without_a_failed_re
         assert load.num_answered > answered
         assert await running.metric("headway_gateway_open_requests") == 0
         assert not any("killed" in line or "died" in line for line in running.lines)
-        assert any("decode-2" in line and "draining" in line for line in running.lines)
+        assert any(line.endswith("draining") for line in running.lines)
 
 
-def names(running: LocalCluster) -> list[str]:
-    return sorted(p.spec.service_id for p in running.supervisor.processes if p.spec.role)
+def roles(running: LocalCluster) -> list[str]:
+    """What is left; which ones it is depends on who took whose role meanwhile."""
+    return sorted(p.spec.role for p in running.supervisor.processes if p.spec.role)

@@ -18,7 +18,7 @@ from tests.fakes.local_cluster import local_cluster
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 
 CAUSES = {"behind a burst", "preempted", "moved"}
-NUM_BURSTS, NUM_CALLS, NUM_CHOICES = 4, 4, 4
+NUM_BURSTS, NUM_CALLS, NUM_CHOICES = 12, 4, 4
 TOKENS_OF_A_DECODER = 2400
 RULES = ("interval=0.2", "rest=0.5", "theta=0.01", "floor=0")
 FLAGS = (
