@@ -23,6 +23,7 @@ from headway.errors import invalid, require_between
 from headway.presets import find_preset
 from services.local.options import PolicyOptions, WorkerCounts
 from services.local.refusals import refuse_wrong_options
+from services.worker.engines import MOVES_NO_KV
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -50,8 +51,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--warm-up", type=int, default=NUM_REQUESTS, metavar="N", help="requests of its loop (120)")
     add_model(parser)
     add("--prefill", type=int, default=1, metavar="N", help="prefill workers (default 1)")
-    add("--decode", type=int, default=1, metavar="N", help="decode workers (default 1)")
+    add(
+        "--decode",
+        type=int,
+        default=1,
+        metavar="N",
+        help="decode workers (default 1); with an engine that moves no KV, workers that do both",
+    )
     add("--device", default="cpu", help="cpu or cuda")
+    add("--engine", default="torch", help="what computes: torch, vllm or vllm-native")
+    add("--engine-args", default="", metavar="JSON", help="options of an engine other than torch")
     add("--max-running", type=int, default=4, metavar="N", help="of a DP unit in one pass (4)")
     add(
         "--least-pass-time",
@@ -81,9 +90,12 @@ def run(args: argparse.Namespace) -> int:
         args, max_tokens=(0, 100_000), max_running=(1, 256), prefill=(1, 64), decode=(1, 64)
     )
     require_between("--least-pass-time", args.least_pass_time, 0, 10)
+    if args.least_pass_time and args.engine in MOVES_NO_KV:
+        limit = f"0 with engine {args.engine}, which plans its own passes"
+        raise invalid("--least-pass-time", args.least_pass_time, limit)
     setting = Setting(
         model=args.model,
-        workers=WorkerCounts(args.prefill, args.decode),
+        workers=_counts(args),
         device=args.device,
         max_running=args.max_running,
         num_warm_up=args.warm_up,
@@ -92,8 +104,17 @@ def run(args: argparse.Namespace) -> int:
         bounds=LoadBounds(args.seconds, args.num_requests),
         log_dir=args.log_dir,
         least_pass_time=args.least_pass_time,
+        engine=args.engine,
+        engine_args=args.engine_args,
     )
     policies = [PolicyOptions(name, *chosen(args)) for name in presets]
     for each in policies:
         refuse_wrong_options(setting.options(each), args.log_dir / each.preset)
     return asyncio.run(compare(setting, policies, parse_seeds(args.seeds), args.json, args.plots))
+
+
+def _counts(args: argparse.Namespace) -> WorkerCounts:
+    """Return the workers by role; where no KV is moved, each does both phases."""
+    if args.engine in MOVES_NO_KV:
+        return WorkerCounts(prefill=0, decode=0, unified=args.decode)
+    return WorkerCounts(args.prefill, args.decode)

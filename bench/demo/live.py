@@ -52,6 +52,14 @@ class Setting:
     """Of a chat's output, for a model that does not end its answers; 0: any number."""
     least_pass_time: float = 0.0
     """Seconds; 0: as fast as the machine can."""
+    engine: str = "torch"
+    engine_args: str = ""
+    """Its options, JSON."""
+
+    @property
+    def num_places(self) -> int:
+        """Return how many requests can decode at a time."""
+        return self.max_running * (self.workers.decode + self.workers.unified)
 
     @property
     def most_seconds(self) -> float:
@@ -78,6 +86,8 @@ class Setting:
             drain_timeout=_DRAIN_TIMEOUT,
             service_flags={
                 "worker": (
+                    *("--engine", self.engine),
+                    *(("--engine-args", self.engine_args) if self.engine_args else ()),
                     *("--max-running", str(self.max_running)),
                     *("--least-pass-time", str(self.least_pass_time)),
                 )
@@ -173,9 +183,8 @@ async def _start(cluster: LocalCluster) -> None:
 
 
 async def _measured(setting: Setting, cluster: LocalCluster, seed: int) -> Capacity:
-    places = setting.max_running * setting.workers.decode
     name = cluster.options.served_name
-    numbers = (places, setting.num_warm_up, seed, setting.max_tokens)
+    numbers = (setting.num_places, setting.num_warm_up, seed, setting.max_tokens)
     return await warm_up.warm_up(cluster.url, name, *numbers)
 
 
@@ -206,7 +215,7 @@ async def _work(cluster: LocalCluster) -> tuple[float, float, float]:
     """Return all preemptions, and the seconds and number of the decode passes reported."""
     specs = [each.spec for each in cluster.supervisor.processes if each.spec.service == "worker"]
     workers = [prometheus.address_of(spec) for spec in specs]
-    decoders = [prometheus.address_of(spec) for spec in specs if spec.role == "decode"]
+    decoders = [prometheus.address_of(spec) for spec in specs if spec.role != "prefill"]
     return (
         sum([await counted(url, _PREEMPTIONS) for url in workers]),
         sum([await counted(url, f"{_PASSES}_sum") for url in decoders]),

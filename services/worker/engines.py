@@ -26,7 +26,7 @@ _OWN: Mapping[str, str] = MappingProxyType(
 MOVES_NO_KV = ("openai", "vllm-native")
 """Engines whose workers can be ``unified`` alone, with one DP unit."""
 _PACKAGES: Mapping[str, str] = MappingProxyType(
-    dict.fromkeys(("vllm", "vllm-native"), "-e . -e engines/vllm")
+    dict.fromkeys(("vllm", "vllm-native"), "-e . -e 'engines/vllm[cpu]'")
 )
 """Engines that belong to Headway and may not be installed: what pip installs, in a checkout."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli import main
+from services.worker.engines import known_engines
 
 COMMANDS = (
     ("simulate", "chat-and-reasoning"),
@@ -45,4 +46,22 @@ def test_an_engine_that_plans_its_own_passes_has_one_unit(
     roles = ("--prefill", "0", "--decode", "0", "--unified", "1")
     assert main(["up", "--engine", "openai", "--engine-args", url, *roles, "--dp", "2"]) == 2
     assert "--dp is 2; it must be 1 with engine openai" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif("vllm" in known_engines(), reason="vLLM is installed here")
+@pytest.mark.parametrize("engine", ["vllm", "vllm-native"])
+@pytest.mark.parametrize("command", ["demo", "up"])
+def test_an_engine_that_is_not_installed_is_refused_in_one_sentence(
+    command: str,
+    engine: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([command, "--engine", engine]) in (1, 2)
+    said = capsys.readouterr().err.strip()
+    assert f"engine '{engine}' is not installed in this environment" in said
+    assert len(said.splitlines()) == 1
     assert not list(tmp_path.iterdir())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -26,6 +27,9 @@ from services.runtime.reasoning import find_markers, tokenizer_file
 from services.worker.config import WorkerConfig
 from services.worker.engine.grammar import Grammars
 from services.worker.loading import blocks_per_unit, host_blocks_per_unit
+
+if find_spec("vllm") is None:  # it is imported later, in an environment that is prepared for it
+    raise ImportError("vLLM is not installed: in a checkout, pip install -e 'engines/vllm[cpu]'")
 
 _ROWS = 256
 """Most requests of a pass, where ``--worker.max-running`` gives none."""

@@ -135,7 +135,7 @@ def test_headways_own_engines_are_known() -> None:
     ("name", "named"),
     [
         ("trch", "engine is 'trch'; it must be one of torch, openai"),
-        ("vllm", "pip install -e . -e engines/vllm"),
+        ("vllm", "pip install -e . -e 'engines/vllm"),
     ],
 )
 def test_an_engine_that_is_not_there_is_refused_with_the_way_out(name: str, named: str) -> None:
