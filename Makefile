@@ -8,7 +8,7 @@ TESTS := $(VENV)/.tests
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadfile
 
-.PHONY: up test test-slow test-vllm soak night quick lint unit install install-dev compiled lock protos model-eval model-train fmt clean
+.PHONY: up test test-slow test-vllm soak night quick lint unit install install-dev compiled lock protos model-eval model-train real-model fmt clean
 
 up: install
 	@exec $(BIN)/headway up $(ARGS)
@@ -93,6 +93,10 @@ model-eval: install
 
 model-train: install
 	$(BIN)/python -m models.train $(ARGS)
+
+# SmolLM2-135M-Instruct in run/smollm2, for the tests and benches that want a real model.
+real-model: install
+	$(BIN)/python -m models.real $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis run
