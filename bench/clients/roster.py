@@ -31,6 +31,7 @@ CLIENTS = (
     PeerClient("openai-agents", ("openai-agents==0.20.0",), "with_agents"),
     PeerClient("haystack", ("haystack-ai==3.4.0",), "with_haystack"),
     PeerClient("dspy", ("dspy==3.4.1",), "with_dspy"),
+    PeerClient("tritonclient", ("tritonclient[grpc]==2.73.0",), "with_triton"),
     PeerClient("guidellm", ("guidellm==0.8.1",), "with_guidellm", 300),
     PeerClient("lm-eval", ("lm-eval[api]==0.4.13", "transformers==5.23.0"), "with_lm_eval", 300),
     PeerClient("aiperf", ("aiperf==0.13.0",), "with_aiperf", 300),

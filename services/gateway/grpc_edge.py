@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ from services.gateway.outputs import Output
 from services.gateway.reading import INLINE_BYTES
 from services.runtime import wire
 
-Context = grpc.aio.ServicerContext[gateway_pb2.GenerateRequest, gateway_pb2.GenerateReply]
+Context = grpc.aio.ServicerContext[Any, Any]
 
 _MOST_UNREAD = 1024  # replies; a client that reads slower is cut off
 _ENDS = {
@@ -56,11 +57,25 @@ class GatewayEdge(gateway_pb2_grpc.GatewayServicer):
         self, request: gateway_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[gateway_pb2.GenerateReply]:
         """See ``protos/gateway.proto``."""
+        try:
+            async with aclosing(self.replies(request, context)) as replies:
+                async for said in replies:
+                    yield said
+        except HeadwayError as error:
+            await wire.abort(context, error)
+
+    async def replies(
+        self, request: gateway_pb2.GenerateRequest, context: Context, own_id: str = ""
+    ) -> AsyncGenerator[gateway_pb2.GenerateReply]:
+        """Yield the replies to a call of this context; HeadwayError where it is refused or fails.
+
+        ``own_id``: the client's id of the request; "": the one in the metadata.
+        """
         reply = GrpcReply("", self._calls.let_go, self._metrics)
         try:
             arrival_at = self._now()
-            name = self._keys.check(_said(context, "authorization"))
-            given = check_client_id(_said(context, "x-request-id"))
+            name = self.check_key(context)
+            given = check_client_id(own_id or _said(context, "x-request-id"))
             call_id = self._keys.new_id("gen", name, given)
             reply.call_id = given or call_id
             client = f"{KEY_CLIENT}{name}" if name else grpc_client(context.peer())
@@ -84,10 +99,14 @@ class GatewayEdge(gateway_pb2_grpc.GatewayServicer):
         except HeadwayError as error:
             if not reply.ended:
                 self._metrics.count("errors", error.code.value)
-            await wire.abort(context, error)
+            raise
         finally:  # however it ended, also if the client left
             reply.ended = True
             self._calls.let_go(reply.outputs)
+
+    def check_key(self, context: Context) -> str:
+        """Return the name of the caller's key, "" without keys; UNAUTHENTICATED for no good one."""
+        return self._keys.check(_said(context, "authorization"))
 
 
 class GrpcReply:

@@ -38,6 +38,7 @@ from services.gateway.grpc_edge import GatewayEdge
 from services.gateway.http.descriptors import reserve
 from services.gateway.http.edge import HttpEdge
 from services.gateway.http.server import HttpServer, tls_context
+from services.gateway.inference_edge import InferenceEdge
 from services.gateway.metrics import VLLM_NAMES, GatewayMetrics
 from services.gateway.outputs import Output, Outputs
 from services.gateway.readiness import Readiness
@@ -59,6 +60,7 @@ async def build(runtime: Runtime[GatewayConfig]) -> GatewayService:
     model = load_model(runtime.config)
     service = GatewayService(runtime, model, GrpcServer(runtime.config.for_sink()))
     runtime.server.add(service.grpc_edge)
+    runtime.server.add(InferenceEdge(service.grpc_edge, model.name, service.is_ready))
     return service
 
 
@@ -334,6 +336,10 @@ class GatewayService:
         VllmNames(self.metrics.registry, VLLM_NAMES, self._model.name)
 
     # --- for the HTTP edge ------------------------------------------------------
+
+    def is_ready(self) -> bool:
+        """Return whether requests can be served, and are taken."""
+        return not (self.grpc_edge.draining or self._readiness.reasons)
 
     def health(self) -> Mapping[str, Any]:
         """Describe the gateway: whether it can serve, and what is missing if it cannot."""

@@ -20,6 +20,13 @@ _WORKER = frozenset({ServiceRole.WORKER})
 WHO_MAY_CALL: Mapping[str, frozenset[ServiceRole]] = MappingProxyType(
     {
         "/headway.v1.Gateway/Generate": _CLIENT,
+        "/inference.GRPCInferenceService/ServerLive": _CLIENT,
+        "/inference.GRPCInferenceService/ServerReady": _CLIENT,
+        "/inference.GRPCInferenceService/ModelReady": _CLIENT,
+        "/inference.GRPCInferenceService/ServerMetadata": _CLIENT,
+        "/inference.GRPCInferenceService/ModelMetadata": _CLIENT,
+        "/inference.GRPCInferenceService/ModelInfer": _CLIENT,
+        "/inference.GRPCInferenceService/ModelStreamInfer": _CLIENT,
         "/headway.v1.TokenSink/Attach": _WORKER,
         "/headway.v1.Scheduler/Connect": _GATEWAY,
         "/headway.v1.Scheduler/Explain": _GATEWAY | _OPERATOR,
