@@ -11,9 +11,8 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from headway.console.patch import merge_patch
-from headway.life.form import packed
-from headway.life.reasons import reasons_of
-from headway.life.record import LifeRecord
+from headway.console.told import told
+from headway.life.record import CallLives, LifeRecord
 from headway.request import is_named
 from headway.sim.experiment import Run
 from headway.sim.film import Film
@@ -84,20 +83,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _explain(self, request_id: str) -> None:
         life = self.server.life(request_id)
-        decisions = [json.loads(d) for d in lines_about(request_id, self.server.run.decisions)]
+        decisions = lines_about(request_id, self.server.run.decisions)
         if life is None and not decisions:
             said = {"error": {"message": f"the run has no request {request_id[:80]!r}"}}
             self._answer(404, "application/json", json.dumps(said).encode())
             return
-        shown = None if life is None else packed(life)
-        reasons = [] if life is None else [each.packed() for each in reasons_of(life)]
-        found = {
-            "request_id": request_id,
-            "decisions": decisions,
-            "life": shown,
-            "reasons": reasons,
-        }
-        self._answer(200, "application/json", json.dumps(found).encode())
+        call = CallLives() if life is None else CallLives([life])
+        self._answer(
+            200, "application/json", json.dumps(told(request_id, call, decisions)).encode()
+        )
 
     def _play(self, query: Mapping[str, Sequence[str]]) -> None:
         """Send the frames from ``from`` on, two a second; with ``hold`` that frame alone."""

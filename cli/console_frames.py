@@ -11,6 +11,7 @@ import httpx
 
 from bench.serve.client import Endpoint
 from bench.serve.replay import error_text
+from cli.options import REFUSALS
 from headway.console.patch import apply_patch
 from headway.console.recent import COLUMNS
 from headway.errors import Code, HeadwayError
@@ -34,7 +35,8 @@ async def frames(
         ):
             if response.status_code != httpx.codes.OK:
                 said = error_text(await response.aread())
-                raise HeadwayError(Code.UNAVAILABLE, f"{base}: {said}")
+                code = REFUSALS.get(response.status_code, Code.UNAVAILABLE)
+                raise HeadwayError(code, f"{base}: {said}")
             async for frame in _read(response):
                 yield frame
     except (httpx.HTTPError, ValueError) as error:

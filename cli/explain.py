@@ -8,11 +8,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
@@ -22,8 +22,10 @@ from bench.serve.client import Endpoint
 from bench.serve.replay import error_text
 from cli import explain_scaling, explain_what_if
 from cli.explain_life import life_text, time_of
+from cli.options import REFUSALS
 from headway.errors import Code, HeadwayError
 from headway.life.form import unpacked
+from headway.life.reasons import several
 from headway.life.record import LifeRecord
 from headway.request import is_named
 from services.local.run_file import found_url
@@ -55,10 +57,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--api-key", default="", help="default: $HEADWAY_API_KEY")
     add(
         "--what-if",
-        default=explain_what_if.PRESETS,
+        default=explain_what_if.USUAL,
         metavar="PRESETS",
         help="presets by comma whose simulated times are told beside the request's own "
-        f"({explain_what_if.PRESETS}); '' for none",
+        f"({explain_what_if.USUAL}); '' for none",
     )
     add("--profile", default="", metavar="NAME", help="costs of an instance for --what-if")
     explain_scaling.add_options(parser)
@@ -66,31 +68,44 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the life and every decision; HeadwayError where there is neither."""
+    """Print the life of each output and every decision; HeadwayError where there is neither."""
+    presets = explain_what_if.parse_presets(args.what_if)
+    explain_what_if.require_profile(args.profile)
     is_live = args.folder is None
-    lines: Iterable[str]
     if is_live and args.request == "scaling":
         return explain_scaling.run(args)
-    if is_live:
-        where = args.url or found_url(args.log_dir)
-        life, lines = ask(where, args.request, args.api_key)
-    else:
-        where = str(args.folder)
-        life, lines = _recorded_life(args.folder, args.request), _recorded_lines(args.folder)
-    paragraphs = [each.text() for each in decisions_about(args.request, lines)]
-    if not paragraphs and life is None:
+    where = (args.url or found_url(args.log_dir)) if is_live else str(args.folder)
+    call = (
+        ask(where, args.request, args.api_key) if is_live else _recorded(args.folder, args.request)
+    )
+    told = [text for output in call.outputs if (text := output.text())]
+    if not told:
         message = f"{where} has no decision about {args.request!r}"
         if is_live:
             message += "; its gateway (--num-lives) and its scheduler (--num-decisions-kept) "
             message += "know the last ones alone"
         raise HeadwayError(Code.NOT_FOUND, message)
-    if life is not None:
-        paragraphs.insert(0, life_text(life) + ("\ndecisions:" if paragraphs else ""))
-    print("\n".join(paragraphs), flush=True)
-    if life is not None and args.what_if:
-        told = explain_what_if.told(life, args.what_if.split(","), _replays(args, where))
-        print("\n".join(told))
+    for number, text in enumerate(told, start=1):
+        if len(told) > 1:
+            print(f"output {number} of {len(told)}:")
+        print(text, flush=True)
+    if call.num_older:
+        print(f"({several(call.num_older, 'older call')} of this id: ask by x-request-id alone)")
+    _tell_what_if(args, where, call, presets)
     return 0
+
+
+def _tell_what_if(
+    args: argparse.Namespace, where: str, call: CallTold, presets: Sequence[str]
+) -> None:
+    """Print what other policies would have done with the output that took longest."""
+    lives = [output.life for output in call.outputs if output.life is not None]
+    if not lives or not args.what_if:
+        return
+    longest = max(lives, key=lambda life: life.total)
+    if len(lives) > 1:
+        print(f"of {longest.request_id}, which took longest,")
+    print("\n".join(explain_what_if.told(longest, presets, _replays(args, where))))
 
 
 def _replays(args: argparse.Namespace, where: str) -> explain_what_if.Replays:
@@ -104,6 +119,11 @@ def _replays(args: argparse.Namespace, where: str) -> explain_what_if.Replays:
         return explain_what_if.read_times(answer)
 
     return replay
+
+
+def _recorded(folder: Path, request_id: str) -> CallTold:
+    output = OutputTold(request_id, _recorded_life(folder, request_id), _recorded_lines(folder))
+    return CallTold([output])
 
 
 def _recorded_lines(folder: Path) -> Iterator[str]:
@@ -129,15 +149,22 @@ def _recorded_life(folder: Path, request_id: str) -> LifeRecord | None:
     return None
 
 
-def ask(url: str, request_id: str, api_key: str = "") -> tuple[LifeRecord | None, list[str]]:
-    """Return a live request's life, and the decisions about it as a run would record them."""
+def ask(url: str, request_id: str, api_key: str = "") -> CallTold:
+    """Return what a live gateway knows of a call: the newest one that the id names."""
     answer = fetch(url, f"/explain/{quote(request_id, safe='')}", api_key)
     try:
-        decisions = [json.dumps(decision) for decision in answer["decisions"]]
-        life = answer.get("life")
-    except (LookupError, TypeError, AttributeError) as error:
+        outputs = [_read_output(each) for each in (answer, *answer.get("others", ()))]
+        return CallTold(outputs, int(answer.get("num_older", 0)))
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise _no_gateway(url, error) from error
-    return None if life is None else unpacked(life), decisions
+
+
+def _read_output(found: Mapping[str, Any]) -> OutputTold:
+    decisions, shown = found["decisions"], found.get("life")
+    life = None if shown is None else unpacked(shown)
+    name = decisions[0]["chosen"][0][0] if decisions else str(found["request_id"])
+    request_id = name if life is None else life.request_id
+    return OutputTold(request_id, life, [json.dumps(decision) for decision in decisions])
 
 
 def fetch(url: str, path: str, api_key: str = "", asked: object = None) -> Any:
@@ -155,7 +182,8 @@ def fetch(url: str, path: str, api_key: str = "", asked: object = None) -> Any:
         with urlopen(request, timeout=_TIMEOUT if asked is None else _PATIENCE) as response:
             return json.load(response)
     except HTTPError as error:
-        raise HeadwayError(Code.UNAVAILABLE, f"{base}: {error_text(error.read())}") from error
+        code = REFUSALS.get(error.code, Code.UNAVAILABLE)
+        raise HeadwayError(code, f"{base}: {error_text(error.read())}") from error
     except (OSError, HTTPException, ValueError) as error:
         raise _no_gateway(base, error) from error
 
@@ -163,6 +191,28 @@ def fetch(url: str, path: str, api_key: str = "", asked: object = None) -> Any:
 def _no_gateway(url: str, error: Exception) -> HeadwayError:
     message = f"{url} does not answer as a gateway does ({error}): give its --url"
     return HeadwayError(Code.UNAVAILABLE, message)
+
+
+class OutputTold(NamedTuple):
+    """What is known of one output of a call: its life, and decisions as JSON lines."""
+
+    request_id: str
+    life: LifeRecord | None
+    lines: Iterable[str]
+
+    def text(self) -> str:
+        """Return it for people, "" for nothing."""
+        paragraphs = [each.text() for each in decisions_about(self.request_id, self.lines)]
+        if self.life is not None:
+            paragraphs.insert(0, life_text(self.life) + ("\ndecisions:" if paragraphs else ""))
+        return "\n".join(paragraphs)
+
+
+class CallTold(NamedTuple):
+    """What is known of a call; ``num_older``: earlier calls that its client gave the same id."""
+
+    outputs: Sequence[OutputTold]
+    num_older: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +233,7 @@ class ExplainedDecision:
     def text(self) -> str:
         """Return a paragraph for people."""
         names = _LOADS.get(self.question, ("batch", "KV tokens"))
-        together = f", together with {self.num_beside} others" if self.num_beside else ""
+        together = f", together with {several(self.num_beside, 'other')}" if self.num_beside else ""
         score = ", ".join(f"{value:g}" for value in self.score)
         lines = [
             f"{time_of(self.at):>12}  {self.question} by {self.rule}: to {self.unit}"

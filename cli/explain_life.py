@@ -7,7 +7,7 @@ from datetime import datetime
 
 from headway.life.moments import Moment, MomentKind
 from headway.life.parts import LifePart, PartKind
-from headway.life.reasons import Reason, reasons_of
+from headway.life.reasons import Reason, reasons_of, several
 from headway.life.record import LifeRecord
 
 _EPOCH_BEGINS = 1e8
@@ -53,7 +53,7 @@ def _headline(life: LifeRecord) -> str:
     shown = f" ({', '.join(felt)})" if felt else ""
     return (
         f"{life.request_id} ({', '.join(who)}) {ending} after {life.total / 1e6:.3f} s{shown}; "
-        f"{tokens.prompt:,} prompt and {tokens.output:,} output tokens"
+        f"{several(tokens.prompt, 'prompt token')}, {several(tokens.output, 'output token')}"
         + (f"\n  error: {life.error}" if life.error else "")
     )
 
@@ -62,8 +62,9 @@ def _crowd(life: LifeRecord) -> Iterator[str]:
     crowd = life.crowd
     if crowd.num_ahead:
         yield (
-            f"  when it came, {crowd.num_ahead} others waited ({crowd.tokens_ahead:,} prompt "
-            f"tokens); {crowd.rate:.1f} requests/s then, {crowd.usual_rate:.1f} usual"
+            f"  when it came, {several(crowd.num_ahead, 'other')} waited "
+            f"({several(crowd.tokens_ahead, 'prompt token')}); "
+            f"{crowd.rate:.1f} requests/s then, {crowd.usual_rate:.1f} usual"
         )
 
 
@@ -94,14 +95,16 @@ def _moment_line(life: LifeRecord, moment: Moment) -> str:
         case MomentKind.PLACED if moment.cause:
             return f"{clock}    placed on {moment.worker_id} ({moment.cause})"
         case MomentKind.PREEMPTED | MomentKind.SWAPS_OUT:
-            return f"{clock}    preempted: {moment.cause} ({moment.amount:,} tokens of KV)"
+            return f"{clock}    preempted: {moment.cause} ({several(moment.amount, 'token')} of KV)"
         case MomentKind.LOST:
             return f"{clock}    lost: {moment.cause}"
         case MomentKind.PREDICTED:
             by = moment.worker_id or "the gateway"
-            return f"{clock}    {by} expects {moment.amount:,} output tokens{_error(life, moment)}"
+            expected = several(moment.amount, "output token")
+            return f"{clock}    {by} expects {expected}{_error(life, moment)}"
         case MomentKind.PACED:
-            return f"{clock}    {moment.amount:,} tokens were held for its reader (pacing)"
+            held = several(moment.amount, "token was", "tokens were")
+            return f"{clock}    {held} held for its reader (pacing)"
     return ""
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from cli.options import require_ranges
 from headway.core.autoscaler.events import ROLES, PublishTargets
 from headway.errors import Code, HeadwayError
+from headway.life.reasons import several
 from headway.policies.scaling.protocol import PoolLoad, StartUp
 from services.runtime import wire
 from services.runtime.channel import open_channel
@@ -126,8 +127,9 @@ def decision_text(decided: PublishTargets, before: PublishTargets | None = None)
 
 def _load(pool: PoolLoad) -> str:
     return (
-        f"{pool.num_ready} ready, {pool.num_starting} starting, {pool.num_requests} requests, "
-        f"{pool.backlog_tokens} tokens waiting, {pool.busy:.0%} busy, "
+        f"{pool.num_ready} ready, {pool.num_starting} starting, "
+        f"{several(pool.num_requests, 'request')}, "
+        f"{several(pool.backlog_tokens, 'token')} waiting, {pool.busy:.0%} busy, "
         f"{pool.memory:.0%} of KV memory"
     )
 

@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.recording import MAKING
-from headway.errors import Code, HeadwayError
+from headway.cost.profile import profile_names
+from headway.errors import Code, HeadwayError, invalid
+from headway.life.reasons import several
 from headway.life.record import LifeRecord
-from headway.presets import find_preset, parse_choice
+from headway.presets import PRESETS, find_preset, parse_choice
 from headway.sim.clients import SimRequest
 from headway.sim.experiment import cluster_spec, simulate
 from headway.sim.records import Record
 from headway.sim.scenario import Scenario, load_scenario
 from headway.sim.views.run import require_views, simulate_views
 
-PRESETS = "vllm-like,headway"
+USUAL = "vllm-like,headway"
+"""The presets that are replayed where nobody names others."""
 PATH = "/console/what-if"
 _BEFORE, _AFTER = 300.0, 60.0  # seconds around the request that are replayed
 _FAR = 1.0  # seconds over its replay, and over twice that, of a request that something else held up
@@ -38,6 +41,21 @@ class ReplayedTimes(NamedTuple):
 
 Replays = Callable[[LifeRecord, str], ReplayedTimes]
 """Replays a request with a preset, "" for its own; HeadwayError says why that cannot be."""
+
+
+def parse_presets(text: str) -> Sequence[str]:
+    """Return the presets of ``--what-if``; INVALID_ARGUMENT for an unknown one."""
+    found = [name.strip() for name in text.split(",") if name.strip()]
+    for name in found:
+        if name not in PRESETS:
+            raise invalid("--what-if", name, f"presets by comma: {', '.join(PRESETS)}")
+    return found
+
+
+def require_profile(name: str) -> None:
+    """Raise INVALID_ARGUMENT unless a profile of this name is shipped, or none is named."""
+    if name and name not in profile_names():
+        raise invalid("--profile", name, f"one of {', '.join(profile_names())}")
 
 
 def told(life: LifeRecord, presets: Sequence[str], replay: Replays) -> Iterator[str]:
@@ -64,7 +82,8 @@ def told(life: LifeRecord, presets: Sequence[str], replay: Replays) -> Iterator[
             yield f"  {preset}: it cannot be replayed: {error.message}"
         else:
             yield _line(f"{preset}, simulated", found.ttft, found.total)
-    yield f"  ({own.num_requests:,} requests around it on {own.workers}; compare simulated times)"
+    around = several(own.num_requests, "request")
+    yield f"  ({around} around it on {own.workers}; compare simulated times)"
 
 
 def _line(name: str, ttft: float | None, total: float | None) -> str:

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from headway.errors import invalid, require_between
+from headway.errors import Code, invalid, require_between
 from services.runtime.rooms import SHIPPED_MODEL, model_folder
 
 POLICY_VARIABLE, SET_VARIABLE = "HEADWAY_POLICY", "HEADWAY_SET"
+REFUSALS = {400: Code.INVALID_ARGUMENT, 404: Code.NOT_FOUND}
+"""What an HTTP status of a gateway says of the call, where the call is wrong."""
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.console_frames import Json, figures, frames
-from headway.core.gateway.rows import PHASES, SORTS
+from headway.core.gateway.rows import PHASES, SORTS, RowQuery
 from services.local.run_file import found_url
 
 _STATES = {"serving": "green", "draining": "yellow", "starting": "cyan", "gone": "bold red"}
@@ -38,6 +38,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show until Ctrl-C; HeadwayError where no console answers."""
+    filters = (args.service_class, args.tenant, args.worker, args.phase)
+    RowQuery(args.sort, *filters, num_rows=args.rows)  # refuses what no gateway shows
     asked = {
         "sort": args.sort,
         "phase": args.phase,

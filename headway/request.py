@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -22,12 +23,35 @@ MAX_BAD_WORD_TOKENS = 64
 MAX_BIAS = 100.0
 CLIENT_ID_END = "~"
 """A mark that ends a client's own id in a request's id; what follows makes it unique."""
+_OUTPUT = re.compile(r"(.*[~-][0-9a-f]{8,})-[0-9]+")
+"""One of several outputs of a call, whose id ends in hexadecimal digits."""
+
+
+def call_of(request_id: str) -> str:
+    """Return the id of the call that a request is an output of: its own, or that without a number.
+
+    The outputs of a call with several are numbered from 0, behind its id and a dash.
+    """
+    found = _OUTPUT.fullmatch(request_id)
+    return request_id if found is None else found[1]
+
+
+def place_of(request_id: str) -> tuple[int, str]:
+    """Return what sorts the outputs of a call: their numbers, then their ids."""
+    number = request_id.removeprefix(call_of(request_id)).removeprefix("-")
+    return (int(number) if number else 0), request_id
 
 
 def is_named(request_id: str, asked: str) -> bool:
-    """Return whether a request is meant by an id, or by the beginning that its client chose."""
-    begins = asked if CLIENT_ID_END in asked else f"{asked}{CLIENT_ID_END}"
-    return request_id == asked or request_id.startswith(begins)
+    """Return whether a request is meant by its id, by its call's, or by that of its client.
+
+    Behind a client's own id, ``CLIENT_ID_END`` and the beginning of what makes it unique may stand.
+    """
+    if asked in (request_id, call_of(request_id)):
+        return True
+    if CLIENT_ID_END not in asked:
+        return request_id.startswith(f"{asked}{CLIENT_ID_END}")
+    return "-" not in asked.rpartition(CLIENT_ID_END)[2] and request_id.startswith(asked)
 
 
 class FinishReason(Enum):

@@ -61,7 +61,8 @@ def _submission(life: LifeRecord) -> Why:
 
 def _behind(life: LifeRecord, otherwise: Why) -> Why:
     crowd = life.crowd
-    ahead = f"{crowd.num_ahead} waited in front of it with {crowd.tokens_ahead:,} prompt tokens"
+    tokens = several(crowd.tokens_ahead, "prompt token")
+    ahead = f"{crowd.num_ahead} waited in front of it with {tokens}"
     if crowd.is_burst:
         rates = f"{crowd.rate:.1f} requests/s came in the last second, {crowd.usual_rate:.1f} usual"
         return "behind a burst", f"{rates}; {ahead}"
@@ -80,8 +81,8 @@ def _prefill(life: LifeRecord) -> Why:
     tokens = life.tokens
     cached = f", {tokens.cached:,} of them cached" if tokens.cached else ""
     computed = life.find(MomentKind.COMPUTED)
-    passes = f" in {_times(computed[0].amount, 'pass', 'passes')}" if computed else ""
-    return "prompt", f"{tokens.prompt:,} tokens of prompt{cached}{passes}"
+    passes = f" in {several(computed[0].amount, 'pass', 'passes')}" if computed else ""
+    return "prompt", f"{several(tokens.prompt, 'token')} of prompt{cached}{passes}"
 
 
 def _placement(life: LifeRecord) -> Why:
@@ -96,14 +97,14 @@ def _decode(life: LifeRecord) -> Why:
     tokens = life.tokens
     reasoning = f", {tokens.reasoning:,} of them reasoning" if tokens.reasoning else ""
     pace = "" if life.tpot is None else f", one every {life.tpot * 1e3:.1f} ms"
-    return "output", f"{tokens.output:,} tokens{reasoning}{pace}"
+    return "output", f"{several(tokens.output, 'token')}{reasoning}{pace}"
 
 
 def _preempted(life: LifeRecord) -> Why:
     losses = [*life.find(MomentKind.PREEMPTED), *life.find(MomentKind.SWAPS_OUT)]
     causes = "; ".join(dict.fromkeys(moment.cause for moment in losses if moment.cause))
     num_lost = sum(moment.amount for moment in losses)
-    lost = f"it lost its blocks {_times(len(losses), 'time', 'times')}, {num_lost:,} tokens of KV"
+    lost = f"it lost its blocks {several(len(losses), 'time')}, {several(num_lost, 'token')} of KV"
     return "preempted", f"{lost}: {causes}" if causes else lost
 
 
@@ -118,7 +119,7 @@ def _recompute(life: LifeRecord) -> Why:
 
 def _move(life: LifeRecord) -> Why:
     num_moves = sum(part.kind is PartKind.MOVE for part in life.parts)
-    return "moved", f"it moved {_times(num_moves, 'time', 'times')} while it ran ({_way(life)})"
+    return "moved", f"it moved {several(num_moves, 'time')} while it ran ({_way(life)})"
 
 
 def _retry(life: LifeRecord) -> Why:
@@ -130,8 +131,9 @@ def _way(life: LifeRecord) -> str:
     return " → ".join(life.workers)
 
 
-def _times(number: int, one: str, several: str) -> str:
-    return f"{number} {one if number == 1 else several}"
+def several(number: int, one: str, more: str = "") -> str:
+    """Return a number with its word: 1 pass, 2 passes; ``more``: by default the word with an s."""
+    return f"{number:,} {one if number == 1 else more or f'{one}s'}"
 
 
 _WHY = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -109,6 +110,13 @@ class LifeRecord:
     def find(self, kind: MomentKind) -> list[Moment]:
         """Return its moments of a kind, in order."""
         return [moment for moment in self.moments if moment.kind is kind]
+
+
+class CallLives(NamedTuple):
+    """The lives of one call's outputs, in their order; ``num_older``: earlier calls of its id."""
+
+    outputs: Sequence[LifeRecord] = ()
+    num_older: int = 0
 
 
 def _seconds(microseconds: int | None) -> float | None:

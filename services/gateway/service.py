@@ -21,7 +21,7 @@ from headway.core.gateway.stream_ids import StreamIds
 from headway.core.reasoning import Markers
 from headway.core.settings import stages_without_classes
 from headway.errors import HeadwayError
-from headway.life.record import LifeRecord
+from headway.life.record import CallLives, LifeRecord
 from headway.messages import CancelStream
 from headway.request import Request
 from headway.service_class import ServiceClasses
@@ -357,8 +357,12 @@ class GatewayService:
         return await self._link.explain(request_id)
 
     def life(self, request_id: str) -> LifeRecord | None:
-        """Return the newest life that an id names, None if this gateway knows none."""
+        """Return the life of a request by its own id, None if this gateway does not know it."""
         return self._core.lives.find(request_id, self.now())
+
+    def call(self, asked: str) -> CallLives:
+        """Return the lives of the newest call that an id means."""
+        return self._core.lives.call(asked, self.now())
 
     def follow(self, request_id: str, traceparent: str) -> None:
         """Let a request belong to its client's trace, if traces are sent."""

@@ -15,6 +15,10 @@ from playwright.async_api import Page, async_playwright
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 PATIENCE = 180_000.0  # milliseconds
+_SMALL_LETTERS = """[...document.querySelectorAll("svg text")].filter((text) => {
+  const box = text.getBoundingClientRect(), whole = text.ownerSVGElement.getBoundingClientRect();
+  return box.height < 11 || box.left < whole.left - 2 || box.right > whole.right + 2;
+}).map((text) => text.textContent)"""
 _FLAGS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
 
 needs_browser = pytest.mark.skipif(
@@ -38,6 +42,14 @@ class Visitor:
     async def find(self, selector: str, *, state: Any = "visible") -> None:
         """Wait until it is there."""
         await self.page.wait_for_selector(selector, state=state)
+
+    async def width(self) -> int:
+        """Return how wide the page is in pixels: wider than its window, it has to be scrolled."""
+        return int(await self.page.evaluate("document.documentElement.scrollWidth"))
+
+    async def small_letters(self) -> list[str]:
+        """Return the words of drawings that are too small to read, or outside of their drawing."""
+        return [str(each) for each in await self.page.evaluate(_SMALL_LETTERS)]
 
     async def serious(self) -> list[str]:
         """Return what axe finds serious or critical on the page as it is."""

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.fakes.browser import needs_browser, visitor
+from tests.fakes.browser import Visitor, needs_browser, visitor
 from tests.fakes.films import served, short_film
 from tests.fakes.local_cluster import local_cluster
 
@@ -21,6 +21,14 @@ pytestmark = [
 ]
 LONG = {"model": "headway-mini", "max_tokens": 400, "ignore_eos": True}
 MOST_SENT = 12
+PHONE: Any = {"width": 360, "height": 800}
+
+
+async def fits(seen: Visitor) -> None:
+    """Check that a phone's screen shows the view as wide as it is, with letters to read."""
+    assert await seen.serious() == []
+    assert await seen.width() <= PHONE["width"]
+    assert await seen.small_letters() == []
 
 
 async def ask(client: httpx.AsyncClient) -> str:
@@ -92,13 +100,49 @@ async def test_the_page_is_readable_in_the_dark_and_on_a_phone(
     async with local_cluster(store_url, cluster, tmp_path, "--decode", "1") as running:
         phone = {"color_scheme": "dark", "is_mobile": True, "has_touch": True}
         async with visitor(running.base_url, **phone) as seen:
-            await seen.page.set_viewport_size({"width": 390, "height": 800})
+            await seen.page.set_viewport_size(PHONE)
             await seen.see("cluster")
             await seen.find("[data-worker]")
-            assert await seen.serious() == []
-            width = await seen.page.evaluate("document.documentElement.scrollWidth")
-            assert width <= 390
+            await fits(seen)
+            await seen.see("play")
+            await seen.page.get_by_role("button", name="Send").click()
+            await seen.find("text=It has ended")
+            assert await seen.page.locator("svg.line").count() == 1
+            await fits(seen)
+            await seen.page.get_by_role("link", name="its life").click()
+            await seen.find("[data-delays]")
+            assert await seen.page.locator("svg.line").count() == 1
+            await fits(seen)
+            for view in ("requests", "whatif", "scaling"):
+                await seen.see(view)
+                await seen.find("main *")
+                await fits(seen)
             assert seen.errors == []
+
+
+async def test_every_output_of_a_call_has_its_life_on_a_narrow_screen(
+    store_url: str, cluster: str, tmp_path: Path
+) -> None:
+    async with (
+        local_cluster(store_url, cluster, tmp_path, "--decode", "1") as running,
+        httpx.AsyncClient(base_url=running.base_url, timeout=600) as client,
+        visitor(running.base_url) as seen,
+    ):
+        await seen.page.set_viewport_size(PHONE)
+        body = {**LONG, "prompt": "Sort 5, 3, 9.", "n": 2, "max_tokens": 20}
+        for _ in range(2):
+            answer = await client.post(
+                "/v1/completions", json=body, headers={"x-request-id": "mine"}
+            )
+            assert answer.status_code == 200
+        await seen.see("life/mine")
+        await seen.find("text=Output 2 of 2")
+        await seen.find("[data-older]:has-text('1 older one')")
+        assert await seen.page.locator("[data-output] svg.line").count() == 2
+        await fits(seen)
+        await seen.see("life/" + answer.json()["id"])
+        await seen.find("text=Output 2 of 2")
+        assert seen.errors == []
 
 
 async def test_the_same_page_shows_a_simulated_run() -> None:

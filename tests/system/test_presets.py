@@ -80,7 +80,8 @@ async def explanation(running: LocalCluster) -> str:
     body = {"model": "headway-mini", "prompt": PROMPT, "max_tokens": 4}
     async with httpx.AsyncClient(base_url=running.base_url, timeout=300) as client:
         request_id = (await client.post("/v1/completions", json=body)).headers["x-request-id"]
-    life, lines = await asyncio.to_thread(ask, running.base_url, request_id)
+    told = await asyncio.to_thread(ask, running.base_url, request_id)
+    ((_, life, lines),) = told.outputs
     assert life is not None
     conserves(life)
     assert PartKind.PREFILL in {part.kind for part in life.parts}

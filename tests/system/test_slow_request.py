@@ -66,7 +66,8 @@ async def test_a_request_behind_a_burst_moved_and_preempted_is_told_all_three_ca
         slow: LifeRecord | None = None
         for number in range(NUM_BURSTS):
             for request_id in await burst(client, number):
-                life, _ = await asyncio.to_thread(explain.ask, running.base_url, request_id)
+                told = await asyncio.to_thread(explain.ask, running.base_url, request_id)
+                (life,) = (output.life for output in told.outputs)
                 assert life is not None
                 conserves(life)
                 seen |= causes_of(life)

@@ -5,15 +5,15 @@ Everything here happens once for a request, a message or a move, never once for 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import exp
 from operator import attrgetter
 
 from headway.life.moments import Mark, Moment, MomentKind
 from headway.life.parts import parts_of
-from headway.life.record import OPEN, Crowd, Instants, LifeRecord, TokenTally
-from headway.request import Request, is_named
+from headway.life.record import OPEN, CallLives, Crowd, Instants, LifeRecord, TokenTally
+from headway.request import Request, call_of, is_named, place_of
 from headway.service_class import Standing
 
 MOST_ENDED = 4096
@@ -239,13 +239,25 @@ class Lives:
             life.settle(num_output)
         return life.record(now)
 
-    def find(self, asked: str, now: float) -> LifeRecord | None:
-        """Return the newest life that an id means: a request's, a call's, or a client's own."""
-        life = self._open.get(asked) or self._ended.get(asked)
-        if life is None:
-            named = (each for each in self._newest() if _means(each, asked))
-            life = next(named, None)
+    def find(self, request_id: str, now: float) -> LifeRecord | None:
+        """Return the life of a request by its own id."""
+        life = self._open.get(request_id) or self._ended.get(request_id)
         return None if life is None else life.record(now)
+
+    def call(self, asked: str, now: float) -> CallLives:
+        """Return the newest call that an id means: a request's, a call's, or a client's own."""
+        life = self.find(asked, now)
+        if life is not None:
+            return CallLives([life])
+        calls: dict[str, list[OpenLife]] = {}
+        for each in (*self._ended.values(), *self._open.values()):
+            if is_named(each.request_id, asked):
+                calls.setdefault(call_of(each.request_id), []).append(each)
+        if not calls:
+            return CallLives()
+        newest = max(calls.values(), key=lambda call: (call[0].arrival_at, call[0].request_id))
+        outputs = sorted(newest, key=lambda each: place_of(each.request_id))
+        return CallLives([each.record(now) for each in outputs], len(calls) - 1)
 
     def open(self, now: float) -> Iterator[LifeRecord]:
         """Yield the lives of open requests, oldest first."""
@@ -258,12 +270,3 @@ class Lives:
             if life.ended_at is not None and life.ended_at >= at:
                 yield life.record(now)
         yield from self.open(now)
-
-    def _newest(self) -> Iterable[OpenLife]:
-        yield from reversed(self._open.values())
-        yield from reversed(self._ended.values())
-
-
-def _means(life: OpenLife, asked: str) -> bool:
-    call_id, _, number = life.request_id.rpartition("-")  # of several outputs of one call
-    return is_named(life.request_id, asked) or (call_id == asked and number.isdecimal())

@@ -1,4 +1,4 @@
-"""``GET /explain/{request_id}``: a life, and decisions about it; ``/trace.json``: all lives."""
+"""``GET /explain/{request_id}``: a call's lives, and decisions; ``/trace.json``: all lives."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from math import inf, isnan
 from typing import Protocol
 from urllib.parse import parse_qs
 
+from headway.console.told import told
 from headway.errors import Code, HeadwayError, invalid
-from headway.life.form import packed
-from headway.life.reasons import reasons_of
-from headway.life.record import LifeRecord
+from headway.life.record import CallLives, LifeRecord
 from headway.life.trace import trace_of
 from services.gateway.openai.json import dumps
 
@@ -27,7 +26,10 @@ class Explains(Protocol):
         """Return the scheduler's decisions about a request, as JSON, one each."""
 
     def life(self, request_id: str) -> LifeRecord | None:
-        """Return the newest life that an id names, None if this gateway knows none."""
+        """Return the life of a request by its own id, None if this gateway does not know it."""
+
+    def call(self, asked: str) -> CallLives:
+        """Return the lives of the newest call that an id means."""
 
     def follow(self, request_id: str, traceparent: str) -> None:
         """Let a request belong to its client's trace."""
@@ -51,24 +53,17 @@ def ids_behind(asked: str) -> list[str]:
 async def explained(shell: Explains, asked: str, names: Sequence[str]) -> bytes:
     """Return the answer's JSON; ``asked``: the id as the client gave it, ``names``: as we know it.
 
-    Without a scheduler the life is shown alone; UNAVAILABLE where there is none, either.
+    Without a scheduler the lives are shown alone; UNAVAILABLE where there is none, either.
     """
-    life = next((found for name in names if (found := shell.life(name)) is not None), None)
+    call = next((found for name in names if (found := shell.call(name)).outputs), CallLives())
     decisions: Sequence[str] = ()
     try:
         for name in names:
             decisions = decisions or await shell.explain(name)
     except HeadwayError:
-        if life is None:
+        if not call.outputs:
             raise
-    shown = dumps(
-        {
-            "life": None if life is None else packed(life),
-            "reasons": [] if life is None else [each.packed() for each in reasons_of(life)],
-        }
-    )
-    listed = ",".join(decisions)
-    return f'{{"request_id":{dumps(asked)},"decisions":[{listed}],{shown[1:]}'.encode()
+    return dumps(told(asked, call, decisions)).encode()
 
 
 class TraceDesk:

@@ -78,7 +78,7 @@ def describe(version: str, *, needs_key: bool, monitoring_needs_key: bool) -> Js
             "/v1/models/{name}": _get("Model", "Describe a model.", secured, "name", _NO_MODEL),
             "/explain/{request_id}": _get(
                 "Explanation",
-                "Tell a request's life, and the scheduler's decisions.",
+                "Tell the lives of a call's outputs, and the scheduler's decisions.",
                 secured,
                 "request_id",
                 _NOT_YOURS,
@@ -306,6 +306,8 @@ def _answers() -> dict[str, Json]:
             decisions=_list({"type": "object"}),
             life={"type": ["object", "null"]},
             reasons=_list({"type": "object"}),
+            others=_list({"type": "object"}),
+            num_older=_COUNT,
         ),
         "Trace": _object(traceEvents=_list({"type": "object"})),
         "Description": _object(openapi=_TEXT, paths={"type": "object"}),

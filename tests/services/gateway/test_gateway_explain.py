@@ -8,6 +8,7 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from cli import explain, main
 from headway.cluster import UnitId
 from headway.core.scheduler.events import Chosen, Considered, Decision
 from headway.errors import Code, HeadwayError
-from headway.life.record import LifeRecord
+from headway.life.record import CallLives, LifeRecord
 from headway.life.trace import trace_of
 from headway.request import StreamKey
 from services.gateway.auth import key_line
@@ -46,6 +47,10 @@ class NoLives:
     def life(self, request_id: str) -> LifeRecord | None:
         """Return none."""
 
+    def call(self, asked: str) -> CallLives:
+        """Return none."""
+        return CallLives()
+
     def follow(self, request_id: str, traceparent: str) -> None:
         """Follow nobody."""
 
@@ -64,6 +69,16 @@ DECISION = Decision(
     (Chosen(StreamKey("g", 1), "chatcmpl-1", UNIT, (2.0,), 0.0),),
     0,
 )
+
+
+def placed(request_id: str) -> Chosen:
+    return Chosen(StreamKey("g", 1), request_id, UNIT, (2.0,), 0.0)
+
+
+async def life_of(running: Cluster, asked: str, key: str = "") -> LifeRecord | None:
+    """Return the life of a call's only output."""
+    (output,) = (await asyncio.to_thread(explain.ask, running.url, asked, key)).outputs
+    return output.life
 
 
 async def told(running: Cluster, request_id: str, *flags: str) -> str:
@@ -117,7 +132,7 @@ async def test_a_request_s_life_is_told_and_its_parts_sum_exactly_to_the_whole(
             model="tiny", prompt="once", extra_headers={"x-request-id": "mine"}
         )
         await until(lambda: any(log["event"] == "request_ended" for log in logs))
-    life, _ = await asyncio.to_thread(explain.ask, running.url, "mine")
+    life = await life_of(running, "mine")
     assert life is not None
     conserves(life)
     assert (life.status, life.model) == ("stop", "tiny")
@@ -131,7 +146,7 @@ async def test_a_request_s_life_is_told_and_its_parts_sum_exactly_to_the_whole(
     text = await told(running, "mine")
     assert "longest: " in text
     assert "draws tokens on" in text
-    assert (await asyncio.to_thread(explain.ask, running.url, answer.id))[0] == life
+    assert await life_of(running, answer.id) == life
 
 
 async def test_an_answer_is_asked_about_by_its_own_id(running: Cluster) -> None:
@@ -144,8 +159,47 @@ async def test_an_answer_is_asked_about_by_its_own_id(running: Cluster) -> None:
     named = await client.responses.create(model="tiny", input="hi", extra_headers=own)
     assert (chat.id, named.id) == ("chatcmpl-my-own-1", "resp_my-own-1")
     for shown in (chat.id, items.id, named.id):
-        life, _ = await asyncio.to_thread(explain.ask, running.url, shown)
+        life = await life_of(running, shown)
         assert life is not None, shown
+
+
+async def test_every_output_of_a_call_is_told_with_its_own_decisions(running: Cluster) -> None:
+    answer = await running.openai().completions.create(model="tiny", prompt="once", n=2)
+    names = [f"{answer.id}-0", f"{answer.id}-1"]
+    running.emulated.decisions += [
+        decision_line(replace(DECISION, chosen=tuple(placed(name) for name in names))),
+        decision_line(replace(DECISION, rule="alone", chosen=(placed(names[1]),))),
+    ]
+    found = await asyncio.to_thread(explain.ask, running.url, answer.id)
+    assert [output.request_id for output in found.outputs] == names
+    assert [output.life is not None for output in found.outputs] == [True, True]
+    rules = [[json.loads(line)["rule"] for line in output.lines] for output in found.outputs]
+    assert rules == [["pascal"], ["pascal", "alone"]]
+    text = await told(running, answer.id, "--what-if", "")
+    assert text.index("output 1 of 2:") < text.index(names[0]) < text.index("output 2 of 2:")
+    assert "together with 1 other;" in text
+
+
+async def test_of_calls_with_one_id_the_newest_is_told_and_older_ones_are_counted(
+    running: Cluster,
+) -> None:
+    own = {"x-request-id": "mine"}
+    for _ in range(2):
+        await running.openai().completions.create(
+            model="tiny", prompt="once", n=2, extra_headers=own
+        )
+    sent = [request.request_id for request in running.emulated.submitted]
+    running.emulated.decisions += [
+        decision_line(replace(DECISION, chosen=(placed(name),))) for name in sent
+    ]
+    found = await asyncio.to_thread(explain.ask, running.url, "mine")
+    assert [output.request_id for output in found.outputs] == sent[2:]
+    assert [len(list(output.lines)) for output in found.outputs] == [1, 1]
+    assert found.num_older == 1
+    assert "(1 older call of this id" in await told(running, "mine", "--what-if", "")
+    (older,) = (await asyncio.to_thread(explain.ask, running.url, sent[0])).outputs
+    assert older.life is not None
+    assert older.life.request_id == sent[0]
 
 
 async def test_a_life_is_its_key_s_alone_and_operators(tmp_path: Path, store_url: str) -> None:
@@ -159,11 +213,11 @@ async def test_a_life_is_its_key_s_alone_and_operators(tmp_path: Path, store_url
             model="tiny", prompt="once", extra_headers={"x-request-id": "mine"}
         )
         assert answer.usage is not None
-        of_ann, _ = await asyncio.to_thread(explain.ask, running.url, "mine", "a")
-        of_bob, _ = await asyncio.to_thread(explain.ask, running.url, "mine", "b")
-        of_all, _ = await asyncio.to_thread(explain.ask, running.url, answer.id, "b")
+        of_ann = await life_of(running, "mine", "a")
+        of_bob = await life_of(running, "mine", "b")
+        of_all = await life_of(running, answer.id, "b")
         assert of_all is None
-        of_ops, _ = await asyncio.to_thread(explain.ask, running.url, "mine", "o")
+        of_ops = await life_of(running, "mine", "o")
         assert of_ann is not None
         assert of_ann == of_ops
         assert of_bob is None

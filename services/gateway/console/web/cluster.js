@@ -1,5 +1,5 @@
 // The cluster: figures, charts, workers by role, windows, moves, and who leads.
-import { html, useSignal, count, seconds, share, clock, known, Chart, Stat, Empty } from "/console/parts.js";
+import { html, useSignal, count, several, seconds, share, clock, known, Chart, Stat, Empty } from "/console/parts.js";
 import { history } from "/console/stream.js";
 
 const STATES = { serving: ["ok", "● serving"], draining: ["warn", "◐ draining"], starting: ["info", "◌ starting"], gone: ["bad", "✕ gone"] };
@@ -24,12 +24,12 @@ function Worker({ id, card }) {
   return html`<article class=${`panel worker ${card.state}`} data-worker=${id} data-state=${card.state}>
     <h3>${id}<span class=${`pill ${tone}`}>${text}${card.gone_at ? ` since ${card.gone_at > 1e9 ? clock(card.gone_at) : seconds(card.gone_at)}` : ""}</span></h3>
     ${figures && card.state !== "gone" ? html`<${KvBar} card=${card} /><dl>
-      <dt>batch</dt><dd>${count(card.batch)} requests</dd>
+      <dt>batch</dt><dd>${several(card.batch, "request")}</dd>
       <dt>KV</dt><dd>${share(card.kv_used)}${card.kv_promised > 0.005 ? ` + ${share(card.kv_promised)} promised` : ""}</dd>
       <dt>in 10 s</dt><dd>${known(card.kv_ahead) ? share(card.kv_ahead) : "not predicted"}</dd>
-      <dt>queued</dt><dd>${count(card.queued_tokens)} tokens</dd>
-      ${card.host_tokens > 0 && html`<dt>in host memory</dt><dd>${count(card.host_tokens)} tokens</dd>`}
-      ${card.arriving > 0 && html`<dt>arriving</dt><dd>${count(card.arriving)} requests</dd>`}
+      <dt>queued</dt><dd>${several(card.queued_tokens, "token")}</dd>
+      ${card.host_tokens > 0 && html`<dt>in host memory</dt><dd>${several(card.host_tokens, "token")}</dd>`}
+      ${card.arriving > 0 && html`<dt>arriving</dt><dd>${several(card.arriving, "request")}</dd>`}
       <dt>pass</dt><dd>${seconds(card.pass_time)}${known(card.profile_pass_time) ? ` (profile ${seconds(card.profile_pass_time)})` : ""}</dd>
       ${card.units > 1 && html`<dt>DP units</dt><dd>${card.units}</dd>`}</dl>`
     : html`<p class="note">${card.state === "gone" ? "Its stream to the leader has ended." : "It has not reported to the leader yet."}</p>`}
@@ -63,13 +63,13 @@ function Windows({ cluster }) {
   const models = Object.entries((cluster && cluster.windows) || {});
   if (!models.length) return html`<${Empty}>No window: no leader has been heard.<//>`;
   return html`<div class="scroll" tabindex="0" role="region" aria-label="Windows"><table><thead><tr><th>Model</th><th class="n">Waiting</th><th class="n">At the door</th><th class="n">Tokens</th><th class="n">Left over</th><th class="n">Interval</th><th>Flow</th></tr></thead>
-    <tbody>${models.map(([model, w]) => html`<tr><td>${model}</td><td class="n">${w.num_waiting}</td><td class="n">${w.num_at_door}</td><td class="n">${count(w.backlog_tokens)}</td><td class="n">${w.longest_wait_cycles} cycles</td><td class="n">${w.interval > 0 ? seconds(w.interval) : "–"}</td><td>${w.flow_level}</td></tr>`)}</tbody></table></div>`;
+    <tbody>${models.map(([model, w]) => html`<tr><td>${model}</td><td class="n">${w.num_waiting}</td><td class="n">${w.num_at_door}</td><td class="n">${count(w.backlog_tokens)}</td><td class="n">${several(w.longest_wait_cycles, "cycle")}</td><td class="n">${w.interval > 0 ? seconds(w.interval) : "–"}</td><td>${w.flow_level}</td></tr>`)}</tbody></table></div>`;
 }
 
 function Moves({ cluster }) {
   const moves = Object.entries((cluster && cluster.moves) || {});
   if (!moves.length) return html`<${Empty}>No request moves now.<//>`;
-  return html`<ul class="moves">${moves.map(([id, m]) => html`<li><a href=${`#/life/${encodeURIComponent(id)}`}>${id}</a>: ${m.source_id || "?"} <span aria-label="to">→</span> ${m.target_id}, ${count(m.num_tokens)} tokens${m.is_running ? ", while it runs" : ", handoff"}</li>`)}</ul>
+  return html`<ul class="moves">${moves.map(([id, m]) => html`<li><a href=${`#/life/${encodeURIComponent(id)}`}>${id}</a>: ${m.source_id || "?"} <span aria-label="to">→</span> ${m.target_id}, ${several(m.num_tokens, "token")}${m.is_running ? ", while it runs" : ", handoff"}</li>`)}</ul>
     ${cluster.moving > moves.length && html`<p class="note">and ${cluster.moving - moves.length} more</p>`}`;
 }
 

@@ -1,6 +1,6 @@
 // One request: the parts of its time, what happened in it, and what was decided about it.
 import { useEffect, useState } from "preact/hooks";
-import { html, count, seconds, share, clock, known, Empty } from "/console/parts.js";
+import { html, count, several, seconds, share, clock, known, useWidth, Empty } from "/console/parts.js";
 import { ask } from "/console/stream.js";
 
 // Each kind of part has a colour, a letter for those who do not see it, and words.
@@ -14,18 +14,21 @@ const part = (kind) => PARTS[kind] || ["soft", "?", kind];
 const us = (value) => seconds(value / 1e6);
 const MOST_BARS = 400;
 
+const ROW = 36, BAR = 20, LETTER = 16; // pixels: a worker's row, its bar, the least bar with a letter
+
 function Bars({ life }) {
-  const width = 1000, total = Math.max(life.total_us, 1), at = (t) => (t / total) * width;
+  const [place, width] = useWidth();
+  const total = Math.max(life.total_us, 1), at = (t) => Math.min(t / total, 1) * width;
   const rows = [...new Set(life.parts.map((p) => p.worker_id || life.gateway_id))], rowOf = new Map(rows.map((id, i) => [id, i]));
-  const height = rows.length * 34 + 30, first = life.first_token_us;
-  const shown = life.parts.slice(0, MOST_BARS);
-  return html`<svg class="line" viewBox=${`0 0 1000 ${height}`} role="img" aria-label=${`${life.parts.length} parts on ${rows.join(", ")}, ${us(total)} in all; the table below lists them`}>
-    ${rows.map((id, i) => html`<g><rect x="0" y=${i * 34 + 14} width="1000" height="18" fill="var(--hush)" rx="3" /><text class="soft" x="2" y=${i * 34 + 11}>${id}</text></g>`)}
-    ${shown.map((p) => { const [tone, letter, words] = part(p.kind), y = rowOf.get(p.worker_id || life.gateway_id) * 34 + 14, w = Math.max(at(p.end_us) - at(p.begin_us), 1);
-      return html`<g><rect x=${at(p.begin_us)} y=${y} width=${w} height="18" fill=${`var(--${tone})`}><title>${words}: ${us(p.end_us - p.begin_us)}</title></rect>${w > 14 && html`<text x=${at(p.begin_us) + w / 2} y=${y + 13} text-anchor="middle" style=${{ fill: "#000" }}>${letter}</text>`}</g>`; })}
-    ${known(first) && html`<line x1=${at(first)} x2=${at(first)} y1="4" y2=${height - 14} stroke="var(--text)" stroke-dasharray="3 3" />`}
-    ${known(first) && html`<text class="soft" x=${Math.min(at(first) + 4, 880)} y=${height - 2}>first token ${us(first)}</text>`}
-    <text class="soft" x="1000" y=${height - 2} text-anchor="end">${us(total)}</text></svg>`;
+  const first = life.first_token_us, below = rows.length * ROW, height = below + (known(first) ? 34 : 18);
+  const shown = life.parts.slice(0, MOST_BARS), isLate = known(first) && at(first) > width / 2;
+  return html`<div ref=${place}><svg class="line" viewBox=${`0 0 ${width} ${height}`} role="img" aria-label=${`${several(life.parts.length, "part")} on ${rows.join(", ")}, ${us(total)} in all; the table below lists them`}>
+    ${rows.map((id, i) => html`<g><rect x="0" y=${i * ROW + 14} width=${width} height=${BAR} fill="var(--hush)" rx="3" /><text class="soft" x="2" y=${i * ROW + 11}>${id}</text></g>`)}
+    ${shown.map((p) => { const [tone, letter, words] = part(p.kind), y = rowOf.get(p.worker_id || life.gateway_id) * ROW + 14, w = Math.max(at(p.end_us) - at(p.begin_us), 1);
+      return html`<g><rect x=${at(p.begin_us)} y=${y} width=${w} height=${BAR} fill=${`var(--${tone})`}><title>${words}: ${us(p.end_us - p.begin_us)}</title></rect>${w >= LETTER && html`<text x=${at(p.begin_us) + w / 2} y=${y + 14} text-anchor="middle" style=${{ fill: "#000" }}>${letter}</text>`}</g>`; })}
+    ${known(first) && html`<line x1=${at(first)} x2=${at(first)} y1="4" y2=${below + 4} stroke="var(--text)" stroke-dasharray="3 3" />`}
+    ${known(first) && html`<text class="soft" x=${isLate ? at(first) : at(first) + 2} y=${below + 14} text-anchor=${isLate ? "end" : "start"}>first token ${us(first)}</text>`}
+    <text class="soft" x="0" y=${height - 3}>0 s</text><text class="soft" x=${width} y=${height - 3} text-anchor="end">${us(total)}</text></svg></div>`;
 }
 
 function Delays({ reasons }) {
@@ -50,7 +53,7 @@ function Moments({ life }) {
 function Record({ life, reasons }) {
   const tokens = life.tokens;
   return html`<section class="panel"><h2>${life.request_id} <span class=${`pill ${["stop", "length"].includes(life.status) ? "ok" : life.status === "open" ? "info" : "bad"}`}>${life.status}</span></h2>
-      <p class="note">Came ${life.arrival_at > 1e9 ? `at ${clock(life.arrival_at)}` : `after ${seconds(life.arrival_at)}`}${life.class ? `, class ${life.class}` : ""}${life.tenant ? `, tenant ${life.tenant}` : ""}; ${count(tokens.prompt)} prompt tokens (${count(tokens.cached)} cached), ${count(tokens.output)} output${tokens.reasoning ? `, ${count(tokens.reasoning)} of them reasoning` : ""}. ${life.crowd.num_ahead} requests waited before it.${life.error ? ` ${life.error}` : ""}</p>
+      <p class="note">Came ${life.arrival_at > 1e9 ? `at ${clock(life.arrival_at)}` : `after ${seconds(life.arrival_at)}`}${life.class ? `, class ${life.class}` : ""}${life.tenant ? `, tenant ${life.tenant}` : ""}; ${several(tokens.prompt, "prompt token")} (${count(tokens.cached)} cached), ${several(tokens.output, "output token")}${tokens.reasoning ? `, ${count(tokens.reasoning)} of them reasoning` : ""}. ${several(life.crowd.num_ahead, "request")} waited before it.${life.error ? ` ${life.error}` : ""}</p>
       <${Bars} life=${life} /><${Delays} reasons=${reasons} /></section><${Sums} life=${life} /><${Moments} life=${life} />`;
 }
 
@@ -64,7 +67,7 @@ function Decisions({ found }) {
 
 export function Life({ now, rest }) {
   const id = rest.join("/"), [asked, setAsked] = useState(id), [found, setFound] = useState(null);
-  const open = Boolean(now.requests && now.requests.rows[id]), ended = Boolean(found && found.life && found.life.status !== "open");
+  const open = Boolean(now.requests && now.requests.rows[id]), ended = Boolean(found && found.life && [found, ...(found.others || [])].every((x) => !x.life || x.life.status !== "open"));
   const beat = open && !ended ? Math.floor(now.now) : 0;
   useEffect(() => { setFound(null); setAsked(id); }, [id]);
   useEffect(() => {
@@ -79,8 +82,10 @@ export function Life({ now, rest }) {
     return () => { gone = true; };
   }, [id, beat, open]);
   const look = (event) => { event.preventDefault(); location.hash = `#/life/${encodeURIComponent(asked)}`; };
+  const outputs = found && !found.error ? [found, ...(found.others || [])] : [];
   return html`<form class="filters" onSubmit=${look}><label>Request<input name="request" size="40" value=${asked} onInput=${(e) => setAsked(e.target.value)} /></label><button>Show</button></form>
     ${!id ? html`<${Empty}>Give the id of a request (the <code>x-request-id</code> of its answer), or choose one under Requests.<//>` : !found ? html`<${Empty}>Asking.<//>`
-    : found.error ? html`<p class="bad">${found.error}</p>`
-    : html`${found.life ? html`<${Record} life=${found.life} reasons=${found.reasons || []} />` : html`<${Empty}>This gateway knows no life of ${id}.<//>`}<h2>Decisions about it</h2><${Decisions} found=${found.decisions} />`}`;
+    : found.error ? html`<p class="bad">${found.error}</p>` : html`${found.num_older > 0 && html`<p class="note" data-older>This is the newest call of that id; there ${found.num_older === 1 ? "is" : "are"} ${several(found.num_older, "older one")}.</p>`}
+      ${outputs.map((output, i) => html`<div data-output=${i}>${outputs.length > 1 && html`<h2>Output ${i + 1} of ${outputs.length}</h2>`}
+        ${output.life ? html`<${Record} life=${output.life} reasons=${output.reasons || []} />` : html`<${Empty}>This gateway knows no life of ${output.request_id}.<//>`}<h2>Decisions about it</h2><${Decisions} found=${output.decisions} /></div>`)}`}`;
 }

@@ -1,6 +1,6 @@
 // What every view uses: templates, numbers for people, charts.
 import { h } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import htm from "htm";
 import { effect } from "signals";
 
@@ -23,6 +23,9 @@ export function count(value) {
   return Number.isInteger(value) ? String(value) : value.toFixed(size < 10 ? 1 : 0);
 }
 
+// A number with its word: 1 request, 2 requests.
+export const several = (number, one, more = `${one}s`) => `${count(number)} ${number === 1 ? one : more}`;
+
 export function seconds(value) {
   if (!known(value)) return "–";
   const size = Math.abs(value);
@@ -33,6 +36,20 @@ export function seconds(value) {
 export const share = (value) => (known(value) ? (100 * value).toFixed(value > 0.995 && value < 1 ? 1 : 0) + " %" : "–");
 export const clock = (at) => new Date(at * 1e3).toLocaleTimeString();
 export const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+// The width of an element in pixels, from now on: [where it is, how wide]. A drawing of that
+// width has letters of their own size on every screen.
+export function useWidth(first = 320) {
+  const place = useRef(null), [width, set] = useState(first);
+  useLayoutEffect(() => {
+    const read = () => set(Math.max(Math.floor(place.current.clientWidth), 120));
+    const watch = new ResizeObserver(read);
+    watch.observe(place.current);
+    read();
+    return () => watch.disconnect();
+  }, []);
+  return [place, width];
+}
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 

@@ -1,19 +1,20 @@
 // One prompt, streamed, with its timeline drawn while it runs.
 import { useRef, useState } from "preact/hooks";
-import { html, seconds, Empty } from "/console/parts.js";
+import { html, several, seconds, useWidth, Empty } from "/console/parts.js";
 import { ask, events } from "/console/stream.js";
 
 const KINDS = { wait: ["orange-fill", "waits"], reasoning: ["purple-fill", "reasons"], answer: ["blue-fill", "answers"] };
 
-// The timeline of a run: {began, spans: [[kind, from, to]], tokens: [at], end}, in seconds.
+// The timeline of a run: {began, spans: [[kind, from, to]], tokens: [at], end}, in seconds. Its words
+// stand below it, where they have room on every screen.
 export function Timeline({ spans, tokens, total }) {
-  const width = 1000, at = (t) => (total > 0 ? (t / total) * width : 0);
-  const said = spans.map(([kind, from, to]) => `${KINDS[kind][1]} ${seconds(to - from)}`).join(", ");
-  return html`<svg class="line" viewBox="0 0 1000 74" role="img" aria-label=${`Timeline: ${said}`}>
-    ${spans.map(([kind, from, to]) => html`<g><rect x=${at(from)} y="8" width=${Math.max(at(to) - at(from), 1)} height="30" fill=${`var(--${KINDS[kind][0]})`} rx="3" />
-      ${at(to) - at(from) > 110 && html`<text x=${at(from) + 6} y="58">${KINDS[kind][1]} ${seconds(to - from)}</text>`}</g>`)}
-    ${tokens.map((t) => html`<line x1=${at(t)} x2=${at(t)} y1="40" y2="46" stroke="var(--soft)" />`)}
-    <text class="soft" x="1000" y="72" text-anchor="end">${seconds(total)}</text></svg>`;
+  const [place, width] = useWidth(), at = (t) => (total > 0 ? Math.min(t / total, 1) * width : 0);
+  const said = spans.map(([kind, from, to]) => [kind, `${KINDS[kind][1]} ${seconds(to - from)}`]);
+  return html`<div ref=${place}><svg class="line" viewBox=${`0 0 ${width} 62`} role="img" aria-label=${`Timeline: ${said.map(([, words]) => words).join(", ")}`}>
+    ${spans.map(([kind, from, to]) => html`<rect x=${at(from)} y="4" width=${Math.max(at(to) - at(from), 1)} height="30" fill=${`var(--${KINDS[kind][0]})`} rx="3" />`)}
+    ${tokens.map((t) => html`<line x1=${at(t)} x2=${at(t)} y1="37" y2="43" stroke="var(--soft)" />`)}
+    <text class="soft" x="0" y="59">0 s</text><text class="soft" x=${width} y="59" text-anchor="end">${seconds(total)}</text></svg>
+    <ul class="keys">${said.map(([kind, words]) => html`<li><i style=${{ borderColor: `var(--${KINDS[kind][0]})` }}></i>${words}</li>`)}</ul></div>`;
 }
 
 export function Playground({ now }) {
@@ -60,5 +61,5 @@ export function Playground({ now }) {
       <${Timeline} spans=${run.spans} tokens=${run.tokens} total=${run.total} />
       ${run.reasoning && html`<div class="answer"><em>${run.reasoning}</em></div>`}
       <div class="answer" data-answer aria-live="polite">${run.answer}</div>${run.error && html`<p class="bad">${run.error}</p>`}
-      <p class="note">${run.tokens.length} pieces. Times are this browser's; the life of the request has the cluster's.</p></section>`}`;
+      <p class="note">${several(run.tokens.length, "piece")}. Times are this browser's; the life of the request has the cluster's.</p></section>`}`;
 }
