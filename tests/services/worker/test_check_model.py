@@ -63,7 +63,7 @@ def test_a_folder_without_a_readable_config_is_refused(
         ({"model_type": "gemma2"}, r"'gemma2' \(soft-capped attention\)"),
         ({"kv_lora_rank": 512}, "multi-head latent attention"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic'"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised by 'gptq'"),
     ],
 )
 def test_a_model_that_workers_refuse_is_refused_alike(

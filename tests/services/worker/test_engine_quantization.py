@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from headway.errors import HeadwayError
 from services.worker.engine.model.quantization import SCHEMES
-from tests.fakes.engine_rig import Run, Schedule, load, reference_output
+from tests.fakes.engine_rig import Run, Schedule, load, prompt, reference_output, save_checkpoint
 
 MINI = str(Path(__file__).parents[3] / "models" / "headway-mini")
 
@@ -31,3 +34,51 @@ def test_a_scheme_without_its_library_names_it(llama: str, monkeypatch: pytest.M
     monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", None)
     with pytest.raises(HeadwayError, match="pip install bitsandbytes"):
         load(llama, num_blocks=8, quantization="bitsandbytes-4bit")
+
+
+BLOCK = 32
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+
+
+def save_fp8(folder: Path, family: str) -> tuple[str, str]:
+    """A checkpoint with products in FP8, scaled in blocks, and the plain one that it stands for."""
+    source = Path(save_checkpoint(folder / "source", family, **SIZES))
+    quantised, plain = dict(load_file(source / "model.safetensors")), {}
+    for name, weight in tuple(quantised.items()):
+        plain[name] = weight
+        if not name.endswith("proj.weight"):
+            continue
+        blocks = torch.unflatten(torch.unflatten(weight, 0, (-1, BLOCK)), 2, (-1, BLOCK))
+        scales = blocks.abs().amax((1, 3), keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
+        small = (blocks / scales).to(torch.float8_e4m3fn)
+        plain[name] = (small.float() * scales).reshape(weight.shape)
+        quantised[name] = small.view(torch.uint8).reshape(weight.shape).view(torch.float8_e4m3fn)
+        quantised[f"{name}_scale_inv"] = scales[:, 0, :, 0].contiguous()
+    config = json.loads((source / "config.json").read_text())
+    how = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [BLOCK] * 2}
+    for name, weights, more in (
+        ("fp8", quantised, {"quantization_config": how}),
+        ("plain", plain, {}),
+    ):
+        (folder / name).mkdir()
+        save_file(weights, folder / name / "model.safetensors", metadata={"format": "pt"})
+        (folder / name / "config.json").write_text(json.dumps(config | more))
+    return str(folder / "fp8"), str(folder / "plain")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "smollm3", "starcoder2"])
+def test_an_fp8_checkpoint_gives_the_tokens_of_generate(family: str, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="transformers reads FP8 weights with accelerate")
+    fp8, plain = save_fp8(tmp_path, family)
+    runs = [Run(prompt(length), 8) for length in (1, 21, 40)]
+    engine = load(fp8, num_blocks=64)
+    Schedule(engine, chunk=13, seed=3).complete(runs)
+    assert engine.info.kernels == load(plain, num_blocks=8).info.kernels
+    for run in runs:
+        assert run.output == reference_output(plain, run.prompt, run.num_tokens)
+
+
+def test_an_fp8_checkpoint_is_not_quantised_again(tmp_path: Path) -> None:
+    fp8, _ = save_fp8(tmp_path, "llama")
+    with pytest.raises(HeadwayError, match="the checkpoint's weights are quantised: none"):
+        load(fp8, num_blocks=8, quantization="torchao-int8")

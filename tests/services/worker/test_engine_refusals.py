@@ -124,7 +124,11 @@ def write_config(folder: Path, source: str, **changes: Any) -> str:
         ({"mamba_d_state": 16}, r"mamba_d_state is 16 \(state-space layers\)"),
         ({"window_size": 256}, r"window_size is 256 \(attention over a local window\)"),
         ({"index_topk": 2048}, r"index_topk is 2048 \(sparse attention\)"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised"),
+        *(
+            ({"quantization_config": {"quant_method": method, "bits": 4}}, f"by '{method}'; served")
+            for method in ("gptq", "awq", "compressed-tensors", "bitsandbytes", "mxfp4")
+        ),
+        ({"quantization_config": {}}, "quantised by None; served: fp8; take the unquantised"),
         (
             {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
             "rope_type is 'dynamic'; supported: default",

@@ -58,6 +58,8 @@ def load_model(model: str, device: torch.device, options: EngineOptions) -> Load
     refuse_unsupported(fields)
     if options.max_model_len is not None:
         refuse_length(config, options.max_model_len)
+    if fields.get("quantization_config") is not None:
+        _take_plain_weights(config, options.quantization)
     packs = is_packed(fields) and not options.quantization
     _refuse_what_modules_lack(packs, config, options)
     how = _placement(config, device, options.quantization)
@@ -68,6 +70,14 @@ def load_model(model: str, device: torch.device, options: EngineOptions) -> Load
     if packs:
         return take_model(network, eos_token_ids, options.kernels)
     return as_it_is(network, eos_token_ids)
+
+
+def _take_plain_weights(config: Any, quantization: str) -> None:
+    """Let transformers multiply a checkpoint's weights by their scales while it reads them."""
+    if quantization:
+        message = f"quantization is {quantization!r}; the checkpoint's weights are quantised: none"
+        raise HeadwayError(Code.FAILED_PRECONDITION, message, param="quantization")
+    config.quantization_config = {**config.quantization_config, "dequantize": True}
 
 
 def _refuse_what_modules_lack(packs: bool, config: Any, options: EngineOptions) -> None:

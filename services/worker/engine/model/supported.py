@@ -16,6 +16,8 @@ PACKED = ("llama", "mistral", "qwen2", "qwen3")
 # Others change the rotation of cached keys with the length of what follows.
 ROPE_TYPES = ("default", "linear", "yarn", "llama3")
 LAYER_TYPES = ("full_attention", "sliding_attention")
+SCALED = ("fp8",)
+"""Methods of quantised weights that transformers turns into plain ones while it reads them."""
 _ALIBI = "ALiBi position biases"
 _LATENT = "multi-head latent attention"
 _STATE_SPACE = "state-space layers"
@@ -89,13 +91,25 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
         raise unsupported("its config.json names no model_type")
     if model_type in KNOWN:
         raise unsupported(f"its model_type is {model_type!r} ({KNOWN[model_type]})")
-    if config.get("quantization_config") is not None:
-        raise unsupported("its weights are quantised; take the unquantised checkpoint")
+    _refuse_quantised(config.get("quantization_config"))
     _refuse_variants(config)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     by_layer_type = [each for each in rope.values() if isinstance(each, Mapping)]
     for each in by_layer_type or [rope]:
         _refuse_rotations(each, allows_partial=model_type not in PACKED)
+
+
+def _refuse_quantised(quantization: Any) -> None:
+    if quantization is None:
+        return
+    given = quantization if isinstance(quantization, Mapping) else {}
+    method = given.get("quant_method")
+    if method not in SCALED:
+        raise unsupported(
+            f"its weights are quantised by {method!r}; served: {', '.join(SCALED)}; take the "
+            "unquantised checkpoint, with --quantization where it should be smaller, or another "
+            "engine (--engine vllm)"
+        )
 
 
 def _refuse_variants(config: Mapping[str, Any]) -> None:
