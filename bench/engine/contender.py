@@ -63,6 +63,17 @@ def headway(args: argparse.Namespace) -> tuple[str, Generate]:
     return version("headway"), loop.generate
 
 
+def deterministic(args: argparse.Namespace) -> tuple[str, Generate]:
+    """Run the same with ``--deterministic``."""
+    from importlib.metadata import version
+
+    from bench.engine.loop import EngineLoop
+
+    sizes = (args.threads, args.concurrency, MAX_MODEL_LEN)
+    loop = EngineLoop(args.model, args.dtype, *sizes, deterministic=True)
+    return version("headway"), loop.generate
+
+
 def generate(args: argparse.Namespace) -> tuple[str, Generate]:
     """Run transformers' ``model.generate()``: one static batch."""
     import torch
@@ -147,6 +158,7 @@ def vllm(args: argparse.Namespace) -> tuple[str, Generate]:
 
 ENGINES: dict[str, Callable[[argparse.Namespace], tuple[str, Generate]]] = {
     "headway": headway,
+    "deterministic": deterministic,
     "generate": generate,
     "continuous": continuous,
     "vllm": vllm,

@@ -34,10 +34,16 @@ class EngineLoop:
         *,
         device: str = "cpu",
         chunk_tokens: int = 2048,
+        deterministic: bool = False,
     ) -> None:
         num_blocks = concurrency * max_model_len // BLOCK_SIZE
         options = EngineOptions(
-            num_blocks, block_size=BLOCK_SIZE, device=device, dtype=dtype, num_threads=num_threads
+            num_blocks,
+            block_size=BLOCK_SIZE,
+            device=device,
+            dtype=dtype,
+            deterministic=deterministic,
+            num_threads=num_threads,
         )
         self.backend = TorchBackend.load(model, options)
         self.backend.warm_up()

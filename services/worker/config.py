@@ -43,6 +43,11 @@ class EngineConfig(PresetConfig):
         description="kernels between matrix products; auto: triton on a GPU, native on a CPU; "
         "a second name after a comma: for prompts",
     )
+    deterministic: bool = Field(
+        False,
+        description="compute each request alike whatever runs beside it, however its prompt is cut "
+        "and whatever is cached; slower",
+    )
     dp: int = Field(1, ge=1, le=64, description="DP units, in lock-step")
     num_threads: int = Field(0, ge=0, description="torch threads; 0: torch's choice")
     block_size: int = Field(

@@ -58,6 +58,7 @@ def _load(config: WorkerConfig) -> TorchBackend:
         device=config.device,
         dtype=config.dtype,
         kernels=config.kernels,
+        deterministic=config.deterministic,
         quantization=config.quantization,
         max_model_len=config.max_model_len,
         num_threads=config.num_threads,

@@ -157,6 +157,16 @@ class Schedule:
                 assert held, "the test asks for more blocks than there are"
                 budget -= len(item.token_ids)
                 planned.append((run, item))
+        self._run(planned)
+
+    def step_by(self, runs: Sequence[Run], count: int) -> None:
+        """One pass over all of these runs, with at most ``count`` tokens of each."""
+        planned = [(run, run.item(count)) for run in runs]
+        for run, item in planned:
+            assert self.pool.grow(run.blocks, run.num_computed + len(item.token_ids))
+        self._run(planned)
+
+    def _run(self, planned: Sequence[tuple[Run, PassItem]]) -> None:
         result = self.engine.run(ForwardPass(1, tuple(item for _, item in planned)))
         drawn = {sampled.key: sampled for sampled in result.sampled}
         for run, item in planned:

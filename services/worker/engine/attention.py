@@ -20,11 +20,15 @@ ATTENTION_NAME = "headway_paged"
 
 
 class Reads(Enum):
-    """The form in which a decoder reads contexts; prompts are read as slots in the second."""
+    """The form in which a decoder reads contexts; prompts are read as slots in the second.
+
+    In the last one every row of a prompt has a context of its own, as if it were decoded.
+    """
 
     SLOTS = "slots"
     DECODES_BY_TABLE = "decodes by table"
     TABLES = "tables"
+    ROWS_BY_TABLE = "rows by table"
 
 
 @dataclass(frozen=True, slots=True)

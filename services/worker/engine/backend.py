@@ -33,7 +33,7 @@ from services.worker.engine.model.tensor_parallel import (
     tell_followers,
 )
 from services.worker.engine.options import EngineOptions, find_device
-from services.worker.engine.sampler import draw
+from services.worker.engine.sampler import draw, draw_each
 from services.worker.engine.scores import PromptScores
 
 
@@ -137,7 +137,8 @@ class TorchBackend:
         rows = layout.sampling_rows
         logits = self._model.lm_head(states if rows is None else states.index_select(0, rows))
         chosen = [items[n] for n in layout.sampling_items]
-        drawn = draw(
+        how = draw_each if self._model.decoder.is_deterministic else draw
+        drawn = how(
             logits,
             chosen,
             self.info.eos_token_ids,

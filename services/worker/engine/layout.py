@@ -116,6 +116,8 @@ class LayoutBuilder:
             return PagedBatch(
                 self._pool, slots, contexts=self._contexts(rows, num_decodes, num_all)
             )
+        if self._reads is Reads.ROWS_BY_TABLE:
+            return PagedBatch(self._pool, slots, contexts=self._contexts_of_rows(rows))
         prefills = tuple(self._prefill_span(rows, n) for n in range(num_decodes, num_all))
         if self._reads is Reads.DECODES_BY_TABLE:
             contexts = self._contexts(rows, num_decodes, num_decodes) if num_decodes else None
@@ -126,10 +128,7 @@ class LayoutBuilder:
 
     def _contexts(self, rows: _Rows, num_decodes: int, num_requests: int) -> Contexts:
         """Return the contexts of the first ``num_requests`` requests."""
-        num_entries = np.diff(rows.tables, append=len(rows.blocks))[:num_requests]
-        held = np.arange(num_entries.max()) < num_entries[:, None]
-        tables = np.zeros(held.shape, np.int32)
-        tables[held] = rows.blocks[: num_entries.sum()]
+        tables = _tables(rows, num_requests)
         ends = np.cumsum(rows.counts[num_decodes:num_requests], dtype=np.int32)
         return Contexts(
             num_decodes=num_decodes,
@@ -137,6 +136,12 @@ class LayoutBuilder:
             lengths=self._tensor(rows.contexts[:num_requests].astype(np.int32)),
             firsts=self._tensor(np.insert(ends, 0, 0)) if len(ends) else None,
         )
+
+    def _contexts_of_rows(self, rows: _Rows) -> Contexts:
+        """Return the context of every row, up to its own token."""
+        tables = _tables(rows, len(rows.counts))[rows.item_of_row]
+        lengths = (rows.positions + 1).astype(np.int32)
+        return Contexts(len(lengths), self._tensor(tables), self._tensor(lengths), None)
 
     def _decode_group(self, rows: _Rows, first: int, stop: int) -> DecodeGroup:
         lengths = rows.contexts[first:stop, None]
@@ -222,6 +227,15 @@ class _Rows:
             positions=positions,
             slots=table[entry] * block_size + positions % block_size,
         )
+
+
+def _tables(rows: _Rows, num_requests: int) -> NDArray[np.int32]:
+    """Return the first requests' block tables (requests, blocks), filled up with zeros."""
+    num_entries = np.diff(rows.tables, append=len(rows.blocks))[:num_requests]
+    held = np.arange(num_entries.max()) < num_entries[:, None]
+    tables = np.zeros(held.shape, np.int32)
+    tables[held] = rows.blocks[: num_entries.sum()]
+    return tables
 
 
 def _starts(counts: Ints) -> Ints:

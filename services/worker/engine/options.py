@@ -34,6 +34,8 @@ class EngineOptions:
     """A key of ``DTYPES``; ``auto``: the checkpoint's."""
     kernels: Kernels = "auto"
     """See ``decoder_class``."""
+    deterministic: bool = False
+    """Whether other requests, chunks and cached KV may not change a bit of a result."""
     quantization: str = ""
     """Name of a scheme in ``SCHEMES``; "": none."""
     max_model_len: int | None = None

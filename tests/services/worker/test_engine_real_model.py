@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from headway.request import SamplingParams
 from tests.fakes.engine_rig import Run, Schedule, load, reference_model
+from tests.fakes.kernel_reference import HAS_COMPILER
 from tests.fakes.real_model import QUESTIONS, REAL_MODEL, chat_tokens, needs_real_model
 
 pytestmark = [needs_real_model, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -46,6 +47,19 @@ def test_bfloat16_errs_no_more_than_transformers_own_bfloat16() -> None:
     ours = _error([logprob for run in runs for logprob in _prompt_logprobs(run)], exact)
     said = f"mean error of {len(exact)} log probabilities: ours {ours:.4f}, theirs {theirs:.4f}"
     assert ours <= theirs * (1.0 if engine.info.kernels == "native" else 1.1), said
+
+
+def test_a_deterministic_pass_gives_the_same_bits_in_any_company() -> None:
+    if not HAS_COMPILER:
+        pytest.skip("a deterministic pass needs compiled kernels")
+    engine = load(REAL_MODEL, num_blocks=128, dtype="bfloat16", deterministic=True)
+    found = []
+    for seed, chunk in enumerate((24, 400)):
+        sampling = SamplingParams(temperature=0.0, num_logprobs=1)
+        runs = [Run(chat_tokens(question), 8, sampling) for question in QUESTIONS]
+        Schedule(engine, chunk=chunk, seed=seed).complete(runs)
+        found.append([(run.output, run.logprobs) for run in runs])
+    assert found[0] == found[1]
 
 
 def _prompt_logprobs(run: Run) -> list[float]:

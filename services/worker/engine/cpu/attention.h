@@ -12,6 +12,7 @@ namespace {
 constexpr int64_t kTile = 128;      // tokens whose scores are held at once
 constexpr int64_t kAhead = 16;      // tokens that are asked of memory before they are read
 constexpr int64_t kMinPart = 256;   // tokens of a context that one thread takes at least
+constexpr int64_t kFixedPart = 512; // tokens of each part where parts do not depend on other rows
 constexpr int64_t kSerialProducts = 16384;  // below this a second thread costs more than it brings
 
 // The query heads that share one KV head, over part of one row's context.
@@ -179,7 +180,8 @@ void attend(const Shape& shape, const Layer& layer, const Rows& rows, const T* q
   int64_t num_tokens = 0;
   for (int64_t row = 0; row < num_rows; row++) num_tokens += lengths[row];
   const int64_t share = num_tokens * num_kv_heads / (4 * num_threads);
-  const int64_t step = num_threads == 1 ? INT64_MAX : std::max(kMinPart, share);
+  const int64_t some = num_threads == 1 ? INT64_MAX : std::max(kMinPart, share);
+  const int64_t step = rows.parts_are_fixed ? kFixedPart : some;
 
   std::vector<Part> parts;
   std::vector<int64_t> firsts;  // of each row and KV head, the first part

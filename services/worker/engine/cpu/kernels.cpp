@@ -4,6 +4,7 @@
 // callers give contiguous memory of the dtype in a function's name, and layout.py has checked
 // blocks, slots and positions. Built by build.py with OpenMP, whose threads are torch's own.
 #include "attention.h"
+#include "fixed.h"
 #include "product.h"
 #include "rows.h"
 
@@ -31,10 +32,27 @@ KERNELS_FOR(bf16, bfloat16)
 
 extern "C" int may_multiply_bfloat16() { return may_multiply(); }
 
-extern "C" void product_bfloat16(const bf16* rows, const char* weights, const bf16* bias,
-                                 const bf16* residual, bf16* to, int64_t num_rows,
-                                 int64_t num_inputs, int64_t num_outputs, int64_t num_threads) {
-  product(rows, weights, bias, residual, to, num_rows, num_inputs, num_outputs, num_threads);
+#define PRODUCTS_TO(Out, name)                                                                     \
+  extern "C" void product_bfloat16_##name(                                                        \
+      const bf16* rows, const char* weights, const bf16* bias, const bf16* residual, Out* to,     \
+      int64_t num_rows, int64_t num_inputs, int64_t num_outputs, int64_t num_threads) {           \
+    product(rows, weights, bias, residual, to, num_rows, num_inputs, num_outputs, num_threads);   \
+  }                                                                                               \
+  extern "C" void fixed_product_bfloat16_##name(                                                  \
+      const bf16* rows, const bf16* weights, const bf16* bias, const bf16* residual, Out* to,     \
+      int64_t num_rows, int64_t num_inputs, int64_t num_outputs, int64_t num_threads) {           \
+    fixed_product(rows, weights, bias, residual, to, num_rows, num_inputs, num_outputs,           \
+                  num_threads);                                                                   \
+  }
+
+PRODUCTS_TO(float, float32)
+PRODUCTS_TO(bf16, bfloat16)
+
+extern "C" void fixed_product_float32_float32(const float* rows, const float* weights,
+                                              const float* bias, const float* residual, float* to,
+                                              int64_t num_rows, int64_t num_inputs,
+                                              int64_t num_outputs, int64_t num_threads) {
+  fixed_product(rows, weights, bias, residual, to, num_rows, num_inputs, num_outputs, num_threads);
 }
 
 extern "C" void gated_product_bfloat16(const bf16* rows, const char* gates, const bf16* gate_bias,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import linear, silu
 
+from services.worker.engine.cpu.fixed import FixedOrder
 from services.worker.engine.cpu.product import FewRows
 
 ROWS_PACKED_FOR = 32
@@ -33,11 +34,28 @@ class Linear:
         self._weight = packed(weight) if self._is_packed else weight
         if self._is_packed:
             self._packed_product, self._packed_sum = _operators()
-        self._few: FewRows | None = None
+        self._few: FewRows | FixedOrder | None = None
 
     def take_few_rows(self) -> None:
         """Use compiled kernels from now on, if there are any for this matrix."""
         self._few = FewRows.of(self._weight) if self._is_packed else None
+
+    def take_all_rows(self, *, is_wide: bool = False) -> None:
+        """Use compiled kernels from now on, for any number of rows.
+
+        A row's product is then the same whatever rows are beside it. ``is_wide``: it is float32.
+        The matrix has to be on a CPU that compiles kernels, in float32 or bfloat16.
+        """
+        if self._is_packed:
+            self._few = FewRows.of(self._weight, most_rows=None, is_wide=is_wide)
+        if self._few is None:
+            self._few = FixedOrder.of(self.plain(), is_wide)
+            self._weight = torch.empty(0)
+        assert self._few is not None, "who asks has looked for kernels"
+
+    def plain(self) -> torch.Tensor:
+        """Return the matrix (outputs, inputs) as torch lays it out."""
+        return self._weight.to_dense() if self._is_packed else self._weight
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the product of ``rows`` with the bias."""
@@ -81,13 +99,24 @@ class GatedLinear:
             self._packed_product, self._packed_gating = _operators()
             self._biases = (gate[1], up[1])
         else:
-            biases = [bias for _, bias in (gate, up) if bias is not None]
-            bias = torch.cat(biases) if biases else None
-            self._joined = Linear(torch.cat([gate[0], up[0]]), bias)
+            self._joined = Linear(torch.cat([gate[0], up[0]]), _joined_bias(gate[1], up[1]))
 
     def take_few_rows(self) -> None:
         """Use compiled kernels from now on, if there are any for these matrices."""
         self._few = FewRows.of(self._gate, self._up) if self.is_packed else None
+
+    def take_all_rows(self) -> None:
+        """Use compiled kernels from now on, for any number of rows; see ``Linear``."""
+        if self.is_packed:
+            self._few = FewRows.of(self._gate, self._up, most_rows=None)
+        if self._few is not None:
+            return
+        if self.is_packed:
+            self.is_packed = False
+            weight = torch.cat([self._gate.to_dense(), self._up.to_dense()])
+            self._joined = Linear(weight, _joined_bias(*self._biases))
+            self._gate = self._up = torch.empty(0)
+        self._joined.take_all_rows()
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the gated rows (rows, width) of ``rows`` (rows, inputs)."""
@@ -104,6 +133,11 @@ class GatedLinear:
     def joined(self, rows: torch.Tensor) -> torch.Tensor:
         """Return gates and ups side by side (rows, 2 * width); only for unpacked matrices."""
         return self._joined(rows)
+
+
+def _joined_bias(*biases: torch.Tensor | None) -> torch.Tensor | None:
+    given = [bias for bias in biases if bias is not None]
+    return torch.cat(given) if given else None
 
 
 def _operators() -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:

@@ -57,12 +57,14 @@ class AttentionLayer(_Structure):
 class AttentionRows(_Structure):
     """A pass: ``cos`` and ``sin`` (positions, size), of which the second halves are read; int64
     ``positions`` and ``slots`` (rows,); int32 ``tables`` (decodes, blocks) and ``lengths``
-    (decodes,), at least 1 each, of the first rows, or None.
+    (decodes,), at least 1 each, of the first rows, or None. ``parts_are_fixed``: a long context
+    is attended to in parts that depend on its own length alone.
     """
 
     _fields_ = (
         *((name, _POINTER) for name in ("cos", "sin", "positions", "slots", "tables", "lengths")),
         *((name, _COUNT) for name in ("num_rows", "num_decodes", "num_columns", "num_threads")),
+        ("parts_are_fixed", _COUNT),
     )
 
     @staticmethod
@@ -72,15 +74,17 @@ class AttentionRows(_Structure):
         positions: torch.Tensor,
         slots: torch.Tensor,
         contexts: Contexts | None,
+        *,
+        parts_are_fixed: bool = False,
     ) -> AttentionRows:
         """Describe a pass; ``contexts`` are those of the decodes alone."""
         threads = torch.get_num_threads()
         if contexts is None:
             return AttentionRows(
-                cos, sin, positions, slots, None, None, len(positions), 0, 0, threads
+                cos, sin, positions, slots, None, None, len(positions), 0, 0, threads, 0
             )
         tables, lengths = contexts.tables, contexts.lengths
-        counts = (len(positions), *tables.shape, threads)
+        counts = (len(positions), *tables.shape, threads, int(parts_are_fixed))
         return AttentionRows(cos, sin, positions, slots, tables, lengths, *counts)
 
 

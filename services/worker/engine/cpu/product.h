@@ -1,4 +1,4 @@
-// Products of few rows with a bfloat16 matrix as oneDNN packs it, at the speed of memory.
+// Products of rows with a bfloat16 matrix as oneDNN packs it; of few rows, at the speed of memory.
 //
 // With few rows a product takes as long as reading its weights. oneDNN leaves that to the
 // processor's own prefetching; here what is needed next is asked for ahead.
@@ -79,39 +79,47 @@ inline void block_product(const bf16* rows, int64_t num_rows, int64_t num_inputs
   }
 }
 
-// For each block of outputs ``compute`` gives floats (rows, 32), which ``finish`` makes what is
-// stored in ``to`` (rows, outputs): it is given the float's place among them, and that in ``to``.
-template <class Compute, class Finish>
-void by_blocks(bf16* to, int64_t num_rows, int64_t num_outputs, int64_t num_threads,
+// For each block of outputs, and of it for 32 rows at a time, ``compute`` gives floats (rows, 32) of
+// the rows from its third argument on. ``finish`` makes of them what is stored in ``to`` (rows,
+// outputs): it is given the float's place among them, and that in ``to``. Each output is one sum in
+// one order, whatever the rows beside it.
+template <class Out, class Compute, class Finish>
+void by_blocks(Out* to, int64_t num_rows, int64_t num_outputs, int64_t num_threads,
                Compute compute, Finish finish) {
 #pragma omp parallel num_threads(num_threads)
   {
-    configure(num_rows);
+    int64_t configured = std::min(num_rows, kMostRows);
+    configure(configured);
     alignas(64) float sums[2][kMostRows * kBlock];
 #pragma omp for schedule(static)
-    for (int64_t block = 0; block < num_outputs / kBlock; block++) {
-      compute(block, sums);
-      for (int64_t row = 0; row < num_rows; row++)
+    for (int64_t block = 0; block < num_outputs / kBlock; block++)
+      for (int64_t first = 0; first < num_rows; first += kMostRows) {
+        const int64_t count = std::min(kMostRows, num_rows - first);
+        if (count != configured) configure(configured = count);
+        compute(block, sums, first, count);
+        for (int64_t row = 0; row < count; row++)
 #pragma omp simd
-        for (int64_t i = 0; i < kBlock; i++) {
-          const int64_t output = block * kBlock + i;
-          narrow(finish(sums, row * kBlock + i, output, row * num_outputs + output),
-                 to[row * num_outputs + output]);
-        }
-    }
+          for (int64_t i = 0; i < kBlock; i++) {
+            const int64_t output = block * kBlock + i;
+            const int64_t place = (first + row) * num_outputs + output;
+            narrow(finish(sums, row * kBlock + i, output, place), to[place]);
+          }
+      }
     _tile_release();
   }
 }
 
 // rows (rows, inputs) times weights (outputs / 32, inputs / 2, 32, 2); bias (outputs,) and residual
 // (rows, outputs) are added, null where there are none.
-inline void product(const bf16* rows, const char* weights, const bf16* bias, const bf16* residual,
-                    bf16* to, int64_t num_rows, int64_t num_inputs, int64_t num_outputs,
-                    int64_t num_threads) {
+template <class Out>
+void product(const bf16* rows, const char* weights, const bf16* bias, const bf16* residual,
+             Out* to, int64_t num_rows, int64_t num_inputs, int64_t num_outputs,
+             int64_t num_threads) {
   by_blocks(
       to, num_rows, num_outputs, num_threads,
-      [=](int64_t block, float (*sums)[kMostRows * kBlock]) {
-        block_product(rows, num_rows, num_inputs, weights + block * kBlock * num_inputs * 2, *sums);
+      [=](int64_t block, float (*sums)[kMostRows * kBlock], int64_t first, int64_t count) {
+        block_product(rows + first * num_inputs, count, num_inputs,
+                      weights + block * kBlock * num_inputs * 2, *sums);
       },
       [=](const float (*sums)[kMostRows * kBlock], int64_t i, int64_t output, int64_t place) {
         const float sum = sums[0][i] + (bias ? widen(bias[output]) : 0.0f);
@@ -125,10 +133,11 @@ inline void gated_product(const bf16* rows, const char* gates, const bf16* gate_
                           int64_t num_inputs, int64_t num_outputs, int64_t num_threads) {
   by_blocks(
       to, num_rows, num_outputs, num_threads,
-      [=](int64_t block, float (*sums)[kMostRows * kBlock]) {
-        const int64_t first = block * kBlock * num_inputs * 2;
-        block_product(rows, num_rows, num_inputs, gates + first, sums[0]);
-        block_product(rows, num_rows, num_inputs, ups + first, sums[1]);
+      [=](int64_t block, float (*sums)[kMostRows * kBlock], int64_t first, int64_t count) {
+        const bf16* some = rows + first * num_inputs;
+        const int64_t skipped = block * kBlock * num_inputs * 2;
+        block_product(some, count, num_inputs, gates + skipped, sums[0]);
+        block_product(some, count, num_inputs, ups + skipped, sums[1]);
       },
       [=](const float (*sums)[kMostRows * kBlock], int64_t i, int64_t output, int64_t) {
         const float gate = sums[0][i] + (gate_bias ? widen(gate_bias[output]) : 0.0f);
@@ -150,8 +159,9 @@ inline bool may_multiply() {
 namespace {
 
 inline bool may_multiply() { return false; }
-inline void product(const bf16*, const char*, const bf16*, const bf16*, bf16*, int64_t, int64_t,
-                    int64_t, int64_t) {}
+template <class Out>
+void product(const bf16*, const char*, const bf16*, const bf16*, Out*, int64_t, int64_t, int64_t,
+             int64_t) {}
 inline void gated_product(const bf16*, const char*, const bf16*, const char*, const bf16*, bf16*,
                           int64_t, int64_t, int64_t, int64_t) {}
 

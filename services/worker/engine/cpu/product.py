@@ -1,4 +1,7 @@
-"""Products of few rows with bfloat16 matrices that oneDNN has packed, at the speed of memory."""
+"""Products with bfloat16 matrices that oneDNN has packed; of few rows, at the speed of memory.
+
+Each output is one sum in one order, whatever the rows beside it.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,30 @@ class FewRows:
     """One matrix (outputs, inputs) packed by oneDNN, or an MLP's gate and up.
 
     They are multiplied in oneDNN's layout, on Intel processors with matrix tiles (AMX).
+    ``most_rows``: more are left to others, None: none are. ``is_wide``: products are float32.
     """
 
-    def __init__(self, products: ctypes.CDLL, *packed: torch.Tensor) -> None:
+    def __init__(
+        self,
+        products: ctypes.CDLL,
+        *packed: torch.Tensor,
+        most_rows: int | None = MOST_ROWS,
+        is_wide: bool = False,
+    ) -> None:
+        self._most_rows = most_rows
+        self._to = torch.float32 if is_wide else torch.bfloat16
         self._products = products
+        self._product = (
+            products.product_bfloat16_float32 if is_wide else products.product_bfloat16_bfloat16
+        )
         self._packed = packed
         self._num_outputs, self._num_inputs = packed[0].shape
         self._weights = [torch.ops.mkldnn.data_ptr(each) for each in packed]
 
     @staticmethod
-    def of(*packed: torch.Tensor) -> FewRows | None:
+    def of(
+        *packed: torch.Tensor, most_rows: int | None = MOST_ROWS, is_wide: bool = False
+    ) -> FewRows | None:
         """Return None without such a processor, or if oneDNN's layout is not the expected one."""
         shape = packed[0].shape
         if packed[0].dtype is not torch.bfloat16 or shape[0] % _TILE or shape[1] % _TILE:
@@ -38,19 +55,19 @@ class FewRows:
         products = _products()
         if products is None or not all(_is_as_expected(products, each) for each in packed):
             return None
-        return FewRows(products, *packed)
+        return FewRows(products, *packed, most_rows=most_rows, is_wide=is_wide)
 
     def takes(self, rows: torch.Tensor) -> bool:
         """Return whether ``rows`` (rows, inputs) are few enough, bfloat16 and contiguous."""
         is_plain = rows.dtype is torch.bfloat16 and rows.is_contiguous()
-        return is_plain and 0 < len(rows) <= MOST_ROWS
+        return is_plain and 0 < len(rows) <= (self._most_rows or len(rows))
 
     def product(
         self, rows: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return ``rows · Wᵀ`` plus ``bias`` (outputs,) and ``residual`` (rows, outputs)."""
-        output = rows.new_empty(len(rows), self._num_outputs)
-        self._products.product_bfloat16(
+        output = rows.new_empty(len(rows), self._num_outputs, dtype=self._to)
+        self._product(
             *(rows.data_ptr(), self._weights[0], _address(bias), _address(residual)),
             *(output.data_ptr(), len(rows), self._num_inputs, self._num_outputs),
             torch.get_num_threads(),
@@ -80,7 +97,8 @@ def _products() -> ctypes.CDLL | None:
     loaded = library()
     if loaded is None or not loaded.may_multiply_bfloat16():
         return None
-    loaded.product_bfloat16.argtypes = [_POINTER] * 5 + [_COUNT] * 4
+    for product in (loaded.product_bfloat16_bfloat16, loaded.product_bfloat16_float32):
+        product.argtypes = [_POINTER] * 5 + [_COUNT] * 4
     loaded.gated_product_bfloat16.argtypes = [_POINTER] * 6 + [_COUNT] * 4
     return loaded
 

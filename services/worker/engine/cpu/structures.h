@@ -22,4 +22,5 @@ struct Rows {
   const int64_t *positions, *slots;
   const int32_t *tables, *lengths;
   int64_t num_rows, num_decodes, num_columns, num_threads;
+  int64_t parts_are_fixed;  // whether contexts are split by their own lengths alone
 };

@@ -52,6 +52,7 @@ class Decoder:
 
     kernels = "torch"
     multiplies_few_rows = False  # True if it uses kernels of its own
+    is_deterministic = False  # True if what is beside a row never changes it
     greatest = staticmethod(greatest)
     reads = Reads.SLOTS  # the batches it needs
 

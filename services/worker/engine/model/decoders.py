@@ -10,6 +10,7 @@ import torch
 from headway.errors import Code, HeadwayError
 from services.worker.engine.cpu.operators import operators_for
 from services.worker.engine.model.decoder import Decoder
+from services.worker.engine.model.fixed_decoder import FixedDecoder
 from services.worker.engine.model.native_decoder import NativeDecoder
 from services.worker.engine.options import Kernels
 
@@ -34,6 +35,28 @@ def decoder_class(kernels: Kernels, dtype: torch.dtype, device: torch.device) ->
     if not _has_triton() or not (device.type == "cuda" or is_interpreted):
         raise _not_here(kernels, "a GPU and triton (pip install triton)")
     return _triton() if kernels == "triton" else _flash(kernels)
+
+
+def deterministic_class(
+    kernels: Kernels, dtype: torch.dtype, device: torch.device
+) -> type[Decoder]:
+    """Return the decoder whose rows do not depend on each other.
+
+    Raises HeadwayError (FAILED_PRECONDITION) with the way out where there is none.
+    """
+    if kernels not in ("auto", "native"):
+        raise undetermined(f"kernels {kernels!r} have no such pass: leave kernels at 'auto'")
+    if operators_for(dtype, device) is None:
+        name = str(dtype).removeprefix("torch.")
+        needs = "it needs a CPU, float32 or bfloat16, and a C++ compiler (g++)"
+        raise undetermined(f"device is {device.type} and dtype {name}: {needs}")
+    return FixedDecoder
+
+
+def undetermined(why: str) -> HeadwayError:
+    """Return the refusal of a deterministic pass."""
+    message = f"deterministic cannot be served: {why}"
+    return HeadwayError(Code.FAILED_PRECONDITION, message, param="deterministic")
 
 
 def _best(dtype: torch.dtype, device: torch.device) -> type[Decoder]:

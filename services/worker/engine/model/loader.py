@@ -17,11 +17,12 @@ from services.worker.engine.attention import ATTENTION_NAME
 from services.worker.engine.cpu.linear import Linear
 from services.worker.engine.kv.pool import DTYPES, KvShape
 from services.worker.engine.model.decoder import Decoder
-from services.worker.engine.model.decoders import decoder_class
+from services.worker.engine.model.decoders import decoder_class, deterministic_class, undetermined
 from services.worker.engine.model.network_decoder import NetworkDecoder, NetworkHead
 from services.worker.engine.model.probe import own_logits, refuse_other_logits
 from services.worker.engine.model.quantization import quantization_config
 from services.worker.engine.model.supported import (
+    PACKED,
     is_packed,
     longest,
     refuse_length,
@@ -68,7 +69,9 @@ def load_model(model: str, device: torch.device, options: EngineOptions) -> Load
     if not options.quantization:
         network.to(device)
     if packs:
-        return take_model(network, eos_token_ids, options.kernels)
+        return take_model(
+            network, eos_token_ids, options.kernels, is_deterministic=options.deterministic
+        )
     return as_it_is(network, eos_token_ids)
 
 
@@ -81,6 +84,8 @@ def _take_plain_weights(config: Any, quantization: str) -> None:
 
 
 def _refuse_what_modules_lack(packs: bool, config: Any, options: EngineOptions) -> None:
+    if options.deterministic:
+        _refuse_undetermined(packs, config, options)
     if packs:
         return
     kind = "quantised weights have" if options.quantization else f"{config.model_type!r} has"
@@ -90,6 +95,16 @@ def _refuse_what_modules_lack(packs: bool, config: Any, options: EngineOptions) 
     if group_size() > 1:
         message = f"{kind} no shares for several processes: start one process"
         raise HeadwayError(Code.FAILED_PRECONDITION, message, param="nproc-per-node")
+
+
+def _refuse_undetermined(packs: bool, config: Any, options: EngineOptions) -> None:
+    if options.quantization:
+        raise undetermined("quantised weights run in transformers' modules: leave quantization out")
+    if not packs:
+        why = f"{config.model_type!r} runs in transformers' modules"
+        raise undetermined(f"{why}; it is for {', '.join(PACKED)}")
+    if group_size() > 1:
+        raise undetermined("several processes add up shares: start one process")
 
 
 def _read_network(model: str, config: Any, dtype: str, how: Mapping[str, Any]) -> Any:
@@ -158,14 +173,20 @@ def _kv_shape(network: Any) -> KvShape:
 
 
 def take_model(
-    network: Any, eos_token_ids: tuple[int, ...], kernels: Kernels = "auto"
+    network: Any,
+    eos_token_ids: tuple[int, ...],
+    kernels: Kernels = "auto",
+    *,
+    is_deterministic: bool = False,
 ) -> LoadedModel:
     """Take the weights out of a transformers model, which is of no use afterwards."""
     config, kv_shape = network.config, _kv_shape(network)
-    make_decoder = decoder_class(kernels, network.dtype, network.device)
+    choose = deterministic_class if is_deterministic else decoder_class
+    make_decoder = choose(kernels, network.dtype, network.device)
     lm_head = Linear(whole(network.get_output_embeddings().weight.data))
-    if make_decoder.multiplies_few_rows:
-        lm_head.take_few_rows()
+    is_half = network.dtype is not torch.float32
+    if make_decoder.is_deterministic or (make_decoder.multiplies_few_rows and is_half):
+        lm_head.take_all_rows(is_wide=is_half)  # logits in float32
     return LoadedModel(
         lm_head=lm_head,
         decoder=make_decoder(network, config, longest(config)),

@@ -36,15 +36,21 @@ class NativeDecoder(Decoder):
         self._operators = compiled
         self._paged: _PagedLayers | None = None
         for layer in self._layers:
-            for each in (layer.qkv, layer.output, layer.gated, layer.down):
-                each.take_few_rows()
+            self._take_kernels(layer)
+
+    def _take_kernels(self, layer: LayerWeights) -> None:
+        for each in (layer.qkv, layer.output, layer.gated, layer.down):
+            each.take_few_rows()
 
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, batch: PagedBatch
     ) -> torch.Tensor:
         """See ``Decoder``."""
         hidden = embedding(token_ids, self._embedding)
-        rows = AttentionRows.of(self._cos, self._sin, positions, batch.slots, batch.contexts)
+        angles = self._cos, self._sin, positions
+        rows = AttentionRows.of(
+            *angles, batch.slots, batch.contexts, parts_are_fixed=self.is_deterministic
+        )
         output = hidden.new_empty(len(hidden), self._num_heads * self._size)
         for index, layer in enumerate(self._layers):
             qkv = layer.qkv(self._normed(hidden, layer.input_norm))

@@ -17,6 +17,7 @@ class NetworkDecoder:
     """The layers of a transformers model, operator by operator as its authors wrote them."""
 
     kernels = "modules"
+    is_deterministic = False
     greatest = staticmethod(greatest)
     reads = Reads.SLOTS
 
