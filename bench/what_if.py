@@ -10,12 +10,15 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from headway.cluster import Role
+from headway.console import measured
+from headway.console.measured import MEASURED
 from headway.cost.profile import load_profile
+from headway.cost.schema import Profile
 from headway.errors import Code, HeadwayError, invalid
 from headway.presets import find_preset, parse_choice
 from headway.service_class import ServiceClass, Standing
@@ -62,6 +65,8 @@ class WhatIf:
     settings: str = ""
     marked: int | None = None
     """The place of a request whose own times are asked for."""
+    measured: Mapping[Role, Profile] = field(default_factory=dict)
+    """Costs that the instances of each role have measured, which stand for the profile's."""
     most_by_cores: int = MOST_REQUESTS
     """Most requests of a replay that the fast fidelity does not have."""
 
@@ -86,6 +91,7 @@ class WhatIf:
                 texts["policy"],
                 texts["settings"],
                 None if asked.get("marked") is None else int(asked["marked"]),
+                measured.unpacked(asked.get("measured") or {}),
                 int(asked.get("most_by_cores", MOST_REQUESTS)),
             )
         except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -101,13 +107,20 @@ class WhatIf:
 
     def spec(self) -> ClusterSpec:
         """Return the cluster."""
+        instances = [
+            (InstanceSpec(role, self._costs_of(role)), count)
+            for role, count in self.workers.items()
+        ]
+        conditions = Conditions(instances).but(*parse_choice(self.policy, self.settings))
+        return cluster_spec(find_preset(self.preset), conditions)
+
+    def _costs_of(self, role: Role) -> Profile:
+        if role in self.measured:
+            return self.measured[role]
         if not self.profile:
             message = "a replay needs the costs of an instance: name a profile"
             raise HeadwayError(Code.INVALID_ARGUMENT, message, param="profile")
-        profile = load_profile(self.profile)
-        instances = [(InstanceSpec(role, profile), count) for role, count in self.workers.items()]
-        conditions = Conditions(instances).but(*parse_choice(self.policy, self.settings))
-        return cluster_spec(find_preset(self.preset), conditions)
+        return load_profile(self.profile)
 
     def needs_cores(self, spec: ClusterSpec) -> bool:
         """Return whether only the cores simulate this; HeadwayError if that takes too long."""
@@ -169,6 +182,7 @@ def replay(asked: WhatIf) -> dict[str, Any]:
         "fidelity": fidelity,
         "seconds": time.perf_counter() - began,
         "num_requests": len(asked.requests),
+        "profile": MEASURED if asked.measured else asked.profile,
         "bin": BIN,
         "recorded": _figures(recorded),
         "replayed": _figures(replayed),
@@ -191,7 +205,6 @@ def _marked(asked: WhatIf, records: Iterable[Record]) -> dict[str, Any]:
             },
         },
         "preset": asked.preset,
-        "profile": asked.profile,
         "workers": {role.value: number for role, number in asked.workers.items()},
     }
 

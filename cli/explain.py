@@ -90,7 +90,8 @@ def run(args: argparse.Namespace) -> int:
             print(f"output {number} of {len(told)}:")
         print(text, flush=True)
     if call.num_older:
-        print(f"({several(call.num_older, 'older call')} of this id: ask by x-request-id alone)")
+        older = several(call.num_older, "older call")
+        print(f"({older} of this id: the log's request_ended lines name them)")
     _tell_what_if(args, where, call, presets)
     return 0
 

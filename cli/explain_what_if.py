@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.recording import MAKING
+from headway.console.measured import MEASURED
 from headway.cost.profile import profile_names
 from headway.errors import Code, HeadwayError, invalid
 from headway.life.reasons import several
@@ -103,12 +104,17 @@ def read_times(answer: Any) -> ReplayedTimes:
             found["ttft"],
             found["total"],
             int(answer["num_requests"]),
-            f"{workers} of {answer['profile']}",
+            f"{workers}, costs {_source(str(answer['profile']))}",
             str(answer["preset"]),
         )
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         message = f"the gateway's replay cannot be read ({error!r}): it has another version"
         raise HeadwayError(Code.UNAVAILABLE, message) from error
+
+
+def _source(profile: str) -> str:
+    is_measured = profile == MEASURED
+    return "as the workers have measured them" if is_measured else f"of the profile {profile}"
 
 
 class SimulatedRun:

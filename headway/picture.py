@@ -5,6 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.cluster import Role
+from headway.messages import MeasuredCosts
+
+
+@dataclass(frozen=True, slots=True)
+class CostPicture:
+    """What a worker has measured while it served, and the sizes that belong to it."""
+
+    chunk_tokens: int
+    kv_bytes_per_token: int
+    measured: MeasuredCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +48,8 @@ class WorkerPicture:
     profile_pass_time: float = 0.0
     ahead_step: float = 0.0
     ahead_tokens: tuple[float, ...] = ()
+    costs: CostPicture | None = None
+    """None until it has measured some."""
 
 
 @dataclass(frozen=True, slots=True)

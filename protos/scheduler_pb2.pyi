@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from protos import common_pb2 as _common_pb2
+from protos import worker_pb2 as _worker_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -105,6 +106,7 @@ class WorkerPicture(_message.Message):
     PROFILE_PASS_TIME_FIELD_NUMBER: _builtins.int
     AHEAD_STEP_FIELD_NUMBER: _builtins.int
     AHEAD_TOKENS_FIELD_NUMBER: _builtins.int
+    COSTS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     role: _common_pb2.Role.ValueType
     model: _builtins.str
@@ -133,6 +135,10 @@ class WorkerPicture(_message.Message):
     def ahead_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """KV tokens after each step; none: nobody asks for them"""
 
+    @_builtins.property
+    def costs(self) -> Global___CostPicture:
+        """absent: nothing measured"""
+
     def __init__(
         self,
         *,
@@ -155,14 +161,43 @@ class WorkerPicture(_message.Message):
         profile_pass_time: _builtins.float = ...,
         ahead_step: _builtins.float = ...,
         ahead_tokens: _abc.Iterable[_builtins.float] | None = ...,
+        costs: Global___CostPicture | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "ahead_step", b"ahead_step", "ahead_tokens", b"ahead_tokens", "block_size", b"block_size", "host_tokens", b"host_tokens", "is_draining", b"is_draining", "kv_tokens", b"kv_tokens", "model", b"model", "num_arriving", b"num_arriving", "num_blocks", b"num_blocks", "num_promised_blocks", b"num_promised_blocks", "num_running", b"num_running", "num_units", b"num_units", "num_used_blocks", b"num_used_blocks", "pass_time", b"pass_time", "profile_pass_time", b"profile_pass_time", "queued_tokens", b"queued_tokens", "role", b"role", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "ahead_step", b"ahead_step", "ahead_tokens", b"ahead_tokens", "block_size", b"block_size", "costs", b"costs", "host_tokens", b"host_tokens", "is_draining", b"is_draining", "kv_tokens", b"kv_tokens", "model", b"model", "num_arriving", b"num_arriving", "num_blocks", b"num_blocks", "num_promised_blocks", b"num_promised_blocks", "num_running", b"num_running", "num_units", b"num_units", "num_used_blocks", b"num_used_blocks", "pass_time", b"pass_time", "profile_pass_time", b"profile_pass_time", "queued_tokens", b"queued_tokens", "role", b"role", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerPicture: _TypeAlias = WorkerPicture  # noqa: Y015
+
+@_typing.final
+class CostPicture(_message.Message):
+    """What a worker has measured while it served, and the sizes that belong to it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
+    KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    MEASURED_FIELD_NUMBER: _builtins.int
+    chunk_tokens: _builtins.int
+    kv_bytes_per_token: _builtins.int
+    @_builtins.property
+    def measured(self) -> _worker_pb2.MeasuredCosts: ...
+    def __init__(
+        self,
+        *,
+        chunk_tokens: _builtins.int = ...,
+        kv_bytes_per_token: _builtins.int = ...,
+        measured: _worker_pb2.MeasuredCosts | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["measured", b"measured"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_tokens", b"chunk_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "measured", b"measured"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CostPicture: _TypeAlias = CostPicture  # noqa: Y015
 
 @_typing.final
 class WindowPicture(_message.Message):

@@ -278,7 +278,11 @@ class GatewayService:
         feed = ConsoleFeed(self._core, classes, sight, self._describe, self.now)
         own = OwnWays(config.profile, config.preset, config.policy, config.set)
         desk = WhatIfDesk(
-            lambda: feed.recent.last_minutes(self.now()), feed.promises, own, self._link.picture
+            lambda: feed.recent.last_minutes(self.now()),
+            feed.promises,
+            own,
+            self._link.picture,
+            self._model.name,
         )
         return ConsoleRoutes(
             feed, desk, keys, self.unexpected, needs_key=config.api_key_file is not None

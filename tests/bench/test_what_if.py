@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from bench.what_if import WhatIf, replay
+from headway.cluster import Role
+from headway.console import measured
 from headway.errors import HeadwayError
+from headway.messages import MeasuredCosts
+from headway.picture import CostPicture, WorkerPicture
 
 
 def question(**changed: Any) -> dict[str, Any]:
@@ -94,3 +100,38 @@ def test_too_many_requests_for_the_cores_are_refused_where_somebody_waits() -> N
     asked = question(preset="pascal", most_by_cores=100)
     with pytest.raises(HeadwayError, match=r"120 requests are too many .* --fidelity cores"):
         replay(WhatIf.read(asked))
+
+
+def seen(worker_id: str, role: Role, costs: MeasuredCosts | None) -> WorkerPicture:
+    plain = WorkerPicture(worker_id, role, "m", "h:1", 1, False, 0, 0, 0, 0, 0, 16, 4096, 0, 0)
+    return plain if costs is None else replace(plain, costs=CostPicture(512, 1024, costs))
+
+
+PROMPTS = MeasuredCosts(base=0.02, per_prefill_token=0.0002, per_request=0.5)
+DECODES = MeasuredCosts(base=0.01, per_request=0.001, per_kv_token=1e-6)
+
+
+def test_costs_that_the_workers_have_measured_replay_without_a_profile() -> None:
+    workers = [
+        seen("p", Role.PREFILL, PROMPTS),
+        seen("d-1", Role.DECODE, DECODES),
+        seen("d-2", Role.DECODE, None),
+    ]
+    found = measured.measured_profiles(workers)
+    assert found[Role.PREFILL].pass_time.base == 0.02
+    decode = found[Role.DECODE]
+    assert (decode.pass_time.base, decode.pass_time.per_request) == (0.01, 0.001)
+    assert decode.pass_time.per_prefill_token == 0.0002
+    assert (decode.kv_capacity_tokens, decode.chunk_tokens) == (16 * 4096, 512)
+    asked = question(profile="", measured=json.loads(json.dumps(measured.packed(found))))
+    told = replay(WhatIf.read(asked))
+    assert told["profile"] == "measured"
+    assert told["replayed"]["ttft_p50"] > 0.02
+
+
+@pytest.mark.parametrize(
+    ("costs", "said"), [(DECODES, "prompts"), (MeasuredCosts(per_prefill_token=1e-4), "decode")]
+)
+def test_what_the_workers_have_not_measured_is_named(costs: MeasuredCosts, said: str) -> None:
+    with pytest.raises(HeadwayError, match=f"too few {said}"):
+        measured.measured_profiles([seen("u", Role.UNIFIED, costs)])

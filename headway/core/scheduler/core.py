@@ -272,6 +272,7 @@ class SchedulerCore:
                     self._pool(instance.info.model).accepted(round_trip)
             case EndForward():
                 self._state.costs.heard(instance.info, message.costs)
+                self.pictures.measured(worker_id, message.costs)
                 self._fleet.passed(worker_id, message.pass_time)
                 self._fleet.worked(instance, message.work)
                 self.pictures.worked(worker_id, message.work)
@@ -299,6 +300,7 @@ class SchedulerCore:
         self._pool(model)
         self._reports.snapshot(worker_id, snapshot, now=now)
         self._state.costs.heard(snapshot.info, snapshot.costs)
+        self.pictures.measured(worker_id, snapshot.costs)
         self._mover.drains.update(self._instances[worker_id])
         self._gamma.tell(self._instances[worker_id])
         self._memory.heard(worker_id)

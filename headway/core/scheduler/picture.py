@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 
+from headway.cluster import WorkerInfo
 from headway.core.scheduler.admission import wanted_reports
 from headway.core.scheduler.instance import Instance
 from headway.core.scheduler.places import Tracked
 from headway.core.scheduler.prefill import PoolStatus
 from headway.core.scheduler.state import Counters, SchedulerState
-from headway.messages import LoadReport, PassWork
-from headway.picture import ClusterPicture, MovePicture, WindowPicture, WorkerPicture
+from headway.messages import LoadReport, MeasuredCosts, PassWork
+from headway.picture import ClusterPicture, CostPicture, MovePicture, WindowPicture, WorkerPicture
 from headway.request import StreamKey
 
 MOST_MOVES = 64
@@ -36,7 +37,7 @@ class SchedulerStatus:
 
 
 class PictureBook:
-    """The books as a picture; it keeps what workers last said of passes and of loads to come."""
+    """The books as a picture; it keeps what workers last said of passes, costs and loads."""
 
     def __init__(
         self,
@@ -56,6 +57,12 @@ class PictureBook:
         """Tokens of a step of the workers' load reports; 0 before the first look at one."""
         self._work: dict[str, Sequence[PassWork]] = {}
         self._reports: dict[str, LoadReport] = {}
+        self._costs: dict[str, MeasuredCosts] = {}
+
+    def measured(self, worker_id: str, costs: MeasuredCosts | None) -> None:
+        """Keep what a worker has measured, if it tells something new."""
+        if costs is not None:
+            self._costs[worker_id] = costs
 
     def worked(self, worker_id: str, work: Sequence[PassWork]) -> None:
         """Keep a worker's report on its last passes, if it holds one."""
@@ -70,6 +77,7 @@ class PictureBook:
         """Forget a worker that is gone."""
         self._work.pop(worker_id, None)
         self._reports.pop(worker_id, None)
+        self._costs.pop(worker_id, None)
 
     def draw(self) -> ClusterPicture:
         """Return the cluster as it is now."""
@@ -114,7 +122,14 @@ class PictureBook:
             profile_pass_time=predicted,
             ahead_step=step,
             ahead_tokens=ahead,
+            costs=self._costs_of(info),
         )
+
+    def _costs_of(self, info: WorkerInfo) -> CostPicture | None:
+        measured = self._costs.get(info.worker_id)
+        if measured is None:
+            return None
+        return CostPicture(info.chunk_tokens, info.kv_bytes_per_token, measured)
 
     def _passes(self, worker_id: str) -> tuple[float, float]:
         """Return the mean time of a worker's last passes, and of the same by the profile."""

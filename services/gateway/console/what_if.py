@@ -10,7 +10,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from headway.cluster import Role
+from headway.console import measured
 from headway.console.recent import EndedRequest
+from headway.cost.schema import Profile
 from headway.errors import Code, HeadwayError, invalid
 from headway.picture import ClusterPicture
 from headway.policies.registry import REGISTRY
@@ -50,8 +53,13 @@ class WhatIfDesk:
         promises: Mapping[str, Mapping[str, float]],
         own: OwnWays,
         draw: Callable[[], Awaitable[ClusterPicture]],
+        model: str,
     ) -> None:
-        """``draw`` asks the leader for its picture: the workers of a replay that names none."""
+        """``draw`` asks the leader for its picture: the workers of a replay that names none.
+
+        Without a profile the costs are those that the model's workers have measured.
+        """
+        self._model = model
         self._recorded = recorded
         self._promises = promises
         self._own = own
@@ -70,8 +78,13 @@ class WhatIfDesk:
         self._is_busy = True
         try:
             asked = self._question(_read(body))
-            if not any(asked["workers"].values()):
-                asked["workers"] = _counted(await self._draw())
+            has_workers = any(asked["workers"].values())
+            if not has_workers or not asked["profile"]:
+                picture = await self._draw()
+                if not has_workers:
+                    asked["workers"] = _counted(picture)
+                if not asked["profile"]:
+                    asked["measured"] = measured.packed(_measured(picture, self._model))
             return await _replayed(json.dumps(asked).encode())
         finally:
             self._is_busy = False
@@ -91,12 +104,6 @@ class WhatIfDesk:
             raise invalid("profile", texts["profile"], "the name of a profile, or nothing")
         _refuse_files(texts["policy"], texts["settings"])
         profile = texts["profile"] or self._own.profile
-        if not profile:
-            raise invalid(
-                "profile",
-                "",
-                "the name of one (--profile): a replay needs the costs of an instance",
-            )
         if not texts["preset"]:
             texts |= self._own._asdict()
         workers = {role: given.get(role, 0) for role in _WORKERS}
@@ -159,6 +166,11 @@ def _counted(picture: ClusterPicture) -> dict[str, int]:
     """Return the numbers of workers by role."""
     workers = Counter(worker.role.value for worker in picture.workers)
     return {role: min(workers[role], _MOST_WORKERS) for role in _WORKERS}
+
+
+def _measured(picture: ClusterPicture, model: str) -> Mapping[Role, Profile]:
+    """Return what a model's workers say of their costs."""
+    return measured.measured_profiles([w for w in picture.workers if w.model == model])
 
 
 def _read(body: bytes) -> Json:

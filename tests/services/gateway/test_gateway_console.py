@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from cli import main
 from headway.cluster import Role
 from headway.console.patch import apply_patch
 from headway.errors import HeadwayError
-from headway.picture import ClusterPicture, WindowPicture, WorkerPicture
+from headway.messages import MeasuredCosts
+from headway.picture import ClusterPicture, CostPicture, WindowPicture, WorkerPicture
 from services.gateway.auth import key_line
 from services.gateway.console.feed import MOST_WATCHERS
 from services.gateway.console.pages import files
@@ -241,7 +243,6 @@ async def test_what_was_recorded_is_replayed_by_the_simulator(
         for wrong, said in (
             ({**asked, "profile": "../../secret"}, "the name of a profile"),
             ({**asked, "prefill": "many"}, "whole numbers"),
-            ({**asked, "profile": ""}, "needs the costs"),
             ({**asked, "policy": f"batching={file}"}, "one of chats-first"),
             ({**asked, "policy": "batching=./none.py"}, "one of chats-first"),
         ):
@@ -249,6 +250,15 @@ async def test_what_was_recorded_is_replayed_by_the_simulator(
             assert refused.status_code == 400, refused.text
             assert said in refused.json()["error"]["message"]
         assert not trace.exists()
+        running.emulated.picture = PICTURE
+        unmeasured = await client.post("/console/what-if", json={**asked, "profile": ""})
+        assert "too few prompts" in unmeasured.json()["error"]["message"]
+        measures = MeasuredCosts(base=0.01, per_prefill_token=1e-4, per_request=1e-3)
+        costs = CostPicture(512, 1024, measures)
+        running.emulated.picture = replace(PICTURE, workers=(replace(WORKER, costs=costs),))
+        measured = await client.post("/console/what-if", json={**asked, "profile": ""})
+        assert measured.status_code == 200, measured.text
+        assert measured.json()["profile"] == "measured"
         assert (await client.get("/console/what-if")).status_code == 405
 
 

@@ -16,7 +16,7 @@ function Curves({ found }) {
     <dl class="stats"><${Stat} name="Kept, as recorded" value=${share(found.recorded.kept)} /><${Stat} name="Kept, replayed" value=${share(found.replayed.kept)} />
       <${Stat} name="TTFT P99, as recorded" value=${seconds(found.recorded.ttft_p99)} /><${Stat} name="TTFT P99, replayed" value=${seconds(found.replayed.ttft_p99)} />
       <${Stat} name="Requests" value=${found.num_requests} /><${Stat} name="Replayed in" value=${seconds(found.seconds)} more=${found.fidelity === "policies" ? "fast fidelity" : "all cores: this preset has no fast one"} /></dl>
-    <p class="note">The replay costs what the profile says, the record what this machine took: compare replays with each other before you believe the difference. Requests without a class count as promised a first token in 2 s.</p>`;
+    <p class="note">${found.profile === "measured" ? "The replay costs what the workers have measured while they served" : `The replay costs what the profile ${found.profile} says`}, the record what this machine took: compare replays with each other before you believe the difference. Requests without a class count as promised a first token in 2 s.</p>`;
 }
 
 export function WhatIf({ now }) {
@@ -42,5 +42,5 @@ export function WhatIf({ now }) {
       ${field("profile", now.gateway.profile ? `Profile (${now.gateway.profile})` : "Profile", { list: "profiles" })}<datalist id="profiles">${PROFILES.map((name) => html`<option value=${name} />`)}</datalist>
       ${field("policy", "Policies", { placeholder: "batching=trail" })}${field("settings", "Parameters", { placeholder: "batching.c=0.5" })}
       <button disabled=${runs}>${runs ? "It runs" : "Replay"}</button></form>
-    ${!found ? html`<${Empty}>${now.gateway.profile || asked.profile ? "Nothing has been replayed yet." : "Nothing has been replayed yet. Costs come from a profile: choose the nearest, or start with --profile."}<//>` : found.error ? html`<p class="bad" role="alert">${found.error}</p>` : html`<${Curves} found=${found} />`}`;
+    ${!found ? html`<${Empty}>Nothing has been replayed yet. ${now.gateway.profile || asked.profile ? "" : "Costs are what the workers have measured; a profile gives others."}<//>` : found.error ? html`<p class="bad" role="alert">${found.error}</p>` : html`<${Curves} found=${found} />`}`;
 }
