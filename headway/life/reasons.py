@@ -59,22 +59,24 @@ def _submission(life: LifeRecord) -> Why:
     return "submission", "its prompt was read and tokenised"
 
 
-def _behind(life: LifeRecord, otherwise: Why) -> Why:
+def _behind(life: LifeRecord, where: str, otherwise: Why) -> Why:
     crowd = life.crowd
     tokens = several(crowd.tokens_ahead, "prompt token")
     ahead = f"{crowd.num_ahead} waited in front of it with {tokens}"
     if crowd.is_burst:
         rates = f"{crowd.rate:.1f} requests/s came in the last second, {crowd.usual_rate:.1f} usual"
-        return "behind a burst", f"{rates}; {ahead}"
-    return ("behind others", ahead) if crowd.num_ahead else otherwise
+        return "behind a burst", f"it waited {where}: {rates}; {ahead}"
+    return ("behind others", f"it waited {where}: {ahead}") if crowd.num_ahead else otherwise
 
 
 def _window(life: LifeRecord) -> Why:
-    return _behind(life, ("window", "it waited for an instance to be ready"))
+    return _behind(life, "in the window", ("window", "it waited for an instance to be ready"))
 
 
 def _queue(life: LifeRecord) -> Why:
-    return _behind(life, ("waited for blocks", "it waited for KV blocks, and for a pass"))
+    return _behind(
+        life, "on a worker", ("waited for blocks", "it waited for KV blocks, and for a pass")
+    )
 
 
 def _prefill(life: LifeRecord) -> Why:
