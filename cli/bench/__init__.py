@@ -10,6 +10,7 @@ BENCHES = {
     "serve": "replay arrivals against an OpenAI endpoint, open loop",
     "gateway": "the gateway's own cost, beside its peers",
     "engine": "decode and prefill speed beside generate(), continuous batching and vLLM",
+    "vllm": "a plain vLLM, Headway's order inside it, and Headway over it, on the same arrivals",
     "gpu": "one GPU, step by step: passes, choices, shares, the cluster, the demo",
     "sim": "the simulator's own speed",
     "tenants": "what one tenant's flood does to the others (simulated)",

@@ -39,12 +39,12 @@ Steps = list[dict[str, int]]
 """The tokens of each request in each step."""
 
 
-def stock_outputs(core: Any) -> tuple[Mapping[int, list[int]], Steps]:
+def stock_outputs(core: Any, max_tokens: int = MAX_TOKENS) -> tuple[Mapping[int, list[int]], Steps]:
     """Return the engine's outputs under its scheduler, with vLLM's own sampler, and its steps."""
     import vllm
     from vllm.v1.engine import EngineCoreRequest
 
-    params = vllm.SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
+    params = vllm.SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     for number in range(NUM_REQUESTS):
         request = EngineCoreRequest(
             request_id=str(number),

@@ -6,6 +6,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
+import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from headway.core.reasoning import Markers
@@ -128,6 +129,8 @@ def _configuration(config: WorkerConfig, own: dict[str, Any]) -> tuple[Any, int,
     require_cpu(config.device)
     prepare_environment()
     require_version()
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
     sized = config.model_copy(update={"block_size": args.block_size})
     chosen = engine_config(config.model, _options(sized, args) | own)
     size = _size(chosen)
