@@ -29,9 +29,9 @@ class OpenAIEndpoint:
         """Sent in place of every stream, if it is not empty."""
         self.encoding = ""
         """The content encoding that its streams claim."""
-        self.goes_on, self.lists_models = Event(), Event()
-        self.goes_on.set()
-        self.lists_models.set()
+        self.goes_on, self.lists_models, self.computes = Event(), Event(), Event()
+        for each in (self.goes_on, self.lists_models, self.computes):
+            each.set()
         self.bodies: list[dict[str, Any]] = []
         self.num_hung_up = self.num_listings = 0
 
@@ -40,6 +40,7 @@ class OpenAIEndpoint:
         if wrong:
             _respond(handler, 400, {"error": {"message": f"{wrong[0]} is not supported"}})
         elif not body.get("stream"):
+            self.computes.wait(60)
             _respond(handler, 200, {"choices": [self._choice([next_token(body["prompt"])], body)]})
         elif self.busy:
             self.busy -= 1

@@ -96,7 +96,7 @@ def examine(args: EndpointArgs, model: str, max_model_len: int) -> KnownEndpoint
         if not length:
             message = f"{args.url} does not say how long requests may be: give --max-model-len"
             raise HeadwayError(Code.FAILED_PRECONDITION, message, param="max_model_len")
-        probe = _Probe(client, found["id"])
+        probe = _Probe(client, found["id"], args)
         if not probe.returns_token_ids():
             message = (
                 f"{args.url} does not return token ids ('return_token_ids'), without which no "
@@ -141,21 +141,33 @@ def _models(client: httpx.Client, args: EndpointArgs) -> list[dict[str, Any]]:
 
 
 class _Probe:
-    """Requests of one token, which show what the endpoint takes."""
+    """Requests of one token, which show what the endpoint takes.
 
-    def __init__(self, client: httpx.Client, model: str) -> None:
+    They may take as long as a start: vLLM compiles some operators when they are first asked for.
+    """
+
+    def __init__(self, client: httpx.Client, model: str, args: EndpointArgs) -> None:
         self._client = client
+        self._args = args
         self._body = {"model": model, "prompt": [_ANY_TOKEN], "max_tokens": 1, "temperature": 0}
 
     def returns_token_ids(self) -> bool:
-        reply = self._client.post("/v1/completions", json={**self._body, "return_token_ids": True})
+        reply = self._post(return_token_ids=True)
         if reply.status_code != 200:
             return False
         return bool(reply.json()["choices"][0].get("token_ids"))
 
     def takes(self, **fields: Any) -> bool:
-        reply = self._client.post("/v1/completions", json={**self._body, **fields})
-        return reply.status_code == 200
+        return self._post(**fields).status_code == 200
+
+    def _post(self, **fields: Any) -> httpx.Response:
+        """Return the reply; HeadwayError (UNAVAILABLE) where none comes in time."""
+        body, patience = {**self._body, **fields}, self._args.start_patience
+        try:
+            return self._client.post("/v1/completions", json=body, timeout=patience)
+        except httpx.TransportError as error:
+            message = f"{self._args.url} did not answer a request of one token: {error!r}"
+            raise HeadwayError(Code.UNAVAILABLE, message, param="engine_args") from error
 
 
 def _capacity(client: httpx.Client) -> int:

@@ -110,6 +110,15 @@ def test_one_that_never_answers_is_refused_by_its_url() -> None:
     assert refused.value.code is Code.UNAVAILABLE
 
 
+def test_one_that_lists_models_and_computes_nothing_is_refused(endpoint: OpenAIEndpoint) -> None:
+    endpoint.computes.clear()
+    args = EndpointArgs(url=endpoint.url, start_patience=0.5)
+    with pytest.raises(HeadwayError, match="did not answer a request of one token") as refused:
+        examine(args, str(MODEL), 0)
+    endpoint.computes.set()
+    assert refused.value.code is Code.UNAVAILABLE
+
+
 @pytest.mark.parametrize(
     ("given", "named"),
     [
