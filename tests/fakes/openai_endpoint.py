@@ -23,6 +23,8 @@ class OpenAIEndpoint:
         self.names_tokens = True
         self.breaks_after: list[int] = []
         """For each of the next streams, the tokens after which its connection breaks."""
+        self.at_a_time = 1
+        """Tokens of an event, but for the last."""
         self.busy = 0
         """So many requests are answered with 503."""
         self.instead = b""
@@ -66,8 +68,11 @@ class OpenAIEndpoint:
             if number > most:
                 return
             context.append(next_token(context))
-            choice = self._choice(context[-1:], body)
-            choice["finish_reason"] = "length" if number == body["max_tokens"] else None
+            is_last = number == body["max_tokens"]
+            if number % self.at_a_time and not is_last:
+                continue
+            choice = self._choice(context[-((number - 1) % self.at_a_time + 1) :], body)
+            choice["finish_reason"] = "length" if is_last else None
             try:
                 handler.wfile.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
                 handler.wfile.flush()

@@ -294,16 +294,14 @@ class PlanningEngineCore:
         now: float,
     ) -> FinishReason | None:
         """Add the tokens and send them; return why the request ends with them, or None."""
-        pieces = [Sampled(sequence.key, token_ids[-1], None, token_ids[:-1])]
-        if len(drawn.logprobs) == len(token_ids):  # each token carries its own
-            pairs = zip(token_ids, drawn.logprobs, strict=True)
-            pieces = [Sampled(sequence.key, token, logprobs) for token, logprobs in pairs]
-        for n, sampled in enumerate(pieces):
+        is_told = len(drawn.logprobs) == len(token_ids)
+        for n, token in enumerate(token_ids):  # an entry each: the wire has no tokens without one
             if n:
                 sequence.computed(1)
+            sampled = Sampled(sequence.key, token, drawn.logprobs[n] if is_told else None)
             self._state.drew(sequence, sampled, now=now, step=step.pass_time)
             self._state.lives.drew(sequence)
-            ended = drawn.finish_reason if n == len(pieces) - 1 else None
+            ended = drawn.finish_reason if n == len(token_ids) - 1 else None
             reason = self._state.send(sequence, sampled, ended)
             if reason is not None:
                 return reason

@@ -71,15 +71,12 @@ class Harness:
         return [a for a in self.log if isinstance(a, kind)]
 
     def tokens(self) -> list[tuple[int, int, int, FinishReason | None]]:
-        """(stream, index, token, finish) of everything sent, tokens without an entry included."""
+        """(stream, index, token, finish) of everything sent: the wire has entries alone."""
         rows: list[tuple[int, int, int, FinishReason | None]] = []
         for send in self.of(SendTokens):
             b = send.batch
-            for n, stream in enumerate(b.stream_ids):
-                before = b.before.get(n, ())
-                first = b.indices[n] - len(before)
-                rows += [(stream, first + i, token, None) for i, token in enumerate(before)]
-                rows.append((stream, b.indices[n], b.token_ids[n], b.finish_reasons[n]))
+            assert not b.before
+            rows += zip(b.stream_ids, b.indices, b.token_ids, b.finish_reasons, strict=True)
         return rows
 
 

@@ -173,6 +173,18 @@ async def test_a_resubmitted_request_goes_on_after_its_tokens(
     assert (await worker.served(2, rest))[2] == whole[5:]
 
 
+async def test_tokens_that_an_endpoint_sends_together_arrive_each_at_its_place(
+    worker: Worker, tested: EngineUnderTest
+) -> None:
+    if tested.endpoint is None:
+        pytest.skip("a pass draws one token of a request")
+    tested.endpoint.at_a_time = 3
+    request = worker.request(max_tokens=8)
+    found = await worker.served(1, request)
+    tested.endpoint.at_a_time = 1
+    assert found[1] == expected_output(request.prompt_token_ids, 8)
+
+
 async def test_a_cancelled_request_ends_and_its_blocks_come_free(
     worker: Worker, tested: EngineUnderTest
 ) -> None:
