@@ -80,7 +80,7 @@ async def test_all_ports_are_loopback_and_refuse_a_stranger(
 
 async def refuses(port: int, *, clients: bool) -> None:
     """Check that no method of ours is a stranger's, but the clients' on their port."""
-    theirs = ("/headway.v1.Gateway/", "/grpc.health") if clients else ()
+    theirs = ("/headway.v1.Gateway/", "/inference.", "/grpc.health") if clients else ()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         methods = [method for method in WHO_MAY_CALL if not method.startswith(theirs)]
         await asyncio.gather(*(refuses_a_call(channel, method, port) for method in methods))

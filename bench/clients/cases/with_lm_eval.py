@@ -18,7 +18,7 @@ TASK: dict[str, Any] = {
     "task": "sums",
     "dataset_path": "json",
     "test_split": "test",
-    "doc_to_text": "{{task}} ",
+    "doc_to_text": "{{task}}",
     "doc_to_target": "{{right}}",
 }
 CHOSEN = {

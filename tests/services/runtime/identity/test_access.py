@@ -62,9 +62,10 @@ def test_a_role_may_call_what_the_table_says(method: str, role: ServiceRole) -> 
     assert all(allowed in denied.value.message for allowed in WHO_MAY_CALL[method])
 
 
-def test_a_client_may_generate_ask_for_health_and_nothing_else() -> None:
+def test_a_client_may_generate_infer_ask_for_health_and_nothing_else() -> None:
     allowed = {method for method, roles in WHO_MAY_CALL.items() if ServiceRole.CLIENT in roles}
-    assert {each for each in allowed if "headway" in each} == {"/headway.v1.Gateway/Generate"}
+    services = {method.rpartition("/")[0] for method in allowed if "/grpc." not in method}
+    assert services == {"/headway.v1.Gateway", "/inference.GRPCInferenceService"}
 
 
 def test_a_method_that_is_not_in_the_table_is_for_nobody() -> None:
