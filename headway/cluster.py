@@ -80,3 +80,7 @@ class UnitLoad:
     """True if no reader waits."""
     lost_tokens: int = 0
     """Tokens of preempted requests whose KV is to be computed again."""
+    num_arriving: int = 0
+    """Of ``num_running``: another worker is sending their KV."""
+    arriving_tokens: int = 0
+    """Of ``kv_tokens``, and in blocks that are not free: of those that arrive."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -215,7 +215,10 @@ class Instance:
 
     def inbound_tokens(self, unit: int) -> int:
         """Return the tokens whose KV is moving to a unit."""
-        return sum(i.num_tokens for i in self._inbound.values() if i.unit == unit)
+        return sum(self._inbound_to(unit))
+
+    def _inbound_to(self, unit: int) -> list[int]:
+        return [i.num_tokens for i in self._inbound.values() if i.unit == unit]
 
     @property
     def inbound_keys(self) -> list[StreamKey]:
@@ -268,8 +271,12 @@ class Instance:
                 for unit, num_blocks in flight.blocks.items():
                     blocks[unit] -= num_blocks
                     tokens[unit] -= 0 if flight.lapsed else flight.tokens[unit]
+            wanted = Counter[int]()
             for inbound in self._inbound.values():
-                blocks[inbound.unit] -= blocks_for(inbound.num_tokens, size)
+                wanted[inbound.unit] += blocks_for(inbound.num_tokens, size)
+            for unit, num_blocks in wanted.items():  # those that arrive have theirs
+                known = blocks_for(self.loads[unit].arriving_tokens, size)
+                blocks[unit] -= max(0, num_blocks - known)
             self._left = list(zip(tokens, blocks, strict=True))
         return self._left
 
@@ -321,17 +328,20 @@ class Instance:
         return [self.room(unit) for unit in range(self.info.num_units)]
 
     def decode_units(self) -> Sequence[DecodeUnit]:
-        """Return all units as a placement policy sees them: B and K, with requests on their way."""
+        """Return all units as a placement policy sees them: B and K, with requests on their way.
+
+        One that the worker reports as arriving counts once.
+        """
         if not self._decode_units:
             self._decode_units = [self._decode_unit(*each) for each in enumerate(self.loads)]
         return self._decode_units
 
     def _decode_unit(self, unit: int, load: UnitLoad) -> DecodeUnit:
-        inbound = [i.num_tokens for i in self._inbound.values() if i.unit == unit]
+        inbound = self._inbound_to(unit)
         return DecodeUnit(
             UnitId(self.info.worker_id, unit),
-            load.num_running + len(inbound),
-            load.kv_tokens + sum(inbound),
+            load.num_running + max(0, len(inbound) - load.num_arriving),
+            load.kv_tokens + max(0, sum(inbound) - load.arriving_tokens),
             self.num_free_blocks(unit),
             self.info.num_blocks,
             self.info.block_size,

@@ -204,18 +204,20 @@ class WorkerUnit:
     def load(self) -> UnitLoad:
         """Return its load now, without phases."""
         queued = running = kv_tokens = host_tokens = lost_tokens = 0
+        num_arriving = arriving_tokens = 0
         if self.batch is not None:
             running, kv_tokens = self.batch.num_requests, self.batch.kv_tokens
         for sequence in self.apart.values():
             kv, stage = sequence.kv, sequence.stage
-            is_arriving = stage is Stage.ARRIVING
+            if stage is Stage.ARRIVING:
+                num_arriving += 1
+                arriving_tokens += sequence.num_tokens if kv.blocks else 0
+                continue
             if kv.blocks:
-                kv_tokens += sequence.num_tokens if is_arriving else kv.num_computed
+                kv_tokens += kv.num_computed
             else:
                 host_tokens += kv.num_computed
-            if is_arriving:
-                running += 1
-            elif stage is Stage.PREFILLED or stage is Stage.LEAVING:
+            if stage is Stage.PREFILLED or stage is Stage.LEAVING:
                 continue
             elif sequence.decoding:
                 running += 1
@@ -224,5 +226,13 @@ class WorkerUnit:
                 lost_tokens += sequence.num_lost
         num_free = self.pool.num_free
         return UnitLoad(
-            self.unit, queued, running, kv_tokens, num_free, host_tokens, lost_tokens=lost_tokens
+            self.unit,
+            queued,
+            running + num_arriving,
+            kv_tokens + arriving_tokens,
+            num_free,
+            host_tokens,
+            lost_tokens=lost_tokens,
+            num_arriving=num_arriving,
+            arriving_tokens=arriving_tokens,
         )

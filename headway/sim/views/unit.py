@@ -351,18 +351,15 @@ class Unit:
     # --- what the scheduler knows -----------------------------------------------------
 
     def refresh(self, num_steps: int = 0) -> None:
-        """Report the load, so many steps into the pass that runs.
-
-        Who arrives counts twice, as in the scheduler's ledger: reported, and on the way.
-        """
+        """Report the load, so many steps into the pass that runs, and who is on the way."""
         room, view, memory = self.room, self.view, self.memory
         view.ahead = None
         grown, inbound = num_steps * self.batch, self.inbound_tokens
-        num_free = (memory.free - grown - memory.pending - inbound) // memory.block_size
+        num_free = (memory.free - grown - memory.pending) // memory.block_size
         room.num_free_blocks = view.num_free_blocks = num_free
         room.empty = num_free >= view.num_blocks
-        view.num_requests = self.batch + len(self.joined) + 2 * self.num_inbound
-        view.kv_tokens = self.kv_tokens + grown + 2 * inbound
+        view.num_requests = self.batch + len(self.joined) + self.num_inbound
+        view.kv_tokens = self.kv_tokens + grown + inbound
         for job in self.joined:
             view.kv_tokens += job.num_tokens - 1
         if self.queue or view.waiting_tokens:

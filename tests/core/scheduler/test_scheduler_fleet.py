@@ -109,3 +109,25 @@ def test_passes_of_one_stage_are_added_up_until_they_are_read() -> None:
     )
     assert meter.read(NOBODY, now=1.0)["m"].samples == expected
     assert meter.read(NOBODY, now=2.0)["m"].samples == ()
+
+
+def test_a_request_on_its_way_counts_once_before_and_after_its_worker_reports_it() -> None:
+    instance = worker("d", Role.DECODE)
+    first, second = StreamKey("g", 1), StreamKey("g", 2)
+    tokens = 3 * instance.info.block_size
+
+    def counted() -> tuple[int, int, int]:
+        (unit,) = instance.decode_units()
+        return unit.num_requests, unit.kv_tokens, unit.num_free_blocks
+
+    instance.reserve(first, 0, tokens)
+    assert counted() == (1, tokens, 97)
+    arriving = UnitLoad(0, 0, 1, tokens, 97, num_arriving=1, arriving_tokens=tokens)
+    instance.report([arriving], now=1.0)
+    assert counted() == (1, tokens, 97)
+    instance.reserve(second, 0, 2 * tokens)
+    assert counted() == (2, 3 * tokens, 91)
+    instance.landed(first)
+    running = UnitLoad(0, 0, 2, 3 * tokens, 91, num_arriving=1, arriving_tokens=2 * tokens)
+    instance.report([running], now=2.0)
+    assert counted() == (2, 3 * tokens, 91)

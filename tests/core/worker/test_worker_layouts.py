@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from headway.core.worker.core import WorkerCore, WorkerSettings
-from headway.core.worker.events import AcceptKv, KvOffered, RefuseKv
+from headway.core.worker.events import AcceptKv, KvArrived, KvOffered, RefuseKv
 from headway.errors import Code
 from headway.forward_pass import ForwardPass
 from headway.messages import CancelStream, KvHeader
@@ -64,3 +64,17 @@ def test_it_also_tells_of_a_request_that_was_cancelled() -> None:
     worker.run_pass()
     worker.run_pass()
     assert (2,) in ended(worker)
+
+
+def test_a_request_that_arrives_is_part_of_the_load_and_shown_apart() -> None:
+    worker = make_worker()
+    layout = worker.core.info.kv_layout
+    header = KvHeader(make_request(1), 0, 5, 8, 4, "int", (1, 2, 8, 1, 1), layout=layout)
+    (said,) = [a for a in worker.post(KvOffered(header)) if isinstance(a, AcceptKv)]
+    (load,) = worker.core.loads
+    num_tokens = header.request.num_tokens
+    assert (load.num_running, load.num_arriving) == (1, 1)
+    assert (load.kv_tokens, load.arriving_tokens) == (num_tokens, num_tokens)
+    worker.post(KvArrived(said.key))
+    (load,) = worker.core.loads
+    assert (load.num_running, load.num_arriving, load.arriving_tokens) == (1, 0, 0)
