@@ -7,7 +7,7 @@ import json
 
 import httpx
 
-PATIENCE = 150.0
+PATIENCE = 300.0
 
 
 async def ask(client: httpx.AsyncClient, number: int) -> int:

@@ -82,7 +82,7 @@ async def local_cluster(
         await store.close()
 
 
-async def until(holds: Callable[[], Awaitable[bool]], patience: float = 180.0) -> None:
+async def until(holds: Callable[[], Awaitable[bool]], patience: float = 300.0) -> None:
     """Poll, with a deadline; a store that does not answer at once is asked again."""
     async with asyncio.timeout(patience):
         while True:

@@ -197,7 +197,7 @@ async def test_a_worker_joins_with_copied_certificates(running: Reachable, tmp_p
         stderr=log,
     )
     try:
-        await until(lambda: _is_member(running, "decode-9"), patience=120)
+        await until(lambda: _is_member(running, "decode-9"))
         other = running.cluster.process("decode-1")
         await running.cluster.supervisor.remove(other)  # only the one that has joined decodes
         assert (await chat(running)).json()["usage"]["completion_tokens"] == 24

@@ -52,10 +52,14 @@ async def test_streams_of_a_decoder_that_drains_go_on_elsewhere_token_for_token(
         numbers = range(11, 17)
         undisturbed = await asyncio.gather(*(answer(client, n) for n in numbers))
         expected = {n: "".join(pieces) for n, pieces in zip(numbers, undisturbed, strict=True)}
-        asked = {n: asyncio.create_task(answer(client, n)) for n in numbers}
+        asked: dict[int, asyncio.Task[list[str]]] = {}
         actuator = ProcessActuator(ServiceConfig(store=store_url, cluster=cluster), running.store)
 
         async def all_decode() -> bool:
+            """Ask for all at once, and again where some have ended before the others began."""
+            if not asked or any(task.done() for task in asked.values()):
+                await asyncio.gather(*asked.values())
+                asked.update({n: asyncio.create_task(answer(client, n)) for n in numbers})
             page = (await client.get("/metrics")).text
             lines = [x for x in page.splitlines() if x.startswith("headway_gateway_running_req")]
             return sum(float(x.rsplit(" ", 1)[1]) for x in lines) == len(numbers)
