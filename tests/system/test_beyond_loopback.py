@@ -170,7 +170,7 @@ async def test_nobody_speaks_for_a_worker_that_is_not_he(running: Reachable) -> 
     issue(running.certs, ServiceRole.WORKER, "thief", cluster="reached")
     for place in ("thief", "worker", "predictor"):
         code, said = await attach(address, config_of(running.certs / place), "decode-1")
-        assert code is grpc.StatusCode.PERMISSION_DENIED, place
+        assert code is grpc.StatusCode.PERMISSION_DENIED, (place, code, said)
         if place == "thief":
             assert "'decode-1'; its certificate names worker thief" in said
     answered = (await answering).json()
