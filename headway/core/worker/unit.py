@@ -219,7 +219,7 @@ class WorkerUnit:
                 host_tokens += kv.num_computed
             if stage is Stage.PREFILLED or stage is Stage.LEAVING:
                 continue
-            elif sequence.decoding:
+            if sequence.decoding:
                 running += 1
             else:
                 queued += sequence.num_queued
