@@ -81,13 +81,15 @@ def config_of(place: Path) -> ServiceConfig:
     return ServiceConfig(cluster="reached", **tls_options(place))  # type: ignore[arg-type]
 
 
-async def code_of(channel: grpc.aio.Channel, method: str, first: bytes = b"") -> tuple[Any, str]:
-    """How a call ends, and what is said.
+async def code_of(
+    channel: grpc.aio.Channel, method: str, first: bytes = b"", *, connects: bool = False
+) -> tuple[Any, str]:
+    """How a call ends, and what is said. One that ``connects`` waits for a busy server.
 
     The call hands all that it sends to gRPC at once: a refusal cannot come between two parts.
     """
     shape: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(method)
-    call: Any = shape(first, timeout=60)
+    call: Any = shape(first, timeout=60, wait_for_ready=connects)
     try:
         await call.read()
     except grpc.aio.AioRpcError as error:
@@ -148,7 +150,7 @@ async def test_kv_is_neither_pushed_nor_fetched_but_by_its_roles(running: Reacha
         config = config_of(running.certs / role)
         async with open_channel(address, config, ServiceRole.WORKER) as channel:
             for method in methods:
-                code, said = await code_of(channel, method, header)
+                code, said = await code_of(channel, method, header, connects=True)
                 if role in WHO_MAY_CALL[method]:
                     assert code is not grpc.StatusCode.PERMISSION_DENIED
                 else:
@@ -160,7 +162,7 @@ async def attach(address: str, config: ServiceConfig, worker_id: str) -> tuple[A
     """How a stream of tokens ends that somebody opens in a worker's name."""
     packed = gateway_pb2.TokenBatch(worker_id=worker_id).SerializeToString()
     async with open_channel(address, config, ServiceRole.GATEWAY) as channel:
-        return await code_of(channel, "/headway.v1.TokenSink/Attach", packed)
+        return await code_of(channel, "/headway.v1.TokenSink/Attach", packed, connects=True)
 
 
 async def test_nobody_speaks_for_a_worker_that_is_not_he(running: Reachable) -> None:
