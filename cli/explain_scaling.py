@@ -7,12 +7,14 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from cli.options import require_ranges
 from headway.core.autoscaler.events import ROLES, PublishTargets
 from headway.errors import Code, HeadwayError
 from headway.life.reasons import several
 from headway.policies.scaling.protocol import PoolLoad, StartUp
+from services.local.run_file import RunningCluster, found_cluster
 from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
@@ -22,7 +24,7 @@ from services.runtime.store import Store
 
 _TIMEOUT = 10.0
 _INDENT = " " * 4
-_SECRET = Path("run/cluster.secret")  # of `headway up`
+_SECRET = "cluster.secret"  # in the folder of `headway up`
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -30,9 +32,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("scaling")
     add = group.add_argument
     add("--autoscaler", default="", metavar="HOST:PORT", help="default: found in the store")
-    add("--store", default="", help="redis:// URL of the cluster's store; default: $HEADWAY_STORE")
-    add("--cluster", default="default", help="name of the cluster in the store")
-    add("--cluster-secret-file", type=Path, help=f"default: {_SECRET}, if it is there")
+    add("--store", default="", help="its URL; default: of `headway up`, else $HEADWAY_STORE")
+    add("--cluster", default="", help="its name in the store; default: that of `headway up`")
+    add("--cluster-secret-file", type=Path, help=f"default: {_SECRET} of --log-dir, if there")
     add("--certs", type=Path, metavar="DIR", help="with an operator's certificate: run/certs")
     add("--last", type=int, default=0, metavar="N", help="decisions looked at (default: all kept)")
     add("--all", dest="every", action="store_true", help="those that changed nothing, too")
@@ -51,8 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _ask(args: argparse.Namespace) -> Sequence[PublishTargets]:
-    store = {"store": args.store} if args.store else {}
-    config = ServiceConfig(service_id="explain", cluster=args.cluster, **store)
+    config = _config(args)
     secret = _secret_file(args) or config.cluster_secret_file
     tls = tls_options(args.certs / ServiceRole.OPERATOR) if args.certs else {}
     config = config.model_copy(update={"cluster_secret_file": secret, **tls})
@@ -65,9 +66,18 @@ async def _ask(args: argparse.Namespace) -> Sequence[PublishTargets]:
             raise HeadwayError(Code.UNAVAILABLE, message) from error
 
 
+def _config(args: argparse.Namespace) -> ServiceConfig:
+    """Return where to ask: what was given, else the cluster of the run folder."""
+    found = RunningCluster() if args.store or args.autoscaler else found_cluster(args.log_dir)
+    said = {"store": args.store or found.store, "cluster": args.cluster or found.cluster}
+    given: dict[str, Any] = {name: value for name, value in said.items() if value}
+    return ServiceConfig(service_id="explain", **given)
+
+
 def _secret_file(args: argparse.Namespace) -> Path | None:
     given: Path | None = args.cluster_secret_file
-    return given or (_SECRET if _SECRET.exists() else None)
+    left: Path = args.log_dir / _SECRET
+    return given or (left if left.exists() else None)
 
 
 async def _find(config: ServiceConfig) -> str:

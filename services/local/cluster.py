@@ -18,7 +18,7 @@ from services.local import prometheus
 from services.local.metrics_targets import FILE_NAME, keep_targets
 from services.local.options import ClusterOptions, process_specs, worker_spec
 from services.local.refusals import refuse_taken_ids
-from services.local.run_file import leave_run_file, take_run_file_away
+from services.local.run_file import RunningCluster, leave_run_file, take_run_file_away
 from services.local.standby_workers import StandbyWorkers
 from services.local.store import PrivateStore, private_store
 from services.local.supervised import ProcessSpec
@@ -111,7 +111,8 @@ class LocalCluster:
         if self.scaler is not None:
             await self.scaler.start()
         await self.supervisor.serving()
-        leave_run_file(self.log_folder, url=self.url, cluster=self.config.cluster, pid=os.getpid())
+        found = RunningCluster(self.url, self.config.cluster, self.config.store)
+        leave_run_file(self.log_folder, found, pid=os.getpid())
 
     async def stop(self) -> None:
         """Drain and stop everything."""

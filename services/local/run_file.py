@@ -6,6 +6,7 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from headway.errors import Code, HeadwayError
 
@@ -14,7 +15,15 @@ RUN_FILE = "cluster.json"
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
-def leave_run_file(folder: Path, *, url: str, cluster: str, pid: int) -> None:
+class RunningCluster(NamedTuple):
+    """Where a cluster is reached; ``store`` may hold the store's password."""
+
+    url: str = DEFAULT_URL
+    cluster: str = ""
+    store: str = ""
+
+
+def leave_run_file(folder: Path, found: RunningCluster, *, pid: int) -> None:
     """Write the addresses, in one piece."""
     path = folder / RUN_FILE
     beside = path.with_suffix(".new")
@@ -22,7 +31,7 @@ def leave_run_file(folder: Path, *, url: str, cluster: str, pid: int) -> None:
         beside.unlink()
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:
-        json.dump({"url": url, "cluster": cluster, "pid": pid}, file)
+        json.dump({**found._asdict(), "pid": pid}, file)
     beside.rename(path)
 
 
@@ -33,7 +42,12 @@ def take_run_file_away(folder: Path) -> None:
 
 
 def found_url(folder: Path) -> str:
-    """Return the gateway's address of the cluster that runs there, else the usual one.
+    """Return the gateway's address of the cluster that runs there, else the usual one."""
+    return found_cluster(folder).url
+
+
+def found_cluster(folder: Path) -> RunningCluster:
+    """Return the cluster that runs there; without one the usual gateway's address alone.
 
     PERMISSION_DENIED where others may have written the file: commands send keys to its address.
     """
@@ -41,13 +55,13 @@ def found_url(folder: Path) -> str:
     try:
         with path.open(encoding="utf-8") as file:
             _require_own(os.fstat(file.fileno()), path)
-            url = json.load(file)["url"]
+            found = json.load(file)
+            return RunningCluster(*(str(found[name]) for name in RunningCluster._fields))
     except FileNotFoundError:
-        return DEFAULT_URL
+        return RunningCluster()
     except (OSError, ValueError, LookupError, TypeError) as error:
         message = f"{path} cannot be read ({error}): give --url"
         raise HeadwayError(Code.UNAVAILABLE, message) from error
-    return str(url)
 
 
 def _require_own(found: os.stat_result, path: Path) -> None:

@@ -6,11 +6,13 @@ import asyncio
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 from cli.explain_scaling import decision_text, explained
 from headway.core.autoscaler.events import PublishTargets
 from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, StartUp, Targets
 from services.autoscaler.config import AutoscalerConfig
+from services.local.run_file import RunningCluster, leave_run_file
 from services.runtime import wire
 from services.runtime.store import Member, Store
 from tests.fakes.autoscaler_service import decided, served
@@ -70,15 +72,20 @@ def explain(*flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
-async def test_the_autoscaler_is_found_in_the_store_and_asked(store_url: str, cluster: str) -> None:
+async def test_the_autoscaler_is_found_in_the_store_and_asked(
+    store_url: str, cluster: str, tmp_path: Path
+) -> None:
     config = AutoscalerConfig(store=store_url, cluster=cluster, num_prefill=3, interval=0.05)
     store = await Store.connect(store_url, cluster)
     async with served(config) as (service, address):
         await decided(service)
         await store.join(Member("autoscaler", "autoscaler", address), ttl=60)
-        done = await asyncio.to_thread(explain, "--store", store_url, "--cluster", cluster)
-        assert done.returncode == 0, done.stderr
-        assert "fixed: prefill 3, decode 1" in done.stdout
+        leave_run_file(tmp_path, RunningCluster("", cluster, store_url), pid=1)
+        given = ("--store", store_url, "--cluster", cluster)
+        for flags in (given, ("--log-dir", str(tmp_path))):
+            done = await asyncio.to_thread(explain, *flags)
+            assert done.returncode == 0, done.stderr
+            assert "fixed: prefill 3, decode 1" in done.stdout
     await store.close()
     gone = await asyncio.to_thread(explain, "--autoscaler", address)
     assert gone.returncode == 1
