@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from cli.options import require_ranges
 from headway.core.autoscaler.events import ROLES, PublishTargets
@@ -17,7 +16,7 @@ from headway.policies.scaling.protocol import PoolLoad, StartUp
 from services.local.run_file import RunningCluster, found_cluster
 from services.runtime import wire
 from services.runtime.channel import open_channel
-from services.runtime.config import ServiceConfig
+from services.runtime.config import ServiceConfig, read_config
 from services.runtime.identity.roles import ServiceRole
 from services.runtime.identity.tls_files import tls_options
 from services.runtime.store import Store
@@ -70,8 +69,8 @@ def _config(args: argparse.Namespace) -> ServiceConfig:
     """Return where to ask: what was given, else the cluster of the run folder."""
     found = RunningCluster() if args.store or args.autoscaler else found_cluster(args.log_dir)
     said = {"store": args.store or found.store, "cluster": args.cluster or found.cluster}
-    given: dict[str, Any] = {name: value for name, value in said.items() if value}
-    return ServiceConfig(service_id="explain", **given)
+    given = [text for name, value in said.items() if value for text in (f"--{name}", value)]
+    return read_config(ServiceConfig, ["--service-id", "explain", *given])
 
 
 def _secret_file(args: argparse.Namespace) -> Path | None:

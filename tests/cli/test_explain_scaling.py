@@ -87,6 +87,9 @@ async def test_the_autoscaler_is_found_in_the_store_and_asked(
             assert done.returncode == 0, done.stderr
             assert "fixed: prefill 3, decode 1" in done.stdout
     await store.close()
+    wrong = await asyncio.to_thread(explain, "--store", "nowhere")
+    assert wrong.returncode == 2
+    assert "--store is 'nowhere'" in wrong.stderr
     gone = await asyncio.to_thread(explain, "--autoscaler", address)
     assert gone.returncode == 1
     assert f"no autoscaler answers at {address}" in gone.stderr
