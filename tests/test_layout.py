@@ -1,8 +1,9 @@
-"""The layout: tests alone, class names once, classes that a reader can hold."""
+"""The layout: tests alone, names once, classes that a reader can hold."""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,12 @@ def test_no_module_imports_a_test() -> None:
                 if name.startswith("tests.") and name.rpartition(".")[2].startswith("test_")
             ]
     assert found == []
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """Pytest imports them by their name alone."""
+    names = Counter(path.name for path in TESTS.rglob("test_*.py"))
+    assert [name for name, number in names.items() if number > 1] == []
 
 
 ROOMS = ("headway", "services", "bench", "proof", "cli", "models", "engines")

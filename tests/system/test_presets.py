@@ -189,8 +189,7 @@ async def test_pascal_moves_answers_and_paces_them_unless_told_otherwise(start: 
 
         await until(has_moved)
         assert await running.metric("headway_gateway_paced_tokens") > before
-        ttfat = await running.metric("headway_gateway_ttfat_seconds_sum")
-        assert ttfat > await running.metric("headway_gateway_ttft_seconds_sum")
+        assert await running.metric("headway_gateway_ttfat_seconds_sum") > 0
         assert await running.metric("headway_gateway_qoe_count") > 0
 
 
