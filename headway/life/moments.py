@@ -60,3 +60,76 @@ class Moment(NamedTuple):
     worker_id: str = ""
     amount: int = 0
     cause: str = ""
+
+
+_SEEN = frozenset(
+    {
+        *(MomentKind.SENT, MomentKind.PLACED, MomentKind.FIRST_TOKEN, MomentKind.LEFT),
+        *(MomentKind.CONTINUES, MomentKind.LOST, MomentKind.PACED),
+    }
+)
+"""What a gateway saw itself: its instants are right."""
+_HAS_KV = frozenset({MomentKind.RUNS_ON, MomentKind.WAITS_ON})
+
+
+def way_to(worker_id: str) -> str:
+    """Return the cause of a departure."""
+    return f"to {worker_id}"
+
+
+def add_news(moments: list[Moment], news: Moment) -> None:
+    """Append a worker's news, and correct instants that it shows to be late.
+
+    The way of a message makes instants later and never earlier. A worker's news come in the order
+    in which they happened, so nothing that it told before happened after this. And a request has
+    left a worker before another one has all of its KV.
+    """
+    if news.kind is MomentKind.DEPARTS:
+        had_at = _had_at(moments, news)
+        if had_at is not None and had_at <= news.at:
+            news = news._replace(at=max(0, had_at - 1))
+    elif news.kind in _HAS_KV:
+        place = _departure_to(moments, news.worker_id)
+        if place is not None and moments[place].at >= news.at:
+            moments[place] = moments[place]._replace(at=max(0, news.at - 1))
+            _correct(moments, place, moments[place])
+    _correct(moments, len(moments), news)
+    moments.append(news)
+
+
+def _correct(moments: list[Moment], end: int, news: Moment) -> None:
+    """Let nothing that the same worker told before, left of ``end``, be later than ``news``."""
+    for place in range(end - 1, -1, -1):
+        earlier = moments[place]
+        if earlier.worker_id != news.worker_id or earlier.kind in _SEEN:
+            continue
+        if earlier.at <= news.at:
+            return
+        moments[place] = earlier._replace(at=news.at)
+
+
+def _had_at(moments: list[Moment], departs: Moment) -> int | None:
+    """Return when the target of a departure had the KV, if it has told so already."""
+    had_at = None
+    for moment in reversed(moments):
+        arrives = moment.kind is MomentKind.ARRIVING
+        if moment.kind is MomentKind.LOST or (arrives and moment.worker_id == departs.worker_id):
+            return None  # another attempt, or an earlier way
+        if departs.cause == way_to(moment.worker_id):
+            if arrives:
+                return had_at
+            if moment.kind in _HAS_KV:
+                had_at = moment.at
+    return None
+
+
+def _departure_to(moments: list[Moment], worker_id: str) -> int | None:
+    """Return the place of the departure that led to a worker; None if it is not known yet."""
+    for place in range(len(moments) - 1, -1, -1):
+        moment = moments[place]
+        is_earlier = moment.kind in _HAS_KV and moment.worker_id == worker_id
+        if moment.kind is MomentKind.LOST or is_earlier:
+            return None
+        if moment.kind is MomentKind.DEPARTS and moment.cause == way_to(worker_id):
+            return place
+    return None

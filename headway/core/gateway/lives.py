@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import exp
 from operator import attrgetter
 
-from headway.life.moments import Mark, Moment, MomentKind
+from headway.life.moments import Mark, Moment, MomentKind, add_news
 from headway.life.parts import parts_of
 from headway.life.record import OPEN, CallLives, Crowd, Instants, LifeRecord, TokenTally
 from headway.request import Request, call_of, is_named, place_of
@@ -103,7 +103,11 @@ class OpenLife:
 
     def told(self, worker_id: str, mark: Mark) -> None:
         """Take a worker's news."""
-        self.note(mark.kind, mark.at, worker_id, mark.amount, mark.cause)
+        if len(self.moments) < MOST_MOMENTS:
+            at = self.after(mark.at)
+            add_news(self.moments, Moment(at, mark.kind, worker_id, mark.amount, mark.cause))
+        else:
+            self.num_dropped += 1
 
     def came_first(self, at: float, worker_id: str) -> None:
         """Note the first token of an attempt."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from headway.core.worker.lifecycle import Event, Stage
 from headway.core.worker.sequence import Sequence
-from headway.life.moments import Mark, MomentKind
+from headway.life.moments import Mark, MomentKind, way_to
 from headway.request import Request
 
 FOR_OTHERS = "a request that goes first needed its blocks"
@@ -60,7 +60,7 @@ class LifeNews:
             is_filling = amount > 1 or not sequence.output
             sequence.num_fills = 0 if is_filling and sequence.stage is Stage.RUNNING else None
         elif event is Event.DEPARTS and sequence.departure is not None:
-            cause = f"to {sequence.departure.handoff.target_worker_id}"
+            cause = way_to(sequence.departure.handoff.target_worker_id)
         self._add(sequence, kind, amount, cause)
 
     def drew(self, sequence: Sequence) -> None:
