@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import NamedTuple
 
 from headway.life.moments import MomentKind
@@ -11,6 +12,7 @@ from headway.life.record import LifeRecord
 
 WORK = frozenset({PartKind.PREFILL, PartKind.DECODE})
 """Parts that every request has; the others hold it up."""
+_HAD_KV = frozenset({PartKind.TRANSFER, PartKind.MOVE, PartKind.PLACEMENT, PartKind.DECODE})
 _LONG_SUBMISSION = 1.0  # seconds
 
 
@@ -74,6 +76,16 @@ def _window(life: LifeRecord) -> Why:
 
 
 def _queue(life: LifeRecord) -> Why:
+    """Tell a wait for the prompt's blocks from one of KV that has come, and lies in host memory."""
+    waits = [part for part in life.parts if part.kind is PartKind.QUEUE]
+    later = [
+        part
+        for before, part in pairwise(life.parts)
+        if part.kind is PartKind.QUEUE and before.kind in _HAD_KV
+    ]
+    if 2 * sum(part.seconds for part in later) > sum(part.seconds for part in waits):
+        where = ", ".join(dict.fromkeys(part.worker_id for part in later))
+        return "waited for blocks", f"its KV was in host memory, and waited for blocks of {where}"
     return _behind(
         life, "on a worker", ("waited for blocks", "it waited for KV blocks, and for a pass")
     )
