@@ -15,9 +15,8 @@ from services.runtime.few_lines import FewLines
 class RequestLog:
     """The log of requests that ended or were refused, and the sender of their spans, if any."""
 
-    def __init__(self, config: GatewayConfig, model: str, log: Any) -> None:
+    def __init__(self, config: GatewayConfig, log: Any) -> None:
         """HeadwayError where spans are to be sent and cannot be."""
-        self._model = model
         self._log = log
         self._is_on = config.access_log
         self._has_keys = config.api_key_file is not None
@@ -29,7 +28,7 @@ class RequestLog:
         if self._spans is not None:
             self._spans.ended(output.request_id, life)
         if self._is_on:
-            self._log.info("request_ended", **access_line(output, self._model, end, life, now))
+            self._log.info("request_ended", **access_line(output, end, life, now))
 
     def refused(
         self, client: str, path: str, error: HeadwayError, now: float, *, is_known: bool
@@ -58,9 +57,7 @@ class RequestLog:
             await self._spans.close()
 
 
-def access_line(
-    output: Output, model: str, end: str, life: LifeRecord | None, now: float
-) -> dict[str, Any]:
+def access_line(output: Output, end: str, life: LifeRecord | None, now: float) -> dict[str, Any]:
     """Return the fields; never what was said. Times are in seconds, None where there is none.
 
     ``end``: ``stop``, ``length``, ``cancelled`` or the code of an error.
@@ -74,7 +71,7 @@ def access_line(
     return {
         "request_id": output.request_id,
         "client": output.place.client,
-        "model": model,
+        "model": output.model,
         "status": end,
         "class": standing.service.name if standing.service is not None else "",
         "tenant": standing.tenant,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from headway.core.gateway.lives import MOST_ENDED
 from headway.core.gateway.settings import GatewaySettings
@@ -21,11 +22,30 @@ from services.runtime.preset import PresetConfig
 from services.runtime.rooms import SHIPPED_MODEL
 
 _DEFAULTS = GatewaySettings()
+_OF_A_MODEL = ("max_model_len", "tool_call_parser")
 _ANSWER_GRACE = 30.0  # seconds over the request's timeout, which ends every answer before
 
 
+ToolFormat = Literal["auto", "hermes", "llama3_json", "mistral", "deepseek_v3", "openai"]
+
+
+class ModelOptions(BaseModel):
+    """One of several models: the options that a gateway has for its only one."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    path: ModelName
+    max_model_len: int = Field(0, ge=0)
+    tool_call_parser: ToolFormat = "auto"
+
+
+def _options_of(given: Any) -> Any:
+    """Return the options of a model of which only the path is given."""
+    return {"path": given} if isinstance(given, str) else given
+
+
 class GatewayConfig(PresetConfig):
-    """Options of a gateway, which serves one model over HTTP and gRPC."""
+    """Options of a gateway, which serves one model or several over HTTP and gRPC."""
 
     serves_clients: ClassVar[bool] = True
 
@@ -35,6 +55,11 @@ class GatewayConfig(PresetConfig):
         description="folder or hub id of tokenizer and configs",
     )
     model_name: str = Field("", description="name that clients use; default: the folder's name")
+    models: dict[str, Annotated[ModelOptions, BeforeValidator(_options_of)]] = Field(
+        default_factory=dict,
+        description='several models by name, instead of --model, JSON: {"a": "DIR", "b": '
+        '{"path": "DIR", "max_model_len": 4096, "tool_call_parser": "hermes"}}',
+    )
     http_host: str = Field("127.0.0.1", description="HTTP address; default: loopback")
     http_port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0: any free one")
     http_tls_cert: Path | None = Field(None, description="certificate chain (PEM) for HTTPS")
@@ -62,9 +87,7 @@ class GatewayConfig(PresetConfig):
         True, description="where keys are on, /metrics and /health's details ask for an operator's"
     )
     max_model_len: int = Field(0, ge=0, description="prompt + output tokens; 0: the model's own")
-    tool_call_parser: Literal[
-        "auto", "hermes", "llama3_json", "mistral", "deepseek_v3", "openai"
-    ] = Field(
+    tool_call_parser: ToolFormat = Field(
         "auto", description="format of the model's tool calls; auto: as its chat template shows"
     )
     trust_request_chat_template: bool = Field(
@@ -121,6 +144,23 @@ class GatewayConfig(PresetConfig):
         if (self.http_tls_cert is None) != (self.http_tls_key is None):
             raise ValueError("give http_tls_cert and http_tls_key together, or neither")
         return self
+
+    @model_validator(mode="after")
+    def _models_stand_alone(self) -> GatewayConfig:
+        if "" in self.models:
+            raise ValueError("models has a model without a name: give it one")
+        of_one = ["model", "model_name", *_OF_A_MODEL]
+        if self.models and (given := [name for name in of_one if name in self.model_fields_set]):
+            raise ValueError(f"{given[0]} is for one model: say it of each in models, or leave it")
+        return self
+
+    def by_model(self) -> Iterator[GatewayConfig]:
+        """Yield the options of a gateway of each model alone."""
+        if not self.models:
+            yield self
+        for name, one in self.models.items():
+            own = {field: getattr(one, field) for field in _OF_A_MODEL}
+            yield self.model_copy(update={"model": one.path, "model_name": name, **own})
 
     def for_sink(self) -> ServiceConfig:
         """Return the options of the server for workers, which is not the clients'."""

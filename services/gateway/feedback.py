@@ -49,10 +49,10 @@ class Feedback:
         self,
         config: ServiceConfig,
         model: str,
+        num_burst_tokens: Callable[[], int | None],
         store: Store,
         metrics: GatewayMetrics,
         now: Callable[[], float],
-        num_burst_tokens: Callable[[], int | None],
     ) -> None:
         self._num_burst_tokens = num_burst_tokens
         self._config = config

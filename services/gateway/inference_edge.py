@@ -12,6 +12,7 @@ import grpc
 from headway.errors import Code, HeadwayError, invalid
 from protos import common_pb2, gateway_pb2, inference_pb2, inference_pb2_grpc
 from services.gateway.grpc_edge import GatewayEdge
+from services.gateway.served_model import ServedModels
 from services.runtime import wire
 from services.runtime.telemetry import package_version
 
@@ -37,11 +38,16 @@ _LENGTH_BYTES = 4
 
 
 class InferenceEdge(inference_pb2_grpc.GRPCInferenceServiceServicer):
-    """The service for KServe's clients; ``is_ready``: whether requests can be served."""
+    """The service for KServe's clients.
 
-    def __init__(self, edge: GatewayEdge, model: str, is_ready: Callable[[], bool]) -> None:
+    ``is_ready``: whether requests of a model can be served, of any for "".
+    """
+
+    def __init__(
+        self, edge: GatewayEdge, models: ServedModels, is_ready: Callable[[str], bool]
+    ) -> None:
         self._edge = edge
-        self._model = model
+        self._models = models
         self._is_ready = is_ready
 
     async def ServerLive(  # noqa: N802 (the proto's names, here and below)
@@ -54,14 +60,14 @@ class InferenceEdge(inference_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: inference_pb2.ServerReadyRequest, context: Context
     ) -> inference_pb2.ServerReadyResponse:
         """Say whether requests can be served; needs no key."""
-        return inference_pb2.ServerReadyResponse(ready=self._is_ready())
+        return inference_pb2.ServerReadyResponse(ready=self._is_ready(""))
 
     async def ModelReady(  # noqa: N802
         self, request: inference_pb2.ModelReadyRequest, context: Context
     ) -> inference_pb2.ModelReadyResponse:
         """Say whether requests of this model can be served; needs no key."""
-        is_here = request.name == self._model and request.version in ("", VERSION)
-        return inference_pb2.ModelReadyResponse(ready=is_here and self._is_ready())
+        is_here = request.name in self._models.names and request.version in ("", VERSION)
+        return inference_pb2.ModelReadyResponse(ready=is_here and self._is_ready(request.name))
 
     async def ServerMetadata(  # noqa: N802
         self, request: inference_pb2.ServerMetadataRequest, context: Context
@@ -75,13 +81,14 @@ class InferenceEdge(inference_pb2_grpc.GRPCInferenceServiceServicer):
     ) -> inference_pb2.ModelMetadataResponse:
         """Return the tensors of the model; NOT_FOUND for another."""
         await self._admit(context)
-        if request.name != self._model or request.version not in ("", VERSION):
+        served = self._models.names
+        if request.name not in served or request.version not in ("", VERSION):
             message = f"model {request.name!r} is not served here; this gateway serves "
-            error = HeadwayError(Code.NOT_FOUND, f"{message}{self._model!r}, version {VERSION}")
-            await wire.abort(context, error)
+            message += f"{', '.join(map(repr, served))}, version {VERSION}"
+            await wire.abort(context, HeadwayError(Code.NOT_FOUND, message))
         text = inference_pb2.ModelMetadataResponse.TensorMetadata
         return inference_pb2.ModelMetadataResponse(
-            name=self._model,
+            name=request.name,
             versions=[VERSION],
             platform="headway",
             inputs=[text(name=INPUT, datatype="BYTES", shape=[1])],

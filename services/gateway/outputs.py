@@ -58,6 +58,7 @@ class Output:
         "arrival_at",
         "first_at",
         "index",
+        "model",
         "new_logprobs",
         "new_token_ids",
         "num_cached_tokens",
@@ -91,7 +92,7 @@ class Output:
         self.prompt_logprobs: Sequence[TokenLogprobs] | None = None
         if request.sampling.num_prompt_logprobs is not None:
             self.prompt_logprobs = ()
-        self.arrival_at = request.arrival_at
+        self.model, self.arrival_at = request.model, request.arrival_at
         self.first_at = 0.0
         self._keeps_tokens, self._streams = reply.keeps_tokens, reply.streams
         self.answered_at = array("d")
@@ -157,8 +158,8 @@ class Output:
 class Outputs:
     """All open outputs, by request id.
 
-    ``release`` tells the core that an output is no longer wanted. ``observe`` gets the prompt and
-    output tokens of each finished output. ``unexpected`` logs a bug.
+    ``release`` tells the core that an output is no longer wanted. ``observe`` gets model,
+    prompt tokens and output tokens of each finished output. ``unexpected`` logs a bug.
     ``note_end`` gets every output that ends, and how: ``stop``, ``length``, ``cancelled``, a code.
     """
 
@@ -166,7 +167,7 @@ class Outputs:
         self,
         metrics: GatewayMetrics,
         release: Callable[[str], None],
-        observe: Callable[[int, int], None],
+        observe: Callable[[str, int, int], None],
         unexpected: Callable[[Exception, str], None],
         note_end: Callable[[Output, str], None] = lambda output, end: None,
     ) -> None:
@@ -179,6 +180,11 @@ class Outputs:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def model_of(self, request_id: str) -> str:
+        """Return the model of an open output, "" for another."""
+        output = self._open.get(request_id)
+        return "" if output is None else output.model
 
     def add(self, output: Output) -> None:
         """Wait for its tokens."""
@@ -254,4 +260,4 @@ class Outputs:
         if num_output:
             reasoned = output.text.num_reasoning_tokens
             self._metrics.answered(output.arrival_at, output.answered_at, reasoned)
-        self._observe(output.num_prompt_tokens, num_output)
+        self._observe(output.model, output.num_prompt_tokens, num_output)

@@ -1,15 +1,16 @@
-"""What this gateway needs to serve: a scheduler that leads, and workers that prefill and decode."""
+"""What a gateway needs to serve: a scheduler that leads, and workers that prefill and decode."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from headway.cluster import Role
+from headway.core.autoscaler.models import is_meant
 from headway.errors import HeadwayError
 from services.runtime.essential import essential
-from services.runtime.store import Store
+from services.runtime.store import Member, Store
 
 _INTERVAL = 0.5
 
@@ -26,11 +27,16 @@ class Readiness:
         store: Store,
         is_connected: Callable[[], bool],
         tell: Callable[[bool], Awaitable[None]],
+        models: Sequence[str] = (),
     ) -> None:
+        """``models``: the names of several; for one, any worker counts."""
+        self._models = models
         self._store = store
         self._is_connected = is_connected
         self._tell = tell
-        self._missing = ["the workers are not known yet"]
+        self._missing: Mapping[str, Sequence[str]] = dict.fromkeys(
+            models or [""], ("the workers are not known yet",)
+        )
         self._is_store_away = False
         self._task: asyncio.Task[Any] | None = None
 
@@ -45,22 +51,43 @@ class Readiness:
 
     @property
     def reasons(self) -> list[str]:
-        """Return what is missing; empty while the gateway can serve."""
+        """Return why no request can be served; empty while those of some model can be."""
+        return [] if any(self.serves(model) for model in self._missing) else self.lacks
+
+    @property
+    def lacks(self) -> list[str]:
+        """Return all that is missing, for every model."""
+        found = [
+            f"{reason} for {model!r}" if model else reason
+            for model, reasons in self._missing.items()
+            for reason in reasons
+        ]
         if self._is_connected():
-            return list(self._missing)
+            return found
         away = ["the store does not answer"] if self._is_store_away else []
-        return ["no scheduler leads", *away, *self._missing]
+        return ["no scheduler leads", *away, *found]
+
+    def serves(self, model: str) -> bool:
+        """Return whether a model's requests can be served."""
+        return self._is_connected() and not self._missing.get(model, ())
 
     async def _run(self) -> NoReturn:
         while True:
             try:
-                roles = {member.role for member in await self._store.members("worker")}
-                self._missing = _missing(roles)
+                workers = await self._store.members("worker")
+                self._missing = {
+                    model: _missing(_of_model(model, workers)) for model in self._missing
+                }
                 self._is_store_away = False
             except HeadwayError:
                 self._is_store_away = True
             await self._tell(not self.reasons)
             await asyncio.sleep(_INTERVAL)
+
+
+def _of_model(model: str, workers: Iterable[Member]) -> set[str]:
+    """Return the roles of a model's workers; of all for ""."""
+    return {worker.role for worker in workers if is_meant(model, worker.model)}
 
 
 def _missing(names: set[str]) -> list[str]:

@@ -1,37 +1,90 @@
-"""The model that a gateway serves, as its files say."""
+"""The models that a gateway serves, by the names that clients call them."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
 from headway.errors import Code, HeadwayError
-from services.gateway.calls import ServedModel
-from services.gateway.config import GatewayConfig
-from services.gateway.model_files import ModelFiles, read_model
+from services.gateway.model_files import ModelFiles
 from services.gateway.tokenizer import TextCodec
-from services.gateway.tool_calls import FORMATS, Format, format_of
+from services.gateway.tool_calls import Format
+
+_BYTES_PER_CHAR = 24  # six in JSON for each of four in UTF-8
+_BYTES_PER_TOKEN = 128
+_OTHER_FIELDS = 2**16
+UNKNOWN = 2**62
+"""Stands for a length that the tokenizer does not bound."""
 
 
-def load_model(config: GatewayConfig) -> ServedModel:
-    """Read tokenizer, template and limits; INVALID_ARGUMENT where they do not serve."""
-    files = read_model(config.model, config.model_name)
-    own, asked = files.max_model_len, config.max_model_len
-    if own and asked > own:
-        message = f"max_model_len is {asked}; the model's limit is {own}: ask for less"
-        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="max_model_len")
-    if not own and not asked:
-        message = f"the model in {files.folder} does not say its context length: give max_model_len"
-        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="max_model_len")
-    codec = TextCodec.load(files.folder, files.vocab_size)
-    return ServedModel(
-        files,
-        codec,
-        asked or own,
-        _tool_format(config, files),
-        config.trust_request_chat_template,
-    )
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that a gateway serves; ``max_model_len`` bounds prompt and output tokens."""
+
+    files: ModelFiles
+    codec: TextCodec
+    max_model_len: int
+    tool_format: Format
+    trusts_templates: bool = False
+    """True if clients may bring chat templates of their own."""
+
+    def most_body_bytes(self, num_prompts: int) -> int:
+        """Return the longest JSON body whose prompts could fit the model.
+
+        A character takes at most six bytes of JSON per byte of its own (``\\u0041``). A token of
+        a chat may come with a whole message around it, and a body with fields besides.
+        """
+        num_chars = self.codec.most_chars(self.max_model_len)
+        if num_chars is None:
+            return UNKNOWN
+        per_prompt = max(_BYTES_PER_CHAR * num_chars, _BYTES_PER_TOKEN * self.max_model_len)
+        return _OTHER_FIELDS + num_prompts * per_prompt
+
+    @property
+    def name(self) -> str:
+        """The name that clients call it by."""
+        return self.files.name
+
+    def fingerprint(self) -> str:
+        """Return OpenAI's ``system_fingerprint``: the same for the same model and limits."""
+        said = f"{self.name}:{self.max_model_len}:{self.codec.vocab_size}"
+        return f"fp_{hashlib.sha256(said.encode()).hexdigest()[:10]}"
 
 
-def _tool_format(config: GatewayConfig, files: ModelFiles) -> Format:
-    """Return the format of the model's tool calls: as asked, or as its chat template shows."""
-    if config.tool_call_parser != "auto":
-        return FORMATS[config.tool_call_parser]
-    return format_of("" if files.template is None else files.template.source)
+class ServedModels:
+    """The models that a gateway serves, at least one, each under its own name."""
+
+    def __init__(self, models: Iterable[ServedModel]) -> None:
+        self._by_name = {model.name: model for model in models}
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._by_name.values())
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that clients call them by."""
+        return tuple(self._by_name)
+
+    @property
+    def only(self) -> str:
+        """The name of the only model; "" where there are several."""
+        return self.names[0] if len(self) == 1 else ""
+
+    def most_body_bytes(self, num_prompts: int) -> int:
+        """Return the longest JSON body whose prompts could fit one of the models."""
+        return max(model.most_body_bytes(num_prompts) for model in self)
+
+    def find(self, name: str | None) -> ServedModel:
+        """Return a model; without a name the only one. NOT_FOUND for one that is not served."""
+        if name is None:
+            name = self.only
+        found = self._by_name.get(name)
+        if found is None:
+            served = ", ".join(map(repr, self.names))
+            message = f"model {name!r} is not served here; this gateway serves {served}"
+            raise HeadwayError(Code.NOT_FOUND, message, param="model")
+        return found

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from headway.core.gateway.core import GatewayCore
@@ -16,7 +18,7 @@ from headway.core.gateway.events import (
     Release,
     Submit,
 )
-from headway.core.gateway.settings import GatewaySettings
+from headway.core.gateway.settings import GatewaySettings, ModelSettings
 from headway.core.gateway.stream_ids import StreamIds
 from headway.core.reasoning import Markers
 from headway.core.settings import stages_without_classes
@@ -27,24 +29,26 @@ from headway.request import Request
 from headway.service_class import ServiceClasses
 from services.gateway.access_log import RequestLog
 from services.gateway.auth import KeyRing
-from services.gateway.calls import Calls, ServedModel
+from services.gateway.calls import Calls
 from services.gateway.config import GatewayConfig
 from services.gateway.console.feed import ConsoleFeed
 from services.gateway.console.routes import ConsoleRoutes
 from services.gateway.console.sight import ClusterSight
 from services.gateway.console.what_if import OwnWays, WhatIfDesk
 from services.gateway.feedback import Feedback
+from services.gateway.feedbacks import Feedbacks
 from services.gateway.grpc_edge import GatewayEdge
 from services.gateway.http.descriptors import reserve
 from services.gateway.http.edge import HttpEdge
 from services.gateway.http.server import HttpServer, tls_context
 from services.gateway.inference_edge import InferenceEdge
 from services.gateway.metrics import VLLM_NAMES, GatewayMetrics
+from services.gateway.model_loading import load_models
 from services.gateway.outputs import Output, Outputs
 from services.gateway.readiness import Readiness
 from services.gateway.reading import ReadingThreads
 from services.gateway.scheduler_link import SchedulerLink
-from services.gateway.served_model import load_model
+from services.gateway.served_model import ServedModel, ServedModels
 from services.gateway.token_sink import TokenSink
 from services.runtime.driver import Driver
 from services.runtime.failpoints import failpoint
@@ -57,10 +61,10 @@ from services.runtime.vllm_names import VllmNames
 
 async def build(runtime: Runtime[GatewayConfig]) -> GatewayService:
     """Make the service and register its RPCs. HeadwayError where model or keys do not serve."""
-    model = load_model(runtime.config)
-    service = GatewayService(runtime, model, GrpcServer(runtime.config.for_sink()))
+    models = load_models(runtime.config)
+    service = GatewayService(runtime, models, GrpcServer(runtime.config.for_sink()))
     runtime.server.add(service.grpc_edge)
-    runtime.server.add(InferenceEdge(service.grpc_edge, model.name, service.is_ready))
+    runtime.server.add(InferenceEdge(service.grpc_edge, models, service.is_ready))
     return service
 
 
@@ -68,34 +72,34 @@ class GatewayService:
     """The shell around :class:`GatewayCore`; ``build`` makes one."""
 
     def __init__(
-        self, runtime: Runtime[GatewayConfig], model: ServedModel, sink_server: GrpcServer
+        self, runtime: Runtime[GatewayConfig], models: ServedModels, sink_server: GrpcServer
     ) -> None:
-        self._runtime, self._model = runtime, model
+        self._runtime, self._models = runtime, models
         config, self.now = runtime.config, runtime.clock.now
-        self._told = RequestLog(config, model.name, runtime.log)
+        self._told = RequestLog(config, runtime.log)
         self._sink_server = sink_server
         self.http_address = ""  # known once it listens
         self.metrics = GatewayMetrics(runtime.metrics, config.policies().worker.reader_pace)
         self._core = GatewayCore(
             config.service_id,
             self.sink_address,
-            _settings(config, model),
+            _settings(config, models),
             draw_stream_id=StreamIds(secrets.token_bytes(32)),
         )
         self._driver = Driver(self._core, self._perform, runtime.clock)
         post = self._driver.post
         self._link = SchedulerLink(config, self.sink_address, runtime.store, post, self.now)
         self._readiness = Readiness(
-            runtime.store, lambda: self._link.connected, runtime.server.set_ready
+            runtime.store,
+            lambda: self._link.connected,
+            runtime.server.set_ready,
+            () if models.only else models.names,
         )
         self.sink = TokenSink(post, self._find_digest, self.now)
         sink_server.add(self.sink)
-        self._feedback = Feedback(
-            config,
-            model.name,
-            runtime.store,
-            self.metrics,
-            self.now,
+        self._feedback = Feedbacks(
+            partial(Feedback, config, store=runtime.store, metrics=self.metrics, now=self.now),
+            models.names,
             lambda: self._core.num_burst_tokens,
         )
         classes = config.service_classes()
@@ -110,7 +114,7 @@ class GatewayService:
         reserve(config.max_connections)
         threads = ReadingThreads(bounds.buffered)
         calls = self._calls = Calls(
-            model,
+            models,
             self._outputs,
             self._submit,
             self._feedback.predict,
@@ -167,14 +171,14 @@ class GatewayService:
         self._runtime.log.info(
             "http_listening",
             url=f"{'https' if tls else 'http'}://{self.http_address}",
-            model=self._model.name,
-            max_model_len=self._model.max_model_len,
+            model=", ".join(self._models.names),
+            max_model_len=max(model.max_model_len for model in self._models),
         )
 
     def member(self) -> Mapping[str, Any]:
         """Describe this gateway for the membership; its address there is the one for workers."""
         clients = {"http": self.http_address, "grpc": self._runtime.address}
-        return {"address": self.sink_address, "model": self._model.name, "detail": clients}
+        return {"address": self.sink_address, "model": self._models.only, "detail": clients}
 
     async def drain(self) -> None:
         """Refuse new requests; wait for open ones to finish."""
@@ -208,7 +212,7 @@ class GatewayService:
         self.console.feed.recent.arrived()
         service = submit.request.standing.service
         if service is None or not service.yields:  # no instance is started for what can wait
-            self._feedback.arrived(len(submit.request.prompt_token_ids))
+            self._feedback.arrived(submit.request.model, len(submit.request.prompt_token_ids))
         self._driver.post(submit)
 
     def _release(self, request_id: str) -> None:
@@ -220,7 +224,7 @@ class GatewayService:
 
     def _deliver(self, action: Deliver) -> None:
         failpoint("gateway.tokens.taken")
-        self._feedback.produced(len(action.deliveries))
+        self._feedback.produced(action.deliveries, self._outputs.model_of)
         self.console.feed.recent.produced(len(action.deliveries))
         self._outputs.deliver(action.deliveries, self.now())
 
@@ -274,7 +278,7 @@ class GatewayService:
         self, config: GatewayConfig, classes: ServiceClasses, keys: KeyRing
     ) -> ConsoleRoutes:
         store, draw = self._runtime.store, self._link.picture
-        sight = ClusterSight(config, self._model.name, store, draw, self.now)
+        sight = ClusterSight(config, self._models.only, store, draw, self.now)
         feed = ConsoleFeed(self._core, classes, sight, self._describe, self.now)
         own = OwnWays(config.profile, config.preset, config.policy, config.set)
         desk = WhatIfDesk(
@@ -282,7 +286,7 @@ class GatewayService:
             feed.promises,
             own,
             self._link.picture,
-            self._model.name,
+            self._models.only,
         )
         return ConsoleRoutes(
             feed, desk, keys, self.unexpected, needs_key=config.api_key_file is not None
@@ -337,22 +341,23 @@ class GatewayService:
         )
         for name, text, value in gauges:
             self.metrics.watch(name, text, value)
-        VllmNames(self.metrics.registry, VLLM_NAMES, self._model.name)
+        VllmNames(self.metrics.registry, VLLM_NAMES, ", ".join(self._models.names))
 
     # --- for the HTTP edge ------------------------------------------------------
 
-    def is_ready(self) -> bool:
-        """Return whether requests can be served, and are taken."""
-        return not (self.grpc_edge.draining or self._readiness.reasons)
+    def is_ready(self, model: str = "") -> bool:
+        """Return whether requests can be served, and are taken: a model's, or any."""
+        if self.grpc_edge.draining or self._readiness.reasons:
+            return False
+        return self._readiness.serves(model)
 
     def health(self) -> Mapping[str, Any]:
-        """Describe the gateway: whether it can serve, and what is missing if it cannot."""
-        reasons = self._readiness.reasons
-        status = "not ready" if reasons else "ok"
+        """Describe the gateway: whether it can serve, and what is missing, for any model."""
+        status = "not ready" if self._readiness.reasons else "ok"
         return {
             "status": "draining" if self.grpc_edge.draining else status,
-            "reason": "; ".join(reasons),
-            "model": self._model.name,
+            "reason": "; ".join(self._readiness.lacks),
+            "model": ", ".join(self._models.names),
             "scheduler_connected": self._link.connected,
         }
 
@@ -385,9 +390,15 @@ class GatewayService:
         self._runtime.log.error("unexpected_error", where=where, error=repr(error), exc_info=error)
 
 
-def _settings(config: GatewayConfig, model: ServedModel) -> GatewaySettings:
-    markers = model.codec.markers or Markers()
-    told = GatewaySettings(
-        model.max_model_len, end_of_reasoning=markers.end, start_of_reasoning=markers.start
-    )
+def _settings(config: GatewayConfig, models: ServedModels) -> GatewaySettings:
+    own = {model.name: _of_model(model) for model in models}
+    if models.only:  # one model's limits are the gateway's
+        told = GatewaySettings(**asdict(own[models.only]))
+    else:
+        told = GatewaySettings(models=own)
     return config.policies(told).gateway
+
+
+def _of_model(model: ServedModel) -> ModelSettings:
+    markers = model.codec.markers or Markers()
+    return ModelSettings(model.max_model_len, markers.end, markers.start)

@@ -81,11 +81,12 @@ async def cluster(
         ServiceConfig(service_id="emulated", cluster=name, store=store_url), store, delay=delay
     )
     await emulated.start()
+    if "models" not in options:
+        options["model"] = str(write_model(folder / "tiny", generation=generation))
     config = GatewayConfig(
         service_id=GATEWAY_ID,
         cluster=name,
         store=store_url,
-        model=str(write_model(folder / "tiny", generation=generation)),
         http_port=0,
         **options,
     )

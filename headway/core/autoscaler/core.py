@@ -58,7 +58,7 @@ class AutoscalerCore:
         self._budget = budget or Budget()
         self._interval = interval
         self._staleness = staleness
-        self._reports: dict[str, tuple[float, RateReport]] = {}
+        self._reports: dict[tuple[str, str], tuple[float, RateReport]] = {}
         self._model = model
         self._fleets: dict[str, tuple[float, Fleet]] = {}
         self._ordered: tuple[float, OrderedReport] | None = None
@@ -108,14 +108,15 @@ class AutoscalerCore:
         del self._samples[:-MAX_SAMPLES]
 
     def _take_rates(self, report: RateReport, now: float) -> None:
-        known = self._reports.get(report.gateway_id)
+        sender = report.gateway_id, report.model  # a gateway reports each of its models
+        known = self._reports.get(sender)
         if known is not None and report.observed_at < known[1].observed_at:
             return
         if known is None and len(self._reports) >= MAX_GATEWAYS:
             raise invalid(
                 "the number of gateways", len(self._reports) + 1, f"at most {MAX_GATEWAYS}"
             )
-        self._reports[report.gateway_id] = (now, report)
+        self._reports[sender] = (now, report)
 
     def wake(self, *, now: float) -> Sequence[PublishTargets]:
         """Decide on targets."""
@@ -128,9 +129,9 @@ class AutoscalerCore:
         return (PublishTargets(targets, now, self._policy.name, rates, fleet, used),)
 
     def _forget_stale(self, now: float) -> None:
-        for gateway_id, (arrived_at, _) in list(self._reports.items()):
+        for sender, (arrived_at, _) in list(self._reports.items()):
             if now - arrived_at > self._staleness:
-                del self._reports[gateway_id]
+                del self._reports[sender]
         for model, (arrived_at, _) in list(self._fleets.items()):
             if now - arrived_at > self._staleness:
                 del self._fleets[model]

@@ -15,8 +15,9 @@ def refusal(
     ``num_waiting``: requests without a first token; they have it in ``retry_after`` seconds.
     """
     num_prompt, max_tokens = len(request.prompt_token_ids), request.sampling.max_tokens
-    if num_prompt + max_tokens > settings.max_model_len:
-        return over_context(num_prompt, max_tokens, settings.max_model_len)
+    limit = settings.length_of(request.model)
+    if num_prompt + max_tokens > limit:
+        return over_context(num_prompt, max_tokens, limit)
     if num_waiting >= settings.max_waiting:
         return too_many_waiting(num_waiting, settings.max_waiting, retry_after)
     return None

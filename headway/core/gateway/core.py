@@ -89,7 +89,11 @@ class GatewayCore:
         """Prompt tokens labelled as burst so far; None if nothing is labelled."""
         pacing = registry.make("pacing", settings.pacing, **settings.pacing_params)
         markers = Markers(settings.end_of_reasoning, settings.start_of_reasoning)
-        self.pacers = Pacers(pacing, markers, self.lives.paced)
+        own = {
+            name: Markers(model.end_of_reasoning, model.start_of_reasoning)
+            for name, model in settings.models.items()
+        }
+        self.pacers = Pacers(pacing, markers, self.lives.paced, own)
 
     @property
     def next_wakeup(self) -> float | None:
@@ -193,6 +197,7 @@ class GatewayCore:
                 reasons=request.reasons,
                 prompt=request.prompt_token_ids,
                 tpot=request.standing.service.tpot if request.standing.service else None,
+                model=request.model,
             )
         self.num_waiting += 1
         self._timers.add(request.deadline_at, request.request_id)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headway.core.gateway.events import Delivery
@@ -24,6 +24,7 @@ class _Stream:
     prompt: Sequence[int]
     tail: deque[int]
     is_answering: bool
+    markers: Markers
     head: list[int] = field(default_factory=list)
     in_hand: deque[Delivery] = field(default_factory=deque)
     armed_for: float | None = None
@@ -33,8 +34,8 @@ class _Stream:
 class Pacers:
     """All paced streams of a gateway.
 
-    ``markers`` are the tokens around reasoning. Without them, or if a request does not reason, all
-    of its tokens belong to the answer.
+    ``markers`` are the tokens around reasoning; ``own`` has those of a model by its name. Without
+    them, or if a request does not reason, all of its tokens belong to the answer.
     """
 
     def __init__(
@@ -42,11 +43,13 @@ class Pacers:
         policy: Pacing,
         markers: Markers | None = None,
         told: Callable[[str, int, float], None] = lambda request_id, num_paced, now: None,
+        own: Mapping[str, Markers] | None = None,
     ) -> None:
         """``told`` hears of each stream that ends how many of its tokens were held."""
         self._policy = policy
         self._told = told
         self._markers = markers or Markers()
+        self._own = own or {}
         self._streams: dict[str, _Stream] = {}
         self._due: list[tuple[float, str]] = []
         self.num_in_hand = 0
@@ -64,6 +67,7 @@ class Pacers:
         reasons: bool,
         prompt: Sequence[int] = (),
         tpot: float | None = None,
+        model: str = "",
     ) -> None:
         """Pace the tokens of a new request, if the policy paces at all.
 
@@ -71,9 +75,11 @@ class Pacers:
         """
         if not self._policy.paces:
             return
-        end = self._markers.end
+        markers = self._own.get(model, self._markers)
+        is_answering = not (markers.end and reasons)
+        tail = deque[int](maxlen=len(markers.end))
         self._streams[request_id] = _Stream(
-            self._policy.pace(tpot), prompt, deque(maxlen=len(end)), not (end and reasons)
+            self._policy.pace(tpot), prompt, tail, is_answering, markers
         )
 
     def pass_on(self, deliveries: Sequence[Delivery], *, now: float) -> Sequence[Delivery]:
@@ -143,7 +149,7 @@ class Pacers:
 
     def _ends_reasoning(self, stream: _Stream, token_id: int) -> bool:
         """Return whether the answer follows this token: reasoning has ended, or never began."""
-        markers = self._markers
+        markers = stream.markers
         stream.tail.append(token_id)
         if tuple(stream.tail) == markers.end:
             return True

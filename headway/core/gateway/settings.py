@@ -8,6 +8,15 @@ from types import MappingProxyType
 
 
 @dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """What differs between the models of one gateway, as in :class:`GatewaySettings`."""
+
+    max_model_len: int
+    end_of_reasoning: tuple[int, ...] = ()
+    start_of_reasoning: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class GatewaySettings:
     """Limits and patience; times in seconds."""
 
@@ -38,5 +47,12 @@ class GatewaySettings:
     """Token ids before an answer; none for a model that does not reason."""
     start_of_reasoning: tuple[int, ...] = ()
     """Token ids that begin the reasoning, where known."""
+    models: Mapping[str, ModelSettings] = field(default_factory=lambda: MappingProxyType({}))
+    """What holds for a model by its name, instead of these limits and markers."""
     num_lives: int = 0
     """Lives kept of requests that have ended (``lives.py``); 0: none is written down."""
+
+    def length_of(self, model: str) -> int:
+        """Return the bound of a model's prompt and output tokens together."""
+        own = self.models.get(model)
+        return self.max_model_len if own is None else own.max_model_len

@@ -57,7 +57,8 @@ class WhatIfDesk:
     ) -> None:
         """``draw`` asks the leader for its picture: the workers of a replay that names none.
 
-        Without a profile the costs are those that the model's workers have measured.
+        Without a profile the costs are those that the model's workers have measured. ``model`` is
+        "" where the gateway serves several: then nothing is replayed.
         """
         self._model = model
         self._recorded = recorded
@@ -72,6 +73,9 @@ class WhatIfDesk:
         A ``request`` by its id narrows the replay to the minutes around it, and the answer has its
         times. Without a preset the gateway's own is taken, without workers those of now.
         """
+        if not self._model:
+            message = "this gateway serves several models, and a replay knows one"
+            raise HeadwayError(Code.FAILED_PRECONDITION, message)
         if self._is_busy:
             message = "another replay runs: ask again when it has ended"
             raise HeadwayError(Code.RESOURCE_EXHAUSTED, message, retry_after=5.0)

@@ -35,6 +35,7 @@ from services.gateway.openai.responses import parse_response
 from services.gateway.openai.schema import describe
 from services.gateway.openai.shapes import MAX_CHOICES, parse_json_object
 from services.gateway.reading import INLINE_BYTES
+from services.gateway.served_model import ServedModel
 from services.runtime.telemetry import package_version
 
 _OPEN_METRICS = "application/openmetrics-text"
@@ -101,7 +102,7 @@ class HttpEdge:
         self._origins = origins
         self._traces = TraceDesk(shell)
         self._needs_key = needs_key
-        self._fingerprint = calls.model.fingerprint()
+        self._fingerprints = {model.name: model.fingerprint() for model in calls.models}
         monitoring = {"/health"} if monitoring_needs_key else {"/health", "/metrics"}
         self._open_paths = monitoring | {_SCHEMA, _VERSION, _PING, "/livez"}
         self._shows_health = not monitoring_needs_key
@@ -114,9 +115,9 @@ class HttpEdge:
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = int(shell.now())
         self._most_bytes = {
-            path: calls.model.most_body_bytes(MAX_CHOICES if parse is parse_completion else 1)
+            path: calls.models.most_body_bytes(MAX_CHOICES if parse is parse_completion else 1)
             for path, parse in _POST.items()
-        } | dict.fromkeys(_TOKENS, calls.model.most_body_bytes(1))
+        } | dict.fromkeys(_TOKENS, calls.models.most_body_bytes(1))
 
     def screen(
         self, method: str, path: str, headers: Mapping[bytes, bytes], address: str
@@ -277,12 +278,13 @@ class HttpEdge:
             shown_id = call_id
             exchange.add_header(_REQUEST_ID, call_id)
         identity = CallIdentity(
-            shown_id, call.model, int(arrival_at), self._fingerprint, chat=style.chat
+            shown_id, call.model, int(arrival_at), self._fingerprints[call.model], chat=style.chat
         )
         kind: type[HttpReply | ResponseReply] = StreamReply if style.stream else WholeReply
         if style.responses:
             kind = ResponseReply
-        reply = kind(exchange, identity, style, self._calls.model.codec, self._calls.let_go)
+        codec = self._calls.models.find(call.model).codec
+        reply = kind(exchange, identity, style, codec, self._calls.let_go)
         reply.find_life = self._shell.life
         try:
             self._calls.open(call, requests, reply, exchange.client)
@@ -331,7 +333,7 @@ class HttpEdge:
             else:
                 exchange.respond(200, _PROMETHEUS, self._metrics.render())
         elif path == "/v1/models":
-            found = {"object": "list", "data": [self._model()]}
+            found = {"object": "list", "data": [self._model(model) for model in self._calls.models]}
             exchange.respond(200, JSON, dumps(found).encode())
         elif path == _SCHEMA:
             exchange.respond(200, JSON, dumps(self._describe()).encode())
@@ -350,11 +352,8 @@ class HttpEdge:
             return False
 
     def _get_model(self, exchange: Exchange, name: str) -> None:
-        served = self._calls.model.name
-        if name != served:
-            message = f"model {name!r} is not served here; this gateway serves {served!r}"
-            raise HeadwayError(Code.NOT_FOUND, message, param="model")
-        exchange.respond(200, JSON, dumps(self._model()).encode())
+        found = self._model(self._calls.models.find(name))
+        exchange.respond(200, JSON, dumps(found).encode())
 
     async def _tell(self, exchange: Exchange) -> None:
         """Answer with one request's life, or with all of them."""
@@ -368,8 +367,7 @@ class HttpEdge:
         if not exchange.ended:
             exchange.respond(200, JSON, body)
 
-    def _model(self) -> dict[str, Any]:
-        model = self._calls.model
+    def _model(self, model: ServedModel) -> dict[str, Any]:
         return {
             "id": model.name,
             "object": "model",

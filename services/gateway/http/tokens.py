@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headway.errors import Code, HeadwayError
 from services.gateway.api_call import ChatEnd, ChatInput, Input
 from services.gateway.calls import Calls
 from services.gateway.openai.shapes import read
@@ -16,31 +15,31 @@ def tokenize(calls: Calls, body: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the tokens of a text or a chat; INVALID_ARGUMENT where they do not fit the model."""
     if "messages" in body:
         chat = read(ChatToTokens, body)
-        _check_model(calls, chat.model)
+        preparation = calls.of(chat.model)
         strings, one = chat.return_token_strs, _chat_input(chat)
     else:
         said = read(TextToTokens, body)
-        _check_model(calls, said.model)
+        preparation = calls.of(said.model)
         strings, one = said.return_token_strs, said.prompt
-    tokens = calls.token_ids(one)
+    tokens, model = preparation.token_ids(one), preparation.model
     found: dict[str, Any] = {
         "count": len(tokens),
-        "max_model_len": calls.model.max_model_len,
+        "max_model_len": model.max_model_len,
         "tokens": tokens,
         "token_strs": None,
     }
     if strings:
-        found["token_strs"] = [calls.model.codec.token_text(token)[0] for token in tokens]
+        found["token_strs"] = [model.codec.token_text(token)[0] for token in tokens]
     return found
 
 
 def detokenize(calls: Calls, body: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the text of tokens, special ones included."""
     asked = read(TokensToText, body)
-    _check_model(calls, asked.model)
+    codec = calls.models.find(asked.model).codec
     tokens = tuple(asked.tokens)
-    calls.model.codec.check_ids(tokens, "tokens")
-    return {"prompt": calls.model.codec.decode(tokens)}
+    codec.check_ids(tokens, "tokens")
+    return {"prompt": codec.decode(tokens)}
 
 
 def _chat_input(chat: ChatToTokens) -> Input:
@@ -49,10 +48,3 @@ def _chat_input(chat: ChatToTokens) -> Input:
     if chat.continue_final_message:
         ending = ChatEnd.OPEN
     return ChatInput(chat.messages, chat.chat_template_kwargs, tools, ending)
-
-
-def _check_model(calls: Calls, name: str | None) -> None:
-    served = calls.model.name
-    if name not in (None, served):
-        message = f"model {name!r} is not served here; this gateway serves {served!r}"
-        raise HeadwayError(Code.NOT_FOUND, message, param="model")

@@ -35,6 +35,14 @@ def test_rates_of_all_gateways_add_up_and_the_newest_of_each_counts() -> None:
     assert "3.00 requests/s" in decided.targets.reason
 
 
+def test_rates_of_one_gateways_models_add_up() -> None:
+    core = make_core()
+    for model, rate in (("a", 9.0), ("a", 1.0), ("b", 2.0)):
+        core.handle(RateReport("g", rate, 10.0, 20.0, model=model), now=0.5)
+    (decided,) = core.wake(now=1.0)
+    assert "3.00 requests/s" in decided.targets.reason
+
+
 def test_a_report_that_was_overtaken_changes_nothing() -> None:
     core = make_core()
     for observed_at, rate in ((20.0, 4.0), (19.0, 9.0)):

@@ -14,7 +14,7 @@ from headway.core.gateway.core import GatewayCore
 from headway.core.gateway.events import Deliver, Delivery, Fail, GatewayAction, Release, Submit
 from headway.core.gateway.events import SchedulerConnected as Connected
 from headway.core.gateway.pacing import Pacers
-from headway.core.gateway.settings import GatewaySettings
+from headway.core.gateway.settings import GatewaySettings, ModelSettings
 from headway.core.reasoning import LEAD
 from headway.messages import Placed, TokenBatch
 from headway.policies.pacing import TokenPacerParams
@@ -31,11 +31,13 @@ SETTINGS = GatewaySettings(
 )
 
 
-def opened(core: GatewayCore, *, reasons: bool = False, is_read: bool = True) -> Request:
+def opened(
+    core: GatewayCore, *, reasons: bool = False, is_read: bool = True, model: str = "m"
+) -> Request:
     core.handle(Connected(), now=0.0)
     sampling = SamplingParams(max_tokens=100)
     actions = core.handle(
-        Submit(Request("r", "m", (1, 2), sampling, 0.0, reasons=reasons), is_read), now=0.0
+        Submit(Request("r", model, (1, 2), sampling, 0.0, reasons=reasons), is_read), now=0.0
     )
     request = next(a for a in actions if isinstance(a, Request))
     core.handle(Placed(request.key, "w", 0, Role.UNIFIED), now=0.0)
@@ -164,3 +166,23 @@ def test_every_token_comes_once_in_order_and_never_beyond_its_due_time(
     assert pacers.num_in_hand == 0
     for k, (_, at) in enumerate(released):
         assert at <= max(arrived[k], arrived[0] + k * tpot) + 1e-9
+
+
+def test_each_model_has_its_own_markers() -> None:
+    own = {"n": ModelSettings(1000, end_of_reasoning=(7,)), "silent": ModelSettings(1000)}
+    paced: dict[str, int] = {}
+    for model in ("m", "n", "silent"):
+        core = GatewayCore("g", "g:1", replace(SETTINGS, models=own))
+        request = opened(core, reasons=True, model=model)
+        actions = core.handle(batch(request, 0, [1, 7, END, 2, 3, 4]), now=1.0)
+        paced[model] = len(seen(actions))
+    assert paced["silent"] < paced["n"] < paced["m"]  # reasoning is not held
+
+
+def test_each_model_has_its_own_limit_of_length() -> None:
+    settings = replace(SETTINGS, models={"n": ModelSettings(101)})
+    for model, is_refused in (("m", False), ("n", True)):
+        core = GatewayCore("g", "g:1", settings)
+        asked = Request("r", model, (1, 2), SamplingParams(max_tokens=100), 0.0)
+        actions = core.handle(Submit(asked, True), now=0.0)
+        assert any(isinstance(action, Fail) for action in actions) == is_refused

@@ -149,7 +149,7 @@ async def test_a_body_that_cannot_fit_the_model_is_refused_unread(running: Clust
 async def test_a_prompt_that_cannot_fit_the_model_is_not_tokenised(
     running: Cluster, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(type(running.service._model.codec), "encode", None)
+    monkeypatch.setattr(type(running.service._models.find("tiny").codec), "encode", None)
     text = "a" * 100_000
     body: dict[str, object] = {"model": "tiny", "prompt": text}
     if "chat" in path:
