@@ -7,6 +7,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,14 +16,17 @@ from cli.up_screen import Screen
 from headway.errors import Code, HeadwayError
 from headway.presets import PRESETS
 from services.local.cluster import LocalCluster, serve
+from services.local.models_file import find_models_file, read_models, refuse_flags_of_models
 from services.local.options import Autoscale, ClusterOptions, PolicyOptions, WorkerCounts
 from services.local.refusals import refuse_wrong_options
 from services.local.service_flags import parse_service_flags
+from services.runtime.rooms import SHIPPED_MODEL, model_folder
 from services.worker.engines import MOVES_NO_KV
 
 _SERVICE_FLAGS = (
     "Every flag of a service can be given with its name: --worker.host-kv-gib 2, "
-    "--gateway.max-waiting 100 (`headway service NAME --help` lists them)."
+    "--gateway.max-waiting 100 (`headway service NAME --help` lists them). "
+    "`headway up FILE.toml` serves several models, each a [[model]] of the file (docs/deploy.md)."
 )
 
 
@@ -99,17 +103,45 @@ def cluster_options(
     if args.standby and not args.autoscale:
         message = f"--standby is {args.standby}; it is for --autoscale: give both, or neither"
         raise HeadwayError(Code.INVALID_ARGUMENT, message)
+    file, service_flags = find_models_file(service_flags)
+    if file:
+        _refuse_options_of_one_model(args, file)
     policy, settings = chosen(args)
+    flags = _with_engine(args, parse_service_flags(service_flags, known_flags))
     autoscale = Autoscale(
         args.max_prefill, args.max_decode, args.budget, args.standby, args.scale_down_delay
     )
-    return ClusterOptions(
+    options = ClusterOptions(
         policies=PolicyOptions(args.preset, policy, settings, args.profile),
         workers=_counts(args),
         autoscale=autoscale if args.autoscale else None,
-        service_flags=_with_engine(args, parse_service_flags(service_flags, known_flags)),
+        service_flags=flags,
         **{name: getattr(args, name) for name in _SAME},
     )
+    if not file:
+        return options
+    refuse_flags_of_models(flags["worker"], "all workers")
+    models = read_models(file)
+    return replace(options, model=models[0].path, model_name=models[0].name, models=models)
+
+
+def _refuse_options_of_one_model(args: argparse.Namespace, file: str) -> None:
+    """Raise HeadwayError for an option that a file of models has instead, or cannot have."""
+    given = {
+        "--prefill": args.prefill is not None,
+        "--decode": args.decode is not None,
+        "--unified": args.unified is not None,
+        "--convertible": args.convertible,
+        "--model": args.model != model_folder(SHIPPED_MODEL),
+        "--model-name": args.model_name,
+        "--predictor": args.predictor,
+    }
+    if wrong := [flag for flag, is_given in given.items() if is_given]:
+        message = f"{wrong[0]} is for one model: leave it out, {file} says it of each"
+        raise HeadwayError(Code.INVALID_ARGUMENT, message)
+    if args.autoscale:
+        message = f"--autoscale is for one model: leave it out, {file} says how many workers run"
+        raise HeadwayError(Code.INVALID_ARGUMENT, message)
 
 
 def _counts(args: argparse.Namespace) -> WorkerCounts:
@@ -162,7 +194,8 @@ def _say_hello(options: ClusterOptions, screen: Screen) -> None:
     )
     headers = f"-H 'Content-Type: application/json'{key}"
     grpc = f"gRPC on {options.grpc_address}{' (mutual TLS)' if options.needs_certificates else ''}"
-    say(f"\nHeadway serves {name}: HTTP on {url}, {grpc}. Try:\n")
+    served = ", ".join(model.name for model in options.models) or name
+    say(f"\nHeadway serves {served}: HTTP on {url}, {grpc}. Try:\n")
     if options.needs_certificates and not options.api_key_file:
         say("Whoever reaches it may ask it anything: give --api-key-file (`headway key`).\n")
     say(f"  curl -N {url}/v1/chat/completions {headers} -d '{body}'\n")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -77,6 +78,24 @@ class PolicyOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterModel:
+    """One of several models of a cluster, with its workers."""
+
+    name: str
+    path: str
+    workers: WorkerCounts
+    predictor: str = ""  # as in ClusterOptions
+    max_model_len: int = 0  # 0: the model's own
+    tool_call_parser: str = ""  # "": as its chat template shows
+    worker_flags: tuple[str, ...] = ()  # they win over those of all workers
+
+    def for_gateway(self) -> Mapping[str, str | int]:
+        """Return the gateway's options of this model."""
+        parser = {"tool_call_parser": self.tool_call_parser} if self.tool_call_parser else {}
+        return {"path": self.path, "max_model_len": self.max_model_len, **parser}
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterOptions:
     """A cluster on this machine."""
 
@@ -100,6 +119,8 @@ class ClusterOptions:
     drain_timeout: float = 30.0
     service_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """More flags by service; they win over those that follow from the other options."""
+    models: tuple[ClusterModel, ...] = ()
+    """Several models; they stand for ``model``, ``model_name``, ``workers`` and ``predictor``."""
 
     @property
     def url(self) -> str:
@@ -128,8 +149,29 @@ class ClusterOptions:
 
     @property
     def served_name(self) -> str:
-        """The model's name in requests."""
+        """The model's name in requests; of several the first one's."""
         return self.model_name or Path(self.model).name
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of all models together."""
+        counts = [model.workers for model in self.models] or [self.workers]
+        return sum(sum(each.by_role().values()) for each in counts)
+
+    def by_model(self) -> Iterator[ClusterOptions]:
+        """Yield the options for the workers of each model."""
+        if not self.models:
+            yield self
+        for one in self.models:
+            flags = (*self.service_flags.get("worker", ()), *one.worker_flags)
+            yield replace(
+                self,
+                model=one.path,
+                model_name=one.name,
+                workers=one.workers,
+                predictor=one.predictor,
+                service_flags={**self.service_flags, "worker": flags},
+            )
 
 
 def process_specs(options: ClusterOptions, num_cores: int, num_gpus: int = 0) -> list[ProcessSpec]:
@@ -146,10 +188,17 @@ def process_specs(options: ClusterOptions, num_cores: int, num_gpus: int = 0) ->
             *(*_policy_flags(options), *_autoscaler_flags(options)),
         ),
     ]
-    counts = options.workers.by_role()
-    names = [(role, f"{role}-{n + 1}") for role in counts for n in range(counts[role])]
-    for place, (role, service_id) in enumerate(names):
-        specs.append(worker_spec(options, role, service_id, place, num_cores, num_gpus))
+    roles = [
+        (one, role)
+        for one in options.by_model()
+        for role, count in one.workers.by_role().items()
+        for _ in range(count)
+    ]
+    numbers: Counter[str] = Counter()  # of a role, through all models
+    for place, (one, role) in enumerate(roles):
+        numbers[role] += 1
+        service_id = f"{role}-{numbers[role]}"
+        specs.append(worker_spec(one, role, service_id, place, num_cores, num_gpus))
     return specs
 
 
@@ -160,7 +209,7 @@ def worker_spec(
     device = options.device
     if device == "cuda" and num_gpus > 1:
         device = f"cuda:{place % num_gpus}"
-    num_workers = sum(options.workers.by_role().values())
+    num_workers = options.num_workers
     num_threads = max(1, num_cores // num_workers)
     flags = (
         *(*_policy_flags(options), *_model_flags(options), "--role", role),
@@ -215,8 +264,10 @@ def _model_flags(options: ClusterOptions) -> tuple[str, ...]:
 
 
 def _gateway_flags(options: ClusterOptions) -> tuple[str, ...]:
+    several = {model.name: model.for_gateway() for model in options.models}
+    served = ("--models", json.dumps(several)) if several else _model_flags(options)
     return (
-        *(*_model_flags(options), "--http-host", options.host, "--http-port", str(options.port)),
+        *(*served, "--http-host", options.host, "--http-port", str(options.port)),
         *(("--listen", options.grpc_address) if options.port else ()),
         *("--sink-listen", options.service_listen),
         *(("--api-key-file", options.api_key_file) if options.api_key_file else ()),
@@ -224,17 +275,21 @@ def _gateway_flags(options: ClusterOptions) -> tuple[str, ...]:
 
 
 def _predictor_flags(options: ClusterOptions) -> tuple[str, ...]:
-    """Return the trained predictor of remaining lengths, where the model has one."""
-    folder = Path(options.predictor or Path(options.model) / "predictor")
-    if not (options.predictor or folder.is_dir()):
-        return ()
-    return ("--predictors", json.dumps({options.served_name: str(folder)}))
+    """Return the trained predictors of remaining lengths, where the models have them."""
+    found = {}
+    for one in options.by_model():
+        folder = Path(one.predictor or Path(one.model) / "predictor")
+        if one.predictor or folder.is_dir():
+            found[one.served_name] = str(folder)
+    return ("--predictors", json.dumps(found)) if found else ()
 
 
 def _autoscaler_flags(options: ClusterOptions) -> tuple[str, ...]:
     bounds = options.autoscale
     if bounds is None:
-        counts = options.workers.by_role()
+        counts = Counter[str]()
+        for one in options.by_model():
+            counts.update(one.workers.by_role())
         return tuple(text for role in counts for text in (f"--num-{role}", str(counts[role])))
     return (
         *("--actuator", "process"),

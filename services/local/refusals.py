@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from headway.core.settings import require_policies
@@ -15,6 +16,7 @@ from headway.errors import Code, HeadwayError, invalid, require_between
 from headway.policies import registry
 from headway.presets import SCALED_BY_REQUESTS, parse_choice
 from services.gateway.auth import KeyRing
+from services.gateway.config import GatewayConfig
 from services.local.options import ClusterOptions, process_specs
 from services.local.service_flags import CONFIGS
 from services.local.supervised import ProcessSpec
@@ -34,17 +36,45 @@ def refuse_wrong_options(
     """Raise HeadwayError for the first thing that is wrong; ``store`` as for LocalCluster."""
     shared = ("--store", store) if store else ()
     read_config(ServiceConfig, (*shared, "--cluster", name))
-    refuse_wrong_counts(options)
     refuse_wrong_scaling(options)
+    for one in options.by_model():
+        try:
+            _refuse_wrong_model(replace(one, models=()))
+        except HeadwayError as error:
+            named = f"model {one.served_name!r}: {error.message}" if options.models else ""
+            raise HeadwayError(error.code, named or error.message) from error
+    if options.models:
+        refuse_wrong_configurations(options)
+        _refuse_wrong_files(options)
+    if options.api_key_file:
+        KeyRing.load(_readable("--api-key-file", options.api_key_file))
+    refuse_log_folder(log_folder)
+    refuse_taken_ports(options)
+
+
+def _refuse_wrong_model(options: ClusterOptions) -> None:
+    """Raise HeadwayError for a cluster of one model that could not start."""
+    refuse_wrong_counts(options)
     refuse_wrong_configurations(options)
     if _computes(options, "torch"):
         check_model(options.model)
     if options.predictor and not Path(options.predictor).is_dir():
         raise invalid("--predictor", options.predictor, "a folder of a predictor's versions")
-    if options.api_key_file:
-        KeyRing.load(_readable("--api-key-file", options.api_key_file))
-    refuse_log_folder(log_folder)
-    refuse_taken_ports(options)
+
+
+def _refuse_wrong_files(options: ClusterOptions) -> None:
+    """Raise HeadwayError for a folder of a model that the gateway could not serve."""
+    from services.gateway.model_loading import load_model  # slow to import
+
+    gateway = next(
+        spec for spec in process_specs(options, num_cores=1) if spec.service == "gateway"
+    )
+    for one in read_config(GatewayConfig, gateway.flags).by_model():
+        try:
+            if Path(one.model).is_dir():
+                load_model(one)
+        except HeadwayError as error:
+            raise HeadwayError(error.code, f"model {one.model_name!r}: {error.message}") from error
 
 
 def refuse_wrong_counts(options: ClusterOptions) -> None:

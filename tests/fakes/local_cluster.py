@@ -63,11 +63,15 @@ class LocalCluster:
 
 @asynccontextmanager
 async def local_cluster(
-    store_url: str, cluster: str, folder: Path, *flags: str
+    store_url: str, cluster: str, folder: Path, *flags: str, model: str = MODEL
 ) -> AsyncIterator[LocalCluster]:
-    """Start what ``headway up`` starts with these flags, wait until everything serves, stop."""
+    """Start what ``headway up`` starts with these flags, wait until everything serves, stop.
+
+    Without a ``model`` the flags name a file of several.
+    """
     port = free_port(2)
-    given = ["--model", MODEL, "--port", str(port), "--drain-timeout", "5", *flags]
+    one = ["--model", model] if model else []
+    given = [*one, "--port", str(port), "--drain-timeout", "5", *flags]
     lines: list[str] = []
     started = cluster_of.LocalCluster(
         up.parse(given), folder, lines.append, store=store_url, name=cluster
