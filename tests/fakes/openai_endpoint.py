@@ -32,10 +32,12 @@ class OpenAIEndpoint:
         self.encoding = ""
         """The content encoding that its streams claim."""
         self.goes_on, self.lists_models, self.computes = Event(), Event(), Event()
-        for each in (self.goes_on, self.lists_models, self.computes):
+        self.has_place = Event()
+        """While it is not set, further streams wait for their first token."""
+        for each in (self.goes_on, self.lists_models, self.computes, self.has_place):
             each.set()
         self.bodies: list[dict[str, Any]] = []
-        self.num_hung_up = self.num_listings = 0
+        self.num_hung_up = self.num_listings = self.num_begun = 0
 
     def answer(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
         wrong = sorted(self.refused & body.keys())
@@ -61,6 +63,8 @@ class OpenAIEndpoint:
             with suppress(OSError):
                 handler.wfile.write(self.instead)
             return
+        self.has_place.wait(60)
+        self.num_begun += 1
         most = self.breaks_after.pop(0) if self.breaks_after else 1 << 30
         context = list(body["prompt"])
         for number in range(1, body["max_tokens"] + 1):
@@ -130,6 +134,7 @@ def openai_endpoint(port: int = 0) -> Iterator[OpenAIEndpoint]:
         yield endpoint
     finally:
         endpoint.goes_on.set()
+        endpoint.has_place.set()
         endpoint.lists_models.set()
         http.shutdown()
         http.server_close()

@@ -2,12 +2,14 @@
 
 It takes the same orders and makes the same reports as :class:`WorkerCore`. An engine may show its
 plans (``shown_plans.py``). What another does not tell is counted here: a request begins with its
-first token, its KV is what it has computed, and a dispatch has run when all of its requests have
-begun.
+first token, and its KV is what it has computed. A dispatch has run when all of its requests have
+begun, or when any request has drawn twice since: a pass was planned with it, and who has not begun
+is the engine's backlog.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -55,6 +57,7 @@ from headway.request import FinishReason, StreamKey
 
 _MS = 1e3  # milliseconds of a second
 _MOST_PRIORITY = 2**62
+_DRAWS = 2  # of one request: the pass of the first may have begun before the dispatch
 
 
 class _Sent(NamedTuple):
@@ -62,6 +65,8 @@ class _Sent(NamedTuple):
 
     keys: list[StreamKey]
     num_added: int
+    draws: Counter[StreamKey]
+    """How often each request has drawn since, where the engine shows no plans."""
 
 
 class PlanningEngineCore:
@@ -189,7 +194,10 @@ class PlanningEngineCore:
 
     def _has_run(self, sent: _Sent) -> bool:
         """Return whether a pass was planned with a dispatch, or all of its requests have begun."""
-        return sent.num_added <= self._num_known or not any(map(self._waits, sent.keys))
+        was_planned = (
+            sent.num_added <= self._num_known or max(sent.draws.values(), default=0) >= _DRAWS
+        )
+        return was_planned or not any(map(self._waits, sent.keys))
 
     def _waits(self, key: StreamKey) -> bool:
         """Return whether a request is here and has not begun."""
@@ -215,7 +223,7 @@ class PlanningEngineCore:
                     waiting.append(request.key)
                     self._num_added += 1
                     actions.append(EngineAdd(request, self._priority(sequence)))
-        self._dispatches[dispatch.dispatch_id] = _Sent(waiting, self._num_added)
+        self._dispatches[dispatch.dispatch_id] = _Sent(waiting, self._num_added, Counter())
 
     def _priority(self, sequence: requests.Sequence) -> int:
         """Return UniBoost's Φ at this moment in ms: it stays as it is while the engine serves."""
@@ -235,6 +243,9 @@ class PlanningEngineCore:
         if step.plan is not None:
             work = follow(self._unit, step.plan, self.preemptions)
             self._num_known = max(self._num_known, step.plan.num_added)
+        else:
+            for sent in self._dispatches.values():
+                sent.draws.update([drawn.key for drawn in step.drawn if drawn.token_ids])
         for drawn in step.drawn:
             sequence = self._state.find(drawn.key)
             if sequence is not None:

@@ -127,6 +127,17 @@ def test_a_dispatch_has_run_when_all_of_its_requests_have_begun() -> None:
     assert (report.dispatch_ids, report.pass_time) == ((1,), 0.03)
 
 
+def test_a_full_engine_is_ready_for_more_though_a_dispatch_waits_for_a_place() -> None:
+    worker = serving(make_request(1))
+    worker.step(Drawn(key(1), (11,)))
+    worker.post(dispatch(make_request(2, 7), dispatch_id=2))
+    worker.step(Drawn(key(1), (12,)))  # of a pass that may have begun before
+    assert all(2 not in report.dispatch_ids for report in worker.of(EndForward))
+    worker.step(Drawn(key(1), (13,)))
+    report = worker.of(EndForward)[-1]
+    assert (report.dispatch_ids, report.loads[0].queued_prefill_tokens) == ((2,), 7)
+
+
 def test_one_that_is_cancelled_before_it_has_begun_holds_no_dispatch_up() -> None:
     worker = serving(make_request(1), make_request(2))
     worker.post(CancelStream(key(2)))

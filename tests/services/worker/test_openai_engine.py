@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from headway.cluster import Role
 from headway.engine import Drawn, EngineStepped
 from headway.errors import Code, HeadwayError
-from headway.messages import CancelStream, Dispatch, UnitBatch
+from headway.messages import CancelStream, Dispatch, EndForward, UnitBatch
 from headway.request import Constraints, FinishReason, Request, TokenLogprobs
 from services.worker.config import WorkerConfig
 from services.worker.engines import find_engine, known_engines, load_engine
@@ -361,6 +361,34 @@ async def test_a_cancel_reaches_the_endpoint(
         async with asyncio.timeout(PATIENCE):
             while not endpoint.num_hung_up:
                 await asyncio.sleep(0.01)
+
+
+async def holds(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_full_endpoint_is_ready_for_more_while_a_dispatch_waits_for_its_place(
+    store_url: str, cluster: str, endpoint: OpenAIEndpoint, sink: tuple[Sink, str]
+) -> None:
+    options: dict[str, Any] = {"engine": "openai", "engine_args": {"url": endpoint.url}}
+    async with served(store_url, cluster, **options) as (stub, _):
+        leader = Leader(stub, 1)
+        await leader.greet()
+        running, waiting = (make_request(sink[1], n, max_tokens=50) for n in (1, 2))
+        endpoint.goes_on.clear()
+        await leader.send(Dispatch(1, (UnitBatch(0, (running,)),)))
+        await holds(lambda: endpoint.num_begun == 1)
+        endpoint.has_place.clear()
+        await leader.send(Dispatch(2, (UnitBatch(0, (waiting,)),)))
+        await holds(lambda: len(endpoint.bodies) == 2)
+        endpoint.goes_on.set()
+        while True:
+            report = await leader.hear()
+            if isinstance(report, EndForward) and 2 in report.dispatch_ids:
+                break
+        assert report.loads[0].queued_prefill_tokens == len(waiting.prompt_token_ids)
 
 
 @pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
