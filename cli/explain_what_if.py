@@ -138,7 +138,11 @@ class SimulatedRun:
     def _scenario(self) -> Scenario:
         made = self._making
         return load_scenario(
-            made["scenario"], made["profile"], hops=made["hops"], autoscales=made["autoscales"]
+            made["scenario"],
+            made["profile"],
+            hops=made["hops"],
+            autoscales=made["autoscales"],
+            planner=made.get("planner", ""),
         )
 
     def replay(self, life: LifeRecord, preset: str) -> ReplayedTimes:

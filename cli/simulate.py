@@ -25,6 +25,7 @@ from headway.errors import invalid
 from headway.life.trace import trace_of
 from headway.presets import find_preset, parse_choice
 from headway.sim.experiment import Run, cluster_spec, simulate
+from headway.sim.planning import PLANNERS
 from headway.sim.sampling import Sampler
 from headway.sim.scenario import Scenario, load_scenario
 from headway.sim.solo import SoloTime
@@ -68,18 +69,23 @@ class SimulationJob(NamedTuple):
     trace: str = ""
     hops: str = ""
     autoscales: bool = False
+    planner: str = ""
 
     def load(self) -> Scenario:
         """Return its scenario."""
         return load_scenario(
-            self.scenario, self.profile, hops=self.hops, autoscales=self.autoscales
+            self.scenario,
+            self.profile,
+            hops=self.hops,
+            autoscales=self.autoscales,
+            planner=self.planner,
         )
 
     def making(self) -> dict[str, object]:
         """Return what makes the run again, wherever that happens; paths are whole."""
         names = ("scenario", "profile", "hops")
         paths = {name: _whole(getattr(self, name)) for name in names}
-        others = ("preset", "rate", "seed", "policy", "set", "autoscales")
+        others = ("preset", "rate", "seed", "policy", "set", "autoscales", "planner")
         return {**paths, **{name: getattr(self, name) for name in others}}
 
     @property
@@ -109,6 +115,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_policy_options(parser)
     add("--profile", default="", metavar="FILE", help="every instance's, instead of its own")
     add("--hops", default="", metavar="FILE", help="hop costs, instead of the scenario's own")
+    add("--planner", choices=PLANNERS, default="", help="who plans every instance's passes")
     add("--autoscale", action="store_true", help="pools follow the load")
     add("--rates", default="", help="requests/s by comma, instead of the scenario's own: a sweep")
     add("--seeds", type=int, default=1, metavar="N", help="runs of each, means shown (1)")
@@ -139,7 +146,13 @@ def run(args: argparse.Namespace) -> int:
     """Simulate and print; HeadwayError for what cannot be simulated."""
     require_ranges(args, seeds=(1, 10_000), processes=(0, 1024))
     _check_output(args)
-    scenario = load_scenario(args.scenario, args.profile, hops=args.hops, autoscales=args.autoscale)
+    scenario = load_scenario(
+        args.scenario,
+        args.profile,
+        hops=args.hops,
+        autoscales=args.autoscale,
+        planner=args.planner,
+    )
     choice, presets = chosen(args), args.preset.split(",")
     for name in presets:  # what is wrong is refused before any process starts
         spec = cluster_spec(find_preset(name), scenario.conditions.but(*parse_choice(*choice)))
@@ -166,6 +179,7 @@ def run(args: argparse.Namespace) -> int:
             set=choice.set,
             hops=args.hops,
             autoscales=args.autoscale,
+            planner=args.planner,
             fidelity=args.fidelity,
         )
         for rate in _rates(args.rates)

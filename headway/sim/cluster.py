@@ -46,6 +46,7 @@ from headway.sim.leader import SimLeader
 from headway.sim.network import Network
 from headway.sim.node import Node
 from headway.sim.pass_log import HeardPasses
+from headway.sim.planning import HEADWAY
 from headway.sim.records import Record
 from headway.sim.spec import SIMULATED_WORKER, ClusterSpec
 from headway.sim.worker import InstanceSpec, Policies, SimWorker
@@ -158,7 +159,8 @@ class SimCluster:
 
     def _join(self, worker_id: str, kind: InstanceSpec) -> None:
         spec = self.spec
-        policies = Policies(spec.batching.make, spec.estimation.make if spec.estimation else _none)
+        estimation = spec.estimation if kind.planner == HEADWAY else spec.counted
+        policies = Policies(spec.batching.make, estimation.make if estimation else _none)
         pace = self._pace()
         settings = spec.worker if pace is None else replace(spec.worker, max_steps=1)
         worker = SimWorker(worker_id, kind, policies, settings, self._clients.lengths, self, pace)

@@ -163,6 +163,7 @@ def cluster_spec(preset: Preset, conditions: Conditions) -> ClusterSpec:
         worker=found.worker,
         batching=found.batching,
         estimation=_estimation(found.estimation, conditions.predictor),
+        counted=found.estimation,
         gateway=found.gateway,
         scaling=_scaling(preset, costs, conditions.autoscaling),
         autoscaling=conditions.autoscaling or Autoscaling(),

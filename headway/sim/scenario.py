@@ -23,6 +23,7 @@ from headway.sim.experiment import Conditions, Failure, ServiceLimits
 from headway.sim.hop_costs import HopCosts
 from headway.sim.hops import load_hops
 from headway.sim.network import NetworkParams
+from headway.sim.planning import HEADWAY
 from headway.sim.spec import Autoscaling
 from headway.sim.worker import InstanceSpec
 from headway.sim.workload import SloLimits, Workload, parse_workload
@@ -72,13 +73,18 @@ def scenario_names() -> list[str]:
 
 
 def load_scenario(
-    name_or_path: str, profile: str = "", *, hops: str = "", autoscales: bool = False
+    name_or_path: str,
+    profile: str = "",
+    *,
+    hops: str = "",
+    autoscales: bool = False,
+    planner: str = "",
 ) -> Scenario:
     """Return a scenario by name or from a file; HeadwayError says what is wrong with it.
 
     ``profile``: of every instance, by name or from a file, instead of the scenario's own.
     ``hops``: a file of hop costs, instead of its own. ``autoscales``: let its pools follow the
-    load, also if it does not say so.
+    load, also if it does not say so. ``planner``: of every instance, instead of its own.
     """
     scenario = _load(name_or_path)
     conditions = scenario.conditions
@@ -86,6 +92,9 @@ def load_scenario(
         found = load_profile(profile)
         instances = [(replace(each, profile=found), count) for each, count in conditions.instances]
         conditions = replace(conditions, instances=instances)
+    if planner:
+        planned = [(replace(each, planner=planner), n) for each, n in conditions.instances]
+        conditions = replace(conditions, instances=planned)
     if hops:
         network = replace(conditions.network, hops=load_hops(Path(hops)))
         conditions = replace(conditions, network=network)
@@ -190,7 +199,9 @@ def _network(table: Any, folder: Path) -> NetworkParams:
 
 
 def _instances(table: Mapping[str, Any]) -> tuple[InstanceSpec, int]:
-    refuse_others("instances", table, ("role", "count", "profile", "host_kv_gib", *_CHANGES))
+    refuse_others(
+        "instances", table, ("role", "count", "profile", "host_kv_gib", "planner", *_CHANGES)
+    )
     roles = [role.value for role in Role]
     if table.get("role") not in roles:
         raise invalid("instances.role", table.get("role"), f"one of {', '.join(roles)}")
@@ -204,4 +215,5 @@ def _instances(table: Mapping[str, Any]) -> tuple[InstanceSpec, int]:
     if host:  # of all DP units, as the live option
         num_tokens = int(host * 2**30) // profile.kv_bytes_per_token // profile.num_units
         profile = replace(profile, host_capacity_tokens=num_tokens)
-    return InstanceSpec(Role(table["role"]), profile), count
+    planner = table.get("planner", HEADWAY)
+    return InstanceSpec(Role(table["role"]), profile, planner=planner), count

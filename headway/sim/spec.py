@@ -61,6 +61,8 @@ class ClusterSpec:
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     batching: Policy = SARATHI
     estimation: Policy | None = None
+    counted: Policy | None = None
+    """The estimation policy of instances whose engine shows no hidden states: the live one."""
     scaling: Policy | None = None
     """The autoscaler's policy; None for instances that stay."""
     autoscaling: Autoscaling = field(default_factory=Autoscaling)

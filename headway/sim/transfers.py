@@ -14,10 +14,10 @@ from headway.core.worker.events import (
     KvOffered,
     KvQuestion,
     KvSent,
+    PlanningAction,
     RefuseKv,
     StartTransfer,
     TransferEnded,
-    WorkerAction,
     WorkerEvent,
 )
 from headway.cost.schema import Profile
@@ -35,7 +35,7 @@ class Peer(Protocol):
     def post(self, event: WorkerEvent) -> None:
         """Tell it news."""
 
-    def answer(self, question: KvQuestion) -> WorkerAction:
+    def answer(self, question: KvQuestion) -> PlanningAction:
         """Return its answer to an offer, or to more of it."""
 
 

@@ -7,26 +7,31 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from headway.blocks import BlockHash
-from headway.cluster import Role, WorkerInfo
+from headway.cluster import TOKEN_LAYOUT, Role, WorkerInfo
 from headway.core.worker.core import WorkerCore, WorkerSettings
 from headway.core.worker.events import (
     AcceptKv,
     AcknowledgeKv,
     AskPredictor,
+    EngineAbort,
+    EngineAdd,
+    EngineTune,
     KvOffered,
     KvQuestion,
     KvSent,
     PassCut,
+    PlanningAction,
     RefuseKv,
     SendTokens,
     StartTransfer,
     StopTransfer,
     TellTokens,
-    WorkerAction,
     WorkerEvent,
 )
+from headway.core.worker.planning_engine import PlanningEngineCore
 from headway.cost.costs import Costs
 from headway.cost.schema import Profile
+from headway.errors import invalid
 from headway.forward_pass import ForwardPass, PassResult
 from headway.messages import FromWorker, Handoff
 from headway.policies.batching import Batching
@@ -36,6 +41,7 @@ from headway.sim.device import Device, Steps
 from headway.sim.lengths import EOS, TrueLengths
 from headway.sim.node import Node
 from headway.sim.pass_log import HeardPasses, PassLog
+from headway.sim.planning import HEADWAY, NATIVE, PLANNERS, SimPlanner
 from headway.sim.prompts import HASHED_TOKENS
 from headway.sim.transfers import Links, Transfers
 
@@ -44,11 +50,27 @@ MODEL = "model"
 
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
-    """A kind of instance: what it serves, and what it costs."""
+    """A kind of instance: what it serves, and what it costs.
+
+    ``planner``: who plans its passes; an engine that does is ``unified`` and has one DP unit.
+    """
 
     role: Role
     profile: Profile
     max_model_len: int = 1 << 20
+    planner: str = HEADWAY
+
+    def __post_init__(self) -> None:
+        if self.planner not in PLANNERS:
+            raise invalid("planner", self.planner, f"one of {', '.join(PLANNERS)}")
+        if self.planner == HEADWAY:
+            return
+        if self.role is not Role.UNIFIED:
+            limit = f"{HEADWAY} unless the role is unified: other engines send and take no KV"
+            raise invalid("planner", self.planner, limit)
+        if self.profile.num_units != 1:
+            limit = f"{HEADWAY} unless num_units is 1"
+            raise invalid("planner", self.planner, limit)
 
     @property
     def deployed(self) -> Profile:
@@ -70,6 +92,7 @@ class InstanceSpec:
             num_blocks=profile.kv_capacity_tokens // profile.block_size,
             max_model_len=self.max_model_len,
             kv_bytes_per_token=profile.kv_bytes_per_token,
+            kv_layout=TOKEN_LAYOUT if self.planner == HEADWAY else "",
         )
 
 
@@ -108,22 +131,15 @@ class SimWorker:
         self.started_at = around.kernel.now
         info, profile = spec.info(worker_id), spec.deployed
         self.num_blocks = info.num_blocks
-        self.core = WorkerCore(
-            info,
-            (EOS,),
-            policies.batching(),
-            replace(
-                settings,
-                host_tokens=profile.host_capacity_tokens,
-                costs=Costs.of([(Role.UNIFIED, profile)]),  # it may have to compute prompts again
-            ),
-            lambda key: lengths[key].num_output_tokens,
-            policies.estimation(),
-            self._hashes,
-        )
+        costs = Costs.of([(Role.UNIFIED, profile)])  # it may have to compute prompts again
+        settings = replace(settings, host_tokens=profile.host_capacity_tokens, costs=costs)
         self._around = around
         self._lengths = lengths
-        self._node: Node[WorkerEvent, WorkerAction] = Node(around.kernel, self.core, self._perform)
+        self._engine = self._planner(info, policies, settings)
+        self.core = self._make_core(info, policies, settings)
+        self._node: Node[WorkerEvent, PlanningAction] = Node(
+            around.kernel, self.core, self._perform
+        )
         self.device = Device(
             around.kernel,
             spec.profile.pass_time,
@@ -133,10 +149,47 @@ class SimWorker:
             self._pass_ended,
             pace,
         )
+        if self._engine is not None:
+            self._engine.device = self.device
         self._transfers = Transfers(self, spec.profile, around)
-        self._answers: dict[StreamKey, WorkerAction] = {}
+        self._answers: dict[StreamKey, PlanningAction] = {}
         self._unheard: list[Handoff | KvSent] = []
         self._passes = PassLog(around.network.params.costs.token)
+
+    def _make_core(
+        self, info: WorkerInfo, policies: Policies, settings: WorkerSettings
+    ) -> WorkerCore | PlanningEngineCore:
+        """Return the core that a live worker would have."""
+        batching, estimation = policies.batching(), policies.estimation()
+        if self._engine is not None:
+            settings = replace(settings, host_tokens=0)
+            return PlanningEngineCore(info, (EOS,), batching, settings, estimation)
+        return WorkerCore(
+            info,
+            (EOS,),
+            batching,
+            settings,
+            lambda key: self._lengths[key].num_output_tokens,
+            estimation,
+            self._hashes,
+        )
+
+    def _planner(
+        self, info: WorkerInfo, policies: Policies, settings: WorkerSettings
+    ) -> SimPlanner | None:
+        """Return an engine that plans by itself, if the instance has one."""
+        if self.spec.planner == HEADWAY:
+            return None
+        return SimPlanner(
+            self._around.kernel,
+            info,
+            policies.batching(),
+            settings,
+            self._lengths,
+            self._hashes,
+            lambda step: self._node.post(step),
+            shows_plans=self.spec.planner == NATIVE,
+        )
 
     def _hashes(self, request: Request) -> Sequence[BlockHash]:
         """A trace's blocks are larger than ours: each is as many as fit."""
@@ -165,27 +218,36 @@ class SimWorker:
 
     def tell_tokens(self) -> None:
         """Have all tokens sent that have been drawn; others must not wait for a look."""
-        self._node.post(TellTokens())
+        if self._engine is None:  # an engine's tokens wait for nothing
+            self._node.post(TellTokens())
 
     def stop(self) -> None:
         """Stop the machine."""
         self._node.stop()
+        if self._engine is not None:
+            self._engine.stop()
         self.device.stop()
         self._transfers.abandon()
 
     def _pass_ended(self, result: PassResult, steps: Steps, num_steps: int) -> None:
         self._passes.add(steps, num_steps)
-        self._node.post(result)
+        if self._engine is not None:
+            self._engine.ended(result)
+        else:
+            self._node.post(result)
         unheard, self._unheard = self._unheard, []
         for event in unheard:
             self._node.post(event)
         if unheard:
             self.device.cut()
 
-    def _perform(self, action: WorkerAction) -> None:
+    def _perform(self, action: PlanningAction) -> None:
         match action:
             case ForwardPass():
                 self.device.start(action)
+            case EngineAdd() | EngineAbort() | EngineTune():
+                assert self._engine is not None, "only an engine that plans gets orders"
+                self._engine.follow(action)
             case SendTokens():
                 self._around.to_gateway(action, self._passes.heard())
             case StartTransfer():
@@ -201,7 +263,7 @@ class SimWorker:
 
     # --- KV from another instance -----------------------------------------------------
 
-    def answer(self, question: KvQuestion) -> WorkerAction:
+    def answer(self, question: KvQuestion) -> PlanningAction:
         """Return the core's answer to an offer, or to more of it."""
         key = question.header.request.key if isinstance(question, KvOffered) else question.key
         self.post(question)

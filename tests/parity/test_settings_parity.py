@@ -65,6 +65,17 @@ def test_workers_decide_by_equal_settings(name: str) -> None:
     assert live.batching == simulated.batching
 
 
+@pytest.mark.parametrize("name", PRESETS)
+def test_workers_whose_engine_plans_estimate_lengths_as_live_ones(name: str) -> None:
+    live = WorkerConfig(preset=name, profile=PROFILE).policies()
+    ((kind, count),) = CONDITIONS.instances
+    conditions = replace(CONDITIONS, instances=((replace(kind, planner="native"), count),))
+    simulated = cluster_spec(find_preset(name), conditions)
+    assert simulated.counted == live.estimation
+    assert simulated.batching == live.batching
+    assert differing(live.worker, simulated.worker) <= set(WORKER)
+
+
 def test_no_reason_to_differ_is_out_of_date() -> None:
     live = WorkerConfig(preset="sbs", profile=PROFILE).policies()
     simulated = cluster_spec(find_preset("sbs"), CONDITIONS)

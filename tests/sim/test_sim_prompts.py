@@ -51,7 +51,7 @@ def test_requests_with_one_beginning_are_packed_where_it_is_cached() -> None:
         ]
         scheduler = SchedulerSettings(prefix_hits=looks)
         _, cluster = run(ClusterSpec(((kind, 1),), scheduler=scheduler), requests)
-        counts = (u.prefix_counts for w in cluster.workers for u in w.core.units)
+        counts = (w.core.prefix_counts for w in cluster.workers)
         return sum(each.num_hit_tokens for each in counts)
 
     assert hits(True) == 9 * 2032 > hits(False)

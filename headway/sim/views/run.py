@@ -12,6 +12,7 @@ from headway.policies.placement import Placement
 from headway.sim.clients import SimRequest
 from headway.sim.collection import SeldomCollected
 from headway.sim.experiment import Failure, Run
+from headway.sim.planning import HEADWAY
 from headway.sim.records import Record
 from headway.sim.spec import ClusterSpec
 from headway.sim.views.cluster import FIRST_COME, ViewCluster
@@ -53,6 +54,8 @@ def _reasons(spec: ClusterSpec, failures: Sequence[Failure]) -> Iterable[str]:
         yield "a machine's pace"
     if spec.worker.max_running:
         yield f"a limit of {spec.worker.max_running} running requests"
+    if any(kind.planner != HEADWAY for kind, _ in spec.instances):
+        yield "engines that plan their own passes"
     if failures:
         yield "instances that die"
 
