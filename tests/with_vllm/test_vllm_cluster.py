@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +41,18 @@ def stock() -> Mapping[int, list[int]]:
         return stock_outputs(parts.core, NUM_TOKENS)[0]
     finally:
         parts.close()
+
+
+@asynccontextmanager
+async def asked_cluster(
+    store_url: str, cluster: str, folder: Path, *flags: str
+) -> AsyncIterator[tuple[LocalCluster, httpx.AsyncClient]]:
+    """A cluster with these flags, and a client of it."""
+    async with (
+        local_cluster(store_url, cluster, folder, *flags) as running,
+        httpx.AsyncClient(base_url=running.base_url, timeout=PATIENCE) as client,
+    ):
+        yield running, client
 
 
 async def tokens_of(client: httpx.AsyncClient, number: int) -> list[int]:
@@ -85,10 +98,7 @@ async def test_what_is_handed_off_and_moved_between_vllm_workers_is_what_one_sto
     roles = ("--prefill", "1", "--decode", "2", "--autoscale", "--scale-down-delay", "600")
     metrics = ("--metrics-port", str(free_port(16)))
     flags = ("--engine", "vllm", "--dtype", "float32", *roles, *metrics, "--set", HOLDS_STILL)
-    async with (
-        local_cluster(store_url, cluster, tmp_path, *flags) as running,
-        httpx.AsyncClient(base_url=running.base_url, timeout=PATIENCE) as client,
-    ):
+    async with asked_cluster(store_url, cluster, tmp_path, *flags) as (running, client):
         asked = [asyncio.create_task(tokens_of(client, number)) for number in GREEDY]
         actuator = ProcessActuator(ServiceConfig(store=store_url, cluster=cluster), running.store)
         await all_run(running, len(asked))
@@ -122,10 +132,7 @@ async def test_kv_goes_between_a_vllm_worker_and_one_of_headways_own_engine(
 ) -> None:
     port = free_port(16)
     flags = ("--prefill", "1", "--decode", "1", "--dtype", "float32", "--metrics-port", str(port))
-    async with (
-        local_cluster(store_url, cluster, tmp_path, *flags) as running,
-        httpx.AsyncClient(base_url=running.base_url, timeout=PATIENCE) as client,
-    ):
+    async with asked_cluster(store_url, cluster, tmp_path, *flags) as (running, client):
         own = running.process(f"{role}-1")
         place = own.spec.flags.index("--metrics-listen")
         same = own.spec.flags[:place] + own.spec.flags[place + 2 :]
@@ -148,10 +155,7 @@ async def test_whichever_vllm_worker_is_killed_no_token_is_lost_doubled_or_chang
 ) -> None:
     roles = ("--prefill", "0", "--decode", "0", "--unified", "2")
     flags = ("--engine", engine, "--dtype", "float32", *roles)
-    async with (
-        local_cluster(store_url, cluster, tmp_path, *flags) as running,
-        httpx.AsyncClient(base_url=running.base_url, timeout=PATIENCE) as client,
-    ):
+    async with asked_cluster(store_url, cluster, tmp_path, *flags) as (running, client):
         quiet = await asyncio.gather(*(tokens_of(client, number) for number in SAMPLED))
         expected = [*(stock[number] for number in GREEDY), *quiet]
         for victim in ("unified-1", "unified-2"):
