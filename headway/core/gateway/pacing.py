@@ -77,7 +77,7 @@ class Pacers:
             return
         markers = self._own.get(model, self._markers)
         is_answering = not (markers.end and reasons)
-        tail = deque[int](maxlen=len(markers.end))
+        tail: deque[int] = deque(maxlen=len(markers.end))
         self._streams[request_id] = _Stream(
             self._policy.pace(tpot), prompt, tail, is_answering, markers
         )
