@@ -162,18 +162,15 @@ class WhatIf:
 def replay(asked: WhatIf) -> dict[str, Any]:
     """Simulate, and return both curves of promises kept and both medians and tails of TTFT."""
     spec, began = asked.spec(), time.perf_counter()
-    records: list[Record] = []
-    fidelity = POLICIES
-    if asked.needs_cores(spec):
-        fidelity = CORES
-        simulate(spec, asked.simulated(), ended=records.append)
-    else:
-        simulate_views(spec, asked.simulated(), ended=records.append)
+    fidelity, records = _simulated(asked, spec)
     replayed: list[tuple[float, bool | None, float | None]] = []
     for record in records:
         felt = {"ttft": record.ttft, "ttfat": record.ttfat, "tpot": record.tpot, "e2e": record.ttlt}
         kept = asked.is_kept(int(record.request_id), felt) if record.finished else False
         replayed.append((record.arrival_at, kept, record.ttft))
+    told = {int(record.request_id) for record in records}
+    missing = (place for place in range(len(asked.requests)) if place not in told)
+    replayed += [(asked.requests[place].arrival, False, None) for place in missing]  # never ended
     recorded = [
         (each.arrival, _recorded_kept(asked, place), each.ttft)
         for place, each in enumerate(asked.requests)
@@ -188,6 +185,28 @@ def replay(asked: WhatIf) -> dict[str, Any]:
         "replayed": _figures(replayed),
         **_marked(asked, records),
     }
+
+
+def _simulated(asked: WhatIf, spec: ClusterSpec) -> tuple[str, list[Record]]:
+    """Return the fidelity that a replay needed, and its requests.
+
+    The fast fidelity gives up where memory is short and the order says who yields. With little
+    memory it may leave requests unserved that the cores serve.
+    """
+    records: list[Record] = []
+    is_small = len(asked.requests) <= asked.most_by_cores
+    if not asked.needs_cores(spec):
+        try:
+            simulate_views(spec, asked.simulated(), ended=records.append)
+        except HeadwayError as error:
+            if error.param != "fidelity" or not is_small:
+                raise
+        else:
+            if len(records) == len(asked.requests) or not is_small:
+                return POLICIES, records
+        records.clear()
+    simulate(spec, asked.simulated(), ended=records.append)
+    return CORES, records
 
 
 def _marked(asked: WhatIf, records: Iterable[Record]) -> dict[str, Any]:

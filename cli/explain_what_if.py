@@ -88,6 +88,9 @@ def told(life: LifeRecord, presets: Sequence[str], replay: Replays) -> Iterator[
 
 
 def _line(name: str, ttft: float | None, total: float | None) -> str:
+    if total is None:
+        seen = "it gets no token" if ttft is None else f"TTFT {ttft:.3f} s, and it never ends"
+        return f"  {name:<34} {seen}"
     return f"  {name:<34} TTFT {_seconds(ttft)}, whole {_seconds(total)}"
 
 

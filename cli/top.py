@@ -83,14 +83,24 @@ def _head(frame: Json) -> Text:
     gateway, found = frame["gateway"], figures(frame)
     text = Text(f"{gateway['model']}", style="bold")
     text.append(f"  preset {gateway['preset']}, {gateway['status']}", style="not bold")
-    leader = frame.get("leader")
-    text.append(f", leader {leader['id']}" if leader else ", no leader", style="not bold")
+    text.append(f", {_leader(frame)}", style="not bold")
     text.append(f"\n{gateway['open']} open, {gateway['waiting']} without a token")
     for name, unit in (("ended_per_s", "requests/s"), ("tokens_per_s", "tokens/s")):
         text.append(f", {_number(found.get(name))} {unit}")
     text.append(f", TTFT P50 {_seconds(found.get('ttft_p50'))}")
     text.append(f" P99 {_seconds(found.get('ttft_p99'))}, promises {_share(found.get('kept'))}\n")
     return text
+
+
+def _leader(frame: Json) -> str:
+    """Return who leads; what the workers' table shows is old where nobody answers."""
+    if frame.get("store_answers") is False:
+        return "the store does not answer"
+    leader = frame.get("leader")
+    if not leader:
+        return "no leader"
+    is_silent = frame.get("leader_answers") is False
+    return f"leader {leader['id']}{' does not answer' if is_silent else ''}"
 
 
 def _workers(frame: Json) -> Table | Text:

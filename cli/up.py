@@ -199,5 +199,4 @@ def _say_hello(options: ClusterOptions, screen: Screen) -> None:
     if options.needs_certificates and not options.api_key_file:
         say("Whoever reaches it may ask it anything: give --api-key-file (`headway key`).\n")
     say(f"  curl -N {url}/v1/chat/completions {headers} -d '{body}'\n")
-    if screen.is_terminal:
-        say(f"  The console: {url}/console\n")
+    say(f"  The console: {url}/console\n")

@@ -12,6 +12,7 @@ import pytest
 from bench.what_if import WhatIf, replay
 from headway.cluster import Role
 from headway.console import measured
+from headway.cost.profile import load_profile
 from headway.errors import HeadwayError
 from headway.messages import MeasuredCosts
 from headway.picture import CostPicture, WorkerPicture
@@ -86,6 +87,48 @@ def test_a_replay_with_moves_at_intervals_that_no_float_is_ends() -> None:
         settings="rescheduling.interval=0.2",
     )
     assert replay(WhatIf.read(asked))["num_requests"] == 16
+
+
+SHORT = {
+    Role.PREFILL: replace(load_profile("llama-8b-a100"), kv_capacity_tokens=1600),
+    Role.DECODE: replace(load_profile("llama-8b-a100"), kv_capacity_tokens=1600),
+}
+AT_ONCE = [(n * 0.001, 231, 300, 0, "", True, 0.7) for n in range(16)]
+
+
+def test_where_memory_is_short_the_cores_say_who_yields() -> None:
+    asked = question(requests=AT_ONCE, preset="headway", measured=measured.packed(SHORT))
+    assert replay(WhatIf.read(asked))["fidelity"] == "cores"
+    few = WhatIf.read({**asked, "most_by_cores": 8})
+    with pytest.raises(HeadwayError, match="short of memory"):
+        replay(few)
+
+
+def test_what_the_fast_fidelity_leaves_unserved_is_replayed_by_the_cores() -> None:
+    rng, at, requests = random.Random(0), 0.0, []
+    for _ in range(86):
+        at += rng.expovariate(10.0)
+        requests.append((at, rng.choice([40, 136, 480]), rng.choice([4, 30]), 0, "", True, 0.5))
+    little = {role: replace(each, kv_capacity_tokens=640) for role, each in SHORT.items()}
+    asked = question(
+        requests=requests,
+        preset="vllm-like",
+        workers={"prefill": 1, "decode": 1},
+        measured=measured.packed(little),
+        marked=85,
+    )
+    found = replay(WhatIf.read(asked))
+    assert found["request"]["replayed"]["total"] > 0.0
+
+
+def test_a_request_that_never_ends_in_a_replay_breaks_its_promise() -> None:
+    large = (0.02, 1500, 800, 0, "", True, 0.7)  # more than a worker's memory
+    asked = question(
+        requests=[*AT_ONCE, large], preset="vllm-like", measured=measured.packed(SHORT)
+    )
+    found = replay(WhatIf.read({**asked, "marked": 16}))
+    assert found["request"]["replayed"]["total"] is None
+    assert found["replayed"]["kept"] <= 16 / 17
 
 
 def test_the_request_that_is_asked_about_has_its_own_times() -> None:

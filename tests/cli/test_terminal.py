@@ -105,6 +105,12 @@ def test_top_shows_workers_and_requests() -> None:
     assert "decode-1 → decode-2" in shown
 
 
+def test_top_says_who_does_not_answer() -> None:
+    assert "leader scheduler-1 does not answer" in told(picture({**FRAME, "leader_answers": False}))
+    assert "the store does not answer" in told(picture({**FRAME, "store_answers": False}))
+    assert "does not" not in told(picture({**FRAME, "store_answers": True, "leader_answers": True}))
+
+
 def test_top_says_what_it_does_not_know() -> None:
     shown = told(picture(EMPTY))
     assert "no leader" in shown

@@ -42,7 +42,7 @@ def files() -> Mapping[str, PageFile]:
             body = path.read_bytes()
             name = f"{CONSOLE}/{path.relative_to(FOLDER).as_posix()}"
             found[name] = PageFile(kind, body, gzip.compress(body, 9, mtime=0))
-    found[CONSOLE] = found.pop(f"{CONSOLE}/index.html")
+    found[CONSOLE] = found[f"{CONSOLE}/"] = found.pop(f"{CONSOLE}/index.html")
     return found
 
 

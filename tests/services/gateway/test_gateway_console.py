@@ -65,6 +65,7 @@ async def test_the_page_is_served_with_a_policy_that_loads_nothing_from_elsewher
         policy = page.headers["content-security-policy"]
         assert policy.startswith("default-src 'self'; script-src 'self' 'sha256-")
         assert "unsafe" not in policy
+        assert (await client.get("/console/")).text == page.text
         for path, file in files().items():
             found = await client.get(path)
             assert (found.status_code, found.content) == (200, file.body)
