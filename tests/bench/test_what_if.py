@@ -104,7 +104,7 @@ def test_where_memory_is_short_the_cores_say_who_yields() -> None:
         replay(few)
 
 
-def test_what_the_fast_fidelity_leaves_unserved_is_replayed_by_the_cores() -> None:
+def test_the_fast_fidelity_serves_a_prompt_that_waited_for_memory_of_a_handoff() -> None:
     rng, at, requests = random.Random(0), 0.0, []
     for _ in range(86):
         at += rng.expovariate(10.0)
@@ -118,6 +118,7 @@ def test_what_the_fast_fidelity_leaves_unserved_is_replayed_by_the_cores() -> No
         marked=85,
     )
     found = replay(WhatIf.read(asked))
+    assert found["fidelity"] == "policies", "all were served"
     assert found["request"]["replayed"]["total"] > 0.0
 
 

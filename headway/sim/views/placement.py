@@ -106,6 +106,8 @@ class Placer:
         """Let a request whose KV has come decode on a unit from now on."""
         source.release(job)
         source.refresh()
+        if source.queue:  # a prompt may have waited for this memory
+            self._by_id[source.load.worker_id].changed(self._agenda.now)
         unit.arrived(job)
         if self._outlook is not None:
             self._outlook.landed(job)
