@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import openai
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.fakes.local_cluster import MODEL, local_cluster
+from tests.fakes.local_cluster import MODEL, local_cluster, until
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -27,6 +28,15 @@ def other_model(folder: Path) -> Path:
     config["chat_template"] = "{% for m in messages %}{{ m.content }}{% endfor %}"
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
+
+
+async def is_known(client: openai.AsyncOpenAI, name: str) -> bool:
+    """Whether the leader knows workers of the model: the other one's may have joined first."""
+    try:
+        await client.completions.create(model=name, prompt="Add", max_tokens=1)
+    except openai.NotFoundError:
+        return False
+    return True
 
 
 async def test_each_model_answers_with_its_own_workers(
@@ -60,6 +70,7 @@ max_model_len = 128
         assert [model.id async for model in client.models.list()] == ["mini", "contrary"]
         said, counted = {}, {}
         for name in ("mini", "contrary"):
+            await until(partial(is_known, client, name))
             answer = await client.chat.completions.create(
                 model=name,
                 messages=[{"role": "user", "content": ASKED}],
