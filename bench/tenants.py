@@ -1,4 +1,4 @@
-"""What one tenant's flood does to the first tokens of two others, on a simulated cluster."""
+"""The effect of one tenant's flood on the first tokens of two others, simulated."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class RecordedRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """What is asked: the load, the instances by role, and the policies."""
+    """A question: the load, the instances by role, and the policies."""
 
     requests: Sequence[RecordedRequest]
     classes: Mapping[str, ServiceClass]

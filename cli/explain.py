@@ -195,7 +195,7 @@ def _no_gateway(url: str, error: Exception) -> HeadwayError:
 
 
 class OutputTold(NamedTuple):
-    """What is known of one output of a call: its life, and decisions as JSON lines."""
+    """One output of a call: its life, and decisions as JSON lines."""
 
     request_id: str
     life: LifeRecord | None
@@ -210,7 +210,7 @@ class OutputTold(NamedTuple):
 
 
 class CallTold(NamedTuple):
-    """What is known of a call; ``num_older``: earlier calls that its client gave the same id."""
+    """A call; ``num_older``: earlier calls that its client gave the same id."""
 
     outputs: Sequence[OutputTold]
     num_older: int = 0

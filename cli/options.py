@@ -14,7 +14,7 @@ from services.runtime.rooms import SHIPPED_MODEL, model_folder
 
 POLICY_VARIABLE, SET_VARIABLE = "HEADWAY_POLICY", "HEADWAY_SET"
 REFUSALS = {400: Code.INVALID_ARGUMENT, 404: Code.NOT_FOUND}
-"""What an HTTP status of a gateway says of the call, where the call is wrong."""
+"""The codes of HTTP statuses with which a gateway refuses a wrong call."""
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 

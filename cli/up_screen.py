@@ -1,4 +1,4 @@
-"""What ``headway up`` shows on a terminal besides its lines: one line that changes.
+"""The line that ``headway up`` keeps changing on a terminal.
 
 Without a terminal there is no such line, and the others are as they were.
 """
@@ -24,7 +24,7 @@ _DOES = (
     ("building_kernels", "builds its kernels, once on this machine"),
     ("loading_model", "loads its weights"),
 )
-"""What a process does, by the last of these events in its log."""
+"""Words for a process by the last of these events in its log."""
 _STYLES = (
     ("died", "bold red"),
     ("did not stop", "red"),

@@ -81,6 +81,6 @@ class UnitLoad:
     lost_tokens: int = 0
     """Tokens of preempted requests whose KV is to be computed again."""
     num_arriving: int = 0
-    """Of ``num_running``: another worker is sending their KV."""
+    """Requests of ``num_running`` whose KV another worker is sending."""
     arriving_tokens: int = 0
-    """Of ``kv_tokens``, and in blocks that are not free: of those that arrive."""
+    """Tokens of ``kv_tokens`` that belong to them; their blocks are not free."""

@@ -143,7 +143,7 @@ class Drawn(NamedTuple):
     num_cached_tokens: int = 0
     """Cached tokens of its prompt, with its first tokens."""
     message: str = ""
-    """What went wrong, if it failed."""
+    """The error, if it failed."""
 
 
 class Computed(NamedTuple):

@@ -10,7 +10,7 @@ from headway.messages import MeasuredCosts
 
 @dataclass(frozen=True, slots=True)
 class CostPicture:
-    """What a worker has measured while it served, and the sizes that belong to it."""
+    """Costs that a worker has measured while it served, and the sizes that belong to them."""
 
     chunk_tokens: int
     kv_bytes_per_token: int

@@ -27,7 +27,7 @@ STAYS = (
     *("torch", "triton", "numpy", "transformers", "tokenizers", "safetensors", "huggingface-hub"),
     *("jinja2", "rich", "uvloop", "typing-extensions", "packaging", "certifi", "idna", "anyio"),
 )
-"""What the machine has in a version that fits, or that only goes with its own torch or driver."""
+"""Packages that the machine has in a fitting version, or that need its own torch or driver."""
 PLATFORMS = ("manylinux_2_34", "manylinux_2_31", "manylinux_2_28", "manylinux_2_27",
              "manylinux_2_24", "manylinux_2_17", "manylinux2014", "manylinux_2_5",
              "manylinux1")  # fmt: skip

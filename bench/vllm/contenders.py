@@ -21,7 +21,7 @@ _PLUG_IN = ("--scheduler-cls", "headway_vllm.HeadwayAsyncScheduler")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What all contenders share: model, limits, the clusters' preset, and the plug-in's policy."""
+    """The settings of all contenders: model, limits, the clusters' preset, the plug-in's policy."""
 
     model: str
     limits: EngineLimits

@@ -1,1 +1,1 @@
-"""What the console shows, live or simulated: which rows, which figures, and what has changed."""
+"""The console, live or simulated: its rows, its figures, and what has changed."""

@@ -1,4 +1,4 @@
-"""What is told of a call: of each output its life, the reasons, and the decisions on it."""
+"""The explanation of a call: for each output its life, the reasons, and the decisions."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ _SEEN = frozenset(
         *(MomentKind.CONTINUES, MomentKind.LOST, MomentKind.PACED),
     }
 )
-"""What a gateway saw itself: its instants are right."""
+"""Moments that a gateway saw itself: their instants are right."""
 _HAS_KV = frozenset({MomentKind.RUNS_ON, MomentKind.WAITS_ON})
 
 

@@ -60,7 +60,7 @@ class LifeRecord:
     status: str
     """``open``, or how it ended: ``stop``, ``length``, ``cancelled``, or the code of an error."""
     error: str
-    """What went wrong, for people; "" if nothing did."""
+    """The error in words; "" without one."""
     tenant: str
     service_class: str
     is_read: bool

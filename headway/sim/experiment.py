@@ -126,7 +126,7 @@ class Run:
     num_passes: int
     num_preemptions: int = 0
     lives: Sequence[LifeRecord] = ()
-    """Of all requests, in the order of their ends, where the run was to keep them."""
+    """Records of all requests, in the order of their ends, where the run was to keep them."""
 
 
 def cluster_spec(preset: Preset, conditions: Conditions) -> ClusterSpec:

@@ -34,13 +34,13 @@ from headway.sim.node import Node
 
 HEADWAY, NATIVE, ENDPOINT = "headway", "native", "endpoint"
 PLANNERS = (HEADWAY, NATIVE, ENDPOINT)
-"""Who plans an instance's passes: Headway, the engine in a policy's order, or the engine alone."""
+"""Planners of an instance's passes: Headway, the engine in a policy's order, or it alone."""
 
 EngineOrder = EngineAdd | EngineAbort | EngineTune
 
 
 class Runs(Protocol):
-    """What computes passes."""
+    """An engine, as its planner starts its passes."""
 
     def start(self, forward_pass: ForwardPass) -> None:
         """Begin a pass."""

@@ -1,4 +1,4 @@
-"""What a gateway needs to serve: a scheduler that leads, and workers that prefill and decode."""
+"""A gateway's needs: a scheduler that leads, and workers that prefill and decode."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def read_settings() -> OrderSettings:
 
 
 class Hints(NamedTuple):
-    """What a client says of its request."""
+    """The words of a client about its request."""
 
     reasons: bool = False
     predicted_output_tokens: float = 0.0

@@ -20,7 +20,7 @@ NULL_BLOCKS = 1
 
 @dataclass(slots=True)
 class _Known:
-    """What vLLM knows of a request."""
+    """vLLM's view of a request."""
 
     name: str
     blocks: list[int] = field(default_factory=list)

@@ -19,7 +19,7 @@ _MOST_READ = 500  # requests looked at in one call, besides those of the call be
 
 @dataclass(frozen=True, slots=True)
 class RowQuery:
-    """What somebody wants to see: a sort, filters ("" for any), and a number of rows.
+    """A wish for rows: a sort, filters ("" for any), and a number of rows.
 
     HeadwayError for an unknown sort and for a number out of range.
     """

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """What differs between the models of one gateway, as in :class:`GatewaySettings`."""
+    """The settings that differ between models of one gateway, as in :class:`GatewaySettings`."""
 
     max_model_len: int
     end_of_reasoning: tuple[int, ...] = ()
@@ -48,7 +48,7 @@ class GatewaySettings:
     start_of_reasoning: tuple[int, ...] = ()
     """Token ids that begin the reasoning, where known."""
     models: Mapping[str, ModelSettings] = field(default_factory=lambda: MappingProxyType({}))
-    """What holds for a model by its name, instead of these limits and markers."""
+    """Limits and markers of a model by its name, instead of these."""
     num_lives: int = 0
     """Lives kept of requests that have ended (``lives.py``); 0: none is written down."""
 

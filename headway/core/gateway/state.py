@@ -76,7 +76,7 @@ class OpenRequest:
     levels_spent: int = 0
     """MemGuard's levels whose credit it had spent at its newest token."""
     life: OpenLife | None = None
-    """What has happened to it; None where lives are not written down."""
+    """Its life so far; None where lives are not written down."""
 
     @property
     def request_id(self) -> str:

@@ -38,7 +38,7 @@ class NewMark(NamedTuple):
 
 
 class LifeNews:
-    """What the present event has changed; nothing is collected unless ``is_on``."""
+    """Changes by the present event; nothing is collected unless ``is_on``."""
 
     def __init__(self, *, is_on: bool) -> None:
         self._is_on = is_on

@@ -1,4 +1,4 @@
-"""What the gateway asks others for the console: the leader, the store and the autoscaler."""
+"""The gateway's questions for the console: to the leader, the store and the autoscaler."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ClusterSight:
 
     @property
     def frame(self) -> Mapping[str, Any]:
-        """What was found last; {} before the first answer."""
+        """Return the newest findings; {} before the first answer."""
         return {**self._frame, **self._scaling}
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""What if: the last minutes as recorded, replayed by the simulator in a process of its own."""
+"""Replays of the last minutes under other policies, each in a process of its own."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Exchange:
     date: bytes
     limits: HttpLimits
     query: str = ""
-    """What follows the path's question mark, as it came."""
+    """The query behind the path's question mark, as it came."""
     on_gone: Callable[[], None] | None = None
     started: bool = False
     ended: bool = False

@@ -29,7 +29,7 @@ class Usage(NamedTuple):
     reasoning_tokens: int
     cached_tokens: int = 0
     timings: Sequence[Mapping[str, Any]] = ()
-    """What the time of each output consisted of, where that was asked for."""
+    """The parts of the time of each output, where they were asked for."""
 
     def as_json(self) -> dict[str, Any]:
         """Return OpenAI's usage object."""

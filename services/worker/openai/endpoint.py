@@ -1,4 +1,4 @@
-"""What an OpenAI endpoint is and can do, found out before the worker takes requests."""
+"""The abilities of an OpenAI endpoint, found out before the worker takes requests."""
 
 from __future__ import annotations
 
