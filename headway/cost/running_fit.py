@@ -65,8 +65,7 @@ class RunningFit:
         self._num_prefills += share.prefill_tokens > 0
         self._num_decodes += share.batch > 0
         kv_tokens = share.kv_tokens + share.batch * (num_steps - 1) / 2
-        row = (1.0, *share[:3], kv_tokens)
-        self._rows.append(tuple(term / seconds for term in row))
+        self._rows.append((1.0, *share[:3], kv_tokens, seconds))
         if len(self._rows) < BLOCK:
             return False
         self._fold()
@@ -81,6 +80,7 @@ class RunningFit:
 
     def _fold(self) -> None:
         rows = np.array(self._rows)
+        rows = rows[:, :-1] / rows[:, -1:]
         self._rows.clear()
         self._products = _KEPT * self._products + rows.T @ rows
         self._sums = _KEPT * self._sums + rows.sum(axis=0)

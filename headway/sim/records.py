@@ -66,8 +66,14 @@ class Record:
 
     def extend(self, segments: Sequence[Segment]) -> None:
         """Tokens came, in several rows."""
-        for segment in segments:
-            self.add(segment)
+        first = 0
+        while self.first_answer_at is None and first < len(segments):
+            self.add(segments[first])
+            first += 1
+        if first < len(segments):
+            self.num_tokens += sum([segment.num_tokens for segment in segments[first:]])
+            self.segments += segments[first:]
+            self.last_token_at = segments[-1].last_at
 
     def instants(self, first: int = 0) -> NDArray[np.float64]:
         """Return when the tokens from the ``first`` one on are shown to the client, (n,)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -244,10 +244,11 @@ class Instance:
 
     def _queued(self, unit: int) -> int:
         """Return R_queued in tokens: the reported backlog and everything acknowledged since."""
-        acknowledged = sum(
-            f.tokens.get(unit, 0) for f in self._flights.values() if f.accepted and not f.lapsed
-        )
-        return self.loads[unit].queued_prefill_tokens + acknowledged
+        queued = self.loads[unit].queued_prefill_tokens
+        for flight in self._flights.values():
+            if flight.accepted and not flight.lapsed:
+                queued += flight.tokens.get(unit, 0)
+        return queued
 
     def _remaining(self) -> list[tuple[int, int]]:
         """Return C_avail in tokens and the free KV blocks of every unit; cached until a change.
@@ -271,9 +272,10 @@ class Instance:
                 for unit, num_blocks in flight.blocks.items():
                     blocks[unit] -= num_blocks
                     tokens[unit] -= 0 if flight.lapsed else flight.tokens[unit]
-            wanted = Counter[int]()
+            wanted: dict[int, int] = {}
             for inbound in self._inbound.values():
-                wanted[inbound.unit] += blocks_for(inbound.num_tokens, size)
+                num_blocks = blocks_for(inbound.num_tokens, size)
+                wanted[inbound.unit] = wanted.get(inbound.unit, 0) + num_blocks
             for unit, num_blocks in wanted.items():  # those that arrive have theirs
                 known = blocks_for(self.loads[unit].arriving_tokens, size)
                 blocks[unit] -= max(0, num_blocks - known)

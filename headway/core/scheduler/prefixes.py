@@ -29,7 +29,8 @@ def beginnings(request: Request) -> tuple[Beginning, ...]:
     found: list[Beginning] = []
     before = 0 if salt is None else int.from_bytes(salt)
     for start in range(0, (len(tokens) - 1) // GRANULE * GRANULE, GRANULE):
-        before = hash((before, tuple(tokens[start : start + GRANULE])))
+        part = tokens[start : start + GRANULE]
+        before = hash((before, part if isinstance(part, range) else tuple(part)))
         found.append(before)
     return tuple(found)
 

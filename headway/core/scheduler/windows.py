@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush, merge
 from itertools import chain
+from math import inf
 
 from headway.core.scheduler.places import Tracked
 from headway.core.scheduler.window import DispatchWindow
@@ -71,7 +72,7 @@ class TenantWindows:
     @property
     def num_admitted(self) -> int:
         """Number of requests that may be dispatched."""
-        return sum(window.num_admitted for window in self._windows.values())
+        return sum([window.num_admitted for window in self._windows.values()])
 
     @property
     def are_several(self) -> bool:
@@ -122,8 +123,7 @@ class TenantWindows:
     @property
     def next_deadline(self) -> float:
         """The earliest deadline; infinite for none."""
-        windows = self._windows.values()
-        return min((window.next_deadline for window in windows), default=float("inf"))
+        return min([window.next_deadline for window in self._windows.values()], default=inf)
 
     @property
     def cycle(self) -> int:

@@ -246,9 +246,11 @@ class DecodeClock:
         member.step, member.place = self._step, len(self._log)
         for each in passes:
             sequence.served += each.seconds
-            self._state.readers.read_on(
-                sequence, each.num_steps, now=each.ended_at, step=each.step_time
-            )
+        if sequence.is_read:
+            for each in passes:
+                self._state.readers.read_on(
+                    sequence, each.num_steps, now=each.ended_at, step=each.step_time
+                )
         sequence.output.extend([PLAIN] * num_tokens)
         sequence.num_unsent += num_tokens
         num_later = passes[-1].num_steps - 1

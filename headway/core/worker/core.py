@@ -47,6 +47,7 @@ from headway.messages import (
     ChangeRole,
     Dispatch,
     Drain,
+    EndForward,
     GiveBack,
     Handoff,
     MeasuredCosts,
@@ -265,8 +266,11 @@ class WorkerCore:
             for unit in self._state.units:
                 unit.host.settle()
                 in_pass += self._planner.plan(unit, now=now)
-            until = min(self._reports.due_at, self._planner.due_at)
-            planned = self._leaps.begin(in_pass, until, now)
+            if in_pass:
+                until = min(self._reports.due_at, self._planner.due_at)
+                planned = self._leaps.begin(in_pass, until, now)
+            else:
+                planned = PlannedPass((), in_pass)
         self._launch(planned, actions)
 
     def _run_ahead(self, flight: Flight, actions: list[WorkerAction], now: float) -> None:
@@ -371,23 +375,24 @@ class WorkerCore:
     ) -> None:
         reports, linger = self._reports, self.settings.linger
         if flight.dispatches or self._state.news.is_any or reports.is_due(now):
-            self._report(result.pass_time, flight.dispatches, actions, now)
-            if linger and not self._flights and self._has_prompts_alone:
+            report = self._report(result.pass_time, flight.dispatches, actions, now)
+            if linger and not self._flights and _has_prompts_alone(report.loads):
                 self._lingers_until = now + linger
         self._report_load(actions, now)
 
-    @property
-    def _has_prompts_alone(self) -> bool:
-        """True if prompts are left over and no decoding request would have to wait."""
-        loads = self.loads
-        return any(x.queued_prefill_tokens for x in loads) and not any(x.num_running for x in loads)
-
     def _report(
         self, pass_time: float, dispatch_ids: list[int], actions: list[WorkerAction], now: float
-    ) -> None:
-        actions.append(self._reports.end_forward(self._pass_id, pass_time, dispatch_ids, now))
+    ) -> EndForward:
+        report = self._reports.end_forward(self._pass_id, pass_time, dispatch_ids, now)
+        actions.append(report)
+        return report
 
     def _report_load(self, actions: list[WorkerAction], now: float) -> None:
         report = self._reports.load_report(now)
         if report is not None:
             actions.append(report)
+
+
+def _has_prompts_alone(loads: abc.Sequence[UnitLoad]) -> bool:
+    """Return whether prompts are left over and no decoding request would have to wait."""
+    return any([x.queued_prefill_tokens for x in loads]) and not any([x.num_running for x in loads])

@@ -77,13 +77,17 @@ class CostMeter:
     def _count_decoding(self, shares: Sequence[Share], seconds: float, num_steps: int) -> None:
         """Count what a pass took beside its prompts, by decoded token."""
         fit, known = self._fit, self._fit.pass_time
-        num_decoded = sum(share.batch for share in shares)
-        prompts = max(
-            known.per_prefill_token * share.prefill_tokens
-            + known.per_prefill_context * share.prefill_context
-            for share in shares
-        )
-        if fit.knows_prefill or not any(share.prefill_tokens for share in shares):
+        num_decoded, prompts, has_prompts = 0, 0.0, False
+        for share in shares:
+            num_decoded += share.batch
+            if share.prefill_tokens:
+                has_prompts = True
+                seconds_of_prompts = (
+                    known.per_prefill_token * share.prefill_tokens
+                    + known.per_prefill_context * share.prefill_context
+                )
+                prompts = max(prompts, seconds_of_prompts)
+        if fit.knows_prefill or not has_prompts:
             self._decoding.passed(seconds - prompts, num_decoded, num_steps)
 
     def _adopt_decoding(self) -> bool:

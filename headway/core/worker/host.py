@@ -55,6 +55,11 @@ class HostMemory:
         """True if all released blocks are free."""
         return not self._leaving
 
+    @property
+    def has_swaps(self) -> bool:
+        """True if the next pass has KV to copy."""
+        return bool(self.swapped_out or self.swapped_in)
+
     def swap_out(self, key: StreamKey, kv: Kv) -> bool:
         """Plan a copy of KV to host memory, which frees its blocks; False without room."""
         if not self.grow(kv.host_blocks, kv.num_computed):

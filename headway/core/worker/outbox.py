@@ -82,6 +82,8 @@ class TokenOutbox:
 
     def flush(self) -> list[SendTokens]:
         """Return and clear the collected tokens."""
+        if not self._pending:
+            return []
         sends = [
             SendTokens(
                 gateway_id,

@@ -70,6 +70,10 @@ class PassPlanner:
             )
         queue = kept.queue
         self._take_in(unit, kept, now)
+        fair = kept.chunk if kept.chunk.divide(unit) else None
+        if not queue:
+            kept.served, kept.refused, kept.is_short = (), None, False
+            return []
         room = BlockAllocator(
             unit,
             self._policy,
@@ -82,7 +86,6 @@ class PassPlanner:
         room.clear()
         version = queue.version
         hopeless = kept.refused if kept.refused_version == version else None
-        fair = kept.chunk if kept.chunk.divide(unit) else None
         plan = _UnitPlan(self._limits, unit, queue, room, hopeless, fair, gently=gently)
         shares = plan.shares()
         kept.served, kept.refused, kept.refused_version = plan.served, plan.refused, version
