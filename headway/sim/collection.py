@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from types import TracebackType
 
-_SELDOM = 200_000
+_SELDOM = 1_000_000
 """New objects between two searches, instead of Python's 700."""
 
 

@@ -37,7 +37,7 @@ class Kernel:
         """Let it happen at an instant; the past is now."""
         timer = Timer(happening)
         self._sequence += 1
-        heapq.heappush(self._heap, (max(at, self.now), self._sequence, timer))
+        heapq.heappush(self._heap, (at if at > self.now else self.now, self._sequence, timer))
         return timer
 
     def after(self, delay: float, happening: Happening) -> Timer:

@@ -271,7 +271,9 @@ class GatewayCore:
     ) -> None:
         """Take a request's tokens from these workers from now on."""
         self._workers.add(*sources)
-        self._took(name_sources(self._requests, state, sources, now), actions, now)
+        taken = name_sources(self._requests, state, sources, now)
+        if taken is not None:
+            self._took(taken, actions, now)
 
     def _on_rejected(
         self, state: OpenRequest, event: Rejected, actions: list[GatewayAction], now: float

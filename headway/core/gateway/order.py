@@ -100,14 +100,18 @@ def take_tokens(requests: OpenRequests, batch: TokenBatch, now: float) -> Taken:
 
 def name_sources(
     requests: OpenRequests, state: OpenRequest, sources: tuple[str, ...], now: float
-) -> Taken:
-    """Take tokens from these workers from now on, and those that have waited for this."""
-    taken = Taken()
-    state.former = state.former.union(state.sources).difference(sources)
-    state.sources = sources
+) -> Taken | None:
+    """Take tokens from these workers from now on; return what has waited for this, if any has."""
+    if sources != state.sources:
+        state.former = state.former.union(state.sources).difference(sources)
+        state.sources = sources
     if state.source_id not in sources:
         state.worker_id = sources[0]
-    for worker_id, index, said in requests.release(state, *sources):
+    released = requests.release(state, *sources)
+    if not released:
+        return None
+    taken = Taken()
+    for worker_id, index, said in released:
         if state.request_id not in requests:
             break
         if isinstance(said, StreamFailure):

@@ -134,10 +134,13 @@ class SchedulerCore:
         return self._state.take_actions()
 
     def _compute_wakeup(self, now: float) -> float:
-        times = [gone_at + self.settings.graces.gateway for gone_at in self._gone.values()]
-        times += [pool.wakeup(now=now) for pool in self._pools.values()]
-        times += [self._decode.next_wakeup, self._mover.next_wakeup, self._grace_until]
-        return min((*times, self._memory.next_wakeup))
+        at = min(self._decode.next_wakeup, self._mover.next_wakeup, self._grace_until)
+        at = min(at, self._memory.next_wakeup)
+        for pool in self._pools.values():
+            at = min(at, pool.wakeup(now=now))
+        for gone_at in self._gone.values():
+            at = min(at, gone_at + self.settings.graces.gateway)
+        return at
 
     # --- leadership -------------------------------------------------------------------
 

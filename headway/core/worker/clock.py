@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from headway.core.worker.batch import BatchSums
 from headway.core.worker.lifecycle import Stage
+from headway.core.worker.reading import Drawn
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.state import WorkerState
 from headway.cost.pass_time import Share
@@ -29,12 +30,10 @@ _LONGEST_LOG = 1024
 
 
 class LoggedPass(NamedTuple):
-    """A pass that has ended: its steps, s of one step and of all, its end, the clock's step."""
+    """A pass that has ended: what each request drew, the seconds, the clock's step at its end."""
 
-    num_steps: int
-    step_time: float
+    drawn: Drawn
     seconds: float
-    ended_at: float
     step: int
 
 
@@ -159,7 +158,7 @@ class DecodeClock:
             batch.advance(self._step, num_steps)
         self._step += num_steps
         seconds = num_steps * result.pass_time
-        self._log.append(LoggedPass(num_steps, result.pass_time, seconds, now, self._step))
+        self._log.append(LoggedPass(Drawn(num_steps, result.pass_time, now), seconds, self._step))
         for member in looked_at:
             member.step, member.place = self._step, len(self._log)
             self._grant(member, member.sequence.kv.num_computed + num_steps)
@@ -246,14 +245,10 @@ class DecodeClock:
         member.step, member.place = self._step, len(self._log)
         for each in passes:
             sequence.served += each.seconds
-        if sequence.is_read:
-            for each in passes:
-                self._state.readers.read_on(
-                    sequence, each.num_steps, now=each.ended_at, step=each.step_time
-                )
+        self._state.readers.read_on(sequence, [each.drawn for each in passes])
         sequence.output.extend([PLAIN] * num_tokens)
         sequence.num_unsent += num_tokens
-        num_later = passes[-1].num_steps - 1
+        num_later = passes[-1].drawn.num_tokens - 1
         sequence.computed(num_tokens - num_later)
         self._grant(member, sequence.kv.num_computed + num_later)
         self._state.units[sequence.unit].cache(sequence)  # as after the last pass's first step

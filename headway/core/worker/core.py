@@ -395,4 +395,4 @@ class WorkerCore:
 
 def _has_prompts_alone(loads: abc.Sequence[UnitLoad]) -> bool:
     """Return whether prompts are left over and no decoding request would have to wait."""
-    return any([x.queued_prefill_tokens for x in loads]) and not any([x.num_running for x in loads])
+    return any(x.queued_prefill_tokens for x in loads) and not any(x.num_running for x in loads)

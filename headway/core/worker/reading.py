@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import NamedTuple
+
 from headway.core.reasoning import Markers
 from headway.core.worker.sequence import Reader, Sequence
 from headway.core.worker.settings import WorkerSettings
 from headway.forward_pass import Sampled
 from headway.request import Request
+
+
+class Drawn(NamedTuple):
+    """Tokens that a pass drew for a request, ``step`` seconds apart, the last at ``last_at``."""
+
+    num_tokens: int
+    step: float
+    last_at: float
 
 
 class Readers:
@@ -37,19 +48,22 @@ class Readers:
         reader, num_drawn = sequence.reader, 1 + len(sampled.before)
         if reader.answer_start is None:
             return self._looks_like_answer(sequence, num_drawn)
-        self.read_on(sequence, num_drawn, now=now, step=step)
+        self.read_on(sequence, [Drawn(num_drawn, step, now)])
         return False
 
-    def read_on(self, sequence: Sequence, num_drawn: int, *, now: float, step: float) -> None:
-        """Let a reader of the answer read so many tokens, ``step`` seconds apart, the last now."""
+    def read_on(self, sequence: Sequence, passes: Iterable[Drawn]) -> None:
+        """Let a reader of the answer read the tokens of passes, the oldest first."""
         reader = sequence.reader
         if reader.answer_start is None or not sequence.is_read:
             return
         service = sequence.request.standing.service
         pace = self._pace if service is None or service.tpot is None else service.tpot
-        reading = num_drawn * pace
-        first_at = now - (num_drawn - 1) * step
-        reader.in_hand_until = max(reader.in_hand_until + reading, first_at + reading, now + pace)
+        until = reader.in_hand_until
+        for num_drawn, step, last_at in passes:
+            reading = num_drawn * pace
+            first_at = last_at - (num_drawn - 1) * step
+            until = max(until + reading, first_at + reading, last_at + pace)
+        reader.in_hand_until = until
 
     def _looks_like_answer(self, sequence: Sequence, num_drawn: int) -> bool:
         """Note where the answer begins, if that is known now; return whether it is."""

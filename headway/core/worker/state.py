@@ -102,7 +102,7 @@ class WorkerState:
 
     def take_swaps(self) -> tuple[tuple[Swap, ...], tuple[Swap, ...]]:
         """Return the next pass's swaps: (to host memory, back from it)."""
-        if not any([unit.host.has_swaps for unit in self.units]):
+        if not any(unit.host.has_swaps for unit in self.units):
             return (), ()
         swaps = (
             tuple(swap for unit in self.units for swap in unit.host.swapped_out),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from operator import attrgetter
 from random import Random
 from types import MappingProxyType
 from typing import ClassVar
@@ -17,13 +18,13 @@ from headway.policies.dispatch.protocol import Dispatching, InstanceLoad, Turn, 
 ROUND_ROBIN = "round-robin"
 RANDOM = "random"
 ON_SCHEDULE = "pascal"
-_SCORES: Mapping[str, Callable[[InstanceLoad], tuple[int, ...]]] = MappingProxyType(
+_SCORES: Mapping[str, Callable[[InstanceLoad], int | tuple[bool, int]]] = MappingProxyType(
     {
-        ROUND_ROBIN: lambda load: (),
-        "least-outstanding": lambda load: (load.num_outstanding,),
-        "join-shortest-queue": lambda load: (load.num_queued,),
-        "least-tokens": lambda load: (load.queued_tokens,),
-        "least-kv": lambda load: (load.kv_tokens,),
+        ROUND_ROBIN: lambda load: 0,
+        "least-outstanding": attrgetter("num_outstanding"),
+        "join-shortest-queue": attrgetter("num_queued"),
+        "least-tokens": attrgetter("queued_tokens"),
+        "least-kv": attrgetter("kv_tokens"),
         ON_SCHEDULE: lambda load: (not load.is_on_schedule, load.kv_tokens),
     }
 )
@@ -65,21 +66,25 @@ class Immediate(Dispatching):
         self._rng = Random(params.seed)
         self._max_requests = params.max_queued_requests or inf
         self._max_tokens = params.max_queued_tokens or inf
-        self._turns: dict[str, int] = {}
+        self._has_caps = min(self._max_requests, self._max_tokens) < inf
+        self._served: dict[str, int] = {}  # the number of each instance's last turn
+        self._turns: dict[str, Turn] = {}
         self._num_turns = 0
 
     def join(self, worker_id: str, role: Role = Role.PREFILL) -> None:
         """Add an instance to choose from."""
-        self._turns.setdefault(worker_id, 0)
+        self._served.setdefault(worker_id, 0)
+        self._turns[worker_id] = Turn(worker_id, self._rule, max_requests=1, capped=False)
 
     def leave(self, worker_id: str) -> None:
         """Remove an instance."""
+        self._served.pop(worker_id, None)
         self._turns.pop(worker_id, None)
 
     def dispatched(self, turn: Turn, dispatch_id: int, *, now: float) -> None:
         """Move the instance to the end of the round."""
         self._num_turns += 1
-        self._turns[turn.worker_id] = self._num_turns
+        self._served[turn.worker_id] = self._num_turns
 
     def turns(
         self,
@@ -90,14 +95,16 @@ class Immediate(Dispatching):
         waiting: Collection[Waiting] = (),
     ) -> list[Turn]:
         """Return every instance with room, one request at a time."""
-        able = [load for load in loads if load.has_room and self._may_queue(load)]
+        able = [load for load in loads if load.has_room]
+        if self._has_caps:
+            able = [load for load in able if self._may_queue(load)]
         if self._rule == RANDOM:
-            able.sort(key=lambda load: load.worker_id)
-            self._rng.shuffle(able)
-        else:
-            score = _SCORES[self._rule]
-            able.sort(key=lambda load: (score(load), self._turns[load.worker_id], load.worker_id))
-        return [Turn(load.worker_id, self._rule, max_requests=1, capped=False) for load in able]
+            names = sorted(load.worker_id for load in able)
+            self._rng.shuffle(names)
+            return [self._turns[name] for name in names]
+        score, served, turns = _SCORES[self._rule], self._served, self._turns
+        ranked = sorted([(score(load), served[load.worker_id], load.worker_id) for load in able])
+        return [turns[name] for _, _, name in ranked]
 
     def _may_queue(self, load: InstanceLoad) -> bool:
         return load.num_queued < self._max_requests and load.queued_tokens < self._max_tokens

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
+from operator import attrgetter
 
 from headway.bounds import between, one_of, over
 from headway.cluster import Role
@@ -95,7 +96,9 @@ class TokenScaleRouting(Dispatching):
         waiting: Collection[Waiting] = (),
     ) -> list[Turn]:
         """Return a turn for each instance that is given requests, with their keys."""
-        able = sorted((load for load in loads if load.has_room), key=lambda load: load.worker_id)
+        able = [load for load in loads if load.has_room]
+        if self._params.fit == FIRST:
+            able.sort(key=attrgetter("worker_id"))
         prefillers = [self._place(load) for load in able if load.role is not Role.CONVERTIBLE]
         convertibles = [self._place(load) for load in able if load.role is Role.CONVERTIBLE]
         given: dict[tuple[str, str], list[StreamKey]] = {}
