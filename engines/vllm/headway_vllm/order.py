@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from headway.core.worker import sequence as candidates
 from headway.core.worker.lifecycle import Stage
-from headway.core.worker.reading import Readers
+from headway.core.worker.reading import Readers, ReadTokens
 from headway.core.worker.settings import WorkerSettings
 from headway.errors import Code, HeadwayError
 from headway.forward_pass import Sampled
@@ -213,7 +213,7 @@ class PolicyOrder:
                 sampled = Sampled(sequence.key, tokens[-1], None, tuple(tokens[:-1]))
                 self._readers.drew(sequence, sampled, now=now, step=step)
             else:
-                self._readers.read_on(sequence, len(tokens), now=now, step=step)
+                self._readers.read_on(sequence, [ReadTokens(len(tokens), step, now)])
             if was_new or reader.answer_start != answer_start:
                 self.queue.touch(sequence, now=now)
         if ended:

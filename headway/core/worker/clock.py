@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from headway.core.worker.batch import BatchSums
 from headway.core.worker.lifecycle import Stage
-from headway.core.worker.reading import Drawn
+from headway.core.worker.reading import ReadTokens
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.state import WorkerState
 from headway.cost.pass_time import Share
@@ -32,7 +32,7 @@ _LONGEST_LOG = 1024
 class LoggedPass(NamedTuple):
     """A pass that has ended: what each request drew, the seconds, the clock's step at its end."""
 
-    drawn: Drawn
+    drawn: ReadTokens
     seconds: float
     step: int
 
@@ -158,7 +158,9 @@ class DecodeClock:
             batch.advance(self._step, num_steps)
         self._step += num_steps
         seconds = num_steps * result.pass_time
-        self._log.append(LoggedPass(Drawn(num_steps, result.pass_time, now), seconds, self._step))
+        self._log.append(
+            LoggedPass(ReadTokens(num_steps, result.pass_time, now), seconds, self._step)
+        )
         for member in looked_at:
             member.step, member.place = self._step, len(self._log)
             self._grant(member, member.sequence.kv.num_computed + num_steps)

@@ -12,7 +12,7 @@ from headway.forward_pass import Sampled
 from headway.request import Request
 
 
-class Drawn(NamedTuple):
+class ReadTokens(NamedTuple):
     """Tokens that a pass drew for a request, ``step`` seconds apart, the last at ``last_at``."""
 
     num_tokens: int
@@ -48,10 +48,10 @@ class Readers:
         reader, num_drawn = sequence.reader, 1 + len(sampled.before)
         if reader.answer_start is None:
             return self._looks_like_answer(sequence, num_drawn)
-        self.read_on(sequence, [Drawn(num_drawn, step, now)])
+        self.read_on(sequence, [ReadTokens(num_drawn, step, now)])
         return False
 
-    def read_on(self, sequence: Sequence, passes: Iterable[Drawn]) -> None:
+    def read_on(self, sequence: Sequence, passes: Iterable[ReadTokens]) -> None:
         """Let a reader of the answer read the tokens of passes, the oldest first."""
         reader = sequence.reader
         if reader.answer_start is None or not sequence.is_read:
