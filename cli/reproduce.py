@@ -31,12 +31,13 @@ from headway.presets import parse_choice
 
 _WIDTH = 180
 PAPERS = ("sbs", "uniboost", "star", "pascal", "tokenscale")
+OURS = ("composition", "dominance", "fleet")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Register the options."""
     add = parser.add_argument
-    add("paper", choices=(*PAPERS, "composition", "dominance", "all"), help="whose claims")
+    add("paper", choices=(*PAPERS, *OURS, "all"), help="whose claims")
     add("--seeds", default="3", metavar="N", help="runs of everything (3), or seeds: 101,102,103")
     add("--processes", type=int, default=0, metavar="N", help="in parallel; 0: one a core")
     add("--data", type=Path, metavar="DIR", help="recorded traces (shared/data)")

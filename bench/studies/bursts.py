@@ -43,8 +43,12 @@ class BurstWorkload:
     @property
     def paths(self) -> list[Path]:
         """Files of the traces."""
-        folder = Path(os.environ.get(DATA_VARIABLE) or "shared/data")
-        return [folder / f"azure_llm_2023_{name}.csv.gz" for name in self.traces]
+        return [data_folder() / f"azure_llm_2023_{name}.csv.gz" for name in self.traces]
+
+
+def data_folder() -> Path:
+    """Return the folder of the recorded traces."""
+    return Path(os.environ.get(DATA_VARIABLE) or "shared/data")
 
 
 MAIN = "bursts"

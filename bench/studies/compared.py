@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.studies.claims import Bar, Claim, PerSeed
+from bench.studies.curves import Point, place_of
 from bench.studies.runs import Results
 
 
@@ -86,3 +87,40 @@ def claims(
 
 def _where(place: str, rate: float) -> str:
     return f"{place}, {rate:g} requests/s" if rate else place
+
+
+Frontier = Sequence[Point]
+WANTED = 0.97
+"""Attainment for which GPUs are compared."""
+
+
+def gpus_for(frontiers: Iterable[Frontier]) -> tuple[PerSeed, int]:
+    """Return the GPUs for the wanted attainment seed by seed, and how many never have it.
+
+    Points are (GPUs, attainment). A frontier that never has it counts its most: it would take more.
+    """
+    listed = list(frontiers)
+    places = [place_of(each, WANTED) for each in listed]
+    gpus = (each[-1][0] if at is None else at for at, each in zip(places, listed, strict=True))
+    return PerSeed(tuple(gpus)), sum(at is None for at in places)
+
+
+def cheaper(
+    judge: Callable[[PerSeed, PerSeed], Claim],
+    names: tuple[str, str],
+    before: Iterable[Frontier],
+    after: Iterable[Frontier],
+) -> Claim:
+    """Compare the GPUs that two systems need for the wanted attainment; ``judge`` makes the row.
+
+    The verdict is open where ours does not win against a baseline that lacks it, too, and fails
+    where ours alone lacks it.
+    """
+    (theirs, they_miss), (ours, we_miss) = gpus_for(before), gpus_for(after)
+    claim = judge(theirs, ours)
+    for name, count in zip(names, (they_miss, we_miss), strict=True):
+        if count:
+            claim = replace(claim, note=f"{claim.note}; {name} never has it with {count} seeds")
+    if we_miss:
+        return replace(claim, holds=None if they_miss else False)
+    return replace(claim, holds=claim.holds or None) if they_miss else claim

@@ -124,14 +124,17 @@ def figures(finished: Finished) -> Row:
     }
 
 
-def keeps_slo(record: Record) -> bool:
-    """Return whether a reader's request started in time and was paced as it is read."""
+def keeps_slo(record: Record, allowed: float = 0.0) -> bool:
+    """Return whether a reader's request started in time and was paced as it is read.
+
+    ``allowed``: seconds that its first token may take longer.
+    """
     quality = record.qoe(READER_PACE) or 0.0
     if quality < VIOLATION or record.ttft is None or record.ttfat is None:
         return False
     if not record.num_reasoning_tokens:
-        return record.ttft <= 1.0
-    return record.ttfat <= 2.0 + 0.05 * record.num_reasoning_tokens
+        return record.ttft <= 1.0 + allowed
+    return record.ttfat <= 2.0 + allowed + 0.05 * record.num_reasoning_tokens
 
 
 # --- the claims -----------------------------------------------------------------------

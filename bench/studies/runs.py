@@ -16,6 +16,7 @@ from typing import NamedTuple
 from bench.studies.claims import PerSeed, change, run_each
 from headway.cluster import Role
 from headway.presets import PRESETS, Preset, parse_choice
+from headway.sim.autoscaling import autoscale
 from headway.sim.cluster import ClusterSpec, SimCluster, SimRequest
 from headway.sim.experiment import Conditions, cluster_spec
 from headway.sim.kernel import Kernel
@@ -64,9 +65,14 @@ def run(
     *,
     watch: Callable[[SimCluster], None] | None = None,
 ) -> Finished:
-    """Run until the last request has ended; ``watch`` may set up samplers before it begins."""
+    """Run until the last request has ended; ``watch`` may set up samplers before it begins.
+
+    Instances follow the load where the spec scales them.
+    """
     kernel, records = Kernel(), list[Record]()
     cluster = SimCluster(kernel, spec, records.append)
+    if spec.scaling is not None:
+        autoscale(cluster)
     if watch is not None:
         watch(cluster)
     cluster.feed(iter(requests))

@@ -129,7 +129,7 @@ def _gateway_settings(limits: GatewaySettings, burst: Policy, pacing: Policy) ->
     )
 
 
-def scaling_policy(preset: Preset, costs: Costs, bounds: Mapping[str, float]) -> Policy:
+def scaling_policy(preset: Preset, costs: Costs, bounds: Mapping[str, object]) -> Policy:
     """Return the preset's scaling policy; ``bounds`` give parameters that the preset leaves open.
 
     ``bounds``: by the names of the autoscaler's options; those that the policy lacks do nothing.

@@ -41,7 +41,7 @@ class Autoscaling(Bounded):
     interval: float = over(0, 3600, default=1.0)
     budget: int = between(0, MAX_INSTANCES, default=0)
 
-    def numbers(self) -> Mapping[str, float]:
+    def numbers(self) -> Mapping[str, object]:
         """Return what a scaling policy may be told."""
         return asdict(self)
 

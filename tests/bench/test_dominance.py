@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import pytest
 
-from bench.studies import dominance
+from bench.studies import cells, dominance
 from bench.studies.claims import PerSeed
 from bench.studies.runs import KEEP_VARIABLE, Job, KeptRows, Results
 from cli.options import parse_seeds
@@ -28,9 +28,9 @@ def test_other_seeds_are_refused(text: str) -> None:
 
 
 def test_a_cell_draws_the_same_requests_for_a_seed_and_its_share_of_each_class() -> None:
-    cell = dominance.CELLS["half unread"]
-    drawn = list(dominance.requests(cell, 101))
-    assert drawn == list(dominance.requests(cell, 101))
+    cell = cells.CELLS["half unread"]
+    drawn = list(cells.requests(cell, 101))
+    assert drawn == list(cells.requests(cell, 101))
     assert len(drawn) == cell.num_requests
     unread = sum(not each.is_read for each in drawn) / len(drawn)
     reasons = sum(each.num_reasoning_tokens > 0 for each in drawn) / len(drawn)
@@ -40,8 +40,8 @@ def test_a_cell_draws_the_same_requests_for_a_seed_and_its_share_of_each_class()
 
 @pytest.mark.parametrize("system", dominance.SYSTEMS)
 def test_every_system_runs(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = {name: replace(each, num_requests=12) for name, each in dominance.CELLS.items()}
-    monkeypatch.setattr(dominance, "CELLS", MappingProxyType(cells))
+    few = {name: replace(each, num_requests=12) for name, each in cells.CELLS.items()}
+    monkeypatch.setattr(dominance, "CELLS", MappingProxyType(few))
     row = dominance.measure(Job("half unread", system, 1.0, 7))
     assert row == dominance.measure(Job("half unread", system, 1.0, 7))
     assert 0.0 <= row["attainment"] <= 1.0

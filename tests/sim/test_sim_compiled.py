@@ -68,9 +68,10 @@ def test_compiled_cores_simulate_as_plain_ones_do(tmp_path: Path) -> None:
 
 
 def simulated(code: Path, out: Path) -> dict[str, bytes]:
-    """Every request's times and every decision, by file."""
-    arguments = ("simulate", SCENARIO, "--preset", PRESETS, "--out", str(out))
-    python(code, "-m", "headway_launch", *arguments)
+    """Every request's times and every decision, by file; also of a fleet that is scaled."""
+    run = ("-m", "headway_launch", "simulate", SCENARIO)
+    python(code, *run, "--preset", PRESETS, "--out", str(out))
+    python(code, *run, "--preset", "sbs", "--autoscale", "--out", str(out / "scaled"))
     return {str(f.relative_to(out)): f.read_bytes() for f in out.rglob("*") if f.is_file()}
 
 

@@ -1,0 +1,154 @@
+"""Cells of the study of dominance with recorded arrivals, and with a fleet that is scaled."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from bench.studies import cells, dominance, fleet
+from bench.studies.bursts import DATA_VARIABLE
+from bench.studies.recorded import MOONCAKE, SERVEGEN, TraceFiles
+from bench.studies.runs import Job, Results
+from headway.sim.spec import Autoscaling
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+RECORDED = [name for name, cell in cells.CELLS.items() if cell.trace is not None]
+SCALED = [name for name, cell in cells.CELLS.items() if cell.scaling is not None]
+
+
+@pytest.fixture
+def azure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that has a trace in Azure's format, an arrival a second, and nothing else."""
+    rows = [f"2023-11-16 18:{n // 60:02}:{n % 60:02}.0,{100 + n},{10 + n % 7}" for n in range(90)]
+    lines = ["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]
+    (tmp_path / "azure_llm_2023_conv.csv").write_text("\n".join(lines))
+    monkeypatch.setenv(DATA_VARIABLE, str(tmp_path))
+    return tmp_path
+
+
+PLAIN_FILE = TraceFiles(("azure_llm_2023_conv.csv",))
+CHATS = replace(cells.CHATS, trace=PLAIN_FILE, rate=2.0, num_requests=20)
+
+
+@pytest.mark.usefixtures("azure")
+def test_the_seed_chooses_a_window_that_runs_at_the_rate() -> None:
+    drawn = list(cells.requests(CHATS, 101))
+    assert drawn == list(cells.requests(CHATS, 101))
+    assert len(drawn) == 20
+    assert drawn[0].arrival_at == 0.0
+    assert drawn[-1].arrival_at == pytest.approx(19 / 2.0)
+    assert not any(each.num_reasoning_tokens for each in drawn)
+    assert drawn != list(cells.requests(CHATS, 102))
+
+
+@pytest.mark.usefixtures("azure")
+def test_a_share_of_a_traces_requests_thinks_before_the_recorded_output() -> None:
+    plain = list(cells.requests(replace(CHATS, num_requests=80), 3))
+    thinking = list(cells.requests(replace(CHATS, num_requests=80, reasons=0.5), 3))
+    assert [each.num_prompt_tokens for each in plain] == [
+        each.num_prompt_tokens for each in thinking
+    ]
+    for before, after in zip(plain, thinking, strict=True):
+        answer = after.num_output_tokens - after.num_reasoning_tokens
+        assert answer == before.num_output_tokens
+        assert after.request_id.startswith("reasoning-") == (after.num_reasoning_tokens > 0)
+    assert 0.3 < sum(each.num_reasoning_tokens > 0 for each in thinking) / 80 < 0.7
+
+
+def test_a_long_prompt_has_longer_for_its_first_token() -> None:
+    assert MOONCAKE.allowed(4096) == 0.0
+    assert MOONCAKE.allowed(14_096) == pytest.approx(1.0)
+
+
+@pytest.mark.usefixtures("azure")
+def test_a_cell_without_its_trace_is_named_and_left_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert not set(dominance.present()) & set(RECORDED)
+    assert not list(fleet.present())
+    told = capsys.readouterr().err
+    assert all(f"{name} is left out" in told for name in (*RECORDED, *fleet.FLEETS))
+
+
+@pytest.mark.usefixtures("azure")
+@pytest.mark.parametrize("system", dominance.systems_of(CHATS))
+def test_every_system_serves_a_trace_and_is_scaled_by_the_same_policy(
+    system: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scaled = replace(CHATS, scaling=Autoscaling(max_prefill=2, max_decode=3))
+    monkeypatch.setattr(dominance, "CELLS", MappingProxyType({"scaled": scaled}))
+    scaling = dominance.cluster_of(system, scaled).scaling
+    assert scaling is not None
+    assert scaling.name == "tokenscale"
+    assert scaling.params["max_decode"] == 3
+    row = dominance.measure(Job("scaled", system, 1.0, 7))
+    assert row == dominance.measure(Job("scaled", system, 1.0, 7))
+    assert 0.0 <= row["attainment"] <= 1.0
+    assert row["gpus"] >= 2.0
+
+
+@pytest.mark.usefixtures("azure")
+def test_a_scaled_cell_has_its_row_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = replace(cells.CELLS[SCALED[0]], num_requests=6)
+    monkeypatch.setattr(dominance, "CELLS", MappingProxyType({"scaled": few, "trace": CHATS}))
+    claims = dominance.reproduce([1], 1)
+    gpus = [claim for claim in claims if "mean GPUs" in claim.claim]
+    assert [claim.scenario for claim in gpus] == ["scaled; GPUs"]
+    assert gpus[0].baseline >= 2.0
+    assert all(claim.against for claim in claims if "preemptions" not in claim.claim)
+
+
+def test_gpus_for_the_wanted_attainment_are_interpolated_and_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = next(iter(fleet.FLEETS))
+    sizes = ((1, 1), (2, 1), (2, 2))
+    monkeypatch.setattr(
+        fleet, "FLEETS", MappingProxyType({place: fleet.GrowingFleet(CHATS, sizes)})
+    )
+    kept = {dominance.HEADWAY: (0.98, 0.99, 1.0), "pascal": (0.9, 0.96, 0.98)}
+    rows = {
+        Job(place, system, float(sum(split)), seed): {"attainment": share}
+        for system in fleet.SYSTEMS
+        for seed in (1, 2)
+        for split, share in zip(sizes, kept.get(system, (0.5, 0.6, 0.7)), strict=True)
+    }
+    plain, best = fleet._claims(Results(rows), place, [1, 2])
+    assert (plain.against, best.against) == (dominance.PLAIN, "pascal")
+    assert best.baseline == pytest.approx(3.5)  # half way from 96 to 98 %
+    assert best.ours == 2.0
+    assert best.holds is True
+    assert plain.holds is True  # 4 GPUs are not enough, and ours needs half of that
+    assert f"{dominance.PLAIN} never has it with 2 seeds" in plain.note
+
+
+@pytest.mark.usefixtures("azure")
+def test_a_fleet_of_each_size_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = fleet.GrowingFleet(replace(CHATS, num_requests=6), ((1, 1), (2, 1)))
+    monkeypatch.setattr(fleet, "FLEETS", MappingProxyType({"small": small}))
+    claims = fleet.reproduce([1], 1)
+    assert claims[0].against == dominance.PLAIN
+    assert all(claim.asked and claim.note for claim in claims)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the recorded traces (shared/data) are not here")
+@pytest.mark.parametrize("name", RECORDED)
+def test_every_recorded_cell_has_its_requests(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DATA_VARIABLE, str(DATA))
+    cell = cells.CELLS[name]
+    drawn = list(cells.requests(replace(cell, num_requests=40), 101))
+    assert 30 <= len(drawn) <= 50
+    assert [each.arrival_at for each in drawn] == sorted(each.arrival_at for each in drawn)
+    assert len(drawn) / drawn[-1].arrival_at == pytest.approx(cell.rate, rel=0.2)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the recorded traces (shared/data) are not here")
+def test_servegens_windows_are_drawn_anew_by_every_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DATA_VARIABLE, str(DATA))
+    one, other = (list(SERVEGEN.rows(1.0, 30, random.Random(seed))) for seed in (1, 2))
+    assert one != other
+    assert all(row.reasoning_tokens for row in one)
