@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headway.cluster import Role
 from headway.cost.profile import load_profile
@@ -38,17 +38,19 @@ class TenantBench:
     num_decode: int = 4
     load: float = 0.6
     flood: float = 10.0
-    seconds: float = 20.0
+    seconds: float = 10.0
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class FirstTokens:
-    """Times to first token of the tenants that do not flood, seconds."""
+    """Times to first token of the tenants that do not flood, seconds, in order.
 
-    p50: float
-    p99: float
-    num_requests: int
+    ``flooder_tokens_per_s``: prompt tokens of the third tenant that were computed meanwhile.
+    """
+
+    ttfts: Sequence[float]
+    flooder_tokens_per_s: float
 
 
 def first_tokens(bench: TenantBench, flood_prompt: int = 0, *, apart: bool = True) -> FirstTokens:
@@ -66,7 +68,14 @@ def first_tokens(bench: TenantBench, flood_prompt: int = 0, *, apart: bool = Tru
         if sum(_is_other(record.request_id) for record in records) == others:
             break
     found = sorted(r.ttft for r in records if _is_other(r.request_id) and r.ttft is not None)
-    return FirstTokens(percentile(found, 0.5), percentile(found, 0.99), len(found))
+    computed = sum(
+        record.num_prompt_tokens
+        for record in records
+        if not _is_other(record.request_id)
+        and record.first_token_at is not None
+        and record.first_token_at <= bench.seconds
+    )
+    return FirstTokens(found, computed / bench.seconds)
 
 
 def _spec(bench: TenantBench) -> ClusterSpec:
@@ -109,20 +118,30 @@ def _is_other(request_id: str) -> bool:
     return request_id.split("-")[0] in _OTHERS
 
 
-def rows_of(bench: TenantBench, prompts: Sequence[int] = PROMPTS) -> list[dict[str, float]]:
-    """Return the figures with each kind of flood, and their ratios to those without one."""
-    quiet = first_tokens(bench)
-    rows = [_row(0, quiet, quiet)]
-    rows += [_row(prompt, first_tokens(bench, prompt), quiet) for prompt in prompts]
+def rows_of(
+    bench: TenantBench, prompts: Sequence[int] = PROMPTS, seeds: Sequence[int] = ()
+) -> list[dict[str, float]]:
+    """Return the figures with each kind of flood, and their ratios to those without one.
+
+    ``seeds``: their requests count together; none: the bench's seed.
+    """
+    benches = [replace(bench, seed=seed) for seed in seeds or (bench.seed,)]
+    quiet = _row(0, [first_tokens(each) for each in benches])
+    rows = [quiet]
+    for prompt in prompts:
+        rows.append(_row(prompt, [first_tokens(each, prompt) for each in benches]))
+    for row in rows:
+        row["p50_ratio"] = row["p50_ttft"] / quiet["p50_ttft"]
+        row["p99_ratio"] = row["p99_ttft"] / quiet["p99_ttft"]
     return rows
 
 
-def _row(prompt: int, found: FirstTokens, quiet: FirstTokens) -> dict[str, float]:
+def _row(prompt: int, found: Sequence[FirstTokens]) -> dict[str, float]:
+    ttfts = sorted(ttft for each in found for ttft in each.ttfts)
     return {
         "flood_prompt": prompt,
-        "num_requests": found.num_requests,
-        "p50_ttft": found.p50,
-        "p99_ttft": found.p99,
-        "p50_ratio": found.p50 / quiet.p50,
-        "p99_ratio": found.p99 / quiet.p99,
+        "num_requests": len(ttfts),
+        "p50_ttft": percentile(ttfts, 0.5),
+        "p99_ttft": percentile(ttfts, 0.99),
+        "flooder_tokens_per_s": sum(each.flooder_tokens_per_s for each in found) / len(found),
     }

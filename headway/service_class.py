@@ -77,6 +77,8 @@ class Standing(Bounded):
     """The tenant's share, relative to others'."""
     service: ServiceClass | None = None
     """The class of its promise; None: it is served as the policies say."""
+    floods: bool = False
+    """True if its tenant had more waiting, at its dispatch, than all instances compute at once."""
 
 
 NO_STANDING = Standing()

@@ -307,10 +307,13 @@ class Standing(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     SHARE_FIELD_NUMBER: _builtins.int
     SERVICE_FIELD_NUMBER: _builtins.int
+    FLOODS_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """"": nobody's in particular"""
     share: _builtins.float
     """the tenant's, relative to others', over 0"""
+    floods: _builtins.bool
+    """at its dispatch the tenant had more waiting than all instances compute at once"""
     @_builtins.property
     def service(self) -> Global___ServiceClass:
         """absent: none"""
@@ -321,10 +324,11 @@ class Standing(_message.Message):
         tenant: _builtins.str = ...,
         share: _builtins.float = ...,
         service: Global___ServiceClass | None = ...,
+        floods: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["service", b"service"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["service", b"service", "share", b"share", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["floods", b"floods", "service", b"service", "share", b"share", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

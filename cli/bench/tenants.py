@@ -8,7 +8,7 @@ from rich.console import Console
 
 from bench.output import make_table, write_json
 from bench.tenants import TenantBench, rows_of
-from cli.options import add_json, require_ranges
+from cli.options import add_json, parse_seeds, require_ranges
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -20,8 +20,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--profile", default=default.profile, help="of all instances (llama-8b-a100)")
     add("--load", type=float, default=default.load, metavar="R", help="of prefill, quiet (0.6)")
     add("--flood", type=float, default=default.flood, metavar="R", help="of prefill, flood (10)")
-    add("--seconds", type=float, default=default.seconds, metavar="S", help="of arrivals (20)")
-    add("--seed", type=int, default=0)
+    add("--seconds", type=float, default=default.seconds, metavar="S", help="of arrivals (10)")
+    add("--seeds", default="101,102,103", metavar="N", help="how many, or which (101,102,103)")
     add_json(parser, "write the rows")
     parser.set_defaults(run=run)
 
@@ -35,10 +35,10 @@ def run(args: argparse.Namespace) -> int:
         load=args.load,
         flood=args.flood,
         seconds=args.seconds,
-        seed=args.seed,
     )
-    rows = rows_of(bench)
-    titles = ("flood of prompts", "requests", "P50 TTFT s", "ratio", "P99 TTFT s", "ratio")
+    rows = rows_of(bench, seeds=parse_seeds(args.seeds))
+    others = ("requests", "P50 TTFT s", "ratio", "P99 TTFT s", "ratio")
+    titles = ("flood of prompts", *others, "flooder tokens/s")
     Console().print(make_table(titles, map(_cells, rows)))
     write_json(args.json, rows)
     return 0
@@ -52,4 +52,5 @@ def _cells(row: dict[str, float]) -> tuple[str, ...]:
         f"{row['p50_ratio']:.2f}",
         f"{row['p99_ttft']:.3f}",
         f"{row['p99_ratio']:.2f}",
+        f"{row['flooder_tokens_per_s']:.0f}",
     )

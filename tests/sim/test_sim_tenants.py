@@ -59,9 +59,21 @@ def test_beside_a_flood_a_tenant_waits_for_passes_and_not_for_the_flood() -> Non
     assert beside_others(flood=True, apart=False) > 20 * beside
 
 
+def test_a_tenant_alone_is_served_as_if_nobody_had_a_name() -> None:
+    named, nameless = (
+        served(arrivals("x", 40.0, standing), arrivals("y", 12.0, standing, 3000))
+        for standing in (Standing("mine"), Standing())
+    )
+    assert [(r.request_id, r.ttft, r.ttlt) for r in named] == [
+        (r.request_id, r.ttft, r.ttlt) for r in nameless
+    ]
+
+
 def test_the_bench_compares_the_others_with_and_without_a_flood() -> None:
-    quiet, flooded = rows_of(TenantBench(seconds=1.0, num_prefill=1, num_decode=1), (8000,))
-    assert quiet["num_requests"] == flooded["num_requests"] > 10
+    bench = TenantBench(seconds=1.0, num_prefill=1, num_decode=1)
+    quiet, flooded = rows_of(bench, (8000,), (1, 2))
+    assert quiet["num_requests"] == flooded["num_requests"] > 20
+    assert flooded["flooder_tokens_per_s"] > quiet["flooder_tokens_per_s"] > 0
     assert quiet["p99_ratio"] == 1.0
     assert 0 < flooded["p50_ttft"] <= flooded["p99_ttft"]
 

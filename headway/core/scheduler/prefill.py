@@ -14,7 +14,7 @@ from headway.core.scheduler.places import Tracked
 from headway.core.scheduler.prefixes import Prefixes
 from headway.core.scheduler.state import SchedulerState
 from headway.core.scheduler.unit_tenants import UnitTenants
-from headway.core.scheduler.windows import Group, TenantWindows
+from headway.core.scheduler.windows import Group, TenantWindows, heads
 from headway.cost.costs import Constant, Source
 from headway.errors import Code
 from headway.messages import Dispatch, EndForward, Rejected, UnitBatch
@@ -23,6 +23,7 @@ from headway.policies.dispatch import Dispatching, InstanceLoad, Turn
 from headway.policies.dispatch.protocol import SlidingMean
 from headway.policies.packing import Assigned, Packing, Room
 from headway.policies.readers import GammaReader, constants_of
+from headway.request import Request
 
 MAX_RETRY_AFTER = 60.0
 _MOST_FRUITLESS = 32
@@ -250,6 +251,8 @@ class PrefillPool:
             for part in self.window.split(turn.keys)
         )
         rooms, chunk = instance.rooms(), instance.info.chunk_tokens
+        if self.window.are_several:
+            legacy, new = heads(legacy, new, chunk * len(rooms))
         groups = self.window.groups(legacy, new, sum(max(0, room.capacity) for room in rooms))
         if turn.max_requests is not None:
             in_turn = [entry for group in groups for part in group for entry in part]
@@ -313,7 +316,7 @@ class PrefillPool:
         for a in assigned:
             by_unit[a.unit].append(a.request)
         batches = tuple(
-            UnitBatch(unit.unit, tuple(e.request for e in entries if e.request is not None))
+            UnitBatch(unit.unit, tuple(map(self._as_sent, entries)))
             for unit, entries in by_unit.items()
             if entries
         )
@@ -327,6 +330,15 @@ class PrefillPool:
                 capacity = instance.info.num_blocks * instance.info.block_size
                 self._prefixes.sent(entry, a.unit, capacity)
         return dispatch
+
+    def _as_sent(self, entry: Tracked) -> Request:
+        """Return a request for its worker, which is told whether its tenant floods."""
+        request = entry.request
+        assert request is not None, "only submitted requests wait"
+        window = self.window
+        if not window.are_several or window.backlog_of(entry.tenant) <= self._chunks():
+            return request
+        return replace(request, standing=replace(request.standing, floods=True))
 
     def _explain(
         self,

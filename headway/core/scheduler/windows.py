@@ -20,6 +20,8 @@ from headway.request import StreamKey
 from headway.service_class import ServiceClass
 
 _MOST_EMPTY = 64
+_MOST_CHUNKS = 4
+"""Times the room of a dispatch that a turn looks at, of each tenant and class."""
 
 Group = tuple[Sequence[Tracked], Sequence[Tracked]]
 """Requests that are packed together: left over from earlier cycles, and new."""
@@ -109,6 +111,11 @@ class TenantWindows:
         """Return the number of a tenant's requests, including those at the door."""
         window = self._windows.get(tenant)
         return window.num_waiting if window is not None else 0
+
+    def backlog_of(self, tenant: str) -> int:
+        """Return the tokens to compute of a tenant's requests, including those at the door."""
+        window = self._windows.get(tenant)
+        return window.backlog_tokens if window is not None else 0
 
     def level(self, tenant: str) -> FlowLevel:
         """Return the level of flow control for an arriving request of a tenant."""
@@ -309,6 +316,27 @@ class TenantWindows:
             if entry.service is not None and entry.yields:
                 name = entry.service.name
                 self._owed[name] = max(0.0, self._owed[name] - entry.num_tokens)
+
+
+def heads(
+    legacy: Sequence[Tracked], new: Sequence[Tracked], num_tokens: int
+) -> tuple[list[Tracked], list[Tracked]]:
+    """Return of each tenant and class those in front that might be packed, by order of arrival.
+
+    A dispatch has room for ``num_tokens``. So a long flood costs a turn little.
+    """
+    left: dict[tuple[str, str], int] = {}
+    groups: list[list[Tracked]] = []
+    for entries in (legacy, new):
+        groups.append([])
+        for entry in entries:
+            service = entry.service
+            whose = entry.tenant, service.name if service is not None else ""
+            tokens = left.get(whose, _MOST_CHUNKS * num_tokens)
+            if tokens > 0:
+                left[whose] = tokens - max(1, entry.num_tokens)
+                groups[-1].append(entry)
+    return groups[0], groups[1]
 
 
 def within(ordered: Sequence[Tracked], num_tokens: int) -> list[Tracked]:

@@ -5,8 +5,9 @@ computed at once beside a long one of another tenant, and whoever has used less 
 the unit may have a burst of prompts computed ahead of a flood.
 
 A prompt that arrives waits for the pass in flight, and then for its own. So while other tenants
-come and go, a tenant that asks for more than a chunk has shorter passes: it fills a part of them.
-Tenants that all ask for more, and nobody else, have whole ones.
+come and go, a flood has shorter passes: it fills a part of them, and what comes beside it is
+computed first. A tenant floods if the scheduler says so, who sees all that waits, or if it has a
+prompt or a queue of more than a chunk. Tenants that all do, and nobody else, have whole passes.
 """
 
 from __future__ import annotations
@@ -22,20 +23,26 @@ from headway.core.worker.unit import WorkerUnit
 
 CREDIT = 4.0
 """Chunks that a tenant within its share may have at once, ahead of the others."""
+LEAD = 4.0
+"""Chunks that a tenant may be given more than a flood, by bursts that go ahead of it."""
 _NUM_PARTS = 64
 """A chunk is given away in so many parts."""
 _SHORT = 4
-"""A flood fills passes up to the chunk over this, while other tenants come and go."""
+"""Floods fill passes up to the chunk over this, while other tenants come and go."""
 _RECENT = 128
 """Passes for which a tenant counts as coming and going."""
 _LEAST_WEIGHT = 0.01
 
 
 class _Prompts(NamedTuple):
-    """Tokens that the prompts of one tenant lack, and the weight of the tenant."""
+    """Tokens that a tenant's prompts lack, its weight, and whether others do not wait for it."""
 
     num_tokens: int
     weight: float
+    floods: bool
+
+
+_NONE = _Prompts(0, _LEAST_WEIGHT, False)
 
 
 class FairChunk:
@@ -61,9 +68,7 @@ class FairChunk:
             return False
         before, self._prompts = self._prompts, {}
         for name, sequence in _prompts_of(unit):
-            asked, weight = self._prompts.get(name, _Prompts(0, _LEAST_WEIGHT))
-            weight = max(weight, _weight(sequence))
-            self._prompts[name] = _Prompts(asked + sequence.num_queued, weight)
+            self._prompts[name] = self._with(self._prompts.get(name, _NONE), sequence)
         for name in before:
             if name not in self._prompts:
                 self._counters.leave(name, self._prompts)
@@ -76,6 +81,18 @@ class FairChunk:
         self._left = self._divided()
         self.spare = sum(self._left.values())
         return True
+
+    def _with(self, prompts: _Prompts, sequence: Sequence) -> _Prompts:
+        """Return a tenant's prompts with one more."""
+        standing, chunk = sequence.request.standing, self._chunk_tokens
+        asked = prompts.num_tokens + sequence.num_queued
+        yields = standing.service is not None and standing.service.yields
+        is_long = max(asked, sequence.num_tokens - sequence.kv.num_hit_tokens) > chunk
+        return _Prompts(
+            asked,
+            max(prompts.weight, _weight(sequence)),
+            prompts.floods or standing.floods or yields or is_long,
+        )
 
     def take(self, sequence: Sequence, most: int) -> int:
         """Take a request's tokens from its tenant's part, at most so many; return how many."""
@@ -92,13 +109,20 @@ class FairChunk:
     def _divided(self) -> dict[str, int]:
         """Return each tenant's part of the chunk."""
         given = self._give(list(self._prompts), self._chunk_tokens)
-        floods = [name for name in given if given[name] < self._prompts[name].num_tokens]
-        if floods and self._others_come(floods):
-            rest = sum(given.values()) - sum(given[name] for name in floods)
-            least = len(floods) * max(1, self._chunk_tokens // _NUM_PARTS)
-            most = max(self._chunk_tokens // _SHORT - rest, least)
-            given.update(self._give(floods, min(most, self._chunk_tokens - rest)))
-        return given
+        floods = [n for n in given if self._prompts[n].floods or self._is_ahead(n)]
+        floods = floods or [n for n in given if given[n] < self._prompts[n].num_tokens]
+        if not floods or not self._others_come(floods):
+            return given
+        least = len(floods) * max(1, self._chunk_tokens // _NUM_PARTS)
+        others = [name for name in given if name not in floods]
+        given = self._give(others, max(1, self._chunk_tokens - least))
+        most = max(self._chunk_tokens // _SHORT - sum(given.values()), least)
+        return given | self._give(floods, most)
+
+    def _is_ahead(self, name: str) -> bool:
+        """Return whether a tenant's bursts have had so much that it waits its turn."""
+        least = min(map(self._counters.of, self._prompts))
+        return self._counters.of(name) > least + LEAD * self._chunk_tokens
 
     def _others_come(self, floods: Container[str]) -> bool:
         """Return whether tenants beside the floods have had prompts here of late."""
@@ -114,7 +138,7 @@ class FairChunk:
         heapify(heap)
         while left and heap:
             counter, name = heappop(heap)
-            asked, weight = self._prompts[name]
+            asked, weight, _ = self._prompts[name]
             tokens = min(part if heap else left, left, asked - given[name])
             given[name] += tokens
             left -= tokens

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from headway.core.scheduler.places import Tracked
-from headway.core.scheduler.windows import TenantWindows
+from headway.core.scheduler.windows import TenantWindows, heads
 from headway.policies.packing.flow_control import FlowControl, FlowLevel
 from headway.service_class import ServiceClass, Standing
 from tests.fakes.scheduler_text import SchedulerHarness, make_info, make_request, short_pass
@@ -149,6 +149,40 @@ def test_a_prompt_of_several_chunks_takes_no_room_from_a_tenant_that_had_less() 
     assert scheduler.dispatched("p") == [1, 50]
 
 
+def floods(scheduler: SchedulerHarness, worker_id: str) -> dict[int, bool]:
+    """What a worker was told of each request's tenant."""
+    return {
+        request.stream_id: request.standing.floods
+        for order in scheduler.dispatches(worker_id)
+        for batch in order.batches
+        for request in batch.requests
+    }
+
+
+def test_a_worker_is_told_whose_tenant_has_more_waiting_than_a_pass_computes() -> None:
+    scheduler = SchedulerHarness(short_pass())
+    scheduler.connect(make_info("p", chunk=20))
+    scheduler.post(replace(make_request(50), standing=Standing("small")))
+    for n in range(1, 10):
+        scheduler.post(replace(make_request(n), standing=Standing("flood")))
+    for _ in range(12):
+        scheduler.serve("p")
+        scheduler.wait(1.0)
+    told = floods(scheduler, "p")
+    assert not told[50]
+    assert told[1]
+    assert not told[9], "nothing waited behind it"
+
+
+def test_a_tenant_alone_never_floods() -> None:
+    scheduler = SchedulerHarness(short_pass())
+    scheduler.connect(make_info("p", chunk=20))
+    for n in range(1, 10):
+        scheduler.post(replace(make_request(n), standing=Standing("alone")))
+    scheduler.serve("p")
+    assert set(floods(scheduler, "p").values()) == {False}
+
+
 def test_without_another_tenant_the_backlog_is_computed_first() -> None:
     scheduler = SchedulerHarness(short_pass())
     scheduler.connect(make_info("p", chunk=20))
@@ -174,6 +208,15 @@ def test_a_long_request_behind_is_packed_after_the_short_ones_whose_turn_it_is()
     made.counters.charge("flood", 50.0)
     groups = made.groups(*made.split(), 40)
     assert [names([*left, *fresh]) for left, fresh in groups] == [[2, 3], [1]]
+
+
+def test_a_turn_looks_at_those_in_front_of_each_tenant_and_class() -> None:
+    flood = [waiting(n, "flood", 10) for n in range(50)]
+    batch = [waiting(n, "flood", 10, service=BATCH) for n in range(50, 60)]
+    small = [waiting(90, "small", 500), waiting(91, "small", 10)]
+    legacy, new = heads([*flood[:10], small[0]], [*flood[10:], *batch, small[1]], 40)
+    assert names(legacy) == [*range(10), 90]
+    assert names(new) == [*range(10, 16), *range(50, 60)]
 
 
 def test_a_tenant_leaves_places_to_wait_for_the_others() -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.core.worker.fair_chunk import CREDIT, LEAD
 from headway.policies.batching.fcfs import Fcfs
 from headway.service_class import ServiceClass, Standing
 from tests.fakes.plans import Planned, make_planned
@@ -46,6 +47,46 @@ def test_a_flood_fills_a_part_of_the_passes_while_others_come_and_all_of_them_al
     assert prompt_tokens(unit) == {"flood": CHUNK // 4}
     unit.step(200)
     assert prompt_tokens(unit) == {"flood": CHUNK}
+
+
+FLOOD = Standing("flood", floods=True)
+
+
+def test_whom_the_scheduler_calls_a_flood_has_short_passes_however_little_it_has_here() -> None:
+    unit = planned()
+    unit.come(1, 4, 1, arrival_at=1.0, standing=Standing("mine"))
+    unit.step()
+    unit.come(2, CHUNK // 2, 1, arrival_at=2.0, standing=FLOOD)
+    assert prompt_tokens(unit) == {"flood": CHUNK // 4}
+
+
+def test_the_last_part_of_a_long_prompt_comes_in_short_passes_too() -> None:
+    unit = planned()
+    unit.come(1, 4, 1, arrival_at=1.0, standing=Standing("mine"))
+    unit.come(2, 2 * CHUNK, 1, arrival_at=2.0, standing=Standing("long"))
+    got = [unit.step()[-1] for _ in range(8)]
+    assert max(len(item.token_ids) for item in got) == CHUNK // 4
+
+
+def test_a_burst_is_computed_before_a_flood_that_had_no_more_here() -> None:
+    unit = planned()
+    unit.come(1, 60, 1, arrival_at=1.0, standing=Standing("mine"))
+    unit.step()
+    unit.come(2, 60, 1, arrival_at=2.0, standing=FLOOD)
+    unit.come(3, 60, 1, arrival_at=3.0, standing=Standing("mine"))
+    assert prompt_tokens(unit) == {"flood": 1, "mine": 60}
+
+
+def test_who_sends_burst_upon_burst_is_ahead_of_a_flood_by_its_lead_alone() -> None:
+    unit = planned()
+    unit.come(0, 30_000, 1, arrival_at=1.0, standing=FLOOD)
+    had: Counter[str] = Counter()
+    for name in range(1, 40):
+        unit.come(name, CHUNK - 1, 1, arrival_at=2.0, standing=Standing("mine"))
+        had += Counter(prompt_tokens(unit))
+        unit.step()
+    assert had["mine"] - had["flood"] <= (LEAD + 1) * CHUNK
+    assert had["flood"] > 10 * CHUNK
 
 
 def test_two_floods_alone_fill_all_of_the_passes() -> None:
@@ -113,7 +154,8 @@ def test_nobody_has_more_than_who_wants_more_and_who_floods_alone_waits(
         assert sum(got.values()) == min(chunk, asked.total())
     for one in asked:
         for other in asked:
-            if got.get(one, 0) < asked[one] and got.get(other, 0) < asked[other]:
+            alike = (asked[one] > chunk) == (asked[other] > chunk)
+            if alike and got.get(one, 0) < asked[one] and got.get(other, 0) < asked[other]:
                 assert abs(got.get(other, 0) - got.get(one, 0)) <= part
 
 
@@ -126,3 +168,36 @@ def test_every_prompt_of_every_tenant_is_computed(
         unit.come(name, num_tokens, 1, arrival_at=float(name), standing=Standing(tenant))
     unit.finish()
     assert len(unit.ended) == len(wanted)
+
+
+comings = st.tuples(st.sampled_from("abc"), st.integers(1, 300), st.booleans())
+
+
+@given(st.lists(st.one_of(st.none(), comings), max_size=120), st.integers(64, 200))
+def test_two_tenants_whose_prompts_wait_are_given_alike_up_to_credit_and_lead(
+    plan: list[tuple[str, int, bool] | None], chunk: int
+) -> None:
+    """None computes a pass; each tenant may flood at any time."""
+    unit = planned(chunk)
+    given_to, since = Counter[str](), dict[tuple[str, str], int]()
+    for name, step in enumerate(plan):
+        if step is not None:
+            tenant, num_tokens, floods = step
+            standing = Standing(tenant, floods=floods)
+            unit.come(name, num_tokens, 1, arrival_at=float(name), standing=standing)
+            continue
+        items = unit.plan()
+        for item in items:
+            sequence = unit.state.find(item.key)
+            assert sequence is not None
+            given_to[sequence.request.standing.tenant] += len(item.token_ids)
+        unit.run(items)
+        held = {s.request.standing.tenant for s in unit.state.units[0].sequences.values()}
+        for one, other in (("a", "b"), ("a", "c"), ("b", "c")):
+            if not {one, other} <= held:
+                since.pop((one, other), None)
+                continue
+            ahead = given_to[one] - given_to[other]
+            before = since.setdefault((one, other), ahead)
+            assert abs(ahead - before) <= (CREDIT + LEAD + 2) * chunk
+    unit.finish()
