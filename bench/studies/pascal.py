@@ -201,7 +201,7 @@ def _bins(found: Results, seeds: Sequence[int]) -> Iterator[Claim]:
                 theirs,
                 ours,
                 before,
-                "where nothing queues there is no tail to cut",
+                _EMPTY if (at, rate) == _LOADS[0] else "",
             )
 
 
@@ -213,6 +213,7 @@ def _best_bin(found: Results, at: str, before: str, rate: float, seed: int) -> t
     return other[best], row[best]
 
 
+_EMPTY = "where nothing queues there is no tail to cut"
 _NONE_MORE = Bar(0.0, by_points=True)
 _STRICT = "near saturation strict classes starve answers"
 _GATHER = "answers gather where few reason, and their KV grows there"
