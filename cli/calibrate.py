@@ -14,12 +14,16 @@ from rich.console import Console
 from bench.calibrate.calibration import Calibration
 from bench.calibrate.cases import HeldOutCase, chosen
 from bench.calibrate.check import CaseReport, overall
+from bench.calibrate.live import TORCH, LiveEngine, Served
 from bench.calibrate.matrix import START_SECONDS, Matrix, learn
 from bench.calibrate.report import calibration_lines, case_notes, case_table, overall_table
 from bench.output import refuse_unwritable, write_json
 from cli.options import add_json, add_model, require_ranges
 from headway.cost.profile import load_profile
+from headway.errors import invalid
+from services.worker.engines import find_engine
 
+_SHOW_NO_PASSES = ("openai",)
 _SECONDS_ASKED = 20.0
 """About what 150 requests take; the rates are not known beforehand."""
 _SECONDS_SIMULATED = 8.0
@@ -37,6 +41,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_model(fit)
     add = fit.add_argument
     add("--device", default="cpu", help="cpu or cuda (cpu)")
+    add("--engine", default=TORCH.name, help="what computes: torch, vllm or vllm-native (torch)")
+    add("--engine-args", default="", metavar="JSON", help="options of an engine other than torch")
     add("--out", type=Path, required=True, metavar="FILE.toml", help="profile; two more beside it")
     add("--profile", default="", metavar="FILE", help="keep its pass times and fit none")
     add("--seed", type=int, default=0, help="of arrivals and lengths (0)")
@@ -67,9 +73,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_fit(args: argparse.Namespace) -> int:
     """Measure and write; HeadwayError for what cannot be run."""
     refuse_unwritable(args.out)
+    if args.engine in _SHOW_NO_PASSES:
+        limit = "an engine that shows its passes: torch, vllm or vllm-native"
+        raise invalid("--engine", args.engine, limit)
+    find_engine(args.engine)
     given = load_profile(args.profile) if args.profile else None
+    served = Served(args.model, args.device, LiveEngine(args.engine, args.engine_args))
     with _folder(args.keep) as folder:
-        learnt = learn(args.model, folder, args.seed, given, device=args.device)
+        learnt = learn(served, folder, args.seed, given)
     learnt.calibration.save(args.out)
     print("\n".join(calibration_lines(learnt.calibration)))
     print(f"passes of lone requests took {learnt.lone_level:.2f} times what was fitted")
@@ -81,14 +92,15 @@ def run_fit(args: argparse.Namespace) -> int:
 def run_check(args: argparse.Namespace) -> int:
     """Run, compare and print case by case; 1 where a run is void."""
     require_ranges(args, repeats=(1, 100), num_requests=(20, 100_000))
-    cases = chosen(["*"] if args.matrix else args.cases.split(","))
     calibration = Calibration.load(args.profile)
+    cases = chosen(["*"] if args.matrix else args.cases.split(","), calibration.engine)
     console = Console()
     console.print(_duration(cases, args.repeats, args.num_requests))
     reports = []
     with _folder(args.keep) as folder:
         sizes = (args.num_requests, args.repeats, args.seed)
-        matrix = Matrix(calibration, args.model, folder, *sizes, args.device)
+        served = Served(args.model, args.device, calibration.engine)
+        matrix = Matrix(calibration, served, folder, *sizes)
         for report in matrix.run(cases, lambda line: console.print(line, style="dim")):
             _print(console, report)
             reports.append(report)

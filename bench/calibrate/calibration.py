@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.calibrate.live import TORCH, LiveEngine
 from bench.calibrate.model import WorkerRecord, fit_profile, measured_pace
 from bench.calibrate.spans import MeasuredHops
 from headway.cost.fit import Fit, MeasuredPass, judge
@@ -47,7 +48,10 @@ class Fitted:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A machine in figures; ``worker_latency``: of a message between workers, seconds."""
+    """A machine in figures; ``worker_latency``: of a message between workers, seconds.
+
+    ``engine``: whose passes were measured.
+    """
 
     profile: Profile
     hops: HopCosts
@@ -55,6 +59,7 @@ class Calibration:
     max_model_len: int
     fitted: Fitted
     pace: MeasuredPace
+    engine: LiveEngine = TORCH
 
     @classmethod
     def of(
@@ -63,6 +68,7 @@ class Calibration:
         measured: MeasuredHops,
         name: str,
         given: Profile | None = None,
+        engine: LiveEngine = TORCH,
     ) -> Calibration:
         """Fit the records of a learning load, or judge a given profile by them."""
         passes = [each for record in records for each in record.passes]
@@ -77,6 +83,7 @@ class Calibration:
             records[0].worker["max_model_len"],
             _fitted(fit, passes),
             measured_pace(records, profile),
+            engine,
         )
 
     def network(self) -> NetworkParams:
@@ -96,6 +103,7 @@ class Calibration:
             "standard_errors": dict(self.fitted.standard_errors),
             "most": self.fitted.most._asdict(),
             "work": [round(seconds, _DIGITS) for seconds in self.pace.work],
+            "engine": self.engine,
             "seconds": [round(seconds, _DIGITS) for seconds in self.pace.seconds],
         }
         save_profile(self.profile, path)
@@ -121,13 +129,14 @@ class Calibration:
             )
             pace = MeasuredPace(rest["work"], rest["seconds"])
             known = rest["worker_latency"], rest["max_model_len"]
+            engine = LiveEngine(*rest.get("engine", TORCH))
         except (OSError, ValueError, LookupError, TypeError) as error:
             message = (
                 f"{_passes_file(path)} cannot be read ({error}): `headway calibrate fit --out "
                 f"{path}` writes it beside the profile"
             )
             raise HeadwayError(Code.FAILED_PRECONDITION, message, param="profile") from error
-        return cls(profile, load_hops(_hops_file(path)), *known, fitted, pace)
+        return cls(profile, load_hops(_hops_file(path)), *known, fitted, pace, engine)
 
 
 def _hops_file(path: Path) -> Path:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 
-from bench.calibrate.live import Topology
+from bench.calibrate.live import TORCH, LiveEngine, Topology
 from bench.calibrate.loads import CHATS, LONG_OUTPUTS, LONG_PROMPTS, SIX_FOLD, Mix, Part, drawn
 from headway.errors import invalid
 from headway.workload.arrivals import Bursts
@@ -78,13 +78,19 @@ def matrix() -> list[HeldOutCase]:
     ]
 
 
-def chosen(patterns: Sequence[str]) -> list[HeldOutCase]:
-    """Return the cases whose names match a pattern: ``*/1P1D/*``. HeadwayError for none."""
+def chosen(patterns: Sequence[str], engine: LiveEngine = TORCH) -> list[HeldOutCase]:
+    """Return the cases whose names match a pattern, ``*/1P1D/*``, and that an engine can serve.
+
+    HeadwayError for none.
+    """
+    served = [name for name, topology in TOPOLOGIES.items() if engine.can_serve(topology)]
     found = [
-        case for case in matrix() if any(fnmatchcase(case.name, pattern) for pattern in patterns)
+        case
+        for case in matrix()
+        if case.topology in served and any(fnmatchcase(case.name, each) for each in patterns)
     ]
     if not found:
         limit = f"names or patterns of PRESET/TOPOLOGY/KIND, with presets {', '.join(PRESETS)}, "
-        limit += f"topologies {', '.join(TOPOLOGIES)} and kinds {', '.join(KINDS)}"
+        limit += f"topologies {', '.join(served)} and kinds {', '.join(KINDS)}"
         raise invalid("--cases", ", ".join(patterns), limit)
     return found

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.calibrate.figures import Load, Seen
 from bench.calibrate.loads import poisson
@@ -22,6 +23,7 @@ from services.local.cluster import LocalCluster
 from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
 from services.local.refusals import refuse_wrong_options
 from services.local.store import free_port
+from services.worker.engines import MOVES_NO_KV
 
 PASSES, SPANS = "passes", "spans"
 _SEEN = "seen.json"
@@ -43,6 +45,35 @@ class Topology:
         """Return the role of each worker."""
         counts = {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.UNIFIED: self.unified}
         return [role for role, count in counts.items() for _ in range(count)]
+
+
+class LiveEngine(NamedTuple):
+    """The engine of the workers: its name, and its options as JSON."""
+
+    name: str = "torch"
+    args: str = ""
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Flags of a worker; none for Headway's own engine."""
+        if self.name == TORCH.name:
+            return ()
+        return ("--engine", self.name, *(("--engine-args", self.args) if self.args else ()))
+
+    def can_serve(self, topology: Topology) -> bool:
+        """Return whether its workers can have these roles."""
+        return self.name not in MOVES_NO_KV or not topology.prefill + topology.decode
+
+
+TORCH = LiveEngine()
+
+
+class Served(NamedTuple):
+    """A model, where it is computed, and by which engine."""
+
+    model: str
+    device: str = "cpu"
+    engine: LiveEngine = TORCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +99,11 @@ class LiveLoad:
 
 @dataclass(frozen=True, slots=True)
 class LiveDeployment:
-    """The model, the preset and the workers of a live run."""
+    """What is served, the preset and the workers of a live run."""
 
-    model: str
+    served: Served
     preset: str
     topology: Topology
-    device: str = "cpu"
 
     def options(self, folder: Path, *, spans: bool) -> ClusterOptions:
         """Return a cluster's options; its passes, and spans if wanted, are recorded in a folder."""
@@ -81,12 +111,12 @@ class LiveDeployment:
         recorded = ("--record-spans", str(folder / SPANS)) if spans else ()
         passes = ("--num-threads", "1", "--record-passes", str(folder / PASSES))
         return ClusterOptions(
-            model=self.model,
+            model=self.served.model,
             policies=PolicyOptions(self.preset),
             workers=WorkerCounts(
                 self.topology.prefill, self.topology.decode, unified=self.topology.unified
             ),
-            device=self.device,
+            device=self.served.device,
             port=first_port,
             metrics_port=first_port + 2,
             log_level="warning",
@@ -94,7 +124,7 @@ class LiveDeployment:
             service_flags={
                 "gateway": recorded,
                 "scheduler": recorded,
-                "worker": (*passes, *recorded),
+                "worker": (*self.served.engine.flags, *passes, *recorded),
             },
         )
 

@@ -18,6 +18,7 @@ from bench.calibrate.live import (
     PASSES,
     SPANS,
     LiveDeployment,
+    Served,
     Topology,
     keep,
     kept,
@@ -56,22 +57,24 @@ class Learnt:
 
 
 def learn(
-    model: str,
+    served: Served,
     folder: Path,
     seed: int,
     given: Profile | None = None,
     *,
     parts: Sequence[Part] = SPREAD,
     num_lone: int = _NUM_LONE,
-    device: str = "cpu",
 ) -> Learnt:
     """Measure hops by requests that are alone, and pass times by a load that is spread out."""
-    split = LiveDeployment(model, _PLAIN, Topology(prefill=1, decode=1), device)
-    lone = _run(split, one_by_one(_LONE_PAUSE, num_lone, seed), folder / "lone", spans=True)
+    alone = Topology(unified=1)
+    split = Topology(prefill=1, decode=1)
+    for_hops = split if served.engine.can_serve(split) else alone
+    deployment = LiveDeployment(served, _PLAIN, for_hops)
+    lone = _run(deployment, one_by_one(_LONE_PAUSE, num_lone, seed), folder / "lone", spans=True)
     hops = measure_hops(read_spans(folder / "lone" / SPANS), lone.load.sent, num_cores())
-    alone = LiveDeployment(model, _PLAIN, Topology(unified=1), device)
-    run = _run(alone, drawn(parts, seed), folder / "learning")
-    found = Calibration.of(run.records, hops, "calibrated", given)
+    deployment = LiveDeployment(served, _PLAIN, alone)
+    run = _run(deployment, drawn(parts, seed), folder / "learning")
+    found = Calibration.of(run.records, hops, "calibrated", given, served.engine)
     return Learnt(found, level(lone.records, found.profile.pass_time, found.hops))
 
 
@@ -83,12 +86,11 @@ class Matrix:
     """
 
     calibration: Calibration
-    model: str
+    served: Served
     folder: Path
     num_requests: int
     repeats: int
     seed: int
-    device: str = "cpu"
 
     def run(self, cases: Sequence[HeldOutCase], say: Say) -> Iterator[CaseReport]:
         """Yield the report of each case."""
@@ -103,7 +105,7 @@ class Matrix:
     def _examine(self, case: HeldOutCase, capacity: float, say: Say) -> CaseReport:
         rows = case.rows(capacity, self.num_requests, self.seed)
         topology = TOPOLOGIES[case.topology]
-        deployment = LiveDeployment(self.model, case.preset, topology, self.device)
+        deployment = LiveDeployment(self.served, case.preset, topology)
         runs = []
         for number in range(1, self.repeats + 1):
             say(f"{case.name}, run {number} of {self.repeats}: {rows[-1].arrival_at:.0f} s")
@@ -114,7 +116,7 @@ class Matrix:
     def _capacity(self, topology: str, mix: Mix) -> float:
         """Return the requests/s at which the live cluster works off a crowd."""
         rows = at_once(poisson(1.0, _NUM_CROWD, self.seed, mix))
-        deployment = LiveDeployment(self.model, _PLAIN, TOPOLOGIES[topology], self.device)
+        deployment = LiveDeployment(self.served, _PLAIN, TOPOLOGIES[topology])
         name = f"{topology}-{mix.prompt}-{mix.output}"
         run = _run(deployment, rows, self.folder / "capacity" / name)
         ended_at = [each.ended_at for each in run.load.seen if each is not None]

@@ -13,6 +13,7 @@ from headway.cost.pass_time import PassTime
 from headway.metrics import percentile
 from headway.presets import find_preset
 from headway.sim.experiment import Conditions, Run, cluster_spec, simulate
+from headway.sim.planning import HEADWAY, NATIVE
 from headway.sim.records import Record
 from headway.sim.worker import InstanceSpec
 from headway.workload.traces import TraceRow
@@ -21,6 +22,8 @@ NUM_REPLAYS = 2
 """Simulations of a load, each from another place of the machine's pace."""
 MOVES = ("rescheduling", "boundary", "drain")
 """Questions whose answers move running requests."""
+PLANNERS = {"vllm-native": NATIVE}
+"""Engines that plan their own passes, and show them."""
 _REPORT_INTERVAL = 0.05
 _NUM_LONE = 21
 _TTFT_FACTOR, _TPOT_FACTOR = 5.0, 2.5
@@ -48,8 +51,12 @@ def predict(
     pass_time = times(calibration.profile.pass_time, level)
     profile = replace(calibration.profile, pass_time=pass_time)
     roles = topology.roles()
+    planner = PLANNERS.get(calibration.engine.name, HEADWAY)
     instances = [
-        (InstanceSpec(role, profile, calibration.max_model_len), roles.count(role))
+        (
+            InstanceSpec(role, profile, calibration.max_model_len, planner=planner),
+            roles.count(role),
+        )
         for role in dict.fromkeys(roles)
     ]
     runs = []

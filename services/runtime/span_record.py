@@ -14,6 +14,7 @@ from typing import IO, Any, NamedTuple
 from headway.core.gateway.events import Submit
 from headway.core.scheduler.events import WorkerReported
 from headway.core.worker.events import KvArrived, KvOffered
+from headway.engine import EngineStepped
 from headway.forward_pass import PassResult
 from headway.messages import Dispatch, EndForward, Handoff, TokenBatch
 from headway.request import Request
@@ -38,10 +39,15 @@ class SpanRecord:
     def __init__(self, path: Path, service_id: str) -> None:
         self._file: IO[str] = path.open("w", encoding="utf-8")
         self._service_id = service_id
+        self._num_steps = 0
 
     def told(self, event: object, now: float, actions: Sequence[object]) -> None:
         """Note an event, if it belongs to a hop."""
         found = _heard(event, self._service_id)
+        if isinstance(event, EngineStepped):
+            self._num_steps += 1  # as the core numbers the passes that it reports
+            drew = [_name(each.key) for each in event.drawn if each.token_ids]
+            found = "passed", (f"{self._service_id}/{self._num_steps}", *drew)
         if found is not None:
             self._file.write(json.dumps((now, *found)) + "\n")
 

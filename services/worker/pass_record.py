@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from headway.cluster import WorkerInfo
 from headway.cost.pass_time import Share
+from headway.engine import EngineStepped
 from headway.errors import Code, HeadwayError
 from headway.forward_pass import ForwardPass
 
@@ -51,12 +52,9 @@ class PassRecord:
             self._next.append(forward_pass)
             return
         self._is_flying = True
-        if self._share is not None:
-            is_at_once = now - self._ended_at < _AT_ONCE
-            self._put((now if is_at_once else self._ended_at) - self._started_at)
         swaps = forward_pass.swapped_in or forward_pass.swapped_out
-        self._share = None if swaps or not forward_pass.items else share_of(forward_pass)
-        self._started_at = now
+        items = () if swaps else forward_pass.items
+        self._begin([(item.start, len(item.token_ids)) for item in items], now)
 
     def ended(self, now: float) -> None:
         """Note that the pass under way ended at ``now``, s."""
@@ -64,11 +62,29 @@ class PassRecord:
         if self._next:
             self.started(self._next.popleft(), now)
 
+    def stepped(self, step: EngineStepped, now: float) -> None:
+        """Note a pass that an engine has planned itself, and that ended at ``now``, s.
+
+        One without a plan is passed over.
+        """
+        if step.plan is not None:
+            computed = [(each.start, each.num_tokens) for each in step.plan.computed]
+            self._begin(computed, now - step.pass_time)
+            self._ended_at = now
+
     def close(self) -> None:
         """Write the last pass and close the file."""
         if self._share is not None and self._ended_at > self._started_at:
             self._put(self._ended_at - self._started_at)
         self._file.close()
+
+    def _begin(self, computed: Sequence[tuple[int, int]], now: float) -> None:
+        """Begin a pass by what it computes, nothing for one not to be written."""
+        if self._share is not None:
+            is_at_once = now - self._ended_at < _AT_ONCE
+            self._put((now if is_at_once else self._ended_at) - self._started_at)
+        self._share = share_of(computed) if computed else None
+        self._started_at = now
 
     def _put(self, seconds: float) -> None:
         assert self._share is not None, "a pass is under way"
@@ -79,17 +95,19 @@ class PassRecord:
         self._file.write(json.dumps(line) + "\n")
 
 
-def share_of(forward_pass: ForwardPass) -> Share:
-    """Return the content of a pass of one DP unit; an item of one token decodes."""
+def share_of(computed: Iterable[tuple[int, int]]) -> Share:
+    """Return the content of a pass of one DP unit, from where on and how many tokens of each.
+
+    One token decodes.
+    """
     prefill_tokens = prefill_context = batch = kv_tokens = 0
-    for item in forward_pass.items:
-        count = len(item.token_ids)
+    for start, count in computed:
         if count == 1:
             batch += 1
-            kv_tokens += item.start + 1
+            kv_tokens += start + 1
         else:
             prefill_tokens += count
-            prefill_context += count * item.start
+            prefill_context += count * start
     return Share(prefill_tokens, prefill_context, batch, kv_tokens)
 
 

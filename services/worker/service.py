@@ -27,7 +27,7 @@ from headway.core.worker.events import (
     WorkerEvent,
 )
 from headway.core.worker.planning_engine import PlanningEngineCore
-from headway.engine import EngineInfo, KvAccess, PlanningEngine
+from headway.engine import EngineInfo, EngineStepped, KvAccess, PlanningEngine
 from headway.errors import Code, HeadwayError, invalid
 from headway.forward_pass import ForwardPass, PassResult
 from headway.messages import ChangeRole, Drain, EndForward, FromWorker
@@ -160,8 +160,11 @@ class WorkerService:
 
     def _post(self, event: WorkerEvent) -> None:
         self._metrics.heard(event)
-        if self._record is not None and isinstance(event, PassResult):
-            self._record.ended(time.perf_counter())
+        if self._record is not None:
+            if isinstance(event, PassResult):
+                self._record.ended(time.perf_counter())
+            elif isinstance(event, EngineStepped):
+                self._record.stepped(event, time.perf_counter())
         self._driver.post(event)
 
     def _perform(self, action: PlanningAction) -> None:

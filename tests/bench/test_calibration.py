@@ -13,7 +13,7 @@ from bench.calibrate.calibration import Calibration
 from bench.calibrate.cases import KINDS, PRESETS, TOPOLOGIES, chosen, matrix
 from bench.calibrate.check import LiveRun, examine, overall
 from bench.calibrate.figures import TARGETS, LatencyLimits, Load, Seen, errors, figures, intervals
-from bench.calibrate.live import LiveLoad, Sent, Topology, keep, kept, write_trace
+from bench.calibrate.live import LiveEngine, LiveLoad, Sent, Topology, keep, kept, write_trace
 from bench.calibrate.loads import SPREAD, drawn, one_by_one, poisson, simulated
 from bench.calibrate.model import WorkerRecord, fit_profile, level, matched, read_records
 from bench.calibrate.predict import NUM_REPLAYS, predict
@@ -74,6 +74,20 @@ ALONE = Topology(unified=1)
 def calibrated(folder: Path, name: str = "here") -> Calibration:
     write_record(folder)
     return Calibration.of(read_records(folder), MEASURED, name)
+
+
+def test_passes_that_an_engine_plans_are_predicted_by_its_planner(tmp_path: Path) -> None:
+    ours = calibrated(tmp_path)
+    ours.save(tmp_path / "ours.toml")
+    theirs = replace(ours, engine=LiveEngine("vllm-native", "{}"))
+    theirs.save(tmp_path / "theirs.toml")
+    assert Calibration.load(tmp_path / "ours.toml").engine == LiveEngine()
+    assert Calibration.load(tmp_path / "theirs.toml").engine == theirs.engine
+    rows = poisson(20.0, 60, 3)
+    loads = [predict(each, "vllm-like", ALONE, rows).loads[0] for each in (ours, theirs)]
+    assert all(each is not None for load in loads for each in load)
+    with pytest.raises(HeadwayError, match="unified"):
+        predict(theirs, "vllm-like", Topology(prefill=1, decode=1), rows)
 
 
 def test_a_prediction_of_the_same_machine_misses_nothing(tmp_path: Path) -> None:

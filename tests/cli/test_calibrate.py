@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench.calibrate.cases import TOPOLOGIES, chosen
 from bench.calibrate.figures import Load, Seen
-from bench.calibrate.live import PASSES, SPANS, LiveLoad, Sent, keep
+from bench.calibrate.live import PASSES, SPANS, LiveEngine, LiveLoad, Sent, keep
 from bench.calibrate.loads import one_by_one
 from bench.calibrate.predict import predict
 from cli import main
@@ -113,10 +114,22 @@ def test_a_check_fails_where_the_level_moved(
     assert len(found["overall"]) == 5
 
 
-def test_a_case_that_there_is_not_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("engine", "cases", "served"), [("torch", "3P/1D", "1P1D"), ("vllm-native", "*/1P1D/*", "2U")]
+)
+def test_a_case_that_there_is_not_or_that_the_engine_cannot_serve_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], engine: str, cases: str, served: str
 ) -> None:
     profile = tmp_path / "mine.toml"
-    calibration().save(profile)
-    assert main(["calibrate", "check", "--profile", str(profile), "--cases", "3P/1D"]) == 2
-    assert "topologies 1P1D" in capsys.readouterr().err
+    replace(calibration(), engine=LiveEngine(engine)).save(profile)
+    assert main(["calibrate", "check", "--profile", str(profile), "--cases", cases]) == 2
+    assert f"topologies {served}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("engine", "why"), [("openai", "shows its passes"), ("x", "one of torch")])
+def test_an_engine_whose_passes_nobody_sees_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], engine: str, why: str
+) -> None:
+    out = str(tmp_path / "mine.toml")
+    assert main(["calibrate", "fit", "--out", out, "--engine", engine]) == 2
+    assert why in capsys.readouterr().err

@@ -107,7 +107,8 @@ def _recording(passes: list[MeasuredPass]) -> type[Device]:
             super().start(forward_pass)
 
         def _noted(self, seconds: float) -> float:
-            passes.append(MeasuredPass([share_of(self._asked[-1])], seconds))
+            items = [(item.start, len(item.token_ids)) for item in self._asked[-1].items]
+            passes.append(MeasuredPass([share_of(items)], seconds))
             return seconds
 
     return Recording

@@ -9,9 +9,10 @@ from headway.core.gateway.events import SchedulerConnected, Submit
 from headway.core.gateway.settings import GatewaySettings
 from headway.core.scheduler.events import WorkerReported
 from headway.core.worker.events import KvArrived
+from headway.engine import Drawn, EngineStepped
 from headway.forward_pass import PassResult, Sampled
 from headway.messages import Accepted, Dispatch, EndForward, TokenBatch, UnitBatch
-from headway.request import Request, SamplingParams, StreamKey
+from headway.request import FinishReason, Request, SamplingParams, StreamKey
 from services.runtime import event_record
 from services.runtime.event_record import record_of
 from services.runtime.span_record import Heard, SpanRecord, read_spans
@@ -46,6 +47,19 @@ def test_an_event_that_begins_or_ends_a_hop_is_recorded_with_what_it_is_about(
         Heard(4.0, "tokens", ["gateway/7"]),
         Heard(5.0, "reported", ["w-1/4"]),
         Heard(8.0, "arrived", ["gateway/7"]),
+    ]
+
+
+def test_passes_that_an_engine_planned_have_the_numbers_that_their_worker_reports(
+    tmp_path: Path,
+) -> None:
+    record = SpanRecord(tmp_path / "w-1.spans", "w-1")
+    for at, drawn in ((1.0, Drawn(KEY, (5,))), (2.0, Drawn(KEY, (), FinishReason.STOP))):
+        record.told(EngineStepped(0.1, (drawn,)), at, ())
+    record.close()
+    assert list(read_spans(tmp_path)) == [
+        Heard(1.0, "passed", ["w-1/1", "gateway/7"]),
+        Heard(2.0, "passed", ["w-1/2"]),
     ]
 
 

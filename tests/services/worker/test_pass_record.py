@@ -10,6 +10,7 @@ import pytest
 from headway.cluster import Role, WorkerInfo
 from headway.cost.pass_time import Share
 from headway.cost.passes import parse_passes
+from headway.engine import Computed, EngineStepped, PassPlan
 from headway.errors import HeadwayError
 from headway.forward_pass import ForwardPass, PassItem
 from headway.request import SamplingParams, StreamKey
@@ -31,8 +32,33 @@ def forward_pass(*shares: tuple[int, int]) -> ForwardPass:
     return ForwardPass(1, items)
 
 
+def step(seconds: float, *shares: tuple[int, int]) -> EngineStepped:
+    """A pass that an engine has planned itself: so many tokens, from so many on."""
+    computed = tuple(Computed(StreamKey("g", n), at, k) for n, (k, at) in enumerate(shares))
+    return EngineStepped(seconds, (), PassPlan(len(shares), computed))
+
+
 def test_a_share_tells_prompts_from_decoding() -> None:
-    assert share_of(forward_pass((30, 0), (10, 20), (1, 99), (1, 9))) == Share(40, 200, 2, 110)
+    assert share_of([(0, 30), (20, 10), (99, 1), (9, 1)]) == Share(40, 200, 2, 110)
+
+
+def test_a_pass_that_its_engine_planned_is_written_as_one_of_ours(tmp_path: Path) -> None:
+    record = PassRecord(str(tmp_path), info())
+    record.stepped(step(0.5, (30, 0), (1, 99)), 1.5)
+    record.stepped(step(0.099, (1, 100)), 1.6)
+    record.stepped(EngineStepped(0.1, ()), 3.0)
+    record.stepped(step(0.0), 4.0)
+    record.stepped(step(0.25, (1, 101)), 7.25)
+    record.close()
+    lines = (tmp_path / "w-1.jsonl").read_text().splitlines()
+    passes = parse_passes(lines, "w-1")
+    assert [p.seconds for p in passes] == pytest.approx([0.501, 0.099, 0.25])
+    assert [json.loads(line)["began_at"] for line in lines[1:]] == pytest.approx([1.0, 1.501, 7.0])
+    assert [p.shares[0] for p in passes] == [
+        Share(30, 0, 1, 100),
+        Share(0, 0, 1, 101),
+        Share(0, 0, 1, 102),
+    ]
 
 
 def test_a_pass_lasts_until_the_next_where_that_follows_at_once(tmp_path: Path) -> None:
