@@ -180,6 +180,8 @@ class EngineStepped:
     drawn: tuple[Drawn, ...]
     plan: PassPlan | None = None
     """None from an engine that does not show its plans."""
+    ended_at: float = 0.0
+    """Instant of its end by the process's ``time.perf_counter``, for records; 0 if not known."""
 
 
 @runtime_checkable

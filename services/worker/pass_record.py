@@ -62,15 +62,12 @@ class PassRecord:
         if self._next:
             self.started(self._next.popleft(), now)
 
-    def stepped(self, step: EngineStepped, now: float) -> None:
-        """Note a pass that an engine has planned itself, and that ended at ``now``, s.
-
-        One without a plan is passed over.
-        """
+    def stepped(self, step: EngineStepped) -> None:
+        """Note a pass that an engine has planned itself; one without a plan is passed over."""
         if step.plan is not None:
             computed = [(each.start, each.num_tokens) for each in step.plan.computed]
-            self._begin(computed, now - step.pass_time)
-            self._ended_at = now
+            self._begin(computed, step.ended_at - step.pass_time)
+            self._ended_at = step.ended_at
 
     def close(self) -> None:
         """Write the last pass and close the file."""

@@ -164,7 +164,7 @@ class WorkerService:
             if isinstance(event, PassResult):
                 self._record.ended(time.perf_counter())
             elif isinstance(event, EngineStepped):
-                self._record.stepped(event, time.perf_counter())
+                self._record.stepped(event)
         self._driver.post(event)
 
     def _perform(self, action: PlanningAction) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from threading import get_ident
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from headway.request import SamplingParams, StreamKey
 from headway_vllm.draws import draw_rows
 from headway_vllm.kv import HostBlocks, VllmKvStore
 from headway_vllm.plans import NULL_BLOCKS, PassTranslator
-from headway_vllm.shim import EngineParts, eos_token_ids
+from headway_vllm.shim import EngineParts, eos_token_ids, settle_threads
 from services.worker.engine.backend import with_drawn
 from services.worker.engine.grammar import NO_MASKS, Grammars
 from services.worker.engine.kv.pool import KvShape, KvWriter
@@ -54,6 +55,7 @@ class VllmBackend:
         self._plans = PassTranslator(parts.num_outputs)
         self._items: Mapping[str, PassItem] = {}
         self._masks = NO_MASKS
+        self._thread = 0
         self._drawn: dict[StreamKey, Drawn] = {}  # by the last pass
         self._parts.draw_with(self._draw)
 
@@ -66,6 +68,9 @@ class VllmBackend:
 
     def run(self, forward_pass: ForwardPass) -> PassResult:
         """See ``Backend.run``."""
+        if self._thread != get_ident():
+            self._thread = get_ident()
+            settle_threads()
         started_at = time.perf_counter()
         self._plans.forget(forward_pass.ended)
         swap_time = self._swap(forward_pass)

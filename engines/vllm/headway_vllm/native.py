@@ -30,7 +30,7 @@ from headway.forward_pass import PassItem
 from headway.request import FinishReason, Request, SamplingParams, StreamKey, TokenLogprobs
 from headway_vllm.draws import draw_rows
 from headway_vllm.order import PolicyOrder
-from headway_vllm.shim import PlanningParts, finish_reason
+from headway_vllm.shim import PlanningParts, finish_reason, settle_threads
 from services.runtime.logs import get_logger
 from services.runtime.watchdog import end_process
 from services.worker.engine.grammar import NO_MASKS, Grammars, Masks
@@ -169,6 +169,7 @@ class NativeEngine:
     def _report(
         self,
         pass_time: float,
+        ended_at: float,
         num_added: int,
         drawn: Iterable[tuple[str, Drawn]],
         computed: Iterable[tuple[str, Computed]] = (),
@@ -179,7 +180,7 @@ class NativeEngine:
         for each in found:
             if each.finish_reason is not None:
                 del self._names[each.key]
-        self._stepped(EngineStepped(pass_time, found, plan))
+        self._stepped(EngineStepped(pass_time, found, plan, ended_at))
 
     def _live(self, pairs: Iterable[tuple[str, _T]]) -> tuple[_T, ...]:
         """Return what is told of requests that have not been aborted since."""
@@ -188,6 +189,7 @@ class NativeEngine:
     # --- the engine's thread ----------------------------------------------------------
 
     def _serve(self) -> None:
+        settle_threads()
         try:
             while self._obey():
                 self._step()
@@ -248,7 +250,7 @@ class NativeEngine:
         computed: Sequence[tuple[str, Computed]] = (),
         lost: Sequence[tuple[str, Preempted]] = (),
     ) -> None:
-        told = (pass_time, num_added, drawn, computed, lost)
+        told = (pass_time, time.perf_counter(), num_added, drawn, computed, lost)
         self._loop.call_soon_threadsafe(self._report, *told)
 
     def _compute(self) -> Sequence[Any] | None:

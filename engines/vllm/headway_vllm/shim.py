@@ -26,6 +26,15 @@ def prepare_environment() -> None:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)
 
 
+def settle_threads() -> None:
+    """Give the calling thread as many OpenMP threads as torch has.
+
+    A thread begins with the processor's number until torch computes in it. vLLM's attention on a
+    CPU plans before that and computes after it, and fails where the numbers differ.
+    """
+    torch.set_num_threads(torch.get_num_threads())
+
+
 def require_version() -> None:
     """Raise HeadwayError (FAILED_PRECONDITION) for another minor version of vLLM."""
     import vllm

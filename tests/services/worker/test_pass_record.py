@@ -32,10 +32,10 @@ def forward_pass(*shares: tuple[int, int]) -> ForwardPass:
     return ForwardPass(1, items)
 
 
-def step(seconds: float, *shares: tuple[int, int]) -> EngineStepped:
+def step(ended_at: float, seconds: float, *shares: tuple[int, int]) -> EngineStepped:
     """A pass that an engine has planned itself: so many tokens, from so many on."""
     computed = tuple(Computed(StreamKey("g", n), at, k) for n, (k, at) in enumerate(shares))
-    return EngineStepped(seconds, (), PassPlan(len(shares), computed))
+    return EngineStepped(seconds, (), PassPlan(len(shares), computed), ended_at)
 
 
 def test_a_share_tells_prompts_from_decoding() -> None:
@@ -44,11 +44,11 @@ def test_a_share_tells_prompts_from_decoding() -> None:
 
 def test_a_pass_that_its_engine_planned_is_written_as_one_of_ours(tmp_path: Path) -> None:
     record = PassRecord(str(tmp_path), info())
-    record.stepped(step(0.5, (30, 0), (1, 99)), 1.5)
-    record.stepped(step(0.099, (1, 100)), 1.6)
-    record.stepped(EngineStepped(0.1, ()), 3.0)
-    record.stepped(step(0.0), 4.0)
-    record.stepped(step(0.25, (1, 101)), 7.25)
+    record.stepped(step(1.5, 0.5, (30, 0), (1, 99)))
+    record.stepped(step(1.6, 0.099, (1, 100)))
+    record.stepped(EngineStepped(0.1, ()))
+    record.stepped(step(4.0, 0.0))
+    record.stepped(step(7.25, 0.25, (1, 101)))
     record.close()
     lines = (tmp_path / "w-1.jsonl").read_text().splitlines()
     passes = parse_passes(lines, "w-1")
