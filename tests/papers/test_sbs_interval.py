@@ -56,13 +56,21 @@ def test_latency_is_a_moving_average_of_round_trips() -> None:
     assert policy.dispatch_latency == pytest.approx(0.01)
 
 
-@pytest.mark.parametrize("pass_time", [-0.1, nan, inf, -inf])
+@pytest.mark.parametrize("pass_time", [-0.1, nan, inf, -inf, 3601.0, 1e9])
 def test_a_bad_pass_time_is_dropped_and_counted(pass_time: float) -> None:
     policy = staggered("a")
     policy.ended("a", (), 0.2, now=0.0)
     policy.ended("a", (), pass_time, now=0.0)
     assert policy.mean_pass_time == pytest.approx(0.2)
     assert policy.num_bad_times == 1
+
+
+def test_a_worker_that_stood_still_for_an_hour_does_not_hold_up_the_interval() -> None:
+    policy = staggered("a")
+    for pass_time in (0.2, 0.2, 3600.0):
+        policy.ended("a", (), pass_time, now=0.0)
+    assert policy.num_bad_times == 0
+    assert policy.mean_pass_time == pytest.approx((0.2 + 0.2 + 100 * 0.2) / 3)
 
 
 def test_a_bad_pass_time_still_ends_the_pass() -> None:

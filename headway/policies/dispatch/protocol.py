@@ -6,12 +6,16 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from math import fsum, isfinite
+from math import fsum, inf, isfinite
 from typing import ClassVar, NamedTuple, Protocol
 
 from headway.cluster import Role
+from headway.cost.pass_time import MOST_SECONDS
 from headway.policies.packing.protocol import Packable
 from headway.request import StreamKey
+
+_MOST_TIMES = 100.0
+"""A pass counts as at most so many times T̄: a worker that stood still holds up nobody else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +82,15 @@ class Expiry:
 class SlidingMean:
     """Mean of the last ``size`` values in seconds; ``default`` before the first (Algorithm 1).
 
-    A value that is negative, NaN or infinite is dropped and counted, and never enters.
+    A value that is negative, NaN, infinite or above ``most`` is dropped and counted, and never
+    enters. Any counts as at most ``most_times`` the mean so far.
     """
 
-    def __init__(self, size: int, default: float) -> None:
+    def __init__(
+        self, size: int, default: float, *, most: float = inf, most_times: float = inf
+    ) -> None:
         self._values: deque[float] = deque(maxlen=size)
+        self._most, self._most_times = most, most_times
         self._is_recalled = False
         self.value = default
         """The mean, seconds."""
@@ -105,9 +113,11 @@ class SlidingMean:
 
     def add(self, value: float) -> bool:
         """Take one value in; False if it was dropped."""
-        if not isfinite(value) or value < 0:
+        if not (isfinite(value) and 0.0 <= value <= self._most):
             self.num_dropped += 1
             return False
+        if self._values and self.value > 0:
+            value = min(value, self._most_times * self.value)
         self._values.append(value)
         self.value = fsum(self._values) / len(self._values)
         return True
@@ -131,8 +141,10 @@ class Dispatching(ABC):
 
     def __init__(self, window: int, default_pass_time: float) -> None:
         """Keep means over ``window`` passes; the first pass time is ``default_pass_time``, s."""
-        self._pass_times = SlidingMean(window, default_pass_time)
-        self._latencies = SlidingMean(window, 0.0)
+        self._pass_times = SlidingMean(
+            window, default_pass_time, most=MOST_SECONDS, most_times=_MOST_TIMES
+        )
+        self._latencies = SlidingMean(window, 0.0, most=MOST_SECONDS)
 
     @property
     def interval(self) -> float:
