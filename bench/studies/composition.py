@@ -211,7 +211,9 @@ def _against_papers(found: Results, rate: float) -> Claim:
         best,
     )
     is_full = min(after.mean, before.mean) >= _ALL
-    return replace(claim, holds=is_full or claim.holds, note=f"{claim.note}; {each}")
+    asked = f"{claim.asked}, or both {_ALL:.1%} or more"
+    holds, note = is_full or claim.holds, f"{claim.note}; {each}"
+    return replace(claim, holds=holds, asked=asked, note=note)
 
 
 def _ablation(found: Results, stage: str) -> Claim:
