@@ -85,7 +85,8 @@ FALLING = "star, errors that fall"
 def _system(name: str, interval: float) -> Preset:
     """Return the preset of a system: what moves requests, and what tells their lengths."""
     rescheduling = {STAYS: "none", CURRENT: "current-load", ORACLE: "star-oracle"}.get(name, "star")
-    estimation, told = {ORACLE: "oracle", STAYS: "bucket-mean"}.get(name, "noisy-oracle"), {}
+    estimation = {ORACLE: "oracle", STAYS: "bucket-mean"}.get(name, "noisy-oracle")
+    told: Row = {}
     if name in BINS:
         estimation, told = "bins", {"num_bins": int(name.split()[1])}
     elif name in EVERY:
