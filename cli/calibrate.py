@@ -14,7 +14,7 @@ from rich.console import Console
 from bench.calibrate.calibration import Calibration
 from bench.calibrate.cases import HeldOutCase, chosen
 from bench.calibrate.check import CaseReport, overall
-from bench.calibrate.live import TORCH, LiveEngine, Served
+from bench.calibrate.live import TORCH, LiveEngine, LiveModel
 from bench.calibrate.matrix import START_SECONDS, Matrix, learn
 from bench.calibrate.report import calibration_lines, case_notes, case_table, overall_table
 from bench.output import refuse_unwritable, write_json
@@ -78,7 +78,7 @@ def run_fit(args: argparse.Namespace) -> int:
         raise invalid("--engine", args.engine, limit)
     find_engine(args.engine)
     given = load_profile(args.profile) if args.profile else None
-    served = Served(args.model, args.device, LiveEngine(args.engine, args.engine_args))
+    served = LiveModel(args.model, args.device, LiveEngine(args.engine, args.engine_args))
     with _folder(args.keep) as folder:
         learnt = learn(served, folder, args.seed, given)
     learnt.calibration.save(args.out)
@@ -99,7 +99,7 @@ def run_check(args: argparse.Namespace) -> int:
     reports = []
     with _folder(args.keep) as folder:
         sizes = (args.num_requests, args.repeats, args.seed)
-        served = Served(args.model, args.device, calibration.engine)
+        served = LiveModel(args.model, args.device, calibration.engine)
         matrix = Matrix(calibration, served, folder, *sizes)
         for report in matrix.run(cases, lambda line: console.print(line, style="dim")):
             _print(console, report)

@@ -68,7 +68,7 @@ class LiveEngine(NamedTuple):
 TORCH = LiveEngine()
 
 
-class Served(NamedTuple):
+class LiveModel(NamedTuple):
     """A model, where it is computed, and by which engine."""
 
     model: str
@@ -101,7 +101,7 @@ class LiveLoad:
 class LiveDeployment:
     """What is served, the preset and the workers of a live run."""
 
-    served: Served
+    served: LiveModel
     preset: str
     topology: Topology
 

@@ -18,7 +18,7 @@ from bench.calibrate.live import (
     PASSES,
     SPANS,
     LiveDeployment,
-    Served,
+    LiveModel,
     Topology,
     keep,
     kept,
@@ -57,7 +57,7 @@ class Learnt:
 
 
 def learn(
-    served: Served,
+    served: LiveModel,
     folder: Path,
     seed: int,
     given: Profile | None = None,
@@ -86,7 +86,7 @@ class Matrix:
     """
 
     calibration: Calibration
-    served: Served
+    served: LiveModel
     folder: Path
     num_requests: int
     repeats: int

@@ -9,7 +9,7 @@ import pytest
 from bench.calibrate.calibration import Calibration
 from bench.calibrate.cases import chosen
 from bench.calibrate.figures import TARGETS
-from bench.calibrate.live import Served
+from bench.calibrate.live import LiveModel
 from bench.calibrate.loads import Part
 from bench.calibrate.matrix import Matrix, learn
 from tests.fakes.local_cluster import MODEL
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 
 def test_a_machine_is_measured_and_another_load_of_it_predicted(tmp_path: Path) -> None:
     parts = (Part(10, 4.0), Part(10, 40.0))
-    learnt = learn(Served(MODEL), tmp_path / "learnt", 0, parts=parts, num_lone=8)
+    learnt = learn(LiveModel(MODEL), tmp_path / "learnt", 0, parts=parts, num_lone=8)
     found = learnt.calibration
     assert found.hops.submit > 0
     assert found.hops.cores > 0
@@ -28,7 +28,7 @@ def test_a_machine_is_measured_and_another_load_of_it_predicted(tmp_path: Path) 
     assert learnt.lone_level > 0
     found.save(tmp_path / "here.toml")
     written = Calibration.load(tmp_path / "here.toml")
-    matrix = Matrix(written, Served(MODEL), tmp_path / "runs", 20, repeats=1, seed=1)
+    matrix = Matrix(written, LiveModel(MODEL), tmp_path / "runs", 20, repeats=1, seed=1)
     said: list[str] = []
     cases = chosen(["vllm-like/1P1D/100%"])
     (report,) = matrix.run(cases, said.append)

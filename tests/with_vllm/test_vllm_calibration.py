@@ -9,7 +9,7 @@ import pytest
 from bench.calibrate.calibration import Calibration
 from bench.calibrate.cases import chosen
 from bench.calibrate.figures import TARGETS
-from bench.calibrate.live import LiveEngine, Served
+from bench.calibrate.live import LiveEngine, LiveModel
 from bench.calibrate.loads import Part
 from bench.calibrate.matrix import Matrix, learn
 from tests.fakes.local_cluster import MODEL
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.system, pytest.mark.timeout(1800)]
 
 
 def test_passes_that_vllm_plans_are_measured_and_another_load_predicted(tmp_path: Path) -> None:
-    served = Served(MODEL, engine=LiveEngine("vllm-native"))
+    served = LiveModel(MODEL, engine=LiveEngine("vllm-native"))
     parts = (Part(10, 4.0), Part(10, 40.0))
     learnt = learn(served, tmp_path / "learnt", 0, parts=parts, num_lone=8)
     assert learnt.calibration.fitted.num_passes > 20
