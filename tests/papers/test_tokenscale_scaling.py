@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 
 import pytest
 
@@ -11,6 +12,7 @@ from headway.cost.costs import Constant, Source
 from headway.cost.profile import load_profile
 from headway.errors import HeadwayError
 from headway.messages import PassWork
+from headway.policies.scaling.burst_ratio import num_convertibles
 from headway.policies.scaling.meter import RateMeter
 from headway.policies.scaling.protocol import (
     Fleet,
@@ -20,7 +22,7 @@ from headway.policies.scaling.protocol import (
     Targets,
     WorkSample,
 )
-from headway.policies.scaling.tokenscale import TokenScale, TokenScaleParams, num_convertibles
+from headway.policies.scaling.tokenscale import TokenScale, TokenScaleParams
 
 A100 = load_profile("llama-8b-a100")
 FLEET = Fleet(PoolLoad(1), PoolLoad(1))
@@ -137,8 +139,8 @@ def test_regular_decoders_are_never_below_their_minimum() -> None:
     assert first(params, rates(0), Fleet(PoolLoad(1), PoolLoad(0))).num_decode == 0
 
 
-def test_the_number_of_convertibles_is_fixed() -> None:
-    policy = TokenScale(TokenScaleParams(profile=A100, max_decode=20))
+def test_the_number_of_convertibles_is_fixed_for_a_ratio_that_was_given() -> None:
+    policy = TokenScale(TokenScaleParams(profile=A100, max_decode=20, burst_ratio=0.1))
     seen = {
         policy.targets(r, FLEET, now=now).num_convertible
         for now, r in enumerate((None, rates(0), rates(1e6, L_L=1e6), rates(0), None))
@@ -150,6 +152,12 @@ def bursty(input_tokens_per_s: float, burst_tokens_per_s: float | None) -> Rates
     return replace(rates(input_tokens_per_s), burst_tokens_per_s=burst_tokens_per_s)
 
 
+def bursty_and_heavy(input_tokens_per_s: float, burst_tokens_per_s: float | None) -> Rates:
+    """Traffic that needs a hundred decoders and more."""
+    seen = bursty(input_tokens_per_s, burst_tokens_per_s)
+    return replace(seen, bucket_tokens_per_s=rates(L_L=1e6).bucket_tokens_per_s)
+
+
 def after(policy: TokenScale, seen: Rates, begin: int, seconds: int) -> Targets:
     for tick in range(begin, begin + seconds + 1):
         targets = policy.targets(seen, FLEET, now=float(tick))
@@ -158,12 +166,12 @@ def after(policy: TokenScale, seen: Rates, begin: int, seconds: int) -> Targets:
 
 def test_the_burst_ratio_is_measured_once_there_was_traffic_for_ten_minutes() -> None:
     policy = TokenScale(TokenScaleParams(profile=A100))
-    early = after(policy, bursty(1000.0, 250.0), 0, 590)
+    early = after(policy, bursty_and_heavy(1000.0, 250.0), 0, 590)
     assert (early.num_convertible, policy.constants()) == (
         1,
         (Constant("burst ratio", 0.1, Source.DEFAULT),),
     )
-    late = after(policy, bursty(1000.0, 250.0), 591, 20)
+    late = after(policy, bursty_and_heavy(1000.0, 250.0), 591, 20)
     (ratio,) = policy.constants()
     assert ratio.source is Source.MEASURED
     assert ratio.value == pytest.approx(0.25)
@@ -173,9 +181,9 @@ def test_the_burst_ratio_is_measured_once_there_was_traffic_for_ten_minutes() ->
 
 def test_the_number_of_convertibles_stands_until_the_ratio_drifts_by_a_quarter() -> None:
     policy = TokenScale(TokenScaleParams(profile=A100, max_decode=100))
-    after(policy, bursty(1000.0, 200.0), 0, 610)
-    assert after(policy, bursty(1000.0, 240.0), 611, 600).num_convertible == 20
-    assert after(policy, bursty(1000.0, 600.0), 1212, 3000).num_convertible > 30
+    after(policy, bursty_and_heavy(1000.0, 200.0), 0, 610)
+    assert after(policy, bursty_and_heavy(1000.0, 240.0), 611, 600).num_convertible == 20
+    assert after(policy, bursty_and_heavy(1000.0, 600.0), 1212, 3000).num_convertible > 30
 
 
 def test_quiet_traffic_keeps_one_convertible_and_no_traffic_measures_nothing() -> None:
@@ -184,6 +192,31 @@ def test_quiet_traffic_keeps_one_convertible_and_no_traffic_measures_nothing() -
     assert policy.constants()[0].source is Source.DEFAULT
     assert after(policy, bursty(1000.0, 0.0), 701, 700).num_convertible == 1
     assert policy.constants()[0] == Constant("burst ratio", 0.0, Source.MEASURED)
+
+
+@pytest.mark.parametrize("needed", [0.0, 0.4, 1.0, 2.5, 4.0, 40.0])
+def test_a_ratio_that_was_measured_buys_no_more_convertibles_than_decoders_are_needed(
+    needed: float,
+) -> None:
+    policy = TokenScale(TokenScaleParams(profile=A100, max_decode=10, target_utilisation=1.0))
+    buckets = rates(S_S=needed * A100.decode_velocity(0)).bucket_tokens_per_s
+    targets = after(policy, replace(bursty(1000.0, 600.0), bucket_tokens_per_s=buckets), 0, 620)
+    assert policy.constants()[0].value == pytest.approx(0.6)
+    assert targets.num_convertible == min(6, max(1, ceil(needed)))
+
+
+def test_the_default_ratio_buys_none_for_decoders_that_nobody_needs() -> None:
+    policy = TokenScale(TokenScaleParams(profile=A100, max_decode=64))
+    assert policy.targets(None, FLEET, now=0.0).num_convertible == 7
+    assert policy.targets(rates(10.0), FLEET, now=1.0).num_convertible == 1
+    assert policy.targets(bursty_and_heavy(10.0, None), FLEET, now=2.0).num_convertible == 7
+
+
+def test_convertibles_stay_for_an_hour_after_the_decoders_were_needed() -> None:
+    policy = TokenScale(TokenScaleParams(profile=A100, max_decode=64))
+    policy.targets(bursty_and_heavy(10.0, None), FLEET, now=0.0)
+    for now, num in ((1.0, 7), (3599.0, 7), (3605.0, 1)):
+        assert policy.targets(rates(10.0), FLEET, now=now).num_convertible == num
 
 
 def test_a_ratio_that_was_given_stands_and_unlabelled_traffic_measures_nothing() -> None:

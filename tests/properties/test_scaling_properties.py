@@ -223,25 +223,37 @@ def test_one_slow_unit_holds_all_and_gated_terms_hold_no_less(shares: list[Share
 ARRIVALS = st.lists(st.tuples(st.floats(0, 3), st.integers(1, 10_000)), max_size=80)
 
 
-@given(ARRIVALS, st.floats(1, 3))
-def test_what_is_not_labelled_is_never_more_than_the_mean_allows(
-    arrivals: list[tuple[float, int]], factor: float
+@given(ARRIVALS, st.floats(1, 3), st.floats(0.01, 0.5))
+def test_what_is_not_labelled_is_never_more_than_the_mean_allows_and_one_depth(
+    arrivals: list[tuple[float, int]], factor: float, chance: float
 ) -> None:
-    params = DualSignalParams(factor=factor)
-    detector, now, regular = DualSignal(params), 0.0, list[tuple[float, int]]()
-    seen: list[tuple[float, int]] = []
-    for gap, tokens in arrivals:
+    params = DualSignalParams(factor=factor, chance=chance)
+    detector, now, seen = DualSignal(params), 0.0, list[tuple[float, int]]()
+    requests, tokens = 0.0, 0.0  # unlabelled, ahead of the allowance
+    for gap, num_tokens in arrivals:
         now += gap
-        seen.append((now, tokens))
-        if detector.arrived(tokens, now=now).is_burst:
+        seen.append((now, num_tokens))
+        label = detector.arrived(num_tokens, now=now)
+        sizes = [size for _, size in in_mean(seen)]
+        span = min(max(now - seen[0][0], 1.0), max(60.0, now - in_mean(seen)[0][0]))
+        requests = max(0.0, requests - factor * gap * len(sizes) / span)
+        tokens = max(0.0, tokens - factor * gap * sum(sizes) / span)
+        if label.is_burst:
             continue
-        regular.append((now, tokens))
-        lately = [t for at, t in regular if at > now - 1.0 + 1e-6]  # instants are that coarse
-        in_mean = [t for at, t in seen if at > now - 60.0]
-        span = min(max(now - seen[0][0], 1.0), 60.0)
-        share = factor * max(1.0 / span, 1 / len(in_mean)) * (1 + 1e-6)
-        assert len(lately) <= share * len(in_mean) + 1e-9
-        assert sum(lately) <= share * sum(in_mean) + 1e-9
+        requests, tokens = requests + 1, tokens + num_tokens
+        if now - seen[0][0] < 1.0:
+            requests, tokens = 0.0, 0.0  # there is no mean yet
+            continue
+        most_tokens = params.depth * sum(size**2 for size in sizes) / sum(sizes)
+        assert requests <= params.depth + 1 + 1e-6
+        assert tokens <= most_tokens + num_tokens + 1e-3
+
+
+def in_mean(seen: list[tuple[float, int]]) -> list[tuple[float, int]]:
+    """Return the arrivals of the last minute, at least the last thirty of the last ten."""
+    now = seen[-1][0]
+    lately = [each for each in seen if each[0] > now - 60.0 + 1e-6]
+    return max(lately, [each for each in seen[-30:] if each[0] > now - 600.0 + 1e-6], key=len)
 
 
 @given(ARRIVALS)
@@ -253,7 +265,7 @@ def test_a_request_is_labelled_only_if_a_signal_is_over_what_it_may_be(
         now += gap
         label = detector.arrived(tokens, now=now)
         assert label.is_burst == (label.signal != "")
-        assert label.is_burst == (label.rate > label.allowed)
+        assert label.is_burst == (label.ahead > label.allowed)
 
 
 # --- routing ------------------------------------------------------------------------------

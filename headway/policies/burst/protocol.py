@@ -8,13 +8,14 @@ from typing import NamedTuple, Protocol
 class Label(NamedTuple):
     """A request's label: whether it is beyond the mean of traffic, and which signal says so.
 
-    ``signal``: ``requests`` or ``tokens``, "" for none. ``rate`` and ``allowed``: of that
-    signal (of requests without one), per second: now, this request included, and at most.
+    ``signal``: ``requests`` or ``tokens``, "" for none. ``ahead`` and ``allowed``: of that
+    signal (of requests without one): by how many traffic before this request ran ahead of its
+    allowance, and by how many it may.
     """
 
     is_burst: bool
     signal: str
-    rate: float
+    ahead: float
     allowed: float
 
 

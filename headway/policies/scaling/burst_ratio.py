@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from math import exp
+from math import ceil, exp
 
 from headway.cost.costs import Constant, Source
 from headway.policies.readers import chosen
 from headway.policies.scaling.protocol import Rates
+from headway.policies.scaling.window import WindowPeak
 
 DEFAULT = 0.1
 """While nothing is known."""
@@ -17,6 +18,7 @@ _MEMORY = 3600.0
 _LONGEST = 10.0
 """Most seconds that one figure stands for."""
 _DRIFT = 1.25
+_MOST = 1e9  # instances: more than anybody has
 
 
 class BurstRatio:
@@ -48,6 +50,45 @@ class BurstRatio:
             return False
         self.constant = Constant(used.name, found, Source.MEASURED)
         return True
+
+
+def num_convertibles(max_decode: int, burst_ratio: float) -> int:
+    """``⌈max decoders × burst ratio⌉``: at least 1 where bursts exist."""
+    return ceil(max_decode * burst_ratio - 1e-9)
+
+
+class Convertibles:
+    """The number of convertible decoders, I_conv.
+
+    A ratio that was given is taken for the offline profile's, and stands. Any other buys no more of
+    them than the decoders, I_D, that the traffic of the last hour needed at most.
+    """
+
+    def __init__(self, max_decode: int, burst_ratio: float | None) -> None:
+        self._max_decode = max_decode
+        self._ratio = BurstRatio(burst_ratio)
+        self._needed = WindowPeak(_MEMORY)
+
+    @property
+    def constant(self) -> Constant:
+        """The burst ratio."""
+        return self._ratio.constant
+
+    @property
+    def num(self) -> int:
+        """I_conv; never 0 for measured traffic: the next burst comes unannounced."""
+        ratio, needed = self._ratio.constant, self._needed.value
+        wanted = num_convertibles(self._max_decode, ratio.value)
+        if ratio.source is Source.GIVEN:
+            return wanted
+        least = min(int(ratio.source is Source.MEASURED), self._max_decode)
+        most = wanted if needed is None else max(1, ceil(min(needed, _MOST) - 1e-9))
+        return max(least, min(wanted, most))
+
+    def observe(self, rates: Rates, needed: float, *, now: float) -> None:
+        """Take the rates of now, s, and the decoders needed for them (with fractions)."""
+        self._ratio.observe(rates, now=now)
+        self._needed.add(needed, now=now)
 
 
 def _has_drifted(used: float, found: float) -> bool:

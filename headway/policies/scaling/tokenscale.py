@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, fsum
+from math import fsum
 from typing import ClassVar
 
 from headway.bounds import between, over
 from headway.cost.buckets import NUM_BUCKETS
-from headway.cost.costs import Constant, Source
+from headway.cost.costs import Constant
 from headway.cost.schema import Profile, require_profile
 from headway.policies.answer import Answer
-from headway.policies.scaling.burst_ratio import BurstRatio
+from headway.policies.scaling.burst_ratio import Convertibles
 from headway.policies.scaling.learned import LearnedParams, LearnedVelocity, velocity_sample
 from headway.policies.scaling.pools import Need, Pools, PoolsParams
 from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Scaling, Targets
@@ -30,7 +30,8 @@ class TokenScaleParams(PoolsParams):
 
     ``convertibles``: whether ⌈``max_decode`` × ``burst_ratio``⌉ decoders are convertible (they
     count against ``max_decode``). ``burst_ratio``: share of input tokens that comes in bursts
-    (None: as gateways label it, 0.1 until that is measured). ``target_utilisation``: planned share
+    (None: as gateways label it, 0.1 until that is measured; the convertibles are then no more than
+    the decoders that the traffic needs). ``target_utilisation``: planned share
     of every velocity. ``rate_window``: seconds of rates that count as now. ``start_up``: seconds an
     instance needs to start while none was measured (None: the profile's); no pool shrinks sooner
     after it grew.
@@ -51,11 +52,6 @@ class TokenScaleParams(PoolsParams):
     velocity_weight: float = between(0, 1, default=0.005)
 
 
-def num_convertibles(max_decode: int, burst_ratio: float) -> int:
-    """``⌈max decoders × burst ratio⌉``: at least 1 where bursts exist."""
-    return ceil(max_decode * burst_ratio - 1e-9)
-
-
 class TokenScale(Scaling):
     """Arriving tokens over the velocity of each stage, with headroom and without swinging."""
 
@@ -74,23 +70,18 @@ class TokenScale(Scaling):
         profiled = self._decode_profile.start_up
         self._known_start_up = profiled if params.start_up is None else params.start_up
         self._start_up = self._known_start_up
-        self._burst = BurstRatio(params.burst_ratio)
+        self._convertibles = Convertibles(params.max_decode, params.burst_ratio)
         self._pools = Pools(params, hold_down=self._start_up, num_convertible=self._num_convertible)
         self._window = WindowMean(params.rate_window)
         self._learned = LearnedVelocity(LearnedParams(weight=params.velocity_weight))
 
     @property
     def _num_convertible(self) -> int:
-        """I_conv; never 0 for measured traffic: the next burst comes unannounced."""
-        params, ratio = self._params, self._burst.constant
-        if not params.convertibles:
-            return 0
-        least = 1 if ratio.source is Source.MEASURED else 0
-        return max(num_convertibles(params.max_decode, ratio.value), min(least, params.max_decode))
+        return self._convertibles.num if self._params.convertibles else 0
 
     def constants(self) -> Sequence[Constant]:
         """Return the burst ratio."""
-        return (self._burst.constant,) if self._params.convertibles else ()
+        return (self._convertibles.constant,) if self._params.convertibles else ()
 
     def begin(self, fleet: Fleet) -> None:
         """Start with pools of the size that they have."""
@@ -113,12 +104,13 @@ class TokenScale(Scaling):
         if rates is None:
             self._window.clear()
             return self._pools.hold(fleet, "no fresh rates")
-        if self._burst.observe(rates, now=now):
-            self._pools.convert(self._num_convertible)
         seen = smoothed(self._window, rates, now=now)
+        decode = self._decode_need(seen, fleet.decode if fleet is not None else None)
+        self._convertibles.observe(rates, decode.instances, now=now)
+        self._pools.convert(self._num_convertible)
         targets = self._pools.decide(
             self._prefill_need(seen, fleet.prefill if fleet is not None else None),
-            self._decode_need(seen, fleet.decode if fleet is not None else None),
+            decode,
             fleet,
             now=now,
             may_shrink=fleet is not None,

@@ -1,4 +1,4 @@
-"""Means over the last seconds: what scaling policies smooth their figures with."""
+"""Means and peaks over the last seconds: what scaling policies smooth their figures with."""
 
 from __future__ import annotations
 
@@ -33,6 +33,27 @@ class WindowMean:
     def clear(self) -> None:
         """Forget all figures: after a missing one they say nothing."""
         self._figures.clear()
+
+
+class WindowPeak:
+    """The greatest of a figure over the last ``window`` seconds; None before any."""
+
+    def __init__(self, window: float) -> None:
+        self._window = window
+        self._falling: deque[tuple[float, float]] = deque()
+
+    @property
+    def value(self) -> float | None:
+        """The peak as of the newest figure."""
+        return self._falling[0][1] if self._falling else None
+
+    def add(self, value: float, *, now: float) -> None:
+        """Take a figure in."""
+        while self._falling and self._falling[-1][1] <= value:
+            self._falling.pop()
+        self._falling.append((now, value))
+        while self._falling[0][0] <= now - self._window and len(self._falling) > 1:
+            self._falling.popleft()
 
 
 def smoothed(window: WindowMean, rates: Rates, *, now: float) -> Rates:
