@@ -77,7 +77,7 @@ def test_tokenscale_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     monkeypatch.setattr(bursts, "SECONDS", 4.0)
     monkeypatch.setattr(tokenscale, "DRAIN", 2.0)
     claims = tokenscale.reproduce([1], 1)
-    assert len(claims) == 23
+    assert len(claims) == 32
     assert is_told(claims)
     assert is_compared(claims)
 
