@@ -65,8 +65,11 @@ class Planned:
         """All candidates, ranked and sorted anew."""
         unit = self.state.units[0]
         found = [s for key in unit.sequences if (s := unit.candidate(key)) is not None]
-        ranked = sorted((self.policy.rank(s, now=self.now).rank, s.key) for s in found)
-        return [key for _, key in ranked]
+        return [s.key for s in sorted(found, key=self._place)]
+
+    def _place(self, sequence: Sequence) -> tuple[bool, tuple[float, ...], StreamKey]:
+        is_later = self.state.units[0].decodes_first and not sequence.decoding
+        return is_later, self.policy.rank(sequence, now=self.now).rank, sequence.key
 
     def plan(self) -> list[PassItem]:
         """The next pass, not yet run."""
@@ -131,9 +134,10 @@ def make_planned(
     max_running: int = 0,
     host_tokens: int = 0,
     pace: float = 0.1,
+    role: Role = Role.UNIFIED,
 ) -> Planned:
     """One unit under this policy."""
-    info = WorkerInfo("w", "w:1", Role.UNIFIED, "m", 1, chunk, block_size, blocks, 100_000, 8)
+    info = WorkerInfo("w", "w:1", role, "m", 1, chunk, block_size, blocks, 100_000, 8)
     lengths: dict[StreamKey, int] = {}
     settings = WorkerSettings(end_of_reasoning=(MARKER,), host_tokens=host_tokens, reader_pace=pace)
     state = WorkerState(info, [0], settings, lengths.__getitem__)

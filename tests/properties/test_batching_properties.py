@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headway.cluster import Role
 from headway.core.worker.events import Predicted
 from headway.core.worker.lifecycle import Stage
 from headway.core.worker.sequence import Sequence
+from headway.forward_pass import PassItem
 from headway.policies import registry
 from headway.policies.batching import Batching
 from headway.policies.batching.queue import RankedQueue
@@ -64,7 +66,18 @@ def tuned(name: str, gamma: float) -> Batching:
 CHANGES = st.lists(
     st.tuples(
         st.sampled_from(
-            [*["come"] * 2, *["serve"] * 3, "run", "stop", "wait", "predict", "end", "tune", "pass"]
+            [
+                *["come"] * 2,
+                *["serve"] * 3,
+                "run",
+                "stop",
+                "wait",
+                "predict",
+                "end",
+                "tune",
+                "pass",
+                "role",
+            ]
         ),
         st.integers(0, 9),
         st.integers(1, 24),
@@ -82,6 +95,7 @@ class Kept:
         self.policy = policy
         self.queue: RankedQueue[Sequence] = RankedQueue(policy)
         self.num_come = 0
+        self.decodes_first = False
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -98,6 +112,9 @@ class Kept:
             self.planned.now += size / 10
         elif name == "tune":
             self.policy.tune(10.0 ** (which - 5))
+        elif name == "role":
+            self.decodes_first = bool(which % 2)
+            self.queue.put_decodes_first(self.decodes_first)
         elif name == "pass":
             self.policy.passed(size / 1000, 10 * (which + 1))
         elif self.sequences:
@@ -156,7 +173,7 @@ class Kept:
         """Running and waiting ones, and all together, stand where their ranks say."""
         now = self.planned.now
         self.queue.settle((), now=now)
-        ranks = {s.key: self.policy.rank(s, now=now).rank for s in self.sequences}
+        ranks = {s.key: self._rank(s) for s in self.sequences}
         assert not any(isnan(number) for rank in ranks.values() for number in rank)
         fresh = sorted(ranks, key=lambda key: (ranks[key], key))
         assert [key for _, key, _ in merge(self.queue.running, self.queue.waiting)] == fresh
@@ -164,6 +181,10 @@ class Kept:
         for places, running in ((self.queue.running, True), (self.queue.waiting, False)):
             assert all(entry.candidate.running is running for _, _, entry in places)
             assert all(rank == ranks[key] for rank, key, _ in places)
+
+    def _rank(self, sequence: Sequence) -> tuple[float, ...]:
+        rank = self.policy.rank(sequence, now=self.planned.now).rank
+        return (not sequence.decoding, *rank) if self.decodes_first else rank
 
 
 @pytest.mark.parametrize("name", registry.REGISTRY["batching"])
@@ -209,11 +230,29 @@ def run_to_the_end(planned: Planned, load: list[tuple[int, int, int, int]]) -> N
 
 def check_pass(planned: Planned) -> None:
     order = {key: place for place, key in enumerate(planned.fresh_order())}
+    decoding = decoding_requests(planned)
     items = planned.plan()
     places = [order[item.key] for item in items]
     assert places == sorted(places)
     assert items or not order, "who waits for nothing is served"
+    if planned.state.units[0].decodes_first:
+        check_nobody_decodes_later(decoding, items)
     planned.run(items)
+
+
+def decoding_requests(planned: Planned) -> list[Sequence]:
+    """Return who decodes and has blocks."""
+    sequences = planned.state.units[0].sequences.values()
+    return [s for s in sequences if s.stage is Stage.RUNNING and s.decoding]
+
+
+def check_nobody_decodes_later(decoding: list[Sequence], items: list[PassItem]) -> None:
+    """Prompts are in a pass only with all who decode and have kept their blocks."""
+    keys = {sequence.key for sequence in decoding}
+    if any(item.key not in keys for item in items):
+        left_out = keys - {item.key for item in items}
+        kept = [s.key for s in decoding if s.stage is Stage.RUNNING]
+        assert not left_out & set(kept)
 
 
 @pytest.mark.parametrize("name", registry.REGISTRY["batching"])
@@ -225,6 +264,7 @@ def check_pass(planned: Planned) -> None:
     watermark=st.sampled_from([0.0, 0.1]),
     max_running=st.sampled_from([0, 1, 3]),
     host_tokens=st.sampled_from([0, 30]),
+    role=st.sampled_from([Role.UNIFIED, Role.CONVERTIBLE]),
 )
 def test_on_a_tight_pool_every_request_ends_and_no_block_is_lost(
     name: str,
@@ -234,9 +274,11 @@ def test_on_a_tight_pool_every_request_ends_and_no_block_is_lost(
     watermark: float,
     max_running: int,
     host_tokens: int,
+    role: Role,
 ) -> None:
     planned = make_planned(
         tuned(name, gamma),
+        role=role,
         blocks=15,
         chunk=chunk,
         watermark=watermark,

@@ -93,7 +93,7 @@ class Pair:
         elif name == "break" and worker.transfers:
             break_off(worker, other, worker.transfers.popleft())
         elif name == "role":
-            worker.post(ChangeRole([Role.PREFILL, Role.UNIFIED][which % 2]))
+            worker.post(ChangeRole((Role.PREFILL, Role.UNIFIED, Role.CONVERTIBLE)[which % 3]))
         elif name == "give back":
             worker.post(GiveBack((key,)))
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from headway.blocks import BlockHash, chain_hashes
 from headway.cluster import Role, WorkerInfo
 from headway.core.worker.core import WorkerCore, WorkerSettings
-from headway.messages import CancelStream, Dispatch, UnitBatch
+from headway.messages import CancelStream, ChangeRole, Dispatch, UnitBatch
 from headway.policies import registry
 from headway.request import Request, SamplingParams, StreamKey
 from tests.fakes.paged import EOS, WorkerHarness, expected_output
@@ -18,6 +18,7 @@ STEPS = st.lists(
         st.tuples(st.just("submit"), st.integers(1, 20), st.integers(1, 12)),
         st.tuples(st.just("pass"), st.integers(1, 4), st.just(0)),
         st.tuples(st.just("cancel"), st.integers(0, 30), st.just(0)),
+        st.tuples(st.just("role"), st.integers(0, 1), st.just(0)),
     ),
     max_size=40,
 )
@@ -100,6 +101,8 @@ def test_every_request_ends_once_with_the_tokens_of_an_endless_memory(
         elif name == "pass":
             for _ in range(first):
                 worker.run_pass()
+        elif name == "role":
+            worker.post(ChangeRole((Role.UNIFIED, Role.CONVERTIBLE)[first]))
         elif first in requests:
             cancelled.add(first)
             worker.post(CancelStream(StreamKey("g", first)))

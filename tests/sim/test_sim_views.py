@@ -78,6 +78,14 @@ def test_every_role_is_had(roles: Sequence[Role]) -> None:
     both(spec, poisson(200, 6.0, 1), SloLimits(ttft=1.0))
 
 
+@pytest.mark.parametrize("preset", ["tokenscale", "headway", "uniboost"])
+def test_convertible_decoders_decode_first_on_both(preset: str) -> None:
+    roles = ((Role.PREFILL, 1), (Role.CONVERTIBLE, 2))
+    kinds = [(instance(role, kv_capacity_tokens=200_000, **CONVERTS), n) for role, n in roles]
+    spec = cluster_spec(PRESETS[preset], Conditions(kinds))
+    both(spec, poisson(200, 6.0, 1), SloLimits(ttft=1.0))
+
+
 @pytest.mark.parametrize("host_tokens", [0, 8000])
 def test_who_finds_no_memory_is_preempted_and_ends_all_the_same(host_tokens: int) -> None:
     decode = instance(
@@ -128,9 +136,9 @@ def test_units_in_lock_step_decode_as_on_the_cores() -> None:
 @pytest.mark.parametrize(
     ("preset", "reason"),
     [
-        ("uniboost", "both stages in the order of batching uniboost"),
+        ("uniboost", "unified instances in the order of batching uniboost"),
         ("pascal", "the readers that placement pascal reads"),
-        ("headway", "both stages in the order of batching headway"),
+        ("headway", "unified instances in the order of batching headway"),
     ],
 )
 def test_what_views_do_not_have_is_refused_by_name(preset: str, reason: str) -> None:

@@ -60,6 +60,9 @@ class PassPlanner:
     def plan(self, unit: WorkerUnit, *, now: float, gently: bool = False) -> list[Share]:
         """Return the unit's requests and their items, in the policy's order.
 
+        A convertible decoder's decoding requests come first, whatever the policy; prompts get
+        what they leave of the chunk (TokenScale).
+
         ``gently``: plan without preempting, and leave out requests that the pass in flight may
         fill.
         """
@@ -69,6 +72,7 @@ class PassPlanner:
                 RankedQueue(self._policy), FairChunk(self._limits.chunk_tokens)
             )
         queue = kept.queue
+        queue.put_decodes_first(unit.decodes_first)
         self._take_in(unit, kept, now)
         fair = kept.chunk if kept.chunk.divide(unit) else None
         if not queue:

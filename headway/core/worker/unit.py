@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headway.blocks import BlockHash, BlockPool, block_hash, chain_hashes, salt_hash
-from headway.cluster import UnitLoad, WorkerInfo
+from headway.cluster import Role, UnitLoad, WorkerInfo
 from headway.core.worker.batch import BatchSums
 from headway.core.worker.host import HostMemory
 from headway.core.worker.lifecycle import Event, Stage
@@ -37,7 +37,8 @@ class WorkerUnit:
     ``changed``: requests that joined, left, or changed in a way that the batching policy reads,
     since the last plan. Tokens computed by a pass are not listed. ``batch``: the requests that are
     on a clock (``clock.py``), None for none; the others are ``apart``. ``released``: requests
-    removed since the last pass.
+    removed since the last pass. ``decodes_first``: true on a convertible decoder, where decoding
+    requests have their places before prompts, whatever the policy (TokenScale).
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class WorkerUnit:
         self._settings = settings
         self._lives = lives or LifeNews(is_on=False)
         self._hashes_of = hashes_of
+        self.decodes_first = info.role is Role.CONVERTIBLE
         self.rates = rates
         size = info.block_size
         num_host = settings.host_tokens // size

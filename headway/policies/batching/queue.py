@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Generic
 
-from headway.policies.batching.protocol import Batching, C
+from headway.policies.batching.protocol import Batching, C, Ranked
 from headway.request import StreamKey
 
 
@@ -42,6 +42,7 @@ class RankedQueue(Generic[C]):
     def __init__(self, policy: Batching) -> None:
         self._policy = policy
         self._epoch = policy.epoch
+        self._decodes_first = self._is_stale = False
         self._entries: dict[StreamKey, Entry[C]] = {}
         self._due: list[tuple[float, StreamKey]] = []
         self.running: list[Place[C]] = []
@@ -54,7 +55,15 @@ class RankedQueue(Generic[C]):
     @property
     def is_outdated(self) -> bool:
         """True if all ranks are to be drawn anew."""
-        return self._policy.epoch != self._epoch
+        return self._is_stale or self._policy.epoch != self._epoch
+
+    def put_decodes_first(self, decodes_first: bool) -> None:
+        """From now on whoever decodes stands before all others, or no more.
+
+        The policy orders both.
+        """
+        if decodes_first != self._decodes_first:
+            self._decodes_first, self._is_stale = decodes_first, True
 
     def find(self, key: StreamKey) -> Entry[C] | None:
         """Return a candidate's entry."""
@@ -71,7 +80,7 @@ class RankedQueue(Generic[C]):
         if entry is not None and entry.candidate is not candidate:
             self.discard(candidate.key)
             entry = None
-        ranked = self._policy.rank(candidate, now=now)
+        ranked = self._rank(candidate, now)
         running = candidate.running
         if entry is None:
             entry = self._entries[candidate.key] = Entry(candidate)
@@ -109,13 +118,21 @@ class RankedQueue(Generic[C]):
             if aged is not None and aged.until_at <= now:
                 self.touch(aged.candidate, now=now)
 
+    def _rank(self, candidate: C, now: float) -> Ranked:
+        ranked = self._policy.rank(candidate, now=now)
+        if not self._decodes_first:
+            return ranked
+        rank = (0.0 if candidate.decoding else 1.0, *ranked.rank)
+        return Ranked(rank, ranked.until_tokens, ranked.until_at)
+
     def _draw_anew(self, now: float) -> None:
         self._epoch = self._policy.epoch
+        self._is_stale = False
         self._due.clear()
         self.running.clear()
         self.waiting.clear()
         for key, entry in self._entries.items():
-            ranked = self._policy.rank(entry.candidate, now=now)
+            ranked = self._rank(entry.candidate, now)
             entry.rank, entry.running = ranked.rank, entry.candidate.running
             entry.until_at = inf
             self._hold(entry, ranked.until_tokens, ranked.until_at)

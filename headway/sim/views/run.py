@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
+from headway.cluster import Role
 from headway.errors import Code, HeadwayError
 from headway.policies import registry
 from headway.policies.dispatch import Dispatching
@@ -40,8 +41,8 @@ def _reasons(spec: ClusterSpec, failures: Sequence[Failure]) -> Iterable[str]:
     order = spec.batching.name
     if order not in (FIRST_COME, *ORDERS):
         yield f"the order of batching {order}, which ranks requests in each pass"
-    elif order != FIRST_COME and any(k.role.prefills and k.role.decodes for k, _ in spec.instances):
-        yield f"instances that do both stages in the order of batching {order}"
+    elif order != FIRST_COME and any(k.role is Role.UNIFIED for k, _ in spec.instances):
+        yield f"unified instances in the order of batching {order}, which puts prompts anywhere"
     if cast("type[Placement]", placement).reads_phases:
         yield f"the readers that placement {settings.placement} reads"
     if cast("type[Dispatching]", dispatch).reads_phases:

@@ -141,7 +141,11 @@ class Unit:
         insort(self.queue, (self._rank(job, now), job.key, job))
 
     def _rank(self, job: ViewRequest, now: float) -> Rank:
-        return (job.arrival_at,) if self.order is None else self.order.rank(job, now)
+        if self.order is not None:
+            return self.order.rank(job, now)
+        # Who was swapped out decodes; on a convertible that comes before prompts.
+        is_prompt = self.is_convertible and not job.is_in_host
+        return (float(is_prompt), job.arrival_at)
 
     def serve_prompts(self, done: list[ViewRequest], now: float) -> tuple[int, int]:
         """Compute a chunk; return its tokens, and their sum over the tokens before them.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from headway.cluster import Role
 from headway.core.worker.events import TransferEnded
 from headway.messages import (
@@ -14,6 +16,7 @@ from headway.messages import (
     HandoffResult,
     Snapshot,
 )
+from headway.policies.batching.fcfs import Fcfs
 from headway.request import StreamKey
 from tests.fakes.paged import WorkerHarness, expected_output, transfer
 from tests.fakes.worker_core import dispatch, make_request, make_worker, output_of
@@ -73,6 +76,23 @@ def test_a_prefiller_that_becomes_a_decoder_goes_on_with_what_awaits_a_handoff()
     worker.post(ChangeRole(Role.DECODE))
     worker.run_all()
     assert output_of(worker, 1) == expected_output(range(2, 8), 5)
+
+
+def test_a_worker_serves_decoding_first_while_it_is_convertible() -> None:
+    worker = make_worker(Role.UNIFIED, batching=Fcfs())
+    late = replace(make_request(1, prompt=2, max_tokens=30), arrival_at=2.0)
+    worker.post(dispatch(late))
+    worker.run_pass()
+    early = replace(make_request(2, prompt=100, max_tokens=2), arrival_at=1.0)
+    worker.post(dispatch(early, dispatch_id=2))
+    worker.run_pass()  # the pass that was in flight
+    served = []
+    for role in (Role.UNIFIED, Role.CONVERTIBLE, Role.UNIFIED):
+        worker.post(ChangeRole(role))
+        worker.run_pass()  # planned before the change
+        served.append([item.key.stream_id for item in worker.passes[0].items])
+    assert served == [[2], [1, 2], [2]]
+    worker.run_all()
 
 
 def test_a_decoder_that_becomes_a_prefiller_decodes_until_it_is_told_to_move() -> None:
