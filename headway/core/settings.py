@@ -88,8 +88,8 @@ def policy_settings(
     policy = partial(_policy, preset)
     dispatch = policy("dispatch", profile=costs.profile, watchdog_floor=WATCHDOG_FLOOR)
     packing, placement = policy("packing"), policy("placement")
-    link = costs.profile.link_bytes_per_s if costs.profile else 0.0
-    rescheduling, pacing = policy("rescheduling", link_bytes_per_s=link), policy("pacing")
+    rescheduling = policy("rescheduling", link_bytes_per_s=costs.link_bytes_per_s)
+    pacing = policy("pacing")
     reader_pace = {**pacing.answer.parameters(), **pacing.params}.get("tpot", worker.reader_pace)
     batching = policy("batching", reader_pace=reader_pace)
     burst = policy("burst")

@@ -12,7 +12,7 @@ from enum import Enum
 from statistics import median
 from typing import NamedTuple
 
-from headway.bounds import Bounded, between
+from headway.bounds import Bounded, at_least, between
 from headway.cluster import Role
 from headway.cost.pass_time import MOST_SECONDS, PassTime
 from headway.cost.schema import Profile
@@ -30,7 +30,7 @@ class Source(Enum):
 
 
 class Constant(NamedTuple):
-    """A constant that a decision used: ``value`` in seconds, γ in 1/s."""
+    """A constant that a decision used: ``value`` in seconds, γ in 1/s, V_… in tokens/s."""
 
     name: str
     value: float
@@ -50,13 +50,17 @@ class Costs(Bounded):
     per_kv_token: float = between(0, MOST_SECONDS, default=0.0)
     """Seconds of a decode pass (d)."""
     profile: Profile | None = None
-    """Velocities of the instances."""
+    """Velocities of the instances; of another deployment, if this alone is known."""
     prefill_per_token: float = between(0, MOST_SECONDS, default=0.0)
     """Seconds of an instance's time for a token of a full chunk."""
     prefill_tokens_per_s: float = between(0, _MOST_VELOCITY, default=0.0)
     """V_P of a prefiller."""
     decode_per_token: float = between(0, MOST_SECONDS, default=0.0)
     """Seconds of an instance's time for a decoded token, in the batches that it has had."""
+    network_tokens_per_s: float = between(0, _MOST_VELOCITY, default=0.0)
+    """V_N of a prefiller."""
+    link_bytes_per_s: float = at_least(0, default=0.0)
+    """Bytes/s of a worker's link."""
     measured: Collection[str] = ()
     """The fields that were measured while serving; the others are the profile's."""
 
@@ -69,11 +73,13 @@ class Costs(Bounded):
         found = cls(
             swap_per_token=2 * profile.swap_per_token if profile.host_capacity_tokens else 0.0,
             profile=profile,
+            link_bytes_per_s=profile.link_bytes_per_s,
         )
         if prefill is not None:
             found = found.with_prefill(prefill.pass_time, prefill.chunk_tokens, prefill.num_units)
             velocity = prefill.prefill_tokens_per_s or found.prefill_tokens_per_s
-            found = replace(found, prefill_tokens_per_s=velocity)
+            network = prefill.network_tokens_per_s or 0.0
+            found = replace(found, prefill_tokens_per_s=velocity, network_tokens_per_s=network)
         return found.with_decode(decode.pass_time) if decode is not None else found
 
     @classmethod

@@ -9,14 +9,13 @@ from types import MappingProxyType
 from typing import cast
 
 from headway.bounds import Bounded, between
-from headway.core.defaults import ASSUMED_PROFILE, SIMULATED_REPORT_INTERVAL
+from headway.core.defaults import SIMULATED_REPORT_INTERVAL
 from headway.core.gateway.settings import GatewaySettings
 from headway.core.scheduler.events import Decision
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.core.settings import Policy, policy_settings, scaling_policy
 from headway.core.worker.settings import WorkerSettings
 from headway.cost.costs import Costs
-from headway.cost.profile import load_profile
 from headway.errors import invalid
 from headway.life.record import LifeRecord
 from headway.policies import registry
@@ -134,7 +133,7 @@ def cluster_spec(preset: Preset, conditions: Conditions) -> ClusterSpec:
     preset = preset.but(conditions.policies, conditions.params)
     network, limits = conditions.network, conditions.limits
     round_trip = network.costs.report + network.costs.dispatch
-    costs = _costs(preset, conditions)
+    costs = _costs(conditions)
     found = policy_settings(
         preset,
         costs,
@@ -192,19 +191,11 @@ def _scaling(preset: Preset, costs: Costs, bounds: Autoscaling | None) -> Policy
     return scaling_policy(scaled, costs, bounds.numbers())
 
 
-def _costs(preset: Preset, conditions: Conditions) -> Costs:
-    """Return what requests and tokens cost on these instances, for policies that ask.
-
-    Routing by velocities reads the assumed ones where the instances' profile has none.
-    """
+def _costs(conditions: Conditions) -> Costs:
+    """Return what requests and tokens cost on these instances, for policies that ask."""
     costs = Costs.of([(kind.role, kind.profile) for kind, _ in conditions.instances])
-    if costs.profile is not None:  # moves cross the simulated network
-        link = conditions.network.bytes_per_s
-        costs = replace(costs, profile=replace(costs.profile, link_bytes_per_s=link))
-    asks = registry.find("dispatch", preset.dispatch).reads_profile
-    if not asks or (costs.profile and costs.profile.prefill_tokens_per_s is not None):
-        return costs
-    return replace(costs, profile=load_profile(ASSUMED_PROFILE))
+    # moves cross the simulated network
+    return replace(costs, link_bytes_per_s=conditions.network.bytes_per_s)
 
 
 def simulate(

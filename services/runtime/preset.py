@@ -48,5 +48,10 @@ class PresetConfig(ServiceConfig):
         """Return the profile's costs of the instances; velocities alone without a profile."""
         if self.profile:
             return Costs.of([(Role.UNIFIED, load_profile(self.profile))])
-        assumed = load_profile(ASSUMED_PROFILE) if needs_profile(self.chosen()) else None
-        return Costs(profile=assumed)
+        return Costs(profile=load_profile(self.assumed) if self.assumed else None)
+
+    @property
+    def assumed(self) -> str:
+        """The profile that stands in for velocities that nobody has given, "" for none."""
+        is_needed = not self.profile and needs_profile(self.chosen())
+        return ASSUMED_PROFILE if is_needed else ""

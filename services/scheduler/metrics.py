@@ -161,7 +161,7 @@ def _constants(pools: Iterable[PoolStatus]) -> Metric:
     """Return the constants that decisions use, each with its source."""
     gauge = GaugeMetricFamily(
         "headway_scheduler_decision_constants",
-        "Constants that decisions use (seconds, γ in 1/s): default, given, profile or measured",
+        "Constants that decisions use (seconds, γ in 1/s, V in tokens/s) and their sources",
         labels=["model", "constant", "source"],
     )
     for pool in pools:

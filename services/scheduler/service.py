@@ -9,6 +9,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from headway.core.scheduler.picture import SchedulerStatus
+from headway.policies import registry
+from headway.policies.readers import constants_of
 from services.runtime.service import Runtime
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.gateway_link import GatewayLinks
@@ -20,11 +22,11 @@ from services.scheduler.term import Term
 class SchedulerService:
     """The shell around :class:`SchedulerCore`; losing the lease makes it a standby again."""
 
-    def __init__(self, runtime: Runtime[SchedulerConfig], registry: CollectorRegistry) -> None:
+    def __init__(self, runtime: Runtime[SchedulerConfig], metrics: CollectorRegistry) -> None:
         self._runtime = runtime
         self._settings = replace(runtime.config.settings(), persists=True, measures_work=True)
         self._term: Term | None = None
-        self._metrics = SchedulerMetrics(self._status, registry, self._num_closed_links)
+        self._metrics = SchedulerMetrics(self._status, metrics, self._num_closed_links)
         self._leadership: Leadership | None = None
         self.links = GatewayLinks(
             self._leader_address, runtime.config.max_queued_messages, runtime.clock.now
@@ -43,6 +45,7 @@ class SchedulerService:
     async def start(self) -> None:
         """Become a candidate."""
         runtime, config = self._runtime, self._runtime.config
+        self._say_what_is_assumed()
         self._leadership = Leadership(
             runtime.store,
             config.service_id,
@@ -53,6 +56,22 @@ class SchedulerService:
             deposed=self._deposed,
         )
         self._leadership.start()
+
+    def _say_what_is_assumed(self) -> None:
+        """Tell the operator which constants of dispatch are of another machine."""
+        config, settings = self._runtime.config, self._settings
+        if not (config.assumed and registry.find("dispatch", settings.dispatch).reads_profile):
+            return
+        policy = registry.make("dispatch", settings.dispatch, **settings.dispatch_params)
+        constants = {each.name: each.value for each in constants_of(policy)}
+        self._runtime.log.warning(
+            "profile_assumed",
+            policy=f"dispatch {settings.dispatch}",
+            profile=config.assumed,
+            **constants,
+            until="workers have measured theirs",
+            instead="--profile FILE",
+        )
 
     async def drain(self) -> None:
         """Release the lease: gateways and workers connect to the next leader."""

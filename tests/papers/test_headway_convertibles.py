@@ -9,6 +9,7 @@ import pytest
 from headway.cluster import Role, UnitId, UnitLoad
 from headway.core.scheduler.instance import Instance
 from headway.core.scheduler.settings import SchedulerSettings
+from headway.cost.costs import Constant, Costs, Source
 from headway.policies import registry
 from headway.policies.dispatch import InstanceLoad, Turn
 from headway.policies.dispatch.sbs import CONVERTIBLE, SbsParams, StaggeredBatch
@@ -104,6 +105,24 @@ def test_without_a_velocity_a_prefiller_computes_a_chunk_in_each_pass() -> None:
     assert to_convertible(policy, busy, convertible(), prompts=[Prompt(1, 200, 1.0)]) == set()
     slow = replace(busy, queued_tokens=2400)
     assert to_convertible(policy, slow, convertible(), prompts=[Prompt(1, 200, 1.0)]) == {1}
+
+
+@pytest.mark.parametrize(
+    ("given", "costs", "constant"),
+    [
+        (10_000.0, Costs(prefill_tokens_per_s=9.0), Constant("V_P", 10_000.0, Source.GIVEN)),
+        (0.0, Costs(prefill_tokens_per_s=9.0), Constant("V_P", 9.0, Source.PROFILE)),
+        (0.0, Costs(), Constant("V_P", 10_000.0, Source.DEFAULT)),  # a chunk in each T̄
+    ],
+)
+def test_the_velocity_by_which_it_is_armed_is_a_constant_of_the_decision(
+    given: float, costs: Costs, constant: Constant
+) -> None:
+    policy = staggered(replace(SLOS, prefill_tokens_per_s=given))
+    policy.learn(costs)
+    busy = replace(prefiller(queued=1000), chunk_tokens=500)
+    turns(policy, busy, convertible(), prompts=[Prompt(1, 200, 1.0)])
+    assert policy.constants() == (Constant("T̄", PASS, Source.GIVEN), constant)
 
 
 def test_a_convertible_is_no_part_of_the_interval() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from headway.cluster import Role
 from headway.core.scheduler.settings import SchedulerSettings
+from headway.cost.costs import Constant, Costs, Source
 from headway.errors import HeadwayError
 from headway.policies.dispatch import InstanceLoad, Turn
 from headway.policies.dispatch.tokenscale import (
@@ -30,6 +31,8 @@ def prefiller(worker_id: str, in_flight: int = 0, **fields: object) -> InstanceL
 def convertible(
     worker_id: str, in_flight: int = 0, batch: int = 0, **fields: object
 ) -> InstanceLoad:
+    """A convertible decoder of chunk 1000."""
+    fields = {"chunk_tokens": 1000, **fields}
     return prefiller(worker_id, in_flight, role=Role.CONVERTIBLE, num_decoding=batch, **fields)
 
 
@@ -143,6 +146,59 @@ def test_a_burst_request_goes_to_a_convertible_first() -> None:
 def test_a_burst_request_goes_to_a_prefiller_if_no_convertible_can() -> None:
     loads = [prefiller("a"), convertible("k", batch=1000)]
     assert routed(loads, Prompt(1, 200, is_burst=True)) == {1: ("a", PREFILLER)}
+
+
+def test_the_chunk_is_the_convertibles_own() -> None:
+    """(512 − 12) / 0.1 s × 0.25 s are 1250 tokens."""
+    busy = prefiller("p", 30_000)
+    for in_flight, found in ((1000, {1: ("k", CONVERTIBLE)}), (1001, {})):
+        loads = [convertible("k", in_flight, batch=12, chunk_tokens=512), busy]
+        assert routed(loads, Prompt(1, 250)) == found
+
+
+# --- where the velocities are from --------------------------------------------------------
+
+MEASURED = Costs(prefill_tokens_per_s=2000.0, measured=("prefill_tokens_per_s",))
+
+
+def test_v_p_is_assumed_until_the_pool_has_a_profile_or_has_measured_it() -> None:
+    policy = TokenScaleRouting(PARAMS)
+    assert policy.constants() == (Constant("V_P", 10_000.0, Source.DEFAULT),)
+    for costs, found in (
+        (Costs.of([(Role.UNIFIED, A100)]), Constant("V_P", 14_000.0, Source.PROFILE)),
+        (MEASURED, Constant("V_P", 2000.0, Source.MEASURED)),
+    ):
+        policy.learn(costs)
+        assert policy.constants() == (found,)
+
+
+def test_a_given_v_p_stands() -> None:
+    policy = TokenScaleRouting(replace(PARAMS, prefill_tokens_per_s=3000.0))
+    policy.learn(MEASURED)
+    assert policy.constants() == (Constant("V_P", 3000.0, Source.GIVEN),)
+
+
+def test_a_network_that_is_slower_limits_v_p() -> None:
+    policy = TokenScaleRouting(PARAMS)
+    policy.learn(replace(MEASURED, network_tokens_per_s=500.0))
+    assert policy.constants()[0].value == 500.0
+
+
+def test_prompts_are_routed_by_the_measured_v_p() -> None:
+    policy, prompt = TokenScaleRouting(PARAMS), Prompt(1, 250)
+    for costs, rule in ((Costs(), PREFILLER), (MEASURED, CONVERTIBLE)):
+        policy.learn(costs)
+        loads = [prefiller("p", 500), convertible("k")]
+        assert [turn.rule for turn in policy.turns(loads, 1, now=0.0, waiting=[prompt])] == [rule]
+
+
+def test_v_conv_of_the_slowest_convertible_is_a_constant_of_the_decision() -> None:
+    policy = TokenScaleRouting(PARAMS)
+    loads = [prefiller("p"), convertible("j", batch=100), convertible("k", batch=300)]
+    policy.turns(loads, 1, now=0.0, waiting=[Prompt(1, 200)])
+    assert policy.constants()[1] == Constant("V_conv", 7000.0, Source.MEASURED)
+    policy.turns(loads[:1], 1, now=0.0, waiting=[Prompt(1, 200)])
+    assert len(policy.constants()) == 1
 
 
 # --- the queue ----------------------------------------------------------------------------

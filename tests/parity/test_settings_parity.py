@@ -13,8 +13,11 @@ from headway.cluster import Role
 from headway.core.settings import PolicySettings, policy_settings
 from headway.cost.costs import Costs
 from headway.cost.profile import load_profile
+from headway.policies import registry
+from headway.policies.rescheduling.star import StarParams
 from headway.presets import PRESETS, find_preset
 from headway.sim.experiment import Conditions, cluster_spec
+from headway.sim.network import NetworkParams
 from headway.sim.worker import InstanceSpec
 from services.autoscaler.config import AutoscalerConfig
 from services.gateway.config import GatewayConfig
@@ -103,3 +106,17 @@ def test_costs_without_a_profile_are_unknown_and_not_those_of_another_model() ->
     for name in PRESETS:
         costs = PresetConfig(preset=name).costs()
         assert replace(costs, profile=None) == Costs()
+
+
+@pytest.mark.parametrize("name", ["star", "headway"])
+def test_the_link_of_moves_is_that_of_a_given_profile_alone(name: str) -> None:
+    def link(profile: str) -> float:
+        params = SchedulerConfig(preset=name, profile=profile).settings().rescheduling_params
+        known: StarParams = registry.find("rescheduling", "star").checked("star", params)
+        return known.link_bytes_per_s
+
+    assert link("") == 12.5e9
+    assert link("llama-8b-a100") == load_profile("llama-8b-a100").link_bytes_per_s == 25e9
+    conditions = replace(CONDITIONS, network=NetworkParams(3e9))
+    simulated = cluster_spec(find_preset(name), conditions).scheduler.rescheduling_params
+    assert simulated["link_bytes_per_s"] == 3e9

@@ -289,6 +289,7 @@ LOADS = st.lists(
             Role.CONVERTIBLE if converts else Role.PREFILL,
             batch,
             free,
+            chunk_tokens=1000,
         )
         for n, (tokens, converts, batch, free) in enumerate(rows)
     ]

@@ -77,20 +77,23 @@ class StaggeredBatch(Dispatching, CostReader):
         self._cycle_at = -inf
         self._num_turns = 0
 
-    # --- T̄ before the first report -----------------------------------------------------
+    # --- T̄ before the first report, and V_P ---------------------------------------------
 
     def learn(self, costs: Costs) -> None:
-        """Begin with a pass over half a chunk, until one is reported."""
+        """Begin with a pass over half a chunk, until one is reported; take the pool's V_P."""
         known, source = costs.first_pass or None, costs.source_of("first_pass")
         self._first_pass = chosen("T̄", self._given, known, source, _FIRST_PASS)
         self._pass_times.begin(self._first_pass.value)
-        self._velocity = self._params.prefill_tokens_per_s or costs.prefill_tokens_per_s
+        given, velocity = self._params.prefill_tokens_per_s or None, costs.prefill_tokens_per_s
+        source = costs.source_of("prefill_tokens_per_s")
+        self._velocity = chosen("V_P", given, velocity or None, source, 0.0)
 
     def constants(self) -> Sequence[Constant]:
-        """Return T̄ and where it is from."""
+        """Return T̄, and V_P once it is known or was needed."""
+        pass_time, velocity = self._first_pass, self._velocity
         if self._pass_times.is_measured:
-            return (Constant("T̄", self.mean_pass_time, Source.MEASURED),)
-        return (self._first_pass,)
+            pass_time = Constant("T̄", self.mean_pass_time, Source.MEASURED)
+        return (pass_time, velocity) if 0 < velocity.value < inf else (pass_time,)
 
     # --- Algorithm 1 ------------------------------------------------------------------
 
@@ -232,7 +235,9 @@ class StaggeredBatch(Dispatching, CostReader):
         ``due_in``: seconds to the prefillers' next turn.
         """
         regular = [request for request in waiting if not request.is_burst]
-        velocity = self._velocity or self._chunk_rate(prefillers)
+        if self._velocity.source is Source.DEFAULT:
+            self._velocity = Constant("V_P", self._chunk_rate(prefillers), Source.DEFAULT)
+        velocity = self._velocity.value
         ahead = [max(due_in, load.queued_tokens / velocity) for load in prefillers]
         late = infeasible(regular, ahead, velocity, self._params, now)
         return [r.key for r in waiting if r.is_burst] + [request.key for request in late]

@@ -12,10 +12,13 @@ from operator import attrgetter
 
 from headway.bounds import between, one_of, over
 from headway.cluster import Role
+from headway.cost.costs import Constant, Costs, Source
 from headway.cost.schema import Profile, require_profile
+from headway.cost.velocity import convertible_velocity
 from headway.policies.answer import Answer
 from headway.policies.dispatch.feasibility import TtftSlos
 from headway.policies.dispatch.protocol import Dispatching, InstanceLoad, Turn, Waiting
+from headway.policies.readers import CostReader, chosen
 from headway.request import StreamKey
 
 PREFILLER, CONVERTIBLE, AVAILABLE = "prefiller", "convertible", "available"
@@ -24,16 +27,16 @@ FIRST, LEAST = "first", "least"
 
 @dataclass(frozen=True, slots=True)
 class TokenScaleRoutingParams(TtftSlos):
-    """``profile`` of the prefillers, and ``convertible_profile`` (None: the same).
+    """``prefill_tokens_per_s``: V_P of one prefiller; 0: the pool's, measured or by profile.
 
-    The TTFT SLOs' edges are the profile's short and medium inputs. ``tpot_slo``: what a
-    convertible decoder's passes may take, seconds. ``fit``: among feasible instances the one with
-    the ``least`` work ahead, or the ``first`` by id. ``default_pass_time``: shown before the first
-    pass, seconds. ``window``: passes.
+    ``profile``: its V_P while nothing else is known, and the TTFT SLOs' edges, its short and
+    medium inputs. ``tpot_slo``: what a convertible decoder's passes may take, seconds. ``fit``:
+    among feasible instances the one with the ``least`` work ahead, or the ``first`` by id.
+    ``default_pass_time``: shown before the first pass, seconds. ``window``: passes.
     """
 
     profile: Profile | None = None
-    convertible_profile: Profile | None = None
+    prefill_tokens_per_s: float = between(0, 1e12, default=0.0)
     tpot_slo: float = over(0, default=0.1)
     fit: str = one_of(FIRST, LEAST, default=LEAST)
     default_pass_time: float = over(0, default=0.05)
@@ -68,7 +71,7 @@ class _Place:
         self.has_capacity = False
 
 
-class TokenScaleRouting(Dispatching):
+class TokenScaleRouting(Dispatching, CostReader):
     """Dispatch to an instance that meets the TTFT SLO: prefillers, then convertibles; else none.
 
     A burst request asks convertible decoders first. Who meets no SLO any more waits for a
@@ -80,8 +83,23 @@ class TokenScaleRouting(Dispatching):
         super().__init__(params.window, params.default_pass_time)
         profile = require_profile("dispatch tokenscale", params.profile)
         self._short, self._medium, _ = profile.buckets.input_tokens
-        self._velocity = profile.prefill_velocity()
-        self._convertible = params.convertible_profile or profile
+        self._assumed = Costs.of([(Role.UNIFIED, profile)])
+        self._converted: Constant | None = None
+        self.learn(Costs())
+
+    # --- velocities -------------------------------------------------------------------
+
+    def learn(self, costs: Costs) -> None:
+        """Take V_P as given, as measured, or of the pool's profile."""
+        given, assumed = self._params.prefill_tokens_per_s or None, _velocity(self._assumed)
+        source = costs.source_of("prefill_tokens_per_s")
+        self._prefill = chosen("V_P", given, _velocity(costs) or None, source, assumed)
+
+    def constants(self) -> Sequence[Constant]:
+        """Return V_P, and V_conv of the convertible decoder with the least, as of the last turn."""
+        return (self._prefill, *([self._converted] if self._converted is not None else []))
+
+    # --- routing ----------------------------------------------------------------------
 
     def ttft_slo(self, num_tokens: int) -> float:
         """Return the TTFT SLO of a prompt, seconds."""
@@ -96,6 +114,7 @@ class TokenScaleRouting(Dispatching):
         waiting: Collection[Waiting] = (),
     ) -> list[Turn]:
         """Return a turn for each instance that is given requests, with their keys."""
+        self._converted = None
         able = [load for load in loads if load.has_room]
         if self._params.fit == FIRST:
             able.sort(key=attrgetter("worker_id"))
@@ -120,10 +139,12 @@ class TokenScaleRouting(Dispatching):
 
     def _place(self, load: InstanceLoad) -> _Place:
         """The convertible's velocity is what its decode batch leaves of the chunk (equation 5)."""
-        velocity = self._velocity
+        velocity = self._prefill.value
         if load.role is Role.CONVERTIBLE:
-            batch, tpot = load.num_decoding, self._params.tpot_slo
-            velocity = self._convertible.convertible_velocity(batch, tpot)
+            tpot = self._params.tpot_slo
+            velocity = convertible_velocity(load.chunk_tokens, load.num_decoding, tpot)
+            if self._converted is None or velocity < self._converted.value:
+                self._converted = Constant("V_conv", velocity, Source.MEASURED)
         return _Place(
             load.worker_id, velocity, load.queued_tokens, load.free_tokens, load.has_capacity
         )
@@ -169,6 +190,11 @@ class TokenScaleRouting(Dispatching):
             if place is not None:
                 free.remove(place)
                 given.setdefault((place.worker_id, AVAILABLE), []).append(request.key)
+
+
+def _velocity(costs: Costs) -> float:
+    """Return ``min(V_P, V_N)``, tokens/s (equation 2); an unknown V_N is no limit."""
+    return min(costs.prefill_tokens_per_s, costs.network_tokens_per_s or inf)
 
 
 ANSWER = Answer("tokenscale", TokenScaleRouting, "TokenScale, algorithm 1", TokenScaleRoutingParams)

@@ -6,6 +6,7 @@ import asyncio
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from cli.explain import decisions_about
 from headway.cluster import Role
@@ -367,3 +368,23 @@ def test_the_live_watchdog_has_a_floor_unless_told_otherwise() -> None:
 def test_an_unknown_policy_or_parameter_is_refused_at_the_start(options: dict[str, object]) -> None:
     with pytest.raises(HeadwayError, match="must be"):
         SchedulerConfig(**options).settings()  # type: ignore[arg-type]  # fields by name
+
+
+# --- what is assumed ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"preset": "tokenscale"}, [("dispatch tokenscale", "llama-8b-a100", 14_000.0)]),
+        ({"preset": "tokenscale", "profile": "llama-8b-h100"}, []),
+        ({"preset": "headway"}, []),
+    ],
+)
+async def test_routing_by_another_machines_velocities_is_said_at_the_start(
+    rig: Rig, options: dict[str, str], told: list[tuple[str, str, float]]
+) -> None:
+    with capture_logs() as logs:
+        await rig.scheduler(**options)
+    found = [log for log in logs if log["event"] == "profile_assumed"]
+    assert [(log["policy"], log["profile"], log["V_P"]) for log in found] == told
