@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headway.cost.costs import Costs
 from headway.errors import HeadwayError
 from headway.policies.batching.headway import Headway, HeadwayParams
 from headway.request import Phase
@@ -209,10 +210,53 @@ def test_few_requests_are_preempted_on_a_busy_pool() -> None:
     assert sum(s.num_preemptions for s in planned.ended) < 0.3 * 60
 
 
+@pytest.mark.parametrize("opens", [True, False])
+def test_a_long_prompt_waits_for_short_ones_by_so_many_times_what_it_takes(opens: bool) -> None:
+    policy = make(prompt_weight=3.0)
+    policy.learn(Costs(prefill_per_token=0.001))
+    long = Queued(1, 0.0, num_prompt_tokens=1000, opens_answer=opens)
+    in_time, late = (
+        replace(long, name=n, arrival_at=at, num_prompt_tokens=100)
+        for n, at in ((2, 2.6), (3, 2.8))
+    )
+    assert served(policy, [long, late, in_time], now=3.0) == [2, 1, 3]
+    cached = replace(long, name=4, num_cached_tokens=900)
+    assert served(policy, [long, cached], now=3.0) == [4, 1]
+
+
+def test_without_a_prompt_token_s_time_or_with_a_weight_of_0_prompts_go_by_arrival() -> None:
+    long, short = Queued(1, 0.0, num_prompt_tokens=1000), Queued(2, 0.1, num_prompt_tokens=10)
+    plain = make(prompt_weight=0.0)
+    plain.learn(Costs(prefill_per_token=0.001))
+    for policy in (make(), plain):
+        assert served(policy, [short, long], now=1.0) == [1, 2]
+
+
+def test_a_prompt_that_is_done_has_its_place_by_arrival_again() -> None:
+    policy = make(prompt_weight=3.0)
+    policy.learn(Costs(prefill_per_token=0.001))
+    done = replace(reasoning(1, 1), num_prompt_tokens=10_000)
+    assert policy.rank(done, now=1.0).rank == (WAITING, 0.0)
+
+
+def test_other_costs_draw_the_ranks_anew() -> None:
+    policy = make()
+    assert policy.constants() == ()
+    before = policy.epoch
+    policy.learn(Costs(prefill_per_token=0.001))
+    assert policy.epoch > before
+    (constant,) = policy.constants()
+    assert (constant.name, constant.value) == ("prompt token", 0.001)
+    after = policy.epoch
+    policy.learn(Costs(prefill_per_token=0.001, swap_per_token=1.0))
+    assert policy.epoch == after
+
+
 @pytest.mark.parametrize(
     "params",
     [
         {"long_tokens": -1},
+        {"prompt_weight": -1.0},
         {"patience": -1.0},
         {"reserve": 0.6},
         {"critical_slack": 3.0},

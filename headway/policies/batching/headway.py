@@ -8,7 +8,10 @@ The order, least first:
 2. supplied readers, by the instant at which they run dry: they have tokens to read.
 3. who yields by its class and is not due yet, by that instant.
 
-Where a class promises a first token, the instant at which it is due stands for the arrival.
+Where a class promises a first token, the instant at which it is due stands for the arrival. A
+prompt that is still computed comes ``prompt_weight`` times its own prefill time later: where
+prompts queue, a long one lets those pass that came little later and are done sooner. It waits no
+longer for that than so many times what it takes.
 
 A request is long once it has ``long_tokens`` output tokens that nobody reads yet. The long yield
 their blocks to all others, and those who came last yield first. So the short start at once, and
@@ -16,20 +19,23 @@ the long share what is left first come, first served. The longest is not the fir
 would be by service: it has come early, and it stays in its place.
 
 A ``reserve`` of blocks is kept free ahead of need, so that who has just been prefilled finds room.
-Nothing is learned or predicted.
+Nothing is predicted; the time of a prompt token is the worker's own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
 
 from headway.bounds import Bounded, between
+from headway.cost.costs import Constant, Costs
 from headway.errors import require_between
 from headway.policies.answer import Answer
 from headway.policies.batching.protocol import Batching, Candidate, Ranked
 from headway.policies.batching.reader_clock import ReaderClocks
+from headway.policies.readers import CostReader
 from headway.request import Phase, StreamKey
 
 _CRITICAL, _WAITING, _SUPPLIED, _LEFT = 0.0, 1.0, 2.0, 3.0
@@ -54,13 +60,16 @@ class HeadwayParams(Bounded):
     """Output tokens after which a supplied reader is looked at again."""
     reader_pace: float = between(0.001, 10, default=0.1)
     """Seconds in which a reader reads one token."""
+    prompt_weight: float = between(0, 1000, default=3.0)
+    """Seconds by which a prompt comes later for each second that it takes. 0: prompts by arrival.
+    The more, the more first tokens come in time, and the longer the last ones take."""
 
     def __post_init__(self) -> None:
         super(HeadwayParams, self).__post_init__()
         require_between("resume_slack", self.resume_slack, self.critical_slack, 60)
 
 
-class Headway(Batching):
+class Headway(Batching, CostReader):
     """Critical readers, then who is short, then who is long; the long yield their blocks."""
 
     preempts = True
@@ -69,6 +78,25 @@ class Headway(Batching):
     def __init__(self, params: HeadwayParams | None = None) -> None:
         self._params = params or HeadwayParams()
         self._clocks = ReaderClocks(self._params)
+        self._per_prompt: Constant | None = None
+        self._epoch = 0
+
+    def learn(self, costs: Costs) -> None:
+        """Take the time of a prompt token; ranks of prompts change with it."""
+        seconds, name = costs.prefill_per_token, "prefill_per_token"
+        found = Constant("prompt token", seconds, costs.source_of(name)) if seconds else None
+        if found != self._per_prompt:
+            self._per_prompt = found
+            self._epoch += 1
+
+    def constants(self) -> Sequence[Constant]:
+        """Return the time of a prompt token; none while it is not known."""
+        return (self._per_prompt,) if self._per_prompt is not None else ()
+
+    @property
+    def epoch(self) -> int:
+        """See ``Batching.epoch``."""
+        return self._epoch
 
     @property
     def reserve(self) -> float:
@@ -81,7 +109,7 @@ class Headway(Batching):
             return Ranked((_LEFT, candidate.due_at), until_at=candidate.due_at)
         if candidate.opens_answer:
             until = candidate.attained_tokens + 1 if candidate.num_output_tokens else inf
-            return Ranked((_CRITICAL, candidate.due_at), until)
+            return Ranked((_CRITICAL, self._turn(candidate)), until)
         if candidate.phase is Phase.ANSWERING and candidate.is_read:
             clock = self._clocks.look(candidate, now)
             if clock.is_critical:
@@ -90,7 +118,14 @@ class Headway(Batching):
         if self._is_long(candidate):
             return Ranked((_WAITING, candidate.due_at + self._params.patience))
         left = max(1, self._params.long_tokens - candidate.num_output_tokens)
-        return Ranked((_WAITING, candidate.due_at), candidate.attained_tokens + left)
+        return Ranked((_WAITING, self._turn(candidate)), candidate.attained_tokens + left)
+
+    def _turn(self, candidate: Candidate) -> float:
+        """Return the instant by which it is ordered; a prompt comes later until it is computed."""
+        if candidate.num_output_tokens or self._per_prompt is None:
+            return candidate.due_at
+        tokens = candidate.num_prompt_tokens - candidate.num_cached_tokens
+        return candidate.due_at + self._params.prompt_weight * self._per_prompt.value * tokens
 
     def gives_way(self, candidate: Candidate) -> bool:
         """Return whether it is long, or yields by its class."""
