@@ -70,7 +70,7 @@ def test_a_tenant_alone_is_served_as_if_nobody_had_a_name() -> None:
 
 
 def test_the_bench_compares_the_others_with_and_without_a_flood() -> None:
-    bench = TenantBench(seconds=1.0, num_prefill=1, num_decode=1)
+    bench = TenantBench(seconds=2.0, num_prefill=1, num_decode=1)
     quiet, flooded = rows_of(bench, (8000,), (1, 2))
     assert quiet["num_requests"] == flooded["num_requests"] > 20
     assert flooded["flooder_tokens_per_s"] > quiet["flooder_tokens_per_s"] > 0
