@@ -216,6 +216,26 @@ class CallTold(NamedTuple):
     num_older: int = 0
 
 
+class ConsideredUnit(NamedTuple):
+    """A unit before the decision; ``predicted_tokens`` is K_pred, ``score`` what it compared."""
+
+    unit: str
+    load: tuple[float, ...]
+    num_free_blocks: int
+    predicted_tokens: float | None = None
+    score: tuple[float, ...] = ()
+
+    def text(self, names: Sequence[str]) -> str:
+        """Return its part of a line; ``names`` of its loads."""
+        parts = [f"{n} {v:g}" for n, v in zip(names, self.load, strict=False)]
+        if self.predicted_tokens is not None:
+            parts.append(f"predicted {self.predicted_tokens:.6g}")
+        if self.score:
+            score = ", ".join(f"{value:g}" for value in self.score)
+            parts.append(f"score ({score})")
+        return ", ".join([*parts, f"{self.num_free_blocks} free blocks"])
+
+
 @dataclass(frozen=True, slots=True)
 class ExplainedDecision:
     """A decision about one request, and the units and requests considered with it."""
@@ -226,7 +246,7 @@ class ExplainedDecision:
     unit: str
     score: tuple[float, ...]
     waited: float
-    others: tuple[tuple[str, tuple[float, ...], int], ...]
+    others: tuple[ConsideredUnit, ...]
     num_beside: int
     num_left: int
     constants: tuple[tuple[str, float, str], ...] = ()
@@ -241,10 +261,9 @@ class ExplainedDecision:
             f" (score {score or 'none'}) after {self.waited:.4f} s{together};"
             f" {self.num_left} left waiting"
         ]
-        for unit, load, num_free in self.others[:MOST_OTHERS]:
-            shown = ", ".join(f"{n} {v:g}" for n, v in zip(names, load, strict=False))
-            mark = "→" if unit == self.unit else " "
-            lines.append(f"{'':16} {mark} {unit:<20} {shown}, {num_free} free blocks")
+        for other in self.others[:MOST_OTHERS]:
+            mark = "→" if other.unit == self.unit else " "
+            lines.append(f"{'':16} {mark} {other.unit:<20} {other.text(names)}")
         if len(self.others) > MOST_OTHERS:
             lines.append(f"{'':18} and {len(self.others) - MOST_OTHERS} more")
         if self.constants:
@@ -265,13 +284,24 @@ def decisions_about(request_id: str, lines: Iterable[str]) -> Iterator[Explained
             raise HeadwayError(Code.INVALID_ARGUMENT, message) from error
 
 
+def _read_unit(
+    unit: str,
+    load: Sequence[float],
+    num_free: int,
+    predicted: float | None = None,
+    score: Sequence[float] = (),
+) -> ConsideredUnit:
+    tokens = None if predicted is None else float(predicted)
+    return ConsideredUnit(
+        str(unit), tuple(map(float, load)), int(num_free), tokens, tuple(map(float, score))
+    )
+
+
 def _read_decision(request_id: str, decision: dict[str, Any]) -> Iterator[ExplainedDecision]:
     for name, unit, score, waited in decision["chosen"]:
         if not is_named(name, request_id):
             continue
-        others = [
-            (u, tuple(map(float, load)), int(free)) for u, load, free in decision["considered"]
-        ]
+        others = [_read_unit(*each) for each in decision["considered"]]
         yield ExplainedDecision(
             at=float(decision["at"]),
             question=str(decision["question"]),
@@ -279,7 +309,7 @@ def _read_decision(request_id: str, decision: dict[str, Any]) -> Iterator[Explai
             unit=unit,
             score=tuple(map(float, score)),
             waited=float(waited),
-            others=tuple(sorted(others, key=lambda o: (o[0] != unit, o[0]))),
+            others=tuple(sorted(others, key=lambda o: (o.unit != unit, o.unit))),
             num_beside=int(decision.get("beside", 0))
             + sum(not is_named(each[0], request_id) for each in decision["chosen"]),
             num_left=int(decision["left"]),

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, TextIO
 
-from headway.core.scheduler.events import Decision
+from headway.core.scheduler.events import Considered, Decision
 from headway.request import is_named
 
 
@@ -38,10 +38,7 @@ def decision_line(decision: Decision, beside: int = 0) -> str:
         "at": decision.decided_at,
         "rule": decision.rule,
         "left": decision.num_left,
-        "considered": [
-            [f"{c.unit.worker_id}/{c.unit.unit}", list(c.load), c.num_free_blocks]
-            for c in decision.considered
-        ],
+        "considered": [_packed(each) for each in decision.considered],
         "chosen": [
             [c.request_id, f"{c.unit.worker_id}/{c.unit.unit}", list(c.score), c.waited]
             for c in decision.chosen
@@ -52,3 +49,12 @@ def decision_line(decision: Decision, beside: int = 0) -> str:
     if decision.constants:
         packed["constants"] = [[c.name, c.value, c.source.value] for c in decision.constants]
     return json.dumps(packed, separators=(",", ":"))
+
+
+def _packed(considered: Considered) -> list[Any]:
+    """Return a unit; K_pred and score follow where there are any."""
+    unit = f"{considered.unit.worker_id}/{considered.unit.unit}"
+    packed = [unit, list(considered.load), considered.num_free_blocks]
+    if considered.predicted_tokens is None and not considered.score:
+        return packed
+    return [*packed, considered.predicted_tokens, list(considered.score)]

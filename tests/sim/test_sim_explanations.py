@@ -34,7 +34,7 @@ def test_each_request_was_dispatched_and_placed_once() -> None:
 def test_it_says_who_else_was_considered_and_what_won() -> None:
     dispatch, placement = decisions_about("r7", recorded())
     assert dispatch.unit.startswith("prefill-")
-    assert next(iter(placement.others))[0] == placement.unit
+    assert next(iter(placement.others)).unit == placement.unit
     assert len(placement.others) == 2
     text = placement.text()
     assert "placement by iqr-lex" in text

@@ -81,7 +81,7 @@ class DecodePlacer:
             if not units and self._has_others(model):
                 self._replay(entries, layout)
                 continue
-            considered = considered_units(units) if self._state.explains else ()
+            considered = self.considered(entries, units)
             choices = self.placement(model).place(entries, units)
             for choice in choices:
                 self.hand_off(choice.request, choice.unit)
@@ -192,6 +192,31 @@ class DecodePlacer:
         entry.moved_at = now
         self._state.counters.num_relocations += 1
         self.hand_off(entry, unit)
+
+    def considered(
+        self,
+        entries: Sequence[Tracked],
+        units: Sequence[DecodeUnit],
+        here: DecodeUnit | None = None,
+    ) -> tuple[Considered, ...]:
+        """Return decode units before a decision about ``entries``; nothing if nobody keeps it.
+
+        ``here``: the unit of an answer.
+        """
+        if not self._state.explains:
+            return ()
+        placement = self.placement(entries[0].model)
+        scores = placement.scores(entries[0] if len(entries) == 1 else None, units, here)
+        return tuple(
+            Considered(
+                u.unit,
+                (u.num_requests, u.kv_tokens),
+                u.num_free_blocks,
+                u.ahead.mean if u.ahead is not None else None,
+                score,
+            )
+            for u, score in zip(units, scores or [()] * len(units), strict=True)
+        )
 
     def explain(
         self,
@@ -332,10 +357,3 @@ def _is_from(entry: Tracked, source: Instance, result: HandoffResult) -> bool:
     """Return whether a result is about a request that its sender holds."""
     waits_or_moves = isinstance(entry.place, (Prefilled, Moving))
     return entry.worker_id == source.info.worker_id and (waits_or_moves or result.ok)
-
-
-def considered_units(units: Sequence[DecodeUnit]) -> tuple[Considered, ...]:
-    """Return decode units as a decision records them."""
-    return tuple(
-        Considered(u.unit, (u.num_requests, u.kv_tokens), u.num_free_blocks) for u in units
-    )

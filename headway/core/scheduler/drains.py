@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 
 from headway.cluster import UnitId
-from headway.core.scheduler.decode import DecodePlacer, considered_units
+from headway.core.scheduler.decode import DecodePlacer
 from headway.core.scheduler.instance import Instance
 from headway.core.scheduler.places import OnUnit, Tracked
 from headway.core.scheduler.state import SchedulerState
@@ -109,7 +109,7 @@ class Drains:
         if room <= 0 or not ready:
             return
         units = self._placer.units(instance.info.model, instance.info.kv_layout)
-        considered = considered_units(units)
+        considered = self._placer.considered(ready, units)
         choices = self._choose(sorted(ready, key=_longest), units, room)
         for choice in choices:
             yield choice.request, choice.unit

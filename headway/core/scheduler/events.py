@@ -152,11 +152,17 @@ class Note:
 
 
 class Considered(NamedTuple):
-    """The state of one unit before the decision: (C_avail, C_chunk) for a dispatch, else (B, K)."""
+    """The state of one unit before the decision: (C_avail, C_chunk) for a dispatch, else (B, K).
+
+    ``predicted_tokens``: K_pred, None where no load is predicted. ``score``: what a placement
+    compared, as in ``Chosen``; () where it compares nothing, or reads each of several requests.
+    """
 
     unit: UnitId
     load: tuple[int, ...]
     num_free_blocks: int
+    predicted_tokens: float | None = None
+    score: tuple[float, ...] = ()
 
 
 class Chosen(NamedTuple):

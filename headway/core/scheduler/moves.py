@@ -12,7 +12,7 @@ from math import inf
 import numpy as np
 
 from headway.cluster import UnitId
-from headway.core.scheduler.decode import DecodePlacer, considered_units
+from headway.core.scheduler.decode import DecodePlacer
 from headway.core.scheduler.drains import Drains
 from headway.core.scheduler.events import Chosen, Considered, Decision
 from headway.core.scheduler.instance import Instance
@@ -175,8 +175,9 @@ class Mover:
             return
         choice = self._placer.placement(entry.model).boundary(entry, present, units)
         if choice is not None and choice.unit != here:
+            considered = self._placer.considered([entry], units, present)
             self._relocate(entry, choice.unit, now)
-            self._placer.explain("boundary", considered_units(units), [choice], 0, now)
+            self._placer.explain("boundary", considered, [choice], 0, now)
 
 
 def _unit_report(instance: Instance, running: RunningRequests, step_time: float) -> UnitReport:

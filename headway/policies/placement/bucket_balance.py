@@ -12,7 +12,7 @@ from headway.bounds import Bounded, between
 from headway.cost.velocity import takes_decode
 from headway.policies.answer import Answer
 from headway.policies.placement.greedy import by_arrival, place_each, place_greedily
-from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
+from headway.policies.placement.protocol import Choice, DecodeUnit, Placeable, Placement, R
 from headway.policies.placement.table import UnitTable
 
 
@@ -51,6 +51,15 @@ class BucketBalance(Placement):
         for request in sorted(requests, key=by_arrival):
             choices += place_greedily([request], units, score=_OfBucket(request.bucket))
         return choices
+
+    def scores(
+        self,
+        request: Placeable | None,
+        units: Sequence[DecodeUnit],
+        here: DecodeUnit | None = None,
+    ) -> Sequence[tuple[float, ...]]:
+        """Return the requests of its bucket and the KV of each unit."""
+        return [_OfBucket(request.bucket)(unit) for unit in units] if request is not None else ()
 
     def _pick(self, request: R, able: list[DecodeUnit]) -> Choice[R] | None:
         able, bucket = [unit for unit in able if self._is_open(unit)], request.bucket

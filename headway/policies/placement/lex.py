@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headway.policies.answer import Answer
 from headway.policies.placement.greedy import place_greedily
-from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
+from headway.policies.placement.protocol import Choice, DecodeUnit, Placeable, Placement, R
 
 
 def batch_then_kv(unit: DecodeUnit) -> tuple[float, ...]:
@@ -20,6 +20,15 @@ class Lex(Placement):
     def place(self, requests: Sequence[R], units: Sequence[DecodeUnit]) -> list[Choice[R]]:
         """Place on the unit with the fewest requests, then the least KV, then id."""
         return place_greedily(requests, units, score=batch_then_kv)
+
+    def scores(
+        self,
+        request: Placeable | None,
+        units: Sequence[DecodeUnit],
+        here: DecodeUnit | None = None,
+    ) -> Sequence[tuple[float, ...]]:
+        """Return ``(B, K)`` of each."""
+        return [batch_then_kv(unit) for unit in units]
 
 
 ANSWER = Answer("lex", Lex, "SBS, Algorithm 3 without its mask")

@@ -12,6 +12,7 @@ from headway.policies.placement.greedy import by_arrival, place_greedily
 from headway.policies.placement.protocol import (
     Choice,
     DecodeUnit,
+    Placeable,
     Placement,
     R,
     blocks_wanted,
@@ -54,6 +55,17 @@ class PascalPlacement(Placement):
     def place(self, requests: Sequence[R], units: Sequence[DecodeUnit]) -> list[Choice[R]]:
         """Algorithm 1, in order of arrival."""
         return place_greedily(requests, units, score=_first_choice, order=by_arrival)
+
+    def scores(
+        self,
+        request: Placeable | None,
+        units: Sequence[DecodeUnit],
+        here: DecodeUnit | None = None,
+    ) -> Sequence[tuple[float, ...]]:
+        """Return what Algorithm 1 compares, or Algorithm 2 for an answer."""
+        if here is not None:
+            return [_score(unit, here) for unit in units]
+        return [_first_choice(unit) for unit in units]
 
     def boundary(
         self, request: R, here: DecodeUnit, units: Sequence[DecodeUnit]

@@ -140,6 +140,19 @@ class Placement(Protocol):
         """Return the placed requests and update ``units``; the other requests wait."""
         ...
 
+    def scores(
+        self,
+        request: Placeable | None,
+        units: Sequence[DecodeUnit],
+        here: DecodeUnit | None = None,
+    ) -> Sequence[tuple[float, ...]]:
+        """Return what each unit would win or lose with, least first, for people; or nothing.
+
+        ``request``: None if several are placed together. ``here``: where an answer is now, None
+        for a placement.
+        """
+        return ()
+
     def boundary(
         self, request: R, here: DecodeUnit, units: Sequence[DecodeUnit]
     ) -> Choice[R] | None:

@@ -13,7 +13,7 @@ from headway.bounds import Bounded, over
 from headway.policies.answer import Answer
 from headway.policies.placement.ahead import Floats
 from headway.policies.placement.greedy import by_arrival, may_take, place_each, wanted_blocks
-from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R
+from headway.policies.placement.protocol import Choice, DecodeUnit, Placeable, Placement, R
 from headway.policies.placement.table import UnitTable
 from headway.policies.rescheduling.star import step_weights
 
@@ -56,6 +56,19 @@ class StarPlacement(Placement):
                 choices.append(choice)
         return choices
 
+    def scores(
+        self,
+        request: Placeable | None,
+        units: Sequence[DecodeUnit],
+        here: DecodeUnit | None = None,
+    ) -> Sequence[tuple[float, ...]]:
+        """Return the rise of each, tokens squared."""
+        if request is None or not units:
+            return ()
+        if isinstance(units, UnitTable):
+            return [(rise,) for rise in self._rises(request, units).tolist()]
+        return [(self._rise(request, unit),) for unit in units]
+
     def _pick(self, request: R, able: list[DecodeUnit]) -> Choice[R]:
         able = [unit for unit in able if unit.will_hold(request)] or able
         rise = partial(self._rise, request)
@@ -85,7 +98,7 @@ class StarPlacement(Placement):
                 full.append(unit)
         return near or full
 
-    def _rises(self, request: R, table: UnitTable) -> Floats:
+    def _rises(self, request: Placeable, table: UnitTable) -> Floats:
         """Return Σβ·τ·L of every unit, (n,), up to rounding errors."""
         loads, first = table.loads_ahead, table[0].ahead
         if loads is None or first is None:
@@ -93,7 +106,7 @@ class StarPlacement(Placement):
         trace = first.trace(request.num_tokens, request.predicted_remaining)
         return np.asarray(loads @ (_weights(len(trace) - 1, self._rho) * trace))
 
-    def _rise(self, request: R, unit: DecodeUnit) -> float:
+    def _rise(self, request: Placeable, unit: DecodeUnit) -> float:
         """Return Σβ·τ·L, tokens squared."""
         ahead = unit.ahead
         if ahead is None:

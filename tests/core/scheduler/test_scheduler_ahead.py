@@ -10,6 +10,7 @@ from headway.cluster import Role
 from headway.core.scheduler.admission import wanted_reports
 from headway.core.scheduler.events import WorkerReported
 from headway.messages import Handoff, LoadReport, RunningRequests
+from headway.policies import registry
 from tests.fakes.scheduler_text import SchedulerHarness, key, make_info, short_pass
 
 STEPS = 16
@@ -86,3 +87,48 @@ def test_workers_are_asked_for_predicted_loads_though_nothing_moves(placement: s
     nothing = wanted_reports(replace(settings, placement="least-kv"))
     assert nothing.load_interval == float("inf")
     assert not nothing.lengths
+
+
+# --- what a decision tells ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("placement", registry.REGISTRY["placement"])
+def test_a_placement_tells_what_it_compared_of_those_that_lost_too(placement: str) -> None:
+    scheduler = make_cluster(placement)
+    report(scheduler, "d0", 5000.0)
+    report(scheduler, "d1", 100.0)
+    placed(scheduler, 1)
+    decision = scheduler.core.decisions[-1]
+    (chosen,) = decision.chosen
+    scores = {each.unit: each.score for each in decision.considered}
+    if placement in ("random", "round-robin"):
+        assert set(scores.values()) == {()}
+    else:
+        assert scores[chosen.unit] == pytest.approx(chosen.score)
+        assert chosen.score == pytest.approx(min(scores.values()))
+    predicted = [each.predicted_tokens for each in decision.considered]
+    if registry.make("placement", placement).reads_ahead:
+        over_all = STEPS / (STEPS + 1)  # none of it now
+        assert predicted == pytest.approx([over_all * 5000, over_all * 100])
+    else:
+        assert predicted == [None, None]
+
+
+def test_the_score_of_requests_that_are_placed_together_is_told_where_it_is_the_units() -> None:
+    for placement, is_told in (("min-cost", True), ("star", False), ("bucket-balance", False)):
+        scheduler = SchedulerHarness(replace(short_pass(), placement=placement))
+        scheduler.connect(make_info("p"))
+        for number in (1, 2):
+            scheduler.submit(number)
+            scheduler.prefill("p", number)
+        scheduler.connect(make_info("d", Role.DECODE, blocks=1000))
+        decision = scheduler.core.decisions[-1]
+        assert len(decision.chosen) == 2
+        assert [bool(each.score) for each in decision.considered] == [is_told]
+
+
+def test_nobody_is_told_where_nobody_keeps_decisions() -> None:
+    scheduler = make_cluster("min-cost")
+    scheduler.core.keep_decisions(False)
+    placed(scheduler, 1)
+    assert not scheduler.core.decisions

@@ -67,7 +67,7 @@ DECISION = Decision(
     12.5,
     "tiny",
     "pascal",
-    (Considered(UNIT, (3, 400), 17),),
+    (Considered(UNIT, (3, 400), 17), Considered(UnitId("d", 1), (9, 80), 5, 123.4, (0.5, 2.0))),
     (Chosen(StreamKey("g", 1), "chatcmpl-1", UNIT, (2.0,), 0.0),),
     0,
 )
@@ -101,6 +101,7 @@ async def test_a_live_request_is_explained_as_a_recorded_one(running: Cluster) -
     text = await told(running, "chatcmpl-1")
     assert "boundary by pascal: to decode-1/0" in text
     assert "batch 3, KV tokens 400, 17 free blocks" in text
+    assert "batch 9, KV tokens 80, predicted 123.4, score (0.5, 2), 5 free blocks" in text
 
 
 async def test_a_request_of_which_nothing_is_known_is_said_to_be_so(running: Cluster) -> None:

@@ -61,8 +61,8 @@ function Decisions({ found }) {
   if (!found.length) return html`<${Empty}>The leader remembers no decision about it.<//>`;
   return found.map((d) => html`<section class="panel"><h3>${d.question} by ${d.rule}<span class="note">${d.at > 1e9 ? clock(d.at) : seconds(d.at)}</span></h3>
     <p class="note">To ${d.chosen.map(([, unit]) => unit).join(", ")}, after ${seconds(d.chosen[0][3])}; ${d.left} left waiting.</p>
-    <div class="scroll" tabindex="0" role="region" aria-label="Candidates"><table><thead><tr><th>Candidate</th><th class="n">${d.question === "dispatch" ? "Room (tokens)" : "Batch"}</th><th class="n">${d.question === "dispatch" ? "Chunk" : "KV tokens"}</th><th class="n">Free blocks</th></tr></thead>
-      <tbody>${d.considered.map(([unit, load, free]) => html`<tr><td>${d.chosen.some(([, u]) => u === unit) ? "★ " : ""}${unit}</td><td class="n">${load[0]}</td><td class="n">${load[1]}</td><td class="n">${free}</td></tr>`)}</tbody></table></div></section>`);
+    <div class="scroll" tabindex="0" role="region" aria-label="Candidates"><table><thead><tr><th>Candidate</th><th class="n">${d.question === "dispatch" ? "Room (tokens)" : "Batch"}</th><th class="n">${d.question === "dispatch" ? "Chunk" : "KV tokens"}</th>${d.considered.some((c) => c.length > 3) ? html`<th class="n">KV predicted</th><th class="n">Score</th>` : ""}<th class="n">Free blocks</th></tr></thead>
+      <tbody>${d.considered.map(([unit, load, free, predicted, score]) => html`<tr><td>${d.chosen.some(([, u]) => u === unit) ? "★ " : ""}${unit}</td><td class="n">${load[0]}</td><td class="n">${load[1]}</td>${score ? html`<td class="n">${predicted == null ? "–" : count(Math.round(predicted))}</td><td class="n">${score.map((value) => Number(value.toPrecision(4))).join(", ") || "–"}</td>` : ""}<td class="n">${free}</td></tr>`)}</tbody></table></div></section>`);
 }
 
 export function Life({ now, rest }) {
