@@ -23,6 +23,7 @@ DATA_VARIABLE = "HEADWAY_DATA"
 SECONDS = 60.0
 BURST_FACTOR, BURST_MEAN, BURST_SHARE = 3.0, 2.3, 0.47
 SINE_PERIOD, SINE_SHARE = 60.0, 0.3
+_MOST_DRAWS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +117,14 @@ def _replayed(workload: BurstWorkload, rng: random.Random) -> Iterator[tuple[flo
 
 
 def _window(path: Path, rate: float, rng: random.Random) -> list[TraceRow]:
+    """Draw a window that has requests: a trace may pause for longer."""
     trace = load_trace(path)
     rows = trace.faster(rate / trace.mean_rate).rows
-    begin = rng.uniform(0.0, max(0.0, rows[-1].arrival_at - SECONDS))
-    shown = (r for r in rows if begin <= r.arrival_at < begin + SECONDS)
-    return [replace(row, arrival_at=row.arrival_at - begin) for row in shown]
+    last = max(0.0, rows[-1].arrival_at - SECONDS)
+    for begin in (rng.uniform(0.0, last) for _ in range(_MOST_DRAWS)):
+        if shown := [row for row in rows if begin <= row.arrival_at < begin + SECONDS]:
+            return [replace(row, arrival_at=row.arrival_at - begin) for row in shown]
+    raise ValueError(f"{path}: no request in {_MOST_DRAWS} windows of {SECONDS:g} s")
 
 
 def predicted(accuracy: float, profile: Profile, seed: int, request: SimRequest) -> int:

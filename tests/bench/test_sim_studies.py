@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+from pathlib import Path
+
 import pytest
 
-from bench.studies import curves, pascal, sbs, sbs_decode, star, tokenscale
-from bench.studies.bursts import MAIN
+from bench.studies import bursts, curves, pascal, sbs, sbs_decode, star, tokenscale
+from bench.studies.bursts import DATA_VARIABLE, MAIN
 from bench.studies.claims import Bar, Claim, PerSeed, change, run_all
 from bench.studies.compared import Compared
 from bench.studies.curves import Point
@@ -146,6 +149,24 @@ def test_a_pass_with_a_predictor_is_longer_the_more_often_it_predicts() -> None:
         for system in (star.CURRENT, star.OURS, *star.EVERY)
     )
     assert [other / base for other in others] == pytest.approx([1.00385, 1.077, 1.00077])
+
+
+def write_azure(folder: Path, hours: list[int]) -> None:
+    """Write a trace in Azure's format with an arrival at the start of each hour."""
+    rows = [f"2023-11-16 {hour:02}:00:00.0,100,10" for hour in hours]
+    text = "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows])
+    with gzip.open(folder / "azure_llm_2023_code.csv.gz", "wt") as file:
+        file.write(text)
+
+
+def test_a_recorded_workload_has_requests_though_its_trace_pauses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DATA_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(bursts, "SECONDS", 0.05)  # the trace runs at 6 requests/s
+    write_azure(tmp_path, [0, 1, 2, 3])
+    code = bursts.WORKLOADS["Azure code"]
+    assert all(list(bursts.arrivals(seed, code)) for seed in range(20))
 
 
 HAS_IT, LATER, NEVER = [(8.0, 0.98)], [(8.0, 0.9), (12.0, 0.98)], [(7.0, 0.5)]
