@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from statistics import median
+from statistics import median_low
 from typing import NamedTuple
 
 from headway.bounds import Bounded, at_least, between
@@ -118,14 +118,15 @@ class Costs(Bounded):
     def updated(self, measured: Collection[Costs]) -> Costs:
         """Return a copy with the medians of what instances have measured, field by field.
 
-        A median lets no single instance of three or more change it at will.
+        A median lets no single instance of three or more change it at will, and of two the lower
+        counts: nobody raises it alone.
         """
         prefill = [costs for costs in measured if costs.prefill_per_token]
         decode = [costs for costs in measured if costs.knows_decode]
         swap = [costs for costs in measured if costs.swap_per_token]
         shared = [costs for costs in measured if costs.decode_per_token]
         found = {
-            name: median(getattr(costs, name) for costs in known)
+            name: median_low(getattr(costs, name) for costs in known)
             for names, known in (
                 (("first_pass", "prefill_per_token", "prefill_tokens_per_s"), prefill),
                 (("per_request", "per_kv_token"), decode),

@@ -36,13 +36,17 @@ class MinCostParams(Bounded):
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """The score of a unit: what it costs a pass, seconds. Equal constants are equal scores."""
+    """The score of a unit: what it costs a pass, seconds, then its KV over the horizon, tokens.
+
+    Equal constants are equal scores.
+    """
 
     c: float
     d: float
 
     def __call__(self, unit: DecodeUnit) -> tuple[float, ...]:
-        return (self.c * unit.num_requests + self.d * unit.predicted_tokens,)
+        load = unit.predicted_tokens  # decides where no worker can tell what a token costs
+        return self.c * unit.num_requests + self.d * load, load
 
 
 class MinCost(Placement, CostReader):
@@ -77,7 +81,7 @@ class MinCost(Placement, CostReader):
         units: Sequence[DecodeUnit],
         here: DecodeUnit | None = None,
     ) -> Sequence[tuple[float, ...]]:
-        """Return the marginal pass time of each, seconds."""
+        """Return of each the marginal pass time, seconds, and K_pred, tokens."""
         return [self._cost(unit) for unit in units]
 
     def boundary(

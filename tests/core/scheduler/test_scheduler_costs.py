@@ -83,7 +83,7 @@ def test_what_the_last_worker_measured_stays_in_use() -> None:
     costs = pool()
     costs.heard(DECODER, MEASURED)
     costs.heard(replace(DECODER, worker_id="d2"), replace(MEASURED, per_request=4e-4))
-    assert costs.of("m").per_request == pytest.approx(3e-4)
+    assert costs.of("m").per_request == pytest.approx(2e-4)
     costs.forget("d")
     assert costs.of("m").per_request == 4e-4
     costs.forget("d2")
