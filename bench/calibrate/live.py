@@ -99,7 +99,7 @@ class LiveLoad:
 
 @dataclass(frozen=True, slots=True)
 class LiveDeployment:
-    """What is served, the preset and the workers of a live run."""
+    """A live run's model, preset and workers."""
 
     served: LiveModel
     preset: str

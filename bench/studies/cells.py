@@ -71,7 +71,7 @@ class Cell:
 
     @property
     def is_plain(self) -> bool:
-        """Whether requests are drawn and instances stay."""
+        """True if requests are drawn and instances stay."""
         return self.trace is None and self.scaling is None
 
 

@@ -108,7 +108,14 @@ def test_min_cost_counts_the_mean_of_the_predicted_load() -> None:
     policy = MinCost(MinCostParams(c=0.0, d=1.0))
     units = [unit(0, 400, 900, 1400), unit(1, 500, 400, 300)]
     (choice,) = policy.place([Prefilled(1)], units)
-    assert (choice.unit.unit, choice.score) == (1, (400.0,))
+    assert (choice.unit.unit, choice.score) == (1, (400.0, 400.0))
+
+
+def test_where_a_token_costs_nothing_that_can_be_measured_min_cost_goes_by_the_load() -> None:
+    policy = MinCost(MinCostParams(c=1.0, d=0.0))
+    units = [unit(0, 500, 500, 500), unit(1, 400, 400, 400)]
+    (choice,) = policy.place([Prefilled(1)], units)
+    assert choice.unit.unit == 1
 
 
 def test_without_a_prediction_both_go_by_the_present_load() -> None:

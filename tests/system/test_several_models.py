@@ -31,7 +31,7 @@ def other_model(folder: Path) -> Path:
 
 
 async def is_known(client: openai.AsyncOpenAI, name: str) -> bool:
-    """Whether the leader knows workers of the model: the other one's may have joined first."""
+    """True once the leader knows workers of the model: the other one's may have joined first."""
     try:
         await client.completions.create(model=name, prompt="Add", max_tokens=1)
     except openai.NotFoundError:

@@ -10,8 +10,8 @@ The order, least first:
 
 Where a class promises a first token, the instant at which it is due stands for the arrival. A
 prompt that is still computed comes ``prompt_weight`` times its own prefill time later: where
-prompts queue, a long one lets those pass that came little later and are done sooner. It waits no
-longer for that than so many times what it takes.
+prompts queue, a long one lets those pass that came little later and are done sooner. Who comes
+later than that does not pass it.
 
 A request is long once it has ``long_tokens`` output tokens that nobody reads yet. The long yield
 their blocks to all others, and those who came last yield first. So the short start at once, and

@@ -13,8 +13,15 @@ from math import inf
 
 from headway.cluster import UnitId
 from headway.metrics import percentile
-from headway.policies.placement.protocol import Choice, DecodeUnit, Placeable, R, blocks_wanted
-from headway.policies.placement.table import Entry, Ranking, Score, UnitTable
+from headway.policies.placement.protocol import (
+    Choice,
+    DecodeUnit,
+    Placeable,
+    R,
+    Score,
+    blocks_wanted,
+)
+from headway.policies.placement.table import Entry, Ranking, UnitTable
 from headway.request import StreamKey
 
 Order = tuple[float, float, StreamKey]

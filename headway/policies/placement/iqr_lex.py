@@ -9,7 +9,7 @@ from headway.bounds import Bounded, between
 from headway.policies.answer import Answer
 from headway.policies.placement.greedy import place_greedily
 from headway.policies.placement.lex import batch_then_kv
-from headway.policies.placement.protocol import Choice, DecodeUnit, Placeable, Placement, R
+from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R, Score
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,10 @@ class IqrLex(Placement):
         """Longest first; the mask is drawn anew for every request."""
         return place_greedily(requests, units, score=batch_then_kv, k=self._k)
 
-    def scores(
-        self,
-        request: Placeable | None,
-        units: Sequence[DecodeUnit],
-        here: DecodeUnit | None = None,
-    ) -> Sequence[tuple[float, ...]]:
-        """Return ``(B, K)`` of each, also of masked ones."""
-        return [batch_then_kv(unit) for unit in units]
+    @property
+    def score(self) -> Score:
+        """``(B, K)`` of a unit, also of a masked one."""
+        return batch_then_kv
 
 
 ANSWER = Answer("iqr-lex", IqrLex, "SBS, Algorithm 3", IqrLexParams)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headway.policies.answer import Answer
 from headway.policies.placement.greedy import by_arrival, place_greedily
-from headway.policies.placement.protocol import Choice, DecodeUnit, Placeable, Placement, R
+from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R, Score
 
 
 def _kv_then_batch(unit: DecodeUnit) -> tuple[float, ...]:
@@ -20,14 +20,10 @@ class LeastKv(Placement):
         """Place on the unit with the least KV, then the fewest requests, then id."""
         return place_greedily(requests, units, score=_kv_then_batch, order=by_arrival)
 
-    def scores(
-        self,
-        request: Placeable | None,
-        units: Sequence[DecodeUnit],
-        here: DecodeUnit | None = None,
-    ) -> Sequence[tuple[float, ...]]:
-        """Return the load and B of each."""
-        return [_kv_then_batch(unit) for unit in units]
+    @property
+    def score(self) -> Score:
+        """The load and B of a unit."""
+        return _kv_then_batch
 
 
 ANSWER = Answer("least-kv", LeastKv, "STAR's current-load placement")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headway.policies.answer import Answer
 from headway.policies.placement.greedy import place_greedily
-from headway.policies.placement.protocol import Choice, DecodeUnit, Placeable, Placement, R
+from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R, Score
 
 
 def batch_then_kv(unit: DecodeUnit) -> tuple[float, ...]:
@@ -21,14 +21,10 @@ class Lex(Placement):
         """Place on the unit with the fewest requests, then the least KV, then id."""
         return place_greedily(requests, units, score=batch_then_kv)
 
-    def scores(
-        self,
-        request: Placeable | None,
-        units: Sequence[DecodeUnit],
-        here: DecodeUnit | None = None,
-    ) -> Sequence[tuple[float, ...]]:
-        """Return ``(B, K)`` of each."""
-        return [batch_then_kv(unit) for unit in units]
+    @property
+    def score(self) -> Score:
+        """``(B, K)`` of a unit."""
+        return batch_then_kv
 
 
 ANSWER = Answer("lex", Lex, "SBS, Algorithm 3 without its mask")

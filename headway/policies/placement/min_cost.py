@@ -12,7 +12,7 @@ from headway.bounds import Bounded, between
 from headway.cost.costs import Constant, Costs
 from headway.policies.answer import Answer
 from headway.policies.placement.greedy import place_greedily
-from headway.policies.placement.protocol import Choice, DecodeUnit, Placeable, Placement, R
+from headway.policies.placement.protocol import Choice, DecodeUnit, Placement, R, Score
 from headway.policies.readers import CostReader, chosen
 
 _C, _D = 1e-4, 1e-7
@@ -75,14 +75,10 @@ class MinCost(Placement, CostReader):
         params = self._params
         return place_greedily(requests, units, score=self._cost, k=params.k, alarm=params.alarm)
 
-    def scores(
-        self,
-        request: Placeable | None,
-        units: Sequence[DecodeUnit],
-        here: DecodeUnit | None = None,
-    ) -> Sequence[tuple[float, ...]]:
-        """Return of each the marginal pass time, seconds, and K_pred, tokens."""
-        return [self._cost(unit) for unit in units]
+    @property
+    def score(self) -> Score:
+        """The marginal pass time of a unit, seconds, and K_pred, tokens."""
+        return self._cost
 
     def boundary(
         self, request: R, here: DecodeUnit, units: Sequence[DecodeUnit]

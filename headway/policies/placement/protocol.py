@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -116,6 +116,10 @@ def blocks_wanted(request: Placeable, block_size: int, num_blocks: int) -> int:
     return max(least, min(wanted, num_blocks))
 
 
+Score = Callable[[DecodeUnit], tuple[float, ...]]
+"""The score of a unit: the least is taken."""
+
+
 class Choice(NamedTuple, Generic[R]):
     """``request`` goes to ``unit``; ``score`` is what it won with, least first."""
 
@@ -140,6 +144,11 @@ class Placement(Protocol):
         """Return the placed requests and update ``units``; the other requests wait."""
         ...
 
+    @property
+    def score(self) -> Score | None:
+        """Score of a unit, least first, of a policy to which all requests are alike; else None."""
+        return None
+
     def scores(
         self,
         request: Placeable | None,
@@ -151,7 +160,8 @@ class Placement(Protocol):
         ``request``: None if several are placed together. ``here``: where an answer is now, None
         for a placement.
         """
-        return ()
+        score = self.score
+        return [score(unit) for unit in units] if score is not None else ()
 
     def boundary(
         self, request: R, here: DecodeUnit, units: Sequence[DecodeUnit]

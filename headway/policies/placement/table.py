@@ -10,9 +10,8 @@ import numpy as np
 
 from headway.cluster import UnitId
 from headway.policies.placement.ahead import Floats
-from headway.policies.placement.protocol import DecodeUnit
+from headway.policies.placement.protocol import DecodeUnit, Score
 
-Score = Callable[[DecodeUnit], tuple[float, ...]]
 Entry = tuple[tuple[float, ...], UnitId, DecodeUnit]
 _MOST_RANKINGS = 16
 """Orders that a table keeps; costs that are measured anew make new ones."""

@@ -150,7 +150,7 @@ def test_a_prompt_of_several_chunks_takes_no_room_from_a_tenant_that_had_less() 
 
 
 def floods(scheduler: SchedulerHarness, worker_id: str) -> dict[int, bool]:
-    """What a worker was told of each request's tenant."""
+    """Words of a dispatch about each request's tenant."""
     return {
         request.stream_id: request.standing.floods
         for order in scheduler.dispatches(worker_id)
