@@ -13,7 +13,7 @@ BENCHES = {
     "vllm": "a plain vLLM, Headway's order inside it, and Headway over it, on the same arrivals",
     "gpu": "one GPU, step by step: passes, choices, shares, the cluster, the demo",
     "sim": "the simulator's own speed",
-    "tenants": "what one tenant's flood does to the others (simulated)",
+    "flood": "what a flood does to other tenants, or a class that yields to other classes",
     "policies": "how long decisions take",
     "takeover": "kill the scheduler leader under load",
     "predictor": "latency of the predictor by batch size",

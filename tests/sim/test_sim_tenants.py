@@ -6,9 +6,13 @@ import random
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
+import pytest
+
+from bench.floods.offered import FLOODER, Flood
+from bench.floods.simulated import FloodedCluster, rows_of
 from bench.studies.runs import run
-from bench.tenants import TenantBench, rows_of
 from headway.cluster import Role
+from headway.errors import HeadwayError
 from headway.service_class import ServiceClass, Standing
 from headway.sim.cluster import SimRequest
 from headway.sim.records import Record
@@ -70,12 +74,30 @@ def test_a_tenant_alone_is_served_as_if_nobody_had_a_name() -> None:
 
 
 def test_the_bench_compares_the_others_with_and_without_a_flood() -> None:
-    bench = TenantBench(seconds=2.0, num_prefill=1, num_decode=1)
-    quiet, flooded = rows_of(bench, (8000,), (1, 2))
+    cluster = FloodedCluster(num_prefill=1, num_decode=1)
+    quiet, flooded = rows_of(cluster, Flood(seconds=2.0), (8000,), (1, 2))
     assert quiet["num_requests"] == flooded["num_requests"] > 20
     assert flooded["flooder_tokens_per_s"] > quiet["flooder_tokens_per_s"] > 0
     assert quiet["p99_ratio"] == 1.0
     assert 0 < flooded["p50_ttft"] <= flooded["p99_ttft"]
+
+
+def test_a_flood_of_a_class_that_yields_delays_the_others_less_than_one_of_equals() -> None:
+    cluster = FloodedCluster(num_prefill=1, num_decode=1)
+    by_class, by_none = (
+        rows_of(cluster, Flood(by, seconds=2.0), (300,), (1, 2)) for by in ("class", "none")
+    )
+    assert by_class[0]["num_requests"] == by_none[0]["num_requests"]
+    assert by_class[1]["p99_ttft"] < 0.5 * by_none[1]["p99_ttft"]
+
+
+def test_the_sides_of_a_flood_have_tenants_or_classes() -> None:
+    assert Flood("tenant").standing(FLOODER).tenant == FLOODER
+    batch = Flood("class").standing(FLOODER).service
+    assert batch is not None
+    assert batch.yields
+    with pytest.raises(HeadwayError, match="--by is 'both'; it must be one of tenant"):
+        Flood("both")
 
 
 def test_batch_work_fills_what_is_left_and_ends() -> None:

@@ -1,0 +1,170 @@
+"""The effect of a flood on the first tokens of the others, on a cluster of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.floods.offered import (
+    FLOODER,
+    OTHERS,
+    OUTPUT,
+    PROMPT,
+    TENANT,
+    Asked,
+    FirstTokens,
+    Flood,
+    flood_row,
+    with_ratios,
+)
+from bench.serve.client import Client, Endpoint
+from bench.serve.plan import PATHS, Plan, Planned
+from bench.serve.prompts import TEXT_TOKENS
+from bench.serve.replay import Replay, ReplayedRequest
+from headway.errors import Code, HeadwayError
+from services.gateway.auth import key_line, new_key
+from services.local.cluster import LocalCluster
+from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
+from services.local.refusals import refuse_wrong_options
+from services.local.store import free_port
+
+PROMPTS = (300, 1000)
+"""Tokens of a flood's prompts: as the others', and several times as long."""
+_ONE_EACH = WorkerCounts(prefill=1, decode=1)
+_PATIENCE = 300.0  # seconds, for one answer
+_MOST_OPEN = 4096
+_NUM_WARM, _NUM_CROWD = 10, 60
+_PORTS = 8
+_KEYS = "keys"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFlood:
+    """What is asked of which cluster; ``seeds``: their requests count together."""
+
+    model: str
+    flood: Flood
+    preset: str = "headway"
+    workers: WorkerCounts = _ONE_EACH
+    prompts: Sequence[int] = PROMPTS
+    seeds: Sequence[int] = (101, 102, 103)
+
+    async def rows(self, folder: Path, say: Say) -> list[dict[str, float]]:
+        """Start the cluster, ask it with and without each flood, and return the figures.
+
+        HeadwayError where the cluster does not start or answers nothing.
+        """
+        keys = {side: new_key() for side in (*OTHERS, FLOODER)}
+        options = self._options(folder, keys)
+        refuse_wrong_options(options, folder)
+        async with LocalCluster(options, folder) as cluster:
+            asker = _Asker(cluster.url, options.served_name, self.flood, keys)
+            await asker.ask([Asked(OTHERS[0], n, 0.3 * n, PROMPT) for n in range(_NUM_WARM)])
+            capacity = await asker.capacity()
+            say(f"{capacity:.0f} prompt tokens/s at most, in requests of {PROMPT} and {OUTPUT}")
+            rows = []
+            for prompt in (0, *self.prompts):
+                say(f"a flood of prompts of {prompt} tokens" if prompt else "no flood")
+                found = []
+                for seed in self.seeds:
+                    flood = replace(self.flood, seed=seed)
+                    found.append(await asker.first_tokens(flood, capacity, prompt))
+                rows.append(flood_row(prompt, found))
+        return with_ratios(rows)
+
+    def _options(self, folder: Path, keys: dict[str, str]) -> ClusterOptions:
+        lines = [key_line(side, key, options={"tenant": side}) for side, key in keys.items()]
+        key_file = folder / _KEYS
+        key_file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        key_file.chmod(0o600)
+        return ClusterOptions(
+            model=self.model,
+            policies=PolicyOptions(self.preset),
+            workers=self.workers,
+            port=free_port(_PORTS),
+            log_level="warning",
+            drain_timeout=10.0,
+            api_key_file=str(key_file) if self.flood.by == TENANT else "",
+            service_flags={"worker": ("--num-threads", "1")},
+        )
+
+
+class _Asker:
+    """The clients of all sides; each has a key of its own where sides are tenants."""
+
+    def __init__(self, url: str, model: str, flood: Flood, keys: dict[str, str]) -> None:
+        has_keys = flood.by == TENANT
+        self._ends = {
+            side: Endpoint.parse(url, key if has_keys else "") for side, key in keys.items()
+        }
+        self._model = model
+        self._flood = flood
+        self._rng = random.Random(0)
+
+    async def capacity(self) -> float:
+        """Return the prompt tokens/s at which a crowd is worked off."""
+        asked = [Asked(OTHERS[0], number, 0.0, PROMPT) for number in range(_NUM_CROWD)]
+        ended = [each.times.last_token_at for each in await self.ask(asked) if each.times]
+        if not ended:
+            raise HeadwayError(Code.UNAVAILABLE, "the cluster answered no request")
+        return PROMPT * len(ended) / max(ended)
+
+    async def first_tokens(self, flood: Flood, capacity: float, prompt: int) -> FirstTokens:
+        """Ask once, until the others have their answers; what is left of a flood is cut off."""
+        outcomes = await self.ask(flood.asked(capacity, prompt))
+        side_of = {id(each): json.loads(each.planned.task)[0] for each in outcomes}
+        others = [each for each in outcomes if side_of[id(each)] != FLOODER]
+        ttfts = [each.times.ttft for each in others if each.times is not None]
+        if len(ttfts) < len(others):
+            say = f"{len(others) - len(ttfts)} of {len(others)} requests of the others failed"
+            raise HeadwayError(Code.UNAVAILABLE, say)
+        computed = sum(
+            json.loads(each.planned.task)[1]
+            for each in outcomes
+            if side_of[id(each)] == FLOODER
+            and each.times is not None
+            and each.times.first_token_at <= flood.seconds
+        )
+        return FirstTokens(ttfts, computed / flood.seconds)
+
+    async def ask(self, asked: Sequence[Asked]) -> list[ReplayedRequest]:
+        """Send all, and wait for those who do not flood."""
+        stopping = asyncio.Event()
+        replays, clients = dict[str, Replay](), list[Client]()
+        for side, end in self._ends.items():
+            planned = [self._planned(each) for each in asked if each.side == side]
+            clients.append(Client(end, _PATIENCE))
+            plan = Plan(PATHS["completions"], planned, ())
+            replays[side] = Replay(clients[-1], plan, most_open=_MOST_OPEN)
+        try:
+            flooding = asyncio.create_task(replays[FLOODER].run(stopping))
+            await asyncio.gather(*(replays[side].run(asyncio.Event()) for side in OTHERS))
+            stopping.set()
+            await flooding
+        finally:
+            for client in clients:
+                client.close()
+        return [outcome for replay in replays.values() for outcome in replay.outcomes]
+
+    def _planned(self, asked: Asked) -> Planned:
+        body = {
+            "model": self._model,
+            "prompt": self._rng.choices(TEXT_TOKENS, k=asked.num_prompt_tokens),
+            "max_tokens": OUTPUT,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if service_class := self._flood.service_class(asked.side):
+            body["headway"] = {"class": service_class}
+        about = json.dumps([asked.side, asked.num_prompt_tokens])
+        return Planned(
+            asked.number, asked.arrival_at, json.dumps(body).encode(), about, None, reasons=False
+        )
