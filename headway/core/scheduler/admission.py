@@ -18,6 +18,7 @@ from headway.policies.rescheduling import Horizon, Rescheduling
 from headway.request import Request
 
 _LOADS_EVERY = 1.0  # seconds
+_MODEL_RETRY = 5.0  # seconds until a request for a model without workers is worth another try
 _MOST_OF_FREE = 4
 """A tenant alone has four fifths of the places."""
 
@@ -38,13 +39,16 @@ class SizeLimits:
         """Note that instances have joined, left or changed."""
         self._least.clear()
 
-    def refuse_for_good(self, request: Request) -> Rejected | None:
-        """Return the refusal of a request that can never be served, or None."""
+    def refuse(self, request: Request) -> Rejected | None:
+        """Return the refusal of a request that no worker could serve, or None.
+
+        Gateways know the names of models: one that no worker has had may come with the next.
+        """
         model = request.model
         if self.models and model not in self.models:
             known = ", ".join(sorted(self.models))
-            message = f"model is {model!r}; the models served are: {known}"
-            return Rejected(request.key, Code.NOT_FOUND, message)
+            message = f"no worker serves model {model!r} yet; those that joined serve: {known}"
+            return Rejected(request.key, Code.UNAVAILABLE, message, _MODEL_RETRY)
         least = self._least.get(model)
         if least is None:
             sizes = (i.max_request_tokens for i in self._serving(model))

@@ -223,7 +223,7 @@ class SchedulerCore:
             message = f"the deadline had passed {late:.3f} s before the request arrived"
             return Rejected(request.key, Code.DEADLINE_EXCEEDED, message)
         if self._leads:
-            refusal = self._limits.refuse_for_good(request)
+            refusal = self._limits.refuse(request)
             if refusal is not None:
                 return refusal
         if was_let_in:
@@ -346,7 +346,7 @@ class SchedulerCore:
         for pool in list(self._pools.values()):
             for entry in pool.window.entries:
                 assert entry.request is not None, "only submitted requests wait"
-                refusal = self._limits.refuse_for_good(entry.request)
+                refusal = self._limits.refuse(entry.request)
                 if refusal is not None:
                     pool.window.remove(entry.key)
                     self._state.reject(refusal)

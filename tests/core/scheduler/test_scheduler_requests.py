@@ -34,12 +34,16 @@ def refusal(scheduler: SchedulerHarness) -> Rejected:
     return scheduler.rejected()[0]
 
 
-def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
+def test_a_model_that_no_worker_serves_yet_is_unavailable() -> None:
     scheduler = make_scheduler()
     scheduler.connect(make_info("p", model="m"))
     scheduler.submit(1, model="x")
-    assert refusal(scheduler).code is Code.NOT_FOUND
-    assert refusal(scheduler).message == "model is 'x'; the models served are: m"
+    refused = refusal(scheduler)
+    assert (refused.code, refused.retry_after) == (Code.UNAVAILABLE, 5.0)
+    assert refused.message == "no worker serves model 'x' yet; those that joined serve: m"
+    scheduler.connect(make_info("late", model="x"))
+    scheduler.submit(2, model="x")
+    assert scheduler.dispatched("late") == [2]
 
 
 def test_a_request_over_the_context_is_refused_with_value_and_limit() -> None:
@@ -174,7 +178,7 @@ def test_a_refused_request_is_refused_again() -> None:
     scheduler.connect(make_info("p"))
     scheduler.submit(1, model="x")
     scheduler.submit(1, model="x")
-    assert [r.code for r in scheduler.rejected()] == [Code.NOT_FOUND] * 2
+    assert [r.code for r in scheduler.rejected()] == [Code.UNAVAILABLE] * 2
 
 
 def test_a_new_attempt_replaces_the_older_one() -> None:

@@ -65,7 +65,7 @@ async def test_a_refusal_names_value_and_limit(rig: Rig) -> None:
     await until(lambda: leader.metrics()["headway_scheduler_workers"] == 1, "the worker is known")
     await gateway.submit(1, model="x")
     await until(lambda: len(gateway.of(Rejected)) == 1, "it is refused")
-    assert gateway.of(Rejected)[0].code is Code.NOT_FOUND
+    assert gateway.of(Rejected)[0].code is Code.UNAVAILABLE
     assert "'x'" in gateway.of(Rejected)[0].message
 
 
