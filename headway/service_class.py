@@ -80,6 +80,11 @@ class Standing(Bounded):
     floods: bool = False
     """True if its tenant had more waiting, at its dispatch, than all instances compute at once."""
 
+    @property
+    def yields(self) -> bool:
+        """True if by its class it takes what others leave."""
+        return self.service is not None and self.service.yields
+
 
 NO_STANDING = Standing()
 

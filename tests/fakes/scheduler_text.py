@@ -35,6 +35,7 @@ from headway.messages import (
     Snapshot,
 )
 from headway.request import FinishReason, Request, SamplingParams, StreamKey
+from headway.service_class import NO_STANDING, Standing
 
 M = TypeVar("M")
 
@@ -54,6 +55,7 @@ def make_request(
     request_id: str = "",
     arrival_at: float = 0.0,
     deadline_at: float = float("inf"),
+    standing: Standing = NO_STANDING,
 ) -> Request:
     return Request(
         request_id=request_id or f"r{stream_id}",
@@ -66,6 +68,7 @@ def make_request(
         sampling=SamplingParams(temperature=0.0, max_tokens=max_tokens),
         arrival_at=arrival_at or stream_id / 1000,
         deadline_at=deadline_at,
+        standing=standing,
     )
 
 

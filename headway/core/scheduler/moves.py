@@ -21,7 +21,13 @@ from headway.core.scheduler.state import SchedulerState
 from headway.messages import HeldRequest, LoadReport, RunningRequests
 from headway.policies import registry
 from headway.policies.readers import constants_of
-from headway.policies.rescheduling import Move, Requests, Rescheduling, UnitReport
+from headway.policies.rescheduling import (
+    Move,
+    Requests,
+    Rescheduling,
+    UnitReport,
+    yielding_first,
+)
 from headway.request import StreamKey
 
 
@@ -76,7 +82,8 @@ class Mover:
             self._due_at[model] = now + policy.interval
             resting = self._resting(model, policy.rest, now)
             for units in self._pools(model):
-                moves = policy.moves(units, resting, now=now)
+                yielding = self._yielding(units)
+                moves = yielding_first(policy, units, resting, yielding, now=now)
                 done = [move for move in moves if self._move(move, now)]
                 if done and self._state.explains:
                     self._explain(model, units, done, now)
@@ -120,6 +127,12 @@ class Mover:
             for key in running.keys
             if not self._may_move(key, instance.info.worker_id, now - rest)
         )
+
+    def _yielding(self, units: Sequence[UnitReport]) -> set[StreamKey]:
+        """Return the requests that yield by their class."""
+        tracked = self._state.tracked
+        keys = (key for unit in units for key in unit.requests.keys)
+        return {key for key in keys if key in tracked and tracked[key].yields}
 
     def _may_move(self, key: StreamKey, worker_id: str, since: float) -> bool:
         entry = self._state.tracked.get(key)

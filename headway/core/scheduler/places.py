@@ -144,7 +144,7 @@ class Tracked:
     @property
     def yields(self) -> bool:
         """True if it takes what others leave."""
-        return self.service is not None and self.service.yields
+        return self.request is not None and self.request.standing.yields
 
     @property
     def due_at(self) -> float:

@@ -86,12 +86,11 @@ class FairChunk:
         """Return a tenant's prompts with one more."""
         standing, chunk = sequence.request.standing, self._chunk_tokens
         asked = prompts.num_tokens + sequence.num_queued
-        yields = standing.service is not None and standing.service.yields
         is_long = max(asked, sequence.num_tokens - sequence.kv.num_hit_tokens) > chunk
         return _Prompts(
             asked,
             max(prompts.weight, _weight(sequence)),
-            prompts.floods or standing.floods or yields or is_long,
+            prompts.floods or standing.floods or standing.yields or is_long,
         )
 
     def take(self, sequence: Sequence, most: int) -> int:

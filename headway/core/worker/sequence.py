@@ -135,8 +135,7 @@ class Sequence(Life):
     @property
     def yields(self) -> bool:
         """True if its class takes what others leave."""
-        service = self.request.standing.service
-        return service is not None and service.yields
+        return self.request.standing.yields
 
     @property
     def running(self) -> bool:

@@ -91,3 +91,23 @@ class Rescheduling(Protocol):
         self, units: Sequence[UnitReport], resting: Collection[StreamKey], *, now: float
     ) -> list[Move]:
         """Best first; ``resting`` are not moved. Units come in the order of their ids."""
+
+
+def yielding_first(
+    policy: Rescheduling,
+    units: Sequence[UnitReport],
+    resting: Collection[StreamKey],
+    yielding: Collection[StreamKey],
+    *,
+    now: float,
+) -> list[Move]:
+    """Return the policy's moves of requests that yield by their class; if there are none, of all.
+
+    A move interrupts a request, so those go first whom nobody waits for.
+    """
+    if yielding:
+        keys = (key for unit in units for key in unit.requests.keys)
+        others = {key for key in keys if key not in yielding}
+        if moves := policy.moves(units, others.union(resting), now=now):
+            return moves
+    return policy.moves(units, resting, now=now)

@@ -15,7 +15,13 @@ from headway.core.scheduler.settings import SchedulerSettings
 from headway.messages import RunningRequests
 from headway.policies import registry
 from headway.policies.readers import teach
-from headway.policies.rescheduling import Move, Requests, Rescheduling, UnitReport
+from headway.policies.rescheduling import (
+    Move,
+    Requests,
+    Rescheduling,
+    UnitReport,
+    yielding_first,
+)
 from headway.request import StreamKey
 from headway.sim.views.agenda import Agenda
 from headway.sim.views.instance import ViewInstance
@@ -106,7 +112,8 @@ class ViewMover:
         since = now - self._policy.rest
         self._moved_at = {key: at for key, at in self._moved_at.items() if at > since}
         resting = {key for key in keys if not self._may_move(key)}
-        for move in self._policy.moves(units, resting, now=now):
+        yielding = {key for key in keys if self._outlook.jobs[key].request.standing.yields}
+        for move in yielding_first(self._policy, units, resting, yielding, now=now):
             self._begin(move, now)
 
     def _report(self, running: RunningRequests, worker_id: str, step_time: float) -> UnitReport:

@@ -43,7 +43,7 @@ class ViewPrompt:
         self._job = job
         self.key, self.arrival_at = job.key, job.arrival_at
         self.due_at = self.arrival_at + (service.ttft or 0.0 if service is not None else 0.0)
-        self.yields = service is not None and service.yields
+        self.yields = request.standing.yields
         self.num_prompt_tokens = job.num_prompt_tokens
         self.true_remaining: int | None = request.num_output_tokens
         self.is_read = request.is_read

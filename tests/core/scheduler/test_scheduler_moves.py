@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from headway.cluster import Role, UnitLoad
 from headway.core.scheduler.events import WorkerReported
@@ -14,10 +16,13 @@ from headway.messages import (
     LoadReport,
     RunningRequests,
 )
+from headway.service_class import NO_STANDING, ServiceClass, Standing
 from tests.fakes.scheduler_text import SchedulerHarness, key, make_info, short_pass
 
 
-def make_cluster(**fields: object) -> SchedulerHarness:
+def make_cluster(
+    standings: Mapping[int, Standing] = MappingProxyType({}), **fields: object
+) -> SchedulerHarness:
     """Two decode workers; requests 1 to 3 run on d0."""
     chosen = {"rescheduling": "star", "placement": "least-kv", **fields}
     settings = replace(short_pass(), **chosen)  # type: ignore[arg-type]  # fields by name
@@ -25,7 +30,7 @@ def make_cluster(**fields: object) -> SchedulerHarness:
     scheduler.connect(make_info("p"))
     scheduler.connect(make_info("d0", Role.DECODE, blocks=1000))
     for number in (1, 2, 3):
-        scheduler.submit(number)
+        scheduler.submit(number, standing=standings.get(number, NO_STANDING))
         scheduler.prefill("p", number)
         scheduler.handed_off("p")
     scheduler.connect(make_info("d1", Role.DECODE, blocks=1000))
@@ -46,7 +51,7 @@ def moves(scheduler: SchedulerHarness) -> list[tuple[int, str]]:
 
 def unbalanced(**fields: object) -> SchedulerHarness:
     """… after the first decision."""
-    scheduler = make_cluster(**fields)
+    scheduler = make_cluster({}, **fields)
     report(scheduler, "d0", r1=900, r2=800, r3=700)
     report(scheduler, "d1")
     scheduler.wait(6.0)
@@ -57,6 +62,24 @@ def test_a_running_request_moves_to_the_unit_with_less_load() -> None:
     scheduler = unbalanced()
     assert moves(scheduler) == [(1, "d1")]
     assert scheduler.decisions()[-1].question == "rescheduling"
+
+
+def test_who_yields_by_its_class_moves_before_those_whom_a_reader_waits_for() -> None:
+    batch = Standing(service=ServiceClass("batch", yields=True))
+    scheduler = make_cluster({2: batch})
+    report(scheduler, "d0", r1=900, r2=800, r3=700)
+    report(scheduler, "d1")
+    scheduler.wait(6.0)
+    assert moves(scheduler) == [(2, "d1")]
+
+
+def test_where_moving_who_yields_does_not_help_another_moves() -> None:
+    batch = Standing(service=ServiceClass("batch", yields=True))
+    scheduler = make_cluster({2: batch})
+    report(scheduler, "d0", r1=900, r3=700)
+    report(scheduler, "d1", r2=10)  # it runs where little runs
+    scheduler.wait(6.0)
+    assert [target for _, target in moves(scheduler)] == ["d1"]
 
 
 def test_a_running_request_moves_between_equal_kv_layouts_alone() -> None:
