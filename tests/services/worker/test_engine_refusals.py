@@ -126,9 +126,12 @@ def write_config(folder: Path, source: str, **changes: Any) -> str:
         ({"index_topk": 2048}, r"index_topk is 2048 \(sparse attention\)"),
         *(
             ({"quantization_config": {"quant_method": method, "bits": 4}}, f"by '{method}'; served")
-            for method in ("gptq", "awq", "compressed-tensors", "bitsandbytes", "mxfp4")
+            for method in ("gptq", "awq", "bitsandbytes", "mxfp4")
         ),
-        ({"quantization_config": {}}, "quantised by None; served: fp8; take the unquantised"),
+        (
+            {"quantization_config": {}},
+            "quantised by None; served: fp8, compressed-tensors; take the unquantised",
+        ),
         (
             {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
             "rope_type is 'dynamic'; supported: default",

@@ -23,6 +23,7 @@ from services.worker.engine.model.probe import own_logits, refuse_other_logits
 from services.worker.engine.model.quantization import quantization_config
 from services.worker.engine.model.supported import (
     PACKED,
+    SCALED,
     is_packed,
     longest,
     refuse_length,
@@ -80,6 +81,11 @@ def _take_plain_weights(config: Any, quantization: str) -> None:
     if quantization:
         message = f"quantization is {quantization!r}; the checkpoint's weights are quantised: none"
         raise HeadwayError(Code.FAILED_PRECONDITION, message, param="quantization")
+    method = config.quantization_config["quant_method"]
+    if find_spec(SCALED[method]) is None:
+        library = SCALED[method].replace("_", "-")
+        message = f"the checkpoint's weights are quantised by {method!r}: pip install {library}"
+        raise HeadwayError(Code.FAILED_PRECONDITION, message, param="model")
     config.quantization_config = {**config.quantization_config, "dequantize": True}
 
 

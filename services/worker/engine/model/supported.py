@@ -16,8 +16,11 @@ PACKED = ("llama", "mistral", "qwen2", "qwen3")
 # Others change the rotation of cached keys with the length of what follows.
 ROPE_TYPES = ("default", "linear", "yarn", "llama3")
 LAYER_TYPES = ("full_attention", "sliding_attention")
-SCALED = ("fp8",)
-"""Methods of quantised weights that transformers turns into plain ones while it reads them."""
+SCALED: Mapping[str, str] = MappingProxyType(
+    {"fp8": "accelerate", "compressed-tensors": "compressed_tensors"}
+)
+"""Methods of quantised weights that transformers turns into plain ones while it reads them, and
+the package with which it does."""
 _ALIBI = "ALiBi position biases"
 _LATENT = "multi-head latent attention"
 _STATE_SPACE = "state-space layers"
