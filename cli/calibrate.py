@@ -35,8 +35,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="calibrate", required=True, metavar="ACTION")
     fit = actions.add_parser("fit", help="measure this machine: a profile, hops and its pace")
     fit.description = (
-        "Starts local clusters. Requests that are alone show what every hop costs; a load spread "
-        "over rates and mixes shows what passes cost. Nothing else should run meanwhile."
+        "Starts local clusters. Requests that are alone show what every hop costs, a load spread "
+        "over rates and mixes what passes cost, and one on several workers what these take from "
+        "each other. Nothing else should run meanwhile."
     )
     add_model(fit)
     add = fit.add_argument
@@ -83,7 +84,8 @@ def run_fit(args: argparse.Namespace) -> int:
         learnt = learn(served, folder, args.seed, given)
     learnt.calibration.save(args.out)
     print("\n".join(calibration_lines(learnt.calibration)))
-    print(f"passes of lone requests took {learnt.lone_level:.2f} times what was fitted")
+    levels = ", ".join(f"{each:.2f}" for each in learnt.levels)
+    print(f"passes of the loads, alone and side by side, took {levels} times what was fitted")
     if learnt.has_moved:
         print("the machine was not as fast for all loads: fit again when nothing else runs")
     return 0

@@ -10,9 +10,8 @@ from statistics import median
 from bench.calibrate.calibration import Calibration
 from bench.calibrate.cases import TOPOLOGIES, HeldOutCase
 from bench.calibrate.figures import TARGETS, LatencyLimits, errors, intervals
-from bench.calibrate.live import LiveLoad
-from bench.calibrate.model import WorkerRecord, level
 from bench.calibrate.predict import Prediction, predict
+from bench.calibrate.sharing import LiveRun, level
 from headway.workload.traces import TraceRow
 
 MOST_MOVED = 0.10
@@ -22,14 +21,6 @@ MOST_MOVED = 0.10
 def has_moved(level_found: float) -> bool:
     """Return whether a machine was faster or slower than while it was measured."""
     return abs(level_found - 1.0) > MOST_MOVED
-
-
-@dataclass(frozen=True, slots=True)
-class LiveRun:
-    """One repeat of a case: what its clients saw, and what its workers recorded."""
-
-    load: LiveLoad
-    records: Sequence[WorkerRecord]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +81,7 @@ def examine(
     predicted = predict(calibration, case.preset, topology, rows)
     repeats = []
     for run in runs:
-        found = level(run.records, calibration.profile.pass_time, calibration.hops)
+        found = level(run, calibration.profile.pass_time, calibration.hops)
         at_level = predicted
         if not has_moved(found):
             at_level = predict(calibration, case.preset, topology, rows, level=found)

@@ -96,6 +96,19 @@ class LiveLoad:
     num_moves: int
     began_at: float
 
+    @property
+    def epoch(self) -> float:
+        """0 of that clock, seconds since the epoch."""
+        both = ((seen, sent) for seen, sent in zip(self.seen, self.sent, strict=True))
+        seen, sent = next((a, b) for a, b in both if a is not None and b is not None)
+        return sent.sent_at - (self.began_at + seen.ended_at - seen.ttlt)
+
+    @property
+    def came_at(self) -> list[float]:
+        """When requests that were answered left their clients, in order, by the same clock."""
+        seen = [each for each in self.seen if each is not None]
+        return sorted(self.began_at + each.ended_at - each.ttlt for each in seen)
+
 
 @dataclass(frozen=True, slots=True)
 class LiveDeployment:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.calibrate.calibration import Calibration
 from bench.calibrate.cases import KINDS, TOPOLOGIES, HeldOutCase
-from bench.calibrate.check import CaseReport, LiveRun, examine, has_moved
+from bench.calibrate.check import CaseReport, examine, has_moved
 from bench.calibrate.live import (
     PASSES,
     SPANS,
@@ -24,10 +24,11 @@ from bench.calibrate.live import (
     kept,
     run_live,
 )
-from bench.calibrate.loads import SPREAD, Mix, Part, at_once, drawn, one_by_one, poisson
-from bench.calibrate.model import level, read_records
+from bench.calibrate.loads import SPREAD, TOGETHER, Mix, Part, at_once, drawn, one_by_one, poisson
+from bench.calibrate.model import read_records
 from bench.calibrate.predict import limits
-from bench.calibrate.spans import measure_hops
+from bench.calibrate.sharing import LiveRun, level, measure_sharing, measure_wait
+from bench.calibrate.spans import Span, measure_hops, spans_of
 from bench.output import num_cores
 from headway.cost.profile import Profile
 from headway.errors import Code, HeadwayError
@@ -45,15 +46,15 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """A calibration, and the level at which passes of the lone requests ran beside it."""
+    """A calibration, and the levels of the loads that it comes from: alone, then side by side."""
 
     calibration: Calibration
-    lone_level: float
+    levels: Sequence[float]
 
     @property
     def has_moved(self) -> bool:
-        """True if the machine was not as fast for one load as for the other."""
-        return has_moved(self.lone_level)
+        """True if the machine was not as fast for one load as for the others."""
+        return any(map(has_moved, self.levels))
 
 
 def learn(
@@ -63,19 +64,36 @@ def learn(
     given: Profile | None = None,
     *,
     parts: Sequence[Part] = SPREAD,
+    side_by_side: Sequence[Part] = TOGETHER,
     num_lone: int = _NUM_LONE,
 ) -> Learnt:
-    """Measure hops by requests that are alone, and pass times by a load that is spread out."""
-    alone = Topology(unified=1)
-    split = Topology(prefill=1, decode=1)
-    for_hops = split if served.engine.can_serve(split) else alone
-    deployment = LiveDeployment(served, _PLAIN, for_hops)
-    lone = _run(deployment, one_by_one(_LONE_PAUSE, num_lone, seed), folder / "lone", spans=True)
-    hops = measure_hops(read_spans(folder / "lone" / SPANS), lone.load.sent, num_cores())
-    deployment = LiveDeployment(served, _PLAIN, alone)
-    run = _run(deployment, drawn(parts, seed), folder / "learning")
-    found = Calibration.of(run.records, hops, "calibrated", given, served.engine)
-    return Learnt(found, level(lone.records, found.profile.pass_time, found.hops))
+    """Measure hops by requests that are alone, and pass times by a load that is spread out.
+
+    A load on workers side by side then shows how much they hold each other up.
+    """
+    alone, split = Topology(unified=1), Topology(prefill=1, decode=1)
+    for_hops, several = alone, (Topology(unified=2), Topology(unified=3))
+    if served.engine.can_serve(split):
+        for_hops, several = split, (split, Topology(prefill=1, decode=2))
+    lone = _run(
+        LiveDeployment(served, _PLAIN, for_hops),
+        one_by_one(_LONE_PAUSE, num_lone, seed),
+        folder / "lone",
+        spans=True,
+    )
+    run = _run(LiveDeployment(served, _PLAIN, alone), drawn(parts, seed), folder / "learning")
+    rows, together = drawn(side_by_side, seed), list[tuple[LiveRun, list[Span]]]()
+    for number, each in enumerate(several, start=1):
+        kept_in = folder / f"together-{number}"
+        beside = _run(LiveDeployment(served, _PLAIN, each), rows, kept_in, spans=True)
+        together.append((beside, list(spans_of(read_spans(kept_in / SPANS), beside.load.sent))))
+    measured = measure_hops(read_spans(folder / "lone" / SPANS), lone.load.sent, num_cores())
+    found = Calibration.of(run.records, measured, "calibrated", given, served.engine)
+    pass_time = found.profile.pass_time
+    loads = [run, *(each for each, _ in together)]
+    hops = measure_wait(together, measure_sharing([lone, *loads], pass_time, found.hops))
+    levels = [level(each, pass_time, hops) for each in loads]
+    return Learnt(replace(found, hops=hops), levels)
 
 
 @dataclass(frozen=True, slots=True)

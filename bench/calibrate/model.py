@@ -15,7 +15,6 @@ from headway.cost.passes import parse_passes
 from headway.cost.profile import Profile
 from headway.cost.velocity import decode_velocities, prefill_velocity
 from headway.errors import Code, HeadwayError
-from headway.sim.hop_costs import HopCosts
 from headway.sim.pace import MeasuredPace
 
 
@@ -126,21 +125,6 @@ def measured_pace(records: Sequence[WorkerRecord], profile: Profile) -> Measured
     passes = [each for record in records for each in record.passes]
     work = [profile.pass_time.lock_step(each.shares) for each in passes]
     return MeasuredPace(work, [each.seconds for each in passes])
-
-
-def level(records: Sequence[WorkerRecord], pass_time: PassTime, hops: HopCosts) -> float:
-    """Return the time that all recorded passes took over the time predicted for them.
-
-    A pass that ran beside those of other workers is predicted to share the host's cores with them.
-    """
-    took = predicted = 0.0
-    for record in records:
-        for measured, began_at in zip(record.passes, record.began_at, strict=True):
-            middle = began_at + measured.seconds / 2
-            num_busy = sum(other is record or other.is_busy_at(middle) for other in records)
-            took += measured.seconds
-            predicted += pass_time.lock_step(measured.shares) * hops.stretch(num_busy)
-    return took / predicted
 
 
 def _without_outliers(passes: Sequence[MeasuredPass]) -> list[MeasuredPass]:

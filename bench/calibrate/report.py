@@ -31,6 +31,16 @@ def calibration_lines(calibration: Calibration) -> list[str]:
     lines.append("hops: " + ", ".join(f"{name} {1e3 * s:.2f} ms" for name, s in costs.items()))
     link = calibration.profile.link_bytes_per_s
     lines.append(f"{hops.cores} cores, {link / 1e6:.0f} MB/s between workers")
+    for kind, beside, crowded in (
+        ("a decode pass", hops.decode_beside, hops.decode_crowded),
+        ("one with prompts", hops.prefill_beside, hops.prefill_crowded),
+    ):
+        lost = f"{beside:+.0%} for each other worker on a core of its own"
+        without = "as cores are shared" if crowded is None else f"{crowded:+.0%}"
+        lines.append(f"{kind} takes {lost}, {without} for each without one")
+    each = f"{hops.per_request:+.2%} for each request/s"
+    wait = f"a message waits {1e3 * hops.wait:.2f} ms for each worker that leaves no core free"
+    lines.append(f"{each}; {wait}")
     return lines
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.calibrate.live import Sent
 from headway.errors import Code, HeadwayError
 from headway.sim.hop_costs import HopCosts
 from services.runtime.span_record import Heard
+
+_HOPS = ("gateway", "submit", "dispatch", "token", "report")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,14 @@ class _Instants:
                     self.at[kind].setdefault(name, at)
 
 
+class Span(NamedTuple):
+    """One hop of one request: its name, when it began, s since the epoch, and its seconds."""
+
+    hop: str
+    began_at: float
+    seconds: float
+
+
 def measure_hops(heard: Iterable[Heard], sent: Sequence[Sent | None], cores: int) -> MeasuredHops:
     """Return the costs of hops; ``sent`` one by one, the last that the gateway was submitted.
 
@@ -62,26 +73,44 @@ def measure_hops(heard: Iterable[Heard], sent: Sequence[Sent | None], cores: int
     found = _Instants()
     for each in sorted(heard):
         found.take(each)
-    at = found.at
     spans: dict[str, list[float]] = defaultdict(list)
+    for hop, _, seconds in _spans(found, sent):
+        spans[hop].append(seconds)
+    if len(spans) < len(_HOPS):
+        message = "no request can be followed through all services: are their spans recorded?"
+        raise HeadwayError(Code.FAILED_PRECONDITION, message)
+    costs = {name: max(0.0, median(values)) for name, values in spans.items()}
+    return MeasuredHops(HopCosts(**costs, cores=cores), *_between_workers(found))
+
+
+def spans_of(heard: Iterable[Heard], sent: Sequence[Sent | None]) -> Iterator[Span]:
+    """Yield the hops of all requests that can be followed through all services."""
+    found = _Instants()
+    for each in sorted(heard):
+        found.take(each)
+    return _spans(found, sent)
+
+
+def _spans(found: _Instants, sent: Sequence[Sent | None]) -> Iterator[Span]:
+    at = found.at
     submitted = sorted(at["submitted"].items(), key=lambda item: item[1])[-len(sent) :]
-    for (request_id, submitted_at), one in zip(submitted, sent, strict=True):
+    ordered = sorted(sent, key=lambda one: one.sent_at if one is not None else inf)
+    for (request_id, submitted_at), one in zip(submitted, ordered, strict=True):
         key = found.key_of.get(request_id, "")
         name = found.drew_in.get(key, "")
         if one is None or name not in at["passed"] or key not in at["dispatched"]:
             continue
         requested_at, ended_at = at["requested"][request_id], at["passed"][name]
-        spans["gateway"].append(submitted_at - one.sent_at)
-        spans["submit"].append(requested_at - submitted_at)
-        spans["dispatch"].append(at["dispatched"][key] - requested_at)
-        spans["token"].append(one.first_token_at - ended_at)
+        instants = {
+            "gateway": (one.sent_at, submitted_at),
+            "submit": (submitted_at, requested_at),
+            "dispatch": (requested_at, at["dispatched"][key]),
+            "token": (ended_at, one.first_token_at),
+        }
         if name in at["reported"]:
-            spans["report"].append(at["reported"][name] - ended_at)
-    if len(spans) < 5:
-        message = "no request can be followed through all services: are their spans recorded?"
-        raise HeadwayError(Code.FAILED_PRECONDITION, message)
-    costs = {name: max(0.0, median(values)) for name, values in spans.items()}
-    return MeasuredHops(HopCosts(**costs, cores=cores), *_between_workers(found))
+            instants["report"] = (ended_at, at["reported"][name])
+        for hop, (began, ended) in instants.items():
+            yield Span(hop, began, ended - began)
 
 
 def _between_workers(found: _Instants) -> tuple[float, float]:

@@ -41,6 +41,7 @@ from headway.policies import registry
 from headway.policies.pacing import Pacing
 from headway.request import Request, StreamKey
 from headway.sim.clients import Clients, SimRequest
+from headway.sim.host import Host
 from headway.sim.kernel import Kernel
 from headway.sim.leader import SimLeader
 from headway.sim.network import Network
@@ -55,7 +56,6 @@ __all__ = ["SIMULATED_WORKER", "ClusterSpec", "SimCluster", "SimRequest"]
 
 LEASE = 2.0
 """Seconds from a leader's death to the next one's term, as live."""
-_APART = 0.6180339887  # of a pace's curve, between two instances: never the same place
 
 
 @dataclass(slots=True)
@@ -77,8 +77,9 @@ class SimCluster:
     def __init__(self, kernel: Kernel, spec: ClusterSpec, ended: Callable[[Record], None]) -> None:
         self.kernel = kernel
         self.spec = spec
-        self.network = Network(kernel, spec.network)
         self._hops = spec.network.costs
+        self._host = Host(kernel, self._hops, spec.pace, self._num_busy)
+        self.network = Network(kernel, spec.network, self._host)
         self.decisions: list[Decision] = []
         self._ended = ended
         self._clients = Clients(kernel, _pacing(spec.gateway), self._request_ended)
@@ -161,24 +162,14 @@ class SimCluster:
         spec = self.spec
         estimation = spec.estimation if kind.planner == HEADWAY else spec.counted
         policies = Policies(spec.batching.make, estimation.make if estimation else _none)
-        pace = self._pace()
+        pace = self._host.pace(len(self._workers))
         settings = spec.worker if pace is None else replace(spec.worker, max_steps=1)
         worker = SimWorker(worker_id, kind, policies, settings, self._clients.lengths, self, pace)
         self._workers[worker_id] = worker
         worker.post(self._hello())
 
-    def _pace(self) -> Callable[[float], float] | None:
-        """Return a new instance's pace: its machine's own, on the cores that it shares."""
-        measured, place = self.spec.pace, _APART * len(self._workers)
-        own = measured.replay(place) if measured is not None else None
-        if not self._hops.cores:
-            return own
-
-        def shared(work: float) -> float:
-            num_busy = 1 + sum(worker.device.is_running for worker in self._workers.values())
-            return self._hops.stretch(num_busy) * (own(work) if own else work)
-
-        return shared
+    def _num_busy(self) -> int:
+        return sum(worker.device.is_running for worker in self._workers.values())
 
     def kill(self, worker_id: str) -> None:
         """End an instance as if its machine died; its streams break at once."""
@@ -258,10 +249,12 @@ class SimCluster:
 
     def _submit(self, request: SimRequest) -> None:
         self.on_arrival(request)
+        self._host.note_request()
         submit = self._clients.ask(request)
         gateway_id = self._asked[request.request_id] = next(self._turns)
         if self._hops.gateway:
-            self.kernel.after(self._hops.gateway, partial(self._tell_gateway, gateway_id, submit))
+            ask = partial(self._tell_gateway, gateway_id, submit)
+            self._host.after("gateway", self._hops.gateway, ask)
         else:
             self._tell_gateway(gateway_id, submit)
 
@@ -301,13 +294,13 @@ class SimCluster:
         match action:
             case Request():
                 self._clients.attempt(action)
-                self._leader.send(latency, action)
+                self._host.after("submit", latency, self._leader.arrival(action))
             case CancelStream():
-                self._leader.send(latency, action)
+                self._host.after("submit", latency, self._leader.arrival(action))
             case CancelTokens(worker_id, stream_ids):
                 for stream_id in stream_ids:
                     cancel = CancelStream(StreamKey(gateway_id, stream_id))
-                    self.kernel.after(latency, partial(self._post_worker, worker_id, cancel))
+                    self._tell_worker(latency, worker_id, cancel)
             case Deliver():
                 self._clients.deliver(action, self._heard)
             case Fail(request_id, error):
@@ -357,9 +350,10 @@ class SimCluster:
         hops = self._hops
         match action:
             case SendToWorker(worker_id, message):
-                self.kernel.after(hops.dispatch, partial(self._post_worker, worker_id, message))
+                self._tell_worker(hops.dispatch, worker_id, message)
             case SendToGateway(gateway_id, message):
-                self.kernel.after(hops.submit, partial(self._post_gateway, gateway_id, message))
+                tell = partial(self._post_gateway, gateway_id, message)
+                self._host.after("submitted", hops.submit, tell)
             case Decision():
                 self.decisions.append(action)
 
@@ -374,6 +368,9 @@ class SimCluster:
         for worker in self._workers.values():
             worker.tell_tokens()
 
+    def _tell_worker(self, delay: float, worker_id: str, message: object) -> None:
+        self._host.after("dispatch", delay, partial(self._post_worker, worker_id, message))
+
     def _post_worker(self, worker_id: str, message: object) -> None:
         worker = self._workers.get(worker_id)
         if worker is not None:
@@ -383,7 +380,8 @@ class SimCluster:
         """Hand on a worker's message after its latency."""
         event = WorkerReported(worker_id, message)
         term = self._leader.term
-        self.kernel.after(self._hops.report, partial(self._hear, worker_id, event, term))
+        hear = partial(self._hear, worker_id, event, term)
+        self._host.after("report", self._hops.report, hear)
 
     def _hear(self, worker_id: str, event: WorkerReported, term: int) -> None:
         if worker_id in self._workers and term == self._leader.term:

@@ -16,6 +16,9 @@ from headway.sim.lengths import TrueLengths, token_at
 
 MOST_STEPS = 1 << 30
 
+Pace = Callable[[float, bool], float]
+"""What a pass takes, s, that should take so long; True: it computes prompts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Steps:
@@ -73,8 +76,8 @@ class Device:
     """A device that runs a worker's passes: its DP units in lock-step, by ``pass_time``'s gate.
 
     ``blocks_per_unit`` tells an item's unit from its block table. ``swap_per_token``: seconds to
-    move a token's KV to or from host memory. ``pace``: what a pass of so many seconds takes on a
-    machine that is not always as fast; passes then have one step each.
+    move a token's KV to or from host memory. ``pace``: of a machine that is not always as fast;
+    passes then have one step each.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class Device:
         swap_per_token: float,
         lengths: Mapping[StreamKey, TrueLengths],
         ended: Callable[[PassResult, Steps, int], None],
-        pace: Callable[[float], float] | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self._kernel = kernel
         self._pass_time = pass_time
@@ -115,7 +118,8 @@ class Device:
         steps = self._steps(shares, most > 1)
         if self._pace is not None:
             assert leap is None, "the next step has a pace of its own"
-            steps = replace(steps, step=self._pace(steps.step))
+            has_prompts = any(share.prefill_tokens for share in shares)
+            steps = replace(steps, step=self._pace(steps.step, has_prompts))
         if forward_pass.swapped_out or forward_pass.swapped_in:
             steps, most = replace(steps, step=self._with_swaps(steps.step, forward_pass)), 1
         if leap is not None and most > 1:

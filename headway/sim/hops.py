@@ -13,7 +13,8 @@ from headway.tables import read
 
 def hops_text(hops: HopCosts) -> str:
     """Return the costs as a TOML text, which ``load_hops`` reads back equal."""
-    return "".join(f"{name} = {value!r}\n" for name, value in asdict(hops).items())
+    known = {name: value for name, value in asdict(hops).items() if value is not None}
+    return "".join(f"{name} = {value!r}\n" for name, value in known.items())
 
 
 def load_hops(path: Path) -> HopCosts:

@@ -70,9 +70,9 @@ class SimLeader:
         if self.leads:
             self._node.post(event)
 
-    def send(self, delay: float, event: SchedulerEvent) -> None:
-        """Tell the leader of now after ``delay`` seconds."""
-        self._kernel.after(delay, partial(self._arrived, self.term, event))
+    def arrival(self, event: SchedulerEvent) -> Callable[[], None]:
+        """Return what tells the leader of now, if it still leads when that is called."""
+        return partial(self._arrived, self.term, event)
 
     def _arrived(self, term: int, event: SchedulerEvent) -> None:
         if term == self.term:

@@ -9,6 +9,7 @@ from functools import partial
 
 from headway.errors import require_between, require_over
 from headway.sim.hop_costs import MESSAGE, HopCosts
+from headway.sim.host import Host
 from headway.sim.kernel import Kernel, Timer
 
 
@@ -62,8 +63,9 @@ class Network:
     A transfer gets its share of the busier of its two ends, and waits for nobody else.
     """
 
-    def __init__(self, kernel: Kernel, params: NetworkParams) -> None:
+    def __init__(self, kernel: Kernel, params: NetworkParams, host: Host) -> None:
         self.params = params
+        self.host = host
         self._kernel = kernel
         self._out: defaultdict[str, _Flows] = defaultdict(dict)
         self._in: defaultdict[str, _Flows] = defaultdict(dict)
@@ -101,5 +103,5 @@ class Network:
 
     def _end(self, flow: _Flow) -> None:
         del self._out[flow.source][flow], self._in[flow.target][flow]
-        self._kernel.after(self.params.latency, flow.arrived)
+        self.host.after(f"{flow.source} {flow.target}", self.params.latency, flow.arrived)
         self._share(flow)

@@ -81,8 +81,8 @@ class Transfers:
         if transfer is None:
             transfer = self._open[key] = _Transfer(part)
         transfer.part, transfer.under_way = part, True
-        latency = self._links.network.params.latency
-        self._links.kernel.after(latency, lambda: self._offer(transfer))
+        network = self._links.network
+        network.host.after("offer", network.params.latency, lambda: self._offer(transfer))
 
     def stop(self, key: StreamKey) -> None:
         """Stop a transfer: the target drops what it has after the round that is on its way."""

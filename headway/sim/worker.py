@@ -37,7 +37,7 @@ from headway.messages import FromWorker, Handoff
 from headway.policies.batching import Batching
 from headway.policies.estimation import Estimation
 from headway.request import Request, StreamKey
-from headway.sim.device import Device, Steps
+from headway.sim.device import Device, Pace, Steps
 from headway.sim.lengths import EOS, TrueLengths
 from headway.sim.node import Node
 from headway.sim.pass_log import HeardPasses, PassLog
@@ -124,7 +124,7 @@ class SimWorker:
         settings: WorkerSettings,
         lengths: Mapping[StreamKey, TrueLengths],
         around: Surroundings,
-        pace: Callable[[float], float] | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self.worker_id = worker_id
         self.spec = spec

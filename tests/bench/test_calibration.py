@@ -11,18 +11,19 @@ import pytest
 
 from bench.calibrate.calibration import Calibration
 from bench.calibrate.cases import KINDS, PRESETS, TOPOLOGIES, chosen, matrix
-from bench.calibrate.check import LiveRun, examine, overall
+from bench.calibrate.check import examine, overall
 from bench.calibrate.figures import TARGETS, LatencyLimits, Load, Seen, errors, figures, intervals
 from bench.calibrate.live import LiveEngine, LiveLoad, Sent, Topology, keep, kept, write_trace
 from bench.calibrate.loads import SPREAD, drawn, one_by_one, poisson, simulated
-from bench.calibrate.model import WorkerRecord, fit_profile, level, matched, read_records
+from bench.calibrate.model import WorkerRecord, fit_profile, matched, read_records
 from bench.calibrate.predict import NUM_REPLAYS, predict
 from bench.calibrate.report import case_notes, overall_table
-from bench.calibrate.spans import MeasuredHops, measure_hops
+from bench.calibrate.sharing import LiveRun, level, measure_sharing, measure_wait
+from bench.calibrate.spans import MeasuredHops, Span, measure_hops, spans_of
 from headway.cost.fit import MeasuredPass
 from headway.cost.pass_time import PassTime, Share
 from headway.errors import HeadwayError
-from headway.sim.hop_costs import HopCosts
+from headway.sim.hop_costs import Beside, HopCosts
 from headway.workload.traces import load_trace
 from services.runtime.span_record import Heard
 
@@ -149,6 +150,8 @@ def test_every_hop_is_measured_from_what_the_cores_heard() -> None:
             heard.append(Heard(now + after * pace, kind, about))
     heard.append(Heard(0.0, "submitted", ["warm-up"]))
     found = measure_hops(heard, sent, cores=2)
+    (slow,) = (s for s in spans_of(heard, sent) if s.hop == "submit" and s.began_at > 2.0)
+    assert (slow.began_at, slow.seconds) == pytest.approx((2.03, 0.06))
     twice = {name: 2 * getattr(HOPS, name) for name in ("gateway", "submit", "dispatch", "token")}
     assert {n: getattr(found.hops, n) for n in twice} == pytest.approx(twice)
     assert found.hops.report == pytest.approx(0.008)
@@ -314,8 +317,73 @@ def test_passes_that_share_the_cores_are_predicted_to_share_them() -> None:
     share = Share(batch=2, kv_tokens=300)
     passes = [MeasuredPass([share], TRUTH.seconds(*share) * 1.5)] * 4
     records = [WorkerRecord({}, passes, [0.0, 10.0, 20.0, 30.0]) for _ in range(3)]
-    assert level(records, TRUTH, HopCosts(cores=2)) == pytest.approx(1.0)
-    assert level(records, TRUTH, HopCosts(cores=0)) == pytest.approx(1.5)
+    run = LiveRun(NO_LOAD, records)
+    assert level(run, TRUTH, HopCosts(cores=2)) == pytest.approx(1.0)
+    assert level(run, TRUTH, HopCosts(cores=0)) == pytest.approx(1.5)
+
+
+NO_LOAD = LiveLoad([], [], 0, 0.0)
+LOSSES = HopCosts(
+    submit=0.001,
+    dispatch=0.002,
+    cores=2,
+    decode_beside=0.1,
+    decode_crowded=0.2,
+    prefill_beside=0.5,
+    prefill_crowded=1.5,
+    per_request=0.004,
+    wait=0.006,
+)
+
+
+def shared_run(num_workers: int, *came_at: float) -> LiveRun:
+    """Workers with passes around every second, on a host with ``LOSSES``.
+
+    The first has every other pass with prompts. Requests come a tenth of a second before some.
+    """
+    decode, prefill = Share(0, 0, 2, 300), Share(100, 0, 1, 50)
+    records = []
+    for worker in range(num_workers):
+        passes, began_at = [], []
+        for number in range(8):
+            share = prefill if worker == 0 and number % 2 else decode
+            rate = 5.0 * sum(number - 0.15 < at < number - 0.05 for at in came_at)
+            beside = Beside(bool(share.prefill_tokens), num_workers, rate)
+            seconds = TRUTH.seconds(*share) * LOSSES.stretch(beside)
+            passes.append(MeasuredPass([share], seconds))
+            began_at.append(number - seconds / 2)
+        records.append(WorkerRecord({}, passes, began_at))
+    seen = [Seen(0.1, None, 0.5, at + 0.5) for at in came_at]
+    sent = [Sent(1000.0 + at, 1000.1 + at) for at in came_at]
+    return LiveRun(LiveLoad(seen, sent, 0, 0.0), records)
+
+
+def test_what_passes_lose_on_a_shared_host_is_found_again() -> None:
+    runs = [shared_run(1, 1.9, 4.9), shared_run(2, 2.9, 2.91), shared_run(3, 0.9)]
+    found = measure_sharing(runs, TRUTH, HopCosts(cores=2))
+    for name in ("decode_beside", "decode_crowded", "prefill_beside", "prefill_crowded"):
+        assert getattr(found, name) == pytest.approx(getattr(LOSSES, name), abs=0.01), name
+    assert found.per_request == pytest.approx(LOSSES.per_request, abs=1e-4)
+    assert level(runs[2], TRUTH, found) == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_loss_that_no_pass_had_stays_unknown() -> None:
+    found = measure_sharing([shared_run(1), shared_run(2)], TRUTH, HopCosts(cores=2))
+    assert found.decode_crowded is found.prefill_crowded is None
+    assert found.stretch(Beside(False, 4)) == pytest.approx(2.0 + found.decode_beside)
+
+
+def test_messages_wait_where_no_core_is_free() -> None:
+    runs = [shared_run(2, 0.5), shared_run(1, 0.5)]
+    epoch = runs[0].load.epoch
+    assert epoch == pytest.approx(1000.0)
+    spans = [Span("submit", epoch + n, LOSSES.submit + LOSSES.wait) for n in range(8)]
+    spans += [Span("dispatch", epoch + 0.5, LOSSES.dispatch), Span("token", epoch, 9.0)]
+    alone = [Span("submit", epoch + 1, LOSSES.submit)]
+    hops = replace(LOSSES, wait=0.0)
+    found = measure_wait([(runs[0], spans), (runs[1], alone)], hops)
+    assert found.wait == pytest.approx(LOSSES.wait)
+    assert measure_wait([(runs[1], alone)], hops).wait == 0.0
 
 
 def test_a_live_load_is_kept_and_read_back(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def _recording(passes: list[MeasuredPass]) -> type[Device]:
 
         def __init__(self, *args: Any) -> None:
             *others, pace = args
-            super().__init__(*(*others, lambda work: self._noted(pace(work))))
+            super().__init__(*(*others, lambda *work: self._noted(pace(*work))))
             self._asked: list[ForwardPass] = []
 
         def start(self, forward_pass: ForwardPass) -> None:

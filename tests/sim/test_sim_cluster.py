@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from headway.cluster import Role
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.sim.cluster import ClusterSpec, SimCluster, SimRequest
-from headway.sim.hop_costs import HopCosts
+from headway.sim.hop_costs import Beside, HopCosts
+from headway.sim.host import Host
 from headway.sim.kernel import Kernel
 from headway.sim.network import NetworkParams
 from headway.sim.records import Record
@@ -114,6 +115,48 @@ def test_workers_that_share_a_core_slow_each_other_down() -> None:
     assert ttlts(2) == pytest.approx(ttlts(0))
     apart, together = max(ttlts(0)), max(ttlts(1))
     assert 1.5 * apart < together <= 2 * apart
+
+
+def test_a_pass_loses_what_its_kind_loses_beside_others() -> None:
+    hops = HopCosts(
+        cores=2,
+        decode_beside=0.1,
+        decode_crowded=0.2,
+        prefill_beside=0.5,
+        prefill_crowded=1.5,
+        per_request=0.01,
+    )
+    assert hops.stretch(Beside(has_prompts=False, num_busy=1)) == 1.0
+    assert hops.stretch(Beside(has_prompts=False, num_busy=3)) == pytest.approx(1.3)
+    assert hops.stretch(Beside(has_prompts=True, num_busy=4)) == pytest.approx(4.5)
+    assert hops.stretch(Beside(has_prompts=True, num_busy=1, requests_per_s=20)) == pytest.approx(
+        1.2
+    )
+    assert replace(hops, cores=0).stretch(Beside(has_prompts=True, num_busy=4)) == 1.0
+
+
+def test_requests_of_the_last_moments_slow_down_passes_on_a_shared_host() -> None:
+    requests = [SimRequest(f"r{n}", 1.0, 100, 1) for n in range(2)]
+
+    def first(per_request: float) -> float:
+        hops = HopCosts(cores=1, per_request=per_request)
+        spec = ClusterSpec(((instance(Role.UNIFIED), 1),), network=NetworkParams(hops=hops))
+        return min(record.ttft or 0.0 for record in run(spec, requests)[0])
+
+    slower = first(0.1) / first(0.0)
+    assert 1.5 < slower < 2.1  # two requests within 0.2 s are 10 a second
+
+
+def test_messages_that_find_no_core_free_wait_and_keep_their_order() -> None:
+    kernel, arrived = Kernel(), list[str]()
+    num_busy = 2
+    host = Host(kernel, HopCosts(cores=2, wait=0.5), None, lambda: num_busy)
+    host.after("report", 0.1, lambda: arrived.append(f"first {kernel.now:.1f}"))
+    num_busy = 1  # a core is free again
+    host.after("report", 0.1, lambda: arrived.append(f"second {kernel.now:.1f}"))
+    host.after("submit", 0.1, lambda: arrived.append(f"another hop {kernel.now:.1f}"))
+    kernel.run()
+    assert arrived == ["another hop 0.1", "first 0.6", "second 0.6"]
 
 
 def test_the_first_answering_token_is_the_one_after_the_reasoning() -> None:

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.sim.hop_costs import HopCosts
+from headway.sim.host import Host
 from headway.sim.kernel import Kernel
 from headway.sim.network import Network, NetworkParams
 
@@ -46,10 +48,15 @@ def test_running_until_an_instant_leaves_the_rest_for_later() -> None:
     assert seen == [1.0, 2.0]
 
 
+def own_hosts(kernel: Kernel) -> Host:
+    """Every instance has a host of its own."""
+    return Host(kernel, HopCosts(), None, lambda: 0)
+
+
 def _arrivals(*asked: tuple[float, str, str, int]) -> dict[str, float]:
     """When transfers (asked at, from, to, bytes) over links of 100 bytes/s arrive."""
     kernel, arrived = Kernel(), dict[str, float]()
-    network = Network(kernel, NetworkParams(bytes_per_s=100.0, latency=0.0))
+    network = Network(kernel, NetworkParams(bytes_per_s=100.0, latency=0.0), own_hosts(kernel))
 
     def send(source: str, target: str, num_bytes: int) -> None:
         name = f"{source} to {target}"
@@ -79,7 +86,7 @@ def test_who_shares_a_link_gets_all_of_it_when_the_other_has_ended() -> None:
 
 def test_transfers_of_an_instance_that_is_gone_end_and_leave_their_share_to_others() -> None:
     kernel, arrived = Kernel(), dict[str, float]()
-    network = Network(kernel, NetworkParams(bytes_per_s=100.0, latency=0.5))
+    network = Network(kernel, NetworkParams(bytes_per_s=100.0, latency=0.5), own_hosts(kernel))
     for target, num_bytes in (("b", 400), ("c", 300)):
         network.transfer("a", target, num_bytes, lambda to=target: arrived.update({to: kernel.now}))  # type: ignore[misc]
     kernel.at(2.0, partial(network.cut, "b"))

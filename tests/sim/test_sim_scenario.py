@@ -292,11 +292,12 @@ def test_passes_of_an_instance_that_died_are_counted() -> None:
 
 
 def test_hop_costs_come_from_a_table_or_from_a_file(tmp_path: Path) -> None:
-    hops = HopCosts(gateway=0.004, cores=2)
+    hops = HopCosts(gateway=0.004, cores=2, prefill_beside=0.5)
     (tmp_path / "hops.toml").write_text(hops_text(hops))
     assert load_hops(tmp_path / "hops.toml") == hops
     named = parse_scenario(SMALL + '[network]\nhops = "hops.toml"\n', "test", tmp_path)
-    table = parse_scenario(SMALL + "[network.hops]\ngateway = 0.004\ncores = 2\n", "test")
+    costs = "[network.hops]\ngateway = 0.004\ncores = 2\nprefill_beside = 0.5\n"
+    table = parse_scenario(SMALL + costs, "test")
     assert named.conditions.network.costs == table.conditions.network.costs == hops
     with pytest.raises(HeadwayError, match=r"network\.hops\.token is -1"):
         parse_scenario(SMALL + "[network.hops]\ntoken = -1\n", "test")

@@ -19,13 +19,17 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 
 def test_a_machine_is_measured_and_another_load_of_it_predicted(tmp_path: Path) -> None:
     parts = (Part(10, 4.0), Part(10, 40.0))
-    learnt = learn(LiveModel(MODEL), tmp_path / "learnt", 0, parts=parts, num_lone=8)
+    learnt = learn(
+        LiveModel(MODEL), tmp_path / "learnt", 0, parts=parts, side_by_side=parts, num_lone=8
+    )
     found = learnt.calibration
     assert found.hops.submit > 0
     assert found.hops.cores > 0
+    assert found.hops.wait < 1.0
     assert found.worker_latency > 0
     assert found.fitted.num_passes > 20
-    assert learnt.lone_level > 0
+    assert len(learnt.levels) == 3
+    assert min(learnt.levels) > 0
     found.save(tmp_path / "here.toml")
     written = Calibration.load(tmp_path / "here.toml")
     matrix = Matrix(written, LiveModel(MODEL), tmp_path / "runs", 20, repeats=1, seed=1)
