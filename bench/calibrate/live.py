@@ -18,6 +18,7 @@ from bench.serve.client import Client, Endpoint
 from bench.serve.plan import Options, make_plan
 from bench.serve.replay import Replay, ReplayedRequest
 from headway.cluster import Role
+from headway.errors import Code, HeadwayError
 from headway.workload.traces import TraceRow
 from services.local.cluster import LocalCluster
 from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
@@ -26,7 +27,7 @@ from services.local.store import free_port
 from services.worker.engines import MOVES_NO_KV
 
 PASSES, SPANS = "passes", "spans"
-_SEEN = "seen.json"
+_SEEN, _ASKED = "seen.json", "asked.json"
 _PATIENCE = 300.0  # seconds, for one answer
 _MOST_OPEN = 1024
 _NUM_WARM = 5
@@ -98,10 +99,11 @@ class LiveLoad:
 
     @property
     def epoch(self) -> float:
-        """0 of that clock, seconds since the epoch."""
-        both = ((seen, sent) for seen, sent in zip(self.seen, self.sent, strict=True))
-        seen, sent = next((a, b) for a, b in both if a is not None and b is not None)
-        return sent.sent_at - (self.began_at + seen.ended_at - seen.ttlt)
+        """0 of that clock, seconds since the epoch; 0 if no request was answered."""
+        for seen, sent in zip(self.seen, self.sent, strict=True):
+            if seen is not None and sent is not None:
+                return sent.sent_at - (self.began_at + seen.ended_at - seen.ttlt)
+        return 0.0
 
     @property
     def came_at(self) -> list[float]:
@@ -211,6 +213,31 @@ def write_trace(path: Path, rows: Sequence[TraceRow]) -> None:
     names = ("arrival_at", "prompt_tokens", "output_tokens")
     lines = [json.dumps({name: asdict(row)[name] for name in names}) for row in rows]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def note_asked(deployment: LiveDeployment, rows: Sequence[TraceRow], folder: Path) -> None:
+    """Write what a folder's run asks of which cluster; HeadwayError if it holds another run."""
+    served, topology = deployment.served, deployment.topology
+    asked = {
+        "model": served.model,
+        "device": served.device,
+        "engine": list(served.engine),
+        "preset": deployment.preset,
+        "workers": asdict(topology),
+        "requests": [[round(r.arrival_at, 6), r.prompt_tokens, r.output_tokens] for r in rows],
+    }
+    path, text = folder / _ASKED, json.dumps(asked) + "\n"
+    if (folder / _SEEN).is_file():
+        found = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        other = [name for name, value in asked.items() if found.get(name) != value]
+        if other:
+            message = (
+                f"{folder} has a run with other {', '.join(other)}: give --keep a folder of its "
+                "own for these options, or take that run away"
+            )
+            raise HeadwayError(Code.FAILED_PRECONDITION, message, param="keep")
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
 
 
 def keep(load: LiveLoad, folder: Path) -> None:

@@ -22,10 +22,11 @@ from bench.calibrate.live import (
     Topology,
     keep,
     kept,
+    note_asked,
     run_live,
 )
 from bench.calibrate.loads import SPREAD, TOGETHER, Mix, Part, at_once, drawn, one_by_one, poisson
-from bench.calibrate.model import read_records
+from bench.calibrate.model import read_records, slower
 from bench.calibrate.predict import limits
 from bench.calibrate.sharing import LiveRun, level, measure_sharing, measure_wait
 from bench.calibrate.spans import Span, measure_hops, spans_of
@@ -71,8 +72,8 @@ def learn(
 
     A load on workers side by side then shows how much they hold each other up.
     """
-    alone, split = Topology(unified=1), Topology(prefill=1, decode=1)
-    for_hops, several = alone, (Topology(unified=2), Topology(unified=3))
+    single, split = Topology(unified=1), Topology(prefill=1, decode=1)
+    for_hops, several = single, (Topology(unified=2), Topology(unified=3))
     if served.engine.can_serve(split):
         for_hops, several = split, (split, Topology(prefill=1, decode=2))
     lone = _run(
@@ -81,18 +82,20 @@ def learn(
         folder / "lone",
         spans=True,
     )
-    run = _run(LiveDeployment(served, _PLAIN, alone), drawn(parts, seed), folder / "learning")
-    rows, together = drawn(side_by_side, seed), list[tuple[LiveRun, list[Span]]]()
+    run = _run(LiveDeployment(served, _PLAIN, single), drawn(parts, seed), folder / "learning")
+    rows, together = drawn(side_by_side, seed), list[tuple[LiveRun, Sequence[Span]]]()
     for number, each in enumerate(several, start=1):
         kept_in = folder / f"together-{number}"
         beside = _run(LiveDeployment(served, _PLAIN, each), rows, kept_in, spans=True)
-        together.append((beside, list(spans_of(read_spans(kept_in / SPANS), beside.load.sent))))
+        together.append((beside, spans_of(read_spans(kept_in / SPANS), beside.load.sent)))
     measured = measure_hops(read_spans(folder / "lone" / SPANS), lone.load.sent, num_cores())
     found = Calibration.of(run.records, measured, "calibrated", given, served.engine)
-    pass_time = found.profile.pass_time
     loads = [run, *(each for each, _ in together)]
-    hops = measure_wait(together, measure_sharing([lone, *loads], pass_time, found.hops))
-    levels = [level(each, pass_time, hops) for each in loads]
+    alone, hops = measure_sharing([lone, *loads], found.profile.pass_time, found.hops)
+    if given is None:
+        found = replace(found, profile=slower(found.profile, alone))
+    hops = measure_wait(together, hops)
+    levels = [level(each, found.profile.pass_time, hops) for each in loads]
     return Learnt(replace(found, hops=hops), levels)
 
 
@@ -146,10 +149,10 @@ class Matrix:
 def _run(
     deployment: LiveDeployment, rows: Sequence[TraceRow], folder: Path, *, spans: bool = False
 ) -> LiveRun:
-    """Return the run that the folder holds, or run it now."""
+    """Return the run that the folder holds, or run it now; HeadwayError if it holds another."""
+    note_asked(deployment, rows, folder)
     load = kept(folder)
     if load is None:
-        folder.mkdir(parents=True, exist_ok=True)
         (load,) = asyncio.run(run_live(deployment, [rows], folder, spans=spans))
         keep(load, folder)
     records = read_records(folder / PASSES)

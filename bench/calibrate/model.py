@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,12 @@ def with_velocities(profile: Profile) -> Profile:
         prefill_tokens_per_s=prefill_velocity(pass_time, memory),
         decode_tokens_per_s=decode_velocities(pass_time, memory, profile.buckets),
     )
+
+
+def slower(profile: Profile, factor: float) -> Profile:
+    """Return the profile of a machine whose passes all take so many times as long."""
+    terms = [each.name for each in fields(PassTime) if each.name != "gate"]
+    return with_velocities(replace(profile, pass_time=_times(profile.pass_time, terms, factor)))
 
 
 def matched(pass_time: PassTime, passes: Sequence[MeasuredPass]) -> PassTime:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from bench.calibrate.calibration import Calibration
 from bench.calibrate.figures import LatencyLimits, Load, Seen
 from bench.calibrate.live import Topology
 from bench.calibrate.loads import one_by_one, simulated
-from headway.cost.pass_time import PassTime
+from bench.calibrate.model import slower
 from headway.metrics import percentile
 from headway.presets import find_preset
 from headway.sim.experiment import Conditions, Run, cluster_spec, simulate
@@ -48,8 +48,7 @@ def predict(
     num_replays: int = NUM_REPLAYS,
 ) -> Prediction:
     """Simulate the requests; ``level``: a factor on all pass times."""
-    pass_time = times(calibration.profile.pass_time, level)
-    profile = replace(calibration.profile, pass_time=pass_time)
+    profile = slower(calibration.profile, level)
     roles = topology.roles()
     planner = PLANNERS.get(calibration.engine.name, HEADWAY)
     instances = [
@@ -70,12 +69,6 @@ def predict(
     num_moves = sum(_num_moves(run) for run in runs) / num_replays
     gpu_seconds = sum(run.gpu_seconds for run in runs) / num_replays
     return Prediction([_load(run.records, len(rows)) for run in runs], num_moves, gpu_seconds)
-
-
-def times(pass_time: PassTime, factor: float) -> PassTime:
-    """Return the model with every coefficient times a factor."""
-    terms = [each.name for each in fields(PassTime) if each.name != "gate"]
-    return replace(pass_time, **{name: factor * getattr(pass_time, name) for name in terms})
 
 
 def limits(calibration: Calibration, topology: Topology) -> LatencyLimits:

@@ -52,20 +52,29 @@ def shared_passes(run: LiveRun, pass_time: PassTime) -> Iterator[SharedPass]:
             yield SharedPass(pass_time.lock_step(measured.shares), measured.seconds, beside)
 
 
-def measure_sharing(runs: Sequence[LiveRun], pass_time: PassTime, hops: HopCosts) -> HopCosts:
-    """Return the costs with what passes lose on the host, as all passes of the runs show it.
+def measure_sharing(
+    runs: Sequence[LiveRun], pass_time: PassTime, hops: HopCosts
+) -> tuple[float, HopCosts]:
+    """Return how much longer passes take that are alone, and the costs with what others take.
 
-    By least squares of shares, each weighted by its pass. A loss below 0 is none, and one that no
-    pass had stays as it is.
+    By least squares of shares, each weighted by its pass, so that all passes together take as long
+    as they did. A loss below 0 is none, and one that no pass had stays as it is.
     """
     passes = [each for run in runs for each in shared_passes(run, pass_time)]
     terms = np.array([_terms(each.beside, hops.cores) for each in passes])
     weights = np.sqrt([each.predicted for each in passes])
     shares = np.array([each.took / each.predicted for each in passes])
-    found, *_ = np.linalg.lstsq(terms * weights[:, None], shares * weights, rcond=None)
-    losses = dict(zip(_LOSSES, np.maximum(0.0, found / found[0]).tolist(), strict=True))
-    met = [name for name, column in zip(_LOSSES, terms.T, strict=True) if column.any()]
-    return replace(hops, **{name: losses[name] for name in met[1:]})
+    met = [n for n, column in enumerate(terms.T) if column.any()]
+    kept = met
+    while True:
+        fitted, *_ = np.linalg.lstsq(terms[:, kept] * weights[:, None], shares * weights)
+        if min(fitted) >= 0.0 or len(kept) == 1:
+            break
+        kept = [each for each in kept if each != kept[1 + int(np.argmin(fitted[1:]))]]
+    alone = float(fitted[0])
+    losses = {_LOSSES[n]: 0.0 for n in met[1:]}
+    losses |= {_LOSSES[n]: float(each) / alone for n, each in zip(kept, fitted, strict=True) if n}
+    return alone, replace(hops, **losses)
 
 
 def measure_wait(runs: Sequence[tuple[LiveRun, Sequence[Span]]], hops: HopCosts) -> HopCosts:
@@ -102,5 +111,7 @@ def level(run: LiveRun, pass_time: PassTime, hops: HopCosts) -> float:
     A pass that ran beside others, or while requests came, is predicted to share the host.
     """
     passes = list(shared_passes(run, pass_time))
+    if not passes:
+        return 1.0
     predicted = sum(each.predicted * hops.stretch(each.beside) for each in passes)
     return sum(each.took for each in passes) / predicted

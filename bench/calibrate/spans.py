@@ -83,12 +83,20 @@ def measure_hops(heard: Iterable[Heard], sent: Sequence[Sent | None], cores: int
     return MeasuredHops(HopCosts(**costs, cores=cores), *_between_workers(found))
 
 
-def spans_of(heard: Iterable[Heard], sent: Sequence[Sent | None]) -> Iterator[Span]:
-    """Yield the hops of all requests that can be followed through all services."""
+def spans_of(heard: Iterable[Heard], sent: Sequence[Sent | None]) -> Sequence[Span]:
+    """Return the hops of all requests that can be followed through all services.
+
+    Requests that overtake each other before the gateway swap their times, and sums stay the same.
+    HeadwayError where one failed: who is who is not known then.
+    """
+    failed = sum(one is None for one in sent)
     found = _Instants()
     for each in sorted(heard):
         found.take(each)
-    return _spans(found, sent)
+    if failed or len(found.at["submitted"]) < len(sent):
+        message = f"{failed} of {len(sent)} requests failed, and no hop can be measured: fit again"
+        raise HeadwayError(Code.FAILED_PRECONDITION, message)
+    return list(_spans(found, sent))
 
 
 def _spans(found: _Instants, sent: Sequence[Sent | None]) -> Iterator[Span]:

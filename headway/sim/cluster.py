@@ -254,7 +254,7 @@ class SimCluster:
         gateway_id = self._asked[request.request_id] = next(self._turns)
         if self._hops.gateway:
             ask = partial(self._tell_gateway, gateway_id, submit)
-            self._host.after("gateway", self._hops.gateway, ask)
+            self._host.after("client", self._hops.gateway, ask)
         else:
             self._tell_gateway(gateway_id, submit)
 
@@ -294,9 +294,9 @@ class SimCluster:
         match action:
             case Request():
                 self._clients.attempt(action)
-                self._host.after("submit", latency, self._leader.arrival(action))
+                self._host.after(gateway_id, latency, self._leader.arrival(action))
             case CancelStream():
-                self._host.after("submit", latency, self._leader.arrival(action))
+                self._host.after(gateway_id, latency, self._leader.arrival(action))
             case CancelTokens(worker_id, stream_ids):
                 for stream_id in stream_ids:
                     cancel = CancelStream(StreamKey(gateway_id, stream_id))
@@ -353,7 +353,7 @@ class SimCluster:
                 self._tell_worker(hops.dispatch, worker_id, message)
             case SendToGateway(gateway_id, message):
                 tell = partial(self._post_gateway, gateway_id, message)
-                self._host.after("submitted", hops.submit, tell)
+                self._host.after(f"to {gateway_id}", hops.submit, tell)
             case Decision():
                 self.decisions.append(action)
 
@@ -369,7 +369,8 @@ class SimCluster:
             worker.tell_tokens()
 
     def _tell_worker(self, delay: float, worker_id: str, message: object) -> None:
-        self._host.after("dispatch", delay, partial(self._post_worker, worker_id, message))
+        post = partial(self._post_worker, worker_id, message)
+        self._host.after(f"to {worker_id}", delay, post)
 
     def _post_worker(self, worker_id: str, message: object) -> None:
         worker = self._workers.get(worker_id)
@@ -381,7 +382,7 @@ class SimCluster:
         event = WorkerReported(worker_id, message)
         term = self._leader.term
         hear = partial(self._hear, worker_id, event, term)
-        self._host.after("report", self._hops.report, hear)
+        self._host.after(worker_id, self._hops.report, hear)
 
     def _hear(self, worker_id: str, event: WorkerReported, term: int) -> None:
         if worker_id in self._workers and term == self._leader.term:

@@ -37,7 +37,8 @@ class HopCosts(Bounded):
     (``…_beside``), for each that there is no core for (``…_crowded``; None: they share the cores
     alike), and for each request that comes in a second (``per_request``). A pass with prompts
     (``prefill_…``) loses more: it is long, and a host lets what is short go first. A message
-    waits ``wait`` seconds for each instance that computes and leaves no core free.
+    other than tokens waits ``wait`` seconds for each instance that computes and leaves no core
+    free.
     """
 
     gateway: float = between(0, 60, default=0.0)

@@ -35,16 +35,16 @@ class Host:
         if self._costs.cores:
             self._came_at.append(self._kernel.now)
 
-    def after(self, hop: str, seconds: float, then: Callable[[], object]) -> None:
+    def after(self, stream: str, seconds: float, then: Callable[[], object]) -> None:
         """Let a message arrive so long after now, or later where instances keep the host busy.
 
-        Messages of one hop arrive in the order in which they were sent.
+        Messages of one stream arrive in the order in which they were sent.
         """
         if not self._costs.wait:
             self._kernel.after(seconds, then)
             return
         at = self._kernel.now + seconds + self._costs.wait * self._costs.num_late(self._num_busy())
-        at = self._last_at[hop] = max(at, self._last_at[hop])
+        at = self._last_at[stream] = max(at, self._last_at[stream])
         self._kernel.at(at, then)
 
     def pace(self, number: int) -> Pace | None:

@@ -82,7 +82,10 @@ class Transfers:
             transfer = self._open[key] = _Transfer(part)
         transfer.part, transfer.under_way = part, True
         network = self._links.network
-        network.host.after("offer", network.params.latency, lambda: self._offer(transfer))
+        target_id = part.handoff.target_worker_id
+        network.host.after(
+            f"offer {target_id}", network.params.latency, lambda: self._offer(transfer)
+        )
 
     def stop(self, key: StreamKey) -> None:
         """Stop a transfer: the target drops what it has after the round that is on its way."""

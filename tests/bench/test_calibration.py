@@ -13,9 +13,20 @@ from bench.calibrate.calibration import Calibration
 from bench.calibrate.cases import KINDS, PRESETS, TOPOLOGIES, chosen, matrix
 from bench.calibrate.check import examine, overall
 from bench.calibrate.figures import TARGETS, LatencyLimits, Load, Seen, errors, figures, intervals
-from bench.calibrate.live import LiveEngine, LiveLoad, Sent, Topology, keep, kept, write_trace
+from bench.calibrate.live import (
+    LiveDeployment,
+    LiveEngine,
+    LiveLoad,
+    LiveModel,
+    Sent,
+    Topology,
+    keep,
+    kept,
+    note_asked,
+    write_trace,
+)
 from bench.calibrate.loads import SPREAD, drawn, one_by_one, poisson, simulated
-from bench.calibrate.model import WorkerRecord, fit_profile, matched, read_records
+from bench.calibrate.model import WorkerRecord, fit_profile, matched, read_records, slower
 from bench.calibrate.predict import NUM_REPLAYS, predict
 from bench.calibrate.report import case_notes, overall_table
 from bench.calibrate.sharing import LiveRun, level, measure_sharing, measure_wait
@@ -360,15 +371,37 @@ def shared_run(num_workers: int, *came_at: float) -> LiveRun:
 
 def test_what_passes_lose_on_a_shared_host_is_found_again() -> None:
     runs = [shared_run(1, 1.9, 4.9), shared_run(2, 2.9, 2.91), shared_run(3, 0.9)]
-    found = measure_sharing(runs, TRUTH, HopCosts(cores=2))
+    alone, found = measure_sharing(runs, TRUTH, HopCosts(cores=2))
+    assert alone == pytest.approx(1.0, abs=0.01)
     for name in ("decode_beside", "decode_crowded", "prefill_beside", "prefill_crowded"):
         assert getattr(found, name) == pytest.approx(getattr(LOSSES, name), abs=0.01), name
     assert found.per_request == pytest.approx(LOSSES.per_request, abs=1e-4)
     assert level(runs[2], TRUTH, found) == pytest.approx(1.0, abs=0.01)
 
 
+def test_what_is_alone_on_a_host_tells_how_slow_the_machine_is(tmp_path: Path) -> None:
+    fast = slower(replace(calibrated(tmp_path).profile, pass_time=TRUTH), 0.9).pass_time
+    runs = [shared_run(1), shared_run(2), shared_run(3)]
+    alone, found = measure_sharing(runs, fast, HopCosts(cores=2))
+    assert alone == pytest.approx(1 / 0.9, rel=0.01)
+    assert found.prefill_beside == pytest.approx(LOSSES.prefill_beside, abs=0.01)
+    assert found.per_request == 0.0
+
+
+def test_a_loss_below_nothing_is_none_and_the_others_are_fitted_without_it() -> None:
+    quick = [
+        replace(record, passes=[replace(p, seconds=0.9 * p.seconds) for p in record.passes])
+        for record in shared_run(2).records[1:]
+    ]
+    alone, found = measure_sharing(
+        [LiveRun(NO_LOAD, quick), shared_run(1), shared_run(3)], TRUTH, HopCosts(cores=2)
+    )
+    assert alone > 0.9
+    assert min(found.decode_beside, found.prefill_beside, found.per_request) >= 0.0
+
+
 def test_a_loss_that_no_pass_had_stays_unknown() -> None:
-    found = measure_sharing([shared_run(1), shared_run(2)], TRUTH, HopCosts(cores=2))
+    _, found = measure_sharing([shared_run(1), shared_run(2)], TRUTH, HopCosts(cores=2))
     assert found.decode_crowded is found.prefill_crowded is None
     assert found.stretch(Beside(False, 4)) == pytest.approx(2.0 + found.decode_beside)
 
@@ -391,6 +424,27 @@ def test_a_live_load_is_kept_and_read_back(tmp_path: Path) -> None:
     assert kept(tmp_path) is None
     keep(load, tmp_path)
     assert kept(tmp_path) == load
+
+
+def test_a_folder_with_another_run_is_refused_by_what_differs(tmp_path: Path) -> None:
+    rows = poisson(4.0, 20, 3)
+    deployment = LiveDeployment(LiveModel("mini"), "vllm-like", ALONE)
+    note_asked(deployment, poisson(4.0, 30, 3), tmp_path)
+    note_asked(deployment, rows, tmp_path)  # that one was never run
+    keep(LiveLoad([], [], 0, 0.0), tmp_path)
+    note_asked(deployment, rows, tmp_path)
+    with pytest.raises(HeadwayError, match=r"other requests: give --keep a folder of its own"):
+        note_asked(deployment, poisson(4.0, 20, 4), tmp_path)
+    with pytest.raises(HeadwayError, match="other model, preset"):
+        note_asked(replace(deployment, served=LiveModel("other"), preset="star"), rows, tmp_path)
+    (tmp_path / "asked.json").unlink()
+    with pytest.raises(HeadwayError, match="other model"):
+        note_asked(deployment, rows, tmp_path)
+
+
+def test_hops_of_a_load_with_a_failed_request_are_not_measured() -> None:
+    with pytest.raises(HeadwayError, match="1 of 2 requests failed"):
+        spans_of([], [Sent(1.0, 1.1), None])
 
 
 def test_without_a_pass_there_is_nothing_to_fit(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 from bench.calibrate.figures import errors
 from bench.calibrate.live import LiveLoad, Topology
 from bench.calibrate.loads import LONG_PROMPTS, SINGLE_RATE, SPREAD, Part, drawn, one_by_one
-from bench.calibrate.model import fit_profile
-from bench.calibrate.predict import predict, times
+from bench.calibrate.model import fit_profile, slower
+from bench.calibrate.predict import predict
 from bench.calibrate.sharing import LiveRun, level
 from headway.cost.fit import Fit
 from headway.cost.pass_time import PassTime
@@ -73,4 +73,5 @@ def test_the_level_of_a_machine_is_that_of_its_passes(patch: pytest.MonkeyPatch)
     seen, record = asked(one_by_one(0.5, 20, 0), patch)
     run = LiveRun(LiveLoad(seen, [], 0, 0.0), [record])
     assert level(run, TRUTH, HOPS) == pytest.approx(1.0, abs=0.1)
-    assert level(run, times(TRUTH, 0.5), HOPS) == pytest.approx(2.0, rel=0.1)
+    half = slower(calibration().profile, 0.5).pass_time
+    assert level(run, half, HOPS) == pytest.approx(2.0, rel=0.1)

@@ -11,14 +11,28 @@ import pytest
 
 from bench.calibrate.cases import TOPOLOGIES, chosen
 from bench.calibrate.figures import Load, Seen
-from bench.calibrate.live import PASSES, SPANS, LiveEngine, LiveLoad, Sent, keep
-from bench.calibrate.loads import one_by_one
+from bench.calibrate.live import (
+    PASSES,
+    SPANS,
+    LiveDeployment,
+    LiveEngine,
+    LiveLoad,
+    LiveModel,
+    Sent,
+    Topology,
+    keep,
+    note_asked,
+)
+from bench.calibrate.loads import SPREAD, TOGETHER, at_once, drawn, one_by_one, poisson
 from bench.calibrate.predict import predict
 from cli import main
 from headway.cost.fit import MeasuredPass
+from services.runtime.rooms import model_folder
 from services.runtime.span_record import SUFFIX
 from tests.fakes.true_machine import WORKER, asked, calibration
 
+MINI = model_folder("headway-mini")
+SPLIT = Topology(prefill=1, decode=1)
 CASE = "vllm-like/1P1D/20%"
 CAPACITY = 50.0
 
@@ -65,15 +79,23 @@ def test_a_fit_writes_what_it_measured_and_says_how_sure_it_is(
 ) -> None:
     runs, out = tmp_path / "runs", tmp_path / "mine.toml"
     sent = [Sent(100.0 + number, 100.014 + number) for number in range(9)]
-    for name, factor in (("lone", 1.3), ("learning", 1.0)):
-        write_passes(runs / name / PASSES, passes, factor)
-        keep(kept_load([Seen(0.014, None, 0.014)] * len(sent), sent), runs / name)
-    write_spans(runs / "lone" / SPANS, sent)
+    rows = drawn(TOGETHER, 0)
+    for name, topology, asked_for, factor in (
+        ("lone", SPLIT, one_by_one(0.5, 40, 0), 1.0),
+        ("learning", Topology(unified=1), drawn(SPREAD, 0), 1.0),
+        ("together-1", SPLIT, rows, 1.0),
+        ("together-2", Topology(prefill=1, decode=2), rows, 1.3),
+    ):
+        folder = runs / name
+        note_asked(LiveDeployment(LiveModel(MINI), "vllm-like", topology), asked_for, folder)
+        write_passes(folder / PASSES, passes, factor)
+        keep(kept_load([Seen(0.014, None, 0.014)] * len(sent), sent), folder)
+        write_spans(folder / SPANS, sent)
     assert main(["calibrate", "fit", "--out", str(out), "--keep", str(runs)]) == 0
     said = capsys.readouterr().out
     assert "per_prefill_token" in said
     assert "gateway 1.00 ms, submit 1.00 ms, dispatch 1.00 ms, report 1.00 ms" in said
-    assert "took 1.30 times what was fitted" in said
+    assert "alone and side by side, took 0.9" in said
     assert "fit again" in said
     assert {path.name for path in tmp_path.iterdir()} >= {
         "mine.toml",
@@ -101,6 +123,9 @@ def test_a_check_fails_where_the_level_moved(
         (runs / "capacity" / "1P1D-150-60", crowd),
         *((runs / CASE / str(number), live) for number in (1, 2)),
     ):
+        deployment = LiveDeployment(LiveModel(MINI), "vllm-like", TOPOLOGIES["1P1D"])
+        is_crowd = "capacity" in folder.parts
+        note_asked(deployment, at_once(poisson(1.0, 150, 1)) if is_crowd else rows, folder)
         write_passes(folder / PASSES, passes, factor)
         keep(kept_load(seen), folder)
     asked_for = ["--cases", CASE, "--repeats", "2", "--num-requests", "20", "--keep", str(runs)]

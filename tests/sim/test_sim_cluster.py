@@ -147,6 +147,44 @@ def test_requests_of_the_last_moments_slow_down_passes_on_a_shared_host() -> Non
     assert 1.5 < slower < 2.1  # two requests within 0.2 s are 10 a second
 
 
+def test_a_shared_host_takes_from_prompts_what_is_said_of_prompts() -> None:
+    """Two instances at once: a prompt beside a prompt, then a decode pass beside another."""
+    requests = [SimRequest(f"r{n}", 1.0, 100, 2) for n in range(2)]
+
+    def times(hops: HopCosts) -> tuple[float, float]:
+        spec = ClusterSpec(
+            ((instance(Role.UNIFIED), 2),),
+            scheduler=SchedulerSettings(dispatch="immediate", packing="round-robin"),
+            network=NetworkParams(hops=hops),
+        )
+        records = run(spec, requests)[0]
+        firsts = [record.ttft or 0.0 for record in records]
+        return max(firsts), max(record.ttlt or 0.0 for record in records) - max(firsts)
+
+    first, second = times(HopCosts(cores=2))
+    slow_prompts = times(HopCosts(cores=2, prefill_beside=1.0))
+    assert slow_prompts[0] > 1.5 * first
+    slow_decode = times(HopCosts(cores=2, decode_beside=1.0))
+    assert slow_decode[0] == pytest.approx(first)
+    assert slow_decode[1] > 1.5 * second
+
+
+def test_a_message_of_a_simulated_cluster_waits_for_a_free_core() -> None:
+    requests = [SimRequest("r0", 1.0, 4000, 2), SimRequest("r1", 1.1, 10, 1)]
+
+    def last(wait: float) -> float:
+        hops = HopCosts(cores=1, wait=wait)
+        spec = ClusterSpec(
+            ((instance(Role.UNIFIED), 2),),
+            scheduler=SchedulerSettings(dispatch="immediate", packing="round-robin"),
+            network=NetworkParams(hops=hops),
+        )
+        return {r.request_id: r.ttft or 0.0 for r in run(spec, requests)[0]}["r1"]
+
+    waited = last(0.05) - last(0.0)
+    assert waited == pytest.approx(0.1)  # to the scheduler and to its instance, while r0 computes
+
+
 def test_messages_that_find_no_core_free_wait_and_keep_their_order() -> None:
     kernel, arrived = Kernel(), list[str]()
     num_busy = 2
