@@ -118,8 +118,8 @@ class SimAutoscaler:
     def _fleet(self) -> Fleet:
         prefill, decode, convertible = (self._pool(role) for role in ROLES)
         status = self._cluster.scheduler_core.status()
-        waiting = sum(pool.num_waiting for pool in status.pools)
-        backlog = sum(pool.backlog_tokens for pool in status.pools)
+        waiting = sum(p.num_waiting - p.yielding.num_requests for p in status.pools)
+        backlog = sum(p.backlog_tokens - p.yielding.num_tokens for p in status.pools)
         first = replace(
             prefill,
             num_requests=prefill.num_requests + waiting,

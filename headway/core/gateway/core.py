@@ -176,7 +176,8 @@ class GatewayCore:
             return
         asked = event.request
         num_tokens = len(asked.prompt_token_ids)
-        is_burst = self._burst.arrived(num_tokens, now=now).is_burst
+        yields = asked.standing.yields  # it makes no burst
+        is_burst = not yields and self._burst.arrived(num_tokens, now=now).is_burst
         if is_burst and self.num_burst_tokens is not None:
             self.num_burst_tokens += num_tokens
         request = replace(

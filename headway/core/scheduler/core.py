@@ -372,9 +372,7 @@ class SchedulerCore:
             return None
         for_decode = self._decode.num_waiting_by_model()
         waiting = {
-            model: QueuedLoad(
-                pool.window.num_waiting, pool.window.backlog_tokens, for_decode.get(model, 0)
-            )
+            model: QueuedLoad.of(pool.window, for_decode.get(model, 0))
             for model, pool in self._pools.items()
         }
         return self._fleet.read(waiting, now=now)

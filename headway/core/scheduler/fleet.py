@@ -8,6 +8,7 @@ from math import isfinite
 
 from headway.cluster import Role
 from headway.core.scheduler.instance import Instance
+from headway.core.scheduler.windows import TenantWindows
 from headway.messages import PassWork
 from headway.policies.scaling.protocol import Fleet, PoolLoad, WorkSample
 
@@ -21,6 +22,16 @@ class QueuedLoad:
     num_requests: int
     num_tokens: int
     num_for_decode: int
+
+    @classmethod
+    def of(cls, window: TenantWindows, num_for_decode: int = 0) -> QueuedLoad:
+        """Return what waits in a window; no instance is started for what yields by its class."""
+        yielding = window.yielding
+        return cls(
+            window.num_waiting - yielding.num_requests,
+            window.backlog_tokens - yielding.num_tokens,
+            num_for_decode,
+        )
 
 
 _NOBODY = QueuedLoad(0, 0, 0)

@@ -14,6 +14,7 @@ from headway.core.scheduler.places import Tracked
 from headway.core.scheduler.prefixes import Prefixes
 from headway.core.scheduler.state import SchedulerState
 from headway.core.scheduler.unit_tenants import UnitTenants
+from headway.core.scheduler.window import Yielding
 from headway.core.scheduler.windows import Group, TenantWindows, heads
 from headway.cost.costs import Constant, Source
 from headway.errors import Code
@@ -43,6 +44,7 @@ class PoolStatus:
     num_waiting: int
     num_at_door: int
     backlog_tokens: int
+    yielding: Yielding
     longest_wait_cycles: int
     flow_level: str
     interval: float
@@ -386,6 +388,7 @@ class PrefillPool:
             window.num_waiting,
             window.num_waiting - window.num_admitted,
             window.backlog_tokens,
+            window.yielding,
             window.longest_wait,
             window.worst_level.value,
             dispatching.interval,

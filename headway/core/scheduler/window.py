@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from heapq import heapify, heappop, heappush
 from math import inf
+from typing import NamedTuple
 
 from headway.core.scheduler.books import leave_over
 from headway.core.scheduler.places import InWindow, Tracked
@@ -12,13 +13,24 @@ from headway.policies.packing.flow_control import FlowControl, FlowLevel
 from headway.request import StreamKey
 
 
+class Yielding(NamedTuple):
+    """Waiting requests that yield by their class, and their tokens to compute."""
+
+    num_requests: int = 0
+    num_tokens: int = 0
+
+    def plus(self, num_requests: int, num_tokens: int) -> Yielding:
+        """Return it with so many more of both."""
+        return Yielding(self.num_requests + num_requests, self.num_tokens + num_tokens)
+
+
 class DispatchWindow:
     """Waiting requests of one model, in order of arrival here.
 
     While flow control throttles, new requests wait at the door. They are not packed, cannot
     overtake requests that have waited too long, and enter more slowly than others leave.
-    ``backlog_tokens``: tokens to compute of all of them, including the door's. ``entered`` is
-    called with each request that enters.
+    ``backlog_tokens``: tokens to compute of all of them, including the door's. ``yielding``: what
+    yields by its class, of these. ``entered`` is called with each request that enters.
     """
 
     def __init__(
@@ -32,6 +44,7 @@ class DispatchWindow:
         self._door: dict[StreamKey, Tracked] = {}
         self._deadlines: list[tuple[float, StreamKey]] = []
         self.backlog_tokens = 0
+        self.yielding = Yielding()
         self._credit = 0.0
         self.cycle = 0
         self._cycle_at = -inf
@@ -113,7 +126,7 @@ class DispatchWindow:
         self._count(entry, entry.request.deadline_at)
 
     def _count(self, entry: Tracked, deadline_at: float) -> None:
-        self.backlog_tokens += entry.num_tokens
+        self._weigh(entry, 1)
         if deadline_at < inf:
             heappush(self._deadlines, (deadline_at, entry.key))
             self._compact()
@@ -135,13 +148,19 @@ class DispatchWindow:
         """Remove a request that was cancelled or is elsewhere."""
         entry = self._admitted.pop(key, None) or self._door.pop(key, None)
         if entry is not None:
-            self.backlog_tokens -= entry.num_tokens
+            self._weigh(entry, -1)
         self._open_door()
+
+    def _weigh(self, entry: Tracked, sign: int) -> None:
+        """Count a request in (1) or out (-1)."""
+        self.backlog_tokens += sign * entry.num_tokens
+        if entry.yields:
+            self.yielding = self.yielding.plus(sign, sign * entry.num_tokens)
 
     def dispatched(self, keys: Iterable[StreamKey]) -> None:
         """Remove dispatched requests; each lets further requests enter from the door."""
         for key in keys:
-            self.backlog_tokens -= self._admitted.pop(key).num_tokens
+            self._weigh(self._admitted.pop(key), -1)
             self._credit += self._flow_control.throttle
         self._open_door()
 

@@ -13,7 +13,7 @@ from itertools import chain
 from math import inf
 
 from headway.core.scheduler.places import Tracked
-from headway.core.scheduler.window import DispatchWindow
+from headway.core.scheduler.window import DispatchWindow, Yielding
 from headway.core.token_counters import OUTPUT_WEIGHT, TokenCounters
 from headway.policies.packing.flow_control import FlowControl, FlowLevel
 from headway.request import StreamKey
@@ -90,6 +90,12 @@ class TenantWindows:
     def backlog_tokens(self) -> int:
         """Tokens to compute of all requests, including those at the doors."""
         return sum(window.backlog_tokens for window in self._windows.values())
+
+    @property
+    def yielding(self) -> Yielding:
+        """What yields by its class, of all requests."""
+        found = [window.yielding for window in self._windows.values()]
+        return Yielding(sum(e.num_requests for e in found), sum(e.num_tokens for e in found))
 
     @property
     def admitted(self) -> Collection[Tracked]:

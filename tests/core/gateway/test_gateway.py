@@ -16,6 +16,7 @@ from headway.core.gateway.events import (
 from headway.errors import Code
 from headway.messages import CancelStream, Lost, Placed, Rejected
 from headway.request import FinishReason, StreamKey, TokenLogprobs
+from headway.service_class import ServiceClass, Standing
 from tests.fakes.gateway_core import (
     SETTINGS,
     delivered,
@@ -326,6 +327,17 @@ def test_timers_of_ended_requests_do_not_pile_up() -> None:
         request = opened(core, str(i))
         core.handle(tokens(request.stream_id, 0, [1], end=FinishReason.STOP), now=0.0)
     assert len(core._timers._heap) < 100
+
+
+def test_a_burst_of_what_yields_by_its_class_is_none() -> None:
+    core = gateway(replace(SETTINGS, burst="dual-signal", max_waiting=100))
+    batch = Standing(service=ServiceClass("batch", yields=True))
+    for number in range(9):
+        event = submit(f"r{number}", at=30.0)
+        event = replace(event, request=replace(event.request, standing=batch))
+        (request,) = requests_in(core.handle(event, now=30.0))
+        assert not request.is_burst
+    assert core.num_burst_tokens == 0
 
 
 def test_prompt_tokens_that_are_labelled_as_burst_are_counted() -> None:

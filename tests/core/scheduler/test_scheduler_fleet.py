@@ -9,9 +9,11 @@ from headway.core.scheduler.core import SchedulerCore
 from headway.core.scheduler.events import Elected, WorkerReported
 from headway.core.scheduler.fleet import FleetMeter, QueuedLoad
 from headway.core.scheduler.instance import Instance
-from headway.messages import EndForward, PassWork, Snapshot
+from headway.messages import CancelStream, EndForward, PassWork, Snapshot
 from headway.policies.scaling.protocol import PoolLoad, WorkSample
 from headway.request import StreamKey
+from headway.service_class import ServiceClass, Standing
+from tests.fakes.scheduler_text import SchedulerHarness, key, make_info, short_pass
 
 NOBODY = {"m": QueuedLoad(0, 0, 0)}
 
@@ -131,3 +133,21 @@ def test_a_request_on_its_way_counts_once_before_and_after_its_worker_reports_it
     running = UnitLoad(0, 0, 2, 3 * tokens, 91, num_arriving=1, arriving_tokens=2 * tokens)
     instance.report([running], now=2.0)
     assert counted() == (2, 3 * tokens, 91)
+
+
+def test_what_yields_by_its_class_waits_without_asking_for_instances() -> None:
+    scheduler = SchedulerHarness(short_pass())
+    scheduler.connect(make_info("p"))
+    batch = Standing(service=ServiceClass("batch", yields=True))
+    scheduler.submit(1)  # its pass is under way: the others wait
+    scheduler.submit(2, num_prompt=30)
+    scheduler.submit(3, num_prompt=500, standing=batch)
+    (pool,) = scheduler.core.status().pools
+    assert (pool.num_waiting, pool.backlog_tokens) == (2, 530)
+    assert pool.yielding == (1, 500)
+    fleets = scheduler.core.fleets(now=scheduler.now)
+    assert fleets is not None
+    assert fleets["m"].prefill.num_requests == 1 + 1  # the one that runs, and one that waits
+    assert fleets["m"].prefill.backlog_tokens == 10 + 30
+    scheduler.post(CancelStream(key(3)))
+    assert scheduler.core.status().pools[0].yielding == (0, 0)
