@@ -74,7 +74,7 @@ def measure_sharing(
     alone = float(fitted[0])
     losses = {_LOSSES[n]: 0.0 for n in met[1:]}
     losses |= {_LOSSES[n]: float(each) / alone for n, each in zip(kept, fitted, strict=True) if n}
-    return alone, replace(hops, **losses)
+    return alone, replace(hops, **losses)  # type: ignore[arg-type]  # fields by name
 
 
 def measure_wait(runs: Sequence[tuple[LiveRun, Sequence[Span]]], hops: HopCosts) -> HopCosts:
