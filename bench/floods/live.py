@@ -15,9 +15,9 @@ from bench.floods.offered import (
     OUTPUT,
     PROMPT,
     TENANT,
-    Asked,
     FirstTokens,
     Flood,
+    FloodRequest,
     flood_row,
     with_ratios,
 )
@@ -65,7 +65,7 @@ class LiveFlood:
         refuse_wrong_options(options, folder)
         async with LocalCluster(options, folder) as cluster:
             asker = _Asker(cluster.url, options.served_name, self.flood, keys)
-            await asker.ask([Asked(OTHERS[0], n, 0.3 * n, PROMPT) for n in range(_NUM_WARM)])
+            await asker.ask([FloodRequest(OTHERS[0], n, 0.3 * n, PROMPT) for n in range(_NUM_WARM)])
             capacity = await asker.capacity()
             say(f"{capacity:.0f} prompt tokens/s at most, in requests of {PROMPT} and {OUTPUT}")
             rows = []
@@ -109,7 +109,7 @@ class _Asker:
 
     async def capacity(self) -> float:
         """Return the prompt tokens/s at which a crowd is worked off."""
-        asked = [Asked(OTHERS[0], number, 0.0, PROMPT) for number in range(_NUM_CROWD)]
+        asked = [FloodRequest(OTHERS[0], number, 0.0, PROMPT) for number in range(_NUM_CROWD)]
         ended = [each.times.last_token_at for each in await self.ask(asked) if each.times]
         if not ended:
             raise HeadwayError(Code.UNAVAILABLE, "the cluster answered no request")
@@ -133,7 +133,7 @@ class _Asker:
         )
         return FirstTokens(ttfts, computed / flood.seconds)
 
-    async def ask(self, asked: Sequence[Asked]) -> list[ReplayedRequest]:
+    async def ask(self, asked: Sequence[FloodRequest]) -> list[ReplayedRequest]:
         """Send all, and wait for those who do not flood."""
         stopping = asyncio.Event()
         replays, clients = dict[str, Replay](), list[Client]()
@@ -152,7 +152,7 @@ class _Asker:
                 client.close()
         return [outcome for replay in replays.values() for outcome in replay.outcomes]
 
-    def _planned(self, asked: Asked) -> Planned:
+    def _planned(self, asked: FloodRequest) -> Planned:
         body = {
             "model": self._model,
             "prompt": self._rng.choices(TEXT_TOKENS, k=asked.num_prompt_tokens),

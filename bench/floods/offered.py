@@ -54,7 +54,7 @@ class Flood:
             return ""
         return _FLOODERS_CLASS if side == FLOODER else _OTHERS_CLASS
 
-    def asked(self, tokens_per_s: float, flood_prompt: int) -> list[Asked]:
+    def asked(self, tokens_per_s: float, flood_prompt: int) -> list[FloodRequest]:
         """Return all requests by arrival, Poisson, on a cluster that computes so many tokens/s.
 
         ``flood_prompt``: tokens of the flood's prompts, 0 for none: then all sides are alike.
@@ -67,17 +67,17 @@ class Flood:
             sides.append(self._side(FLOODER, usual, PROMPT))
         return sorted((each for side in sides for each in side), key=lambda each: each.arrival_at)
 
-    def _side(self, side: str, tokens_per_s: float, prompt: int) -> list[Asked]:
-        rng, at, found = random.Random(f"{self.seed}/{side}"), 0.0, list[Asked]()
+    def _side(self, side: str, tokens_per_s: float, prompt: int) -> list[FloodRequest]:
+        rng, at, found = random.Random(f"{self.seed}/{side}"), 0.0, list[FloodRequest]()
         for number, gap in enumerate(gaps("poisson", tokens_per_s / prompt, rng)):
             at += gap
             if at > self.seconds:
                 break
-            found.append(Asked(side, number, at, prompt))
+            found.append(FloodRequest(side, number, at, prompt))
         return found
 
 
-class Asked(NamedTuple):
+class FloodRequest(NamedTuple):
     """One request of a side."""
 
     side: str
