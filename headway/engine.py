@@ -58,10 +58,13 @@ class EngineInfo:
 
 
 class PassFailure(HeadwayError):  # noqa: N818 (an outcome of a pass, as PassResult is)
-    """The failure of a forward pass because of the requests ``keys``; run it again without them."""
+    """The failure of a forward pass because of the requests ``keys``; run it again without them.
 
-    def __init__(self, keys: Sequence[StreamKey], message: str) -> None:
-        super().__init__(Code.INTERNAL, message)
+    ``code``: INVALID_ARGUMENT for requests that this engine can never serve.
+    """
+
+    def __init__(self, keys: Sequence[StreamKey], message: str, code: Code = Code.INTERNAL) -> None:
+        super().__init__(code, message)
         self.keys = tuple(keys)
 
 
@@ -144,6 +147,8 @@ class Drawn(NamedTuple):
     """Cached tokens of its prompt, with its first tokens."""
     message: str = ""
     """The error, if it failed."""
+    code: Code = Code.INTERNAL
+    """The error's kind; see ``StreamFailure``."""
 
 
 class Computed(NamedTuple):

@@ -417,11 +417,16 @@ class KvPart:
 
 @dataclass(frozen=True, slots=True)
 class StreamFailure:
-    """A request that ended without a token."""
+    """A request that ended without a token.
+
+    ``code``: INVALID_ARGUMENT if no attempt can succeed, UNAVAILABLE if another one may and the
+    request is not at fault, else INTERNAL.
+    """
 
     stream_id: int
     finish_reason: FinishReason
     message: str
+    code: Code = Code.INTERNAL
 
 
 @dataclass(frozen=True, slots=True)

@@ -527,20 +527,24 @@ class StreamFailure(_message.Message):
     STREAM_ID_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     finish_reason: _common_pb2.FinishReason.ValueType
     """CANCELLED or ERROR"""
     message: _builtins.str
+    code: _builtins.int
+    """a gRPC status code; 0: INTERNAL"""
     def __init__(
         self,
         *,
         stream_id: _builtins.int = ...,
         finish_reason: _common_pb2.FinishReason.ValueType = ...,
         message: _builtins.str = ...,
+        code: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "message", b"message", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "finish_reason", b"finish_reason", "message", b"message", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,7 +11,9 @@ from dataclasses import replace
 
 from headway.core.worker.events import PassFailed
 from headway.engine import Backend, PassFailure
+from headway.errors import Code
 from headway.forward_pass import ForwardPass, PassResult
+from headway.request import StreamKey
 from services.runtime.logs import get_logger
 from services.runtime.watchdog import end_process
 
@@ -112,16 +114,18 @@ class EngineThread:
         if error is None:
             self._post(done.result())
             return
-        keys = error.keys if isinstance(error, PassFailure) else ()
+        keys: tuple[StreamKey, ...] = ()
+        code, message = Code.INTERNAL, f"the forward pass failed: {error}"
+        if isinstance(error, PassFailure):
+            keys, code = error.keys, error.code
+            message = error.message if code is Code.INVALID_ARGUMENT else message
         self._log.error(
             "forward_pass_failed",
             pass_id=forward_pass.pass_id,
             num_requests=len(forward_pass.items),
             error=repr(error),
         )
-        self._post(
-            PassFailed(forward_pass.pass_id, tuple(keys), f"the forward pass failed: {error}")
-        )
+        self._post(PassFailed(forward_pass.pass_id, keys, message, code))
 
     async def watch(self, least: float) -> None:
         """See ``PassWatch``."""

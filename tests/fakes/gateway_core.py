@@ -14,6 +14,7 @@ from headway.core.gateway.events import (
     Submit,
 )
 from headway.core.gateway.settings import GatewaySettings
+from headway.errors import Code
 from headway.messages import Placed, StreamFailure, TokenBatch
 from headway.request import FinishReason, Request, SamplingParams
 
@@ -79,5 +80,7 @@ def tokens(
     )
 
 
-def failure(stream_id: int, reason: FinishReason = FinishReason.ERROR) -> TokenBatch:
-    return TokenBatch("w", [], [], [], [], {}, [StreamFailure(stream_id, reason, "no luck")])
+def failure(
+    stream_id: int, reason: FinishReason = FinishReason.ERROR, code: Code = Code.INTERNAL
+) -> TokenBatch:
+    return TokenBatch("w", [], [], [], [], {}, [StreamFailure(stream_id, reason, "no luck", code)])

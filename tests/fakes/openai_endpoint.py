@@ -20,13 +20,16 @@ class OpenAIEndpoint:
         self.url = ""
         self.refused: set[str] = set()
         """Fields that it answers with 400."""
+        self.reads_salt = True
+        """False: it ignores ``cache_salt``, whatever is in it."""
         self.names_tokens = True
         self.breaks_after: list[int] = []
         """For each of the next streams, the tokens after which its connection breaks."""
         self.at_a_time = 1
         """Tokens of an event, but for the last."""
         self.busy = 0
-        """So many requests are answered with 503."""
+        """So many requests are answered with ``busy_status``."""
+        self.busy_status = 503
         self.instead = b""
         """Sent in place of every stream, if it is not empty."""
         self.encoding = ""
@@ -41,6 +44,8 @@ class OpenAIEndpoint:
 
     def answer(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
         wrong = sorted(self.refused & body.keys())
+        if self.reads_salt and not isinstance(body.get("cache_salt", ""), str):
+            wrong.append("cache_salt")
         if wrong:
             _respond(handler, 400, {"error": {"message": f"{wrong[0]} is not supported"}})
         elif not body.get("stream"):
@@ -48,7 +53,7 @@ class OpenAIEndpoint:
             _respond(handler, 200, {"choices": [self._choice([next_token(body["prompt"])], body)]})
         elif self.busy:
             self.busy -= 1
-            _respond(handler, 503, {"error": {"message": "try again"}})
+            _respond(handler, self.busy_status, {"error": {"message": "try again"}})
         else:
             self.bodies.append(body)
             self._stream(handler, body)

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 
+from headway.errors import Code
 from headway.messages import (
     ControlHello,
     Snapshot,
@@ -42,11 +43,13 @@ class Sink(gateway_pb2_grpc.TokenSinkServicer):
         self.tokens: asyncio.Queue[tuple[int, int, int]] = asyncio.Queue()
         self.cached: dict[int, int] = {}
         self.failures: list[str] = []
+        self.codes: list[Code] = []
 
     async def Attach(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
         async for packed in request_iterator:
             batch = wire.unpack_token_batch(packed)
             self.failures += [failure.message for failure in batch.failures]
+            self.codes += [failure.code for failure in batch.failures]
             self.cached |= {batch.stream_ids[n]: count for n, count in batch.num_cached.items()}
             rows = zip(batch.stream_ids, batch.indices, batch.token_ids, strict=True)
             for row in rows:

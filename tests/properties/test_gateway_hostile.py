@@ -9,6 +9,7 @@ from headway.cluster import Role
 from headway.core.gateway.core import GatewayCore
 from headway.core.gateway.events import Deliver, Fail, GatewayAction, SchedulerConnected, Submit
 from headway.core.gateway.settings import GatewaySettings
+from headway.errors import Code
 from headway.messages import Lost, Placed, StreamFailure, TokenBatch
 from headway.request import FinishReason, Request, SamplingParams, StreamKey
 
@@ -18,7 +19,14 @@ INDICES = st.one_of(st.integers(0, 8), st.just(2**32 - 1))
 REASONS = st.one_of(st.none(), st.none(), st.sampled_from(FinishReason))
 ENTRIES = st.lists(st.tuples(STREAMS, INDICES, st.integers(0, 2**32 - 1), REASONS), max_size=8)
 FAILURES = st.lists(
-    st.builds(StreamFailure, STREAMS, st.sampled_from(FinishReason), st.just("x")), max_size=2
+    st.builds(
+        StreamFailure,
+        STREAMS,
+        st.sampled_from(FinishReason),
+        st.just("x"),
+        st.sampled_from(Code),
+    ),
+    max_size=2,
 )
 
 

@@ -12,9 +12,10 @@ import torch
 
 from headway.blocks import blocks_for
 from headway.engine import EngineInfo, PassFailure
+from headway.errors import Code
 from headway.forward_pass import ForwardPass, HiddenStates, PassItem, PassResult, Sampled
 from headway.request import SamplingParams, StreamKey
-from headway_vllm.draws import draw_rows
+from headway_vllm.draws import draw_rows, refusal
 from headway_vllm.kv import HostBlocks, VllmKvStore
 from headway_vllm.plans import NULL_BLOCKS, PassTranslator
 from headway_vllm.shim import EngineParts, eos_token_ids, settle_threads
@@ -154,6 +155,9 @@ class VllmBackend:
             problem = f"{wrong} is not a token id"
         if problem:
             raise PassFailure([item.key], f"{name}: {problem}")
+        refused = refusal(item.sampling)
+        if refused:
+            raise PassFailure([item.key], refused, Code.INVALID_ARGUMENT)
 
     def warm_up(self) -> None:
         """Run a prompt and a decoding step, which compile what vLLM compiles late."""

@@ -7,8 +7,19 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from headway.forward_pass import PassItem
+from headway.request import SamplingParams
 from services.worker.engine.grammar import Masks
 from services.worker.engine.sampler import Drawn, draw
+
+
+def refusal(sampling: SamplingParams) -> str:
+    """Return why vLLM cannot serve a request with these parameters, "" if it can."""
+    if sampling.num_prompt_logprobs is None:
+        return ""
+    return (
+        "log probabilities of a prompt come from Headway's own engine alone: leave out "
+        "prompt_logprobs, or echo with logprobs, for a model that vLLM computes"
+    )
 
 
 def draw_rows(

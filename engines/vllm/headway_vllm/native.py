@@ -26,9 +26,10 @@ from headway.engine import (
     PassPlan,
     Preempted,
 )
+from headway.errors import Code
 from headway.forward_pass import PassItem
 from headway.request import FinishReason, Request, SamplingParams, StreamKey, TokenLogprobs
-from headway_vllm.draws import draw_rows
+from headway_vllm.draws import draw_rows, refusal
 from headway_vllm.order import PolicyOrder
 from headway_vllm.shim import PlanningParts, finish_reason, settle_threads
 from services.runtime.logs import get_logger
@@ -214,8 +215,11 @@ class NativeEngine:
         tokens = [*request.prompt_token_ids, *request.output_token_ids]
         sampling = request.sampling
         self._num_added += 1
+        problem, code = refusal(sampling), Code.INVALID_ARGUMENT
         if not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
-            self._tell(0.0, [(name, _failed(request.key, "it holds a number that is no token id"))])
+            problem, code = "it holds a number that is no token id", Code.INTERNAL
+        if problem:
+            self._tell(0.0, [(name, _failed(request.key, problem, code))])
             return
         self._held[name] = _Held(request, list(request.output_token_ids))
         self._order.take(name, request, now=time.time())
@@ -319,5 +323,5 @@ class NativeEngine:
                 self._take(output.request_id, output)
 
 
-def _failed(key: StreamKey, message: str) -> Drawn:
-    return Drawn(key, (), FinishReason.ERROR, message=message)
+def _failed(key: StreamKey, message: str, code: Code = Code.INTERNAL) -> Drawn:
+    return Drawn(key, (), FinishReason.ERROR, message=message, code=code)

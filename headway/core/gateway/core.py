@@ -337,10 +337,12 @@ class GatewayCore:
         state = self._requests.by_stream.get(failure.stream_id)
         if state is None:
             return
-        if failure.finish_reason is FinishReason.ERROR:
+        if failure.finish_reason is FinishReason.ERROR and failure.code not in _RETRIABLE:
             state.num_failures += 1
-        if state.num_failures >= self.settings.max_failures:
-            self._fail(state, HeadwayError(Code.INTERNAL, failure.message), actions, now)
+        is_refused = failure.code is Code.INVALID_ARGUMENT
+        if is_refused or state.num_failures >= self.settings.max_failures:
+            code = failure.code if is_refused else Code.INTERNAL
+            self._fail(state, HeadwayError(code, failure.message), actions, now)
         else:
             self._try_again(state, actions, now, failure.message)
 

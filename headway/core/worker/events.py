@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headway.engine import EngineStepped
-from headway.errors import HeadwayError
+from headway.errors import Code, HeadwayError
 from headway.forward_pass import ForwardPass, HiddenStates, PassResult
 from headway.messages import (
     ChangeRole,
@@ -43,6 +43,7 @@ class PassFailed:
     pass_id: int
     keys: tuple[StreamKey, ...]
     message: str
+    code: Code = Code.INTERNAL
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ class Flight:
             elif item.start != sequence.kv.num_computed:
                 continue  # the pass before it has failed, not this request
             elif not blamed or item.key in blamed:
-                state.fail(sequence, event.message)
+                state.fail(sequence, event.message, event.code)
             actions += _go_or_stay(state, sequence)
         return actions
 

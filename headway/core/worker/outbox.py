@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headway.core.worker.events import SendTokens
+from headway.errors import Code
 from headway.forward_pass import Sampled
 from headway.life.moments import Mark
 from headway.messages import StreamFailure, TokenBatch
@@ -65,9 +66,9 @@ class TokenOutbox:
         pending.token_ids.append(sampled.token_id)
         pending.finish_reasons.append(reason)
 
-    def fail(self, request: Request, message: str) -> None:
+    def fail(self, request: Request, message: str, code: Code = Code.INTERNAL) -> None:
         """Add the end of a request that has no token."""
-        failure = StreamFailure(request.stream_id, FinishReason.ERROR, message)
+        failure = StreamFailure(request.stream_id, FinishReason.ERROR, message, code)
         self._for(request).failures.append(failure)
 
     def mark(self, request: Request, mark: Mark) -> None:

@@ -274,7 +274,7 @@ class PlanningEngineCore:
             reason = self._draw(sequence, token_ids, drawn, step, now)
         elif reason is not None:
             message = drawn.message or f"the engine ended the request without a token: {reason}"
-            self._state.fail(sequence, message)
+            self._state.fail(sequence, message, drawn.code)
             return work
         if reason is not None:
             if drawn.finish_reason is None:

@@ -18,6 +18,7 @@ from headway.core.worker.reading import Readers
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.settings import WorkerSettings
 from headway.core.worker.unit import HashesOf, WorkerUnit
+from headway.errors import Code
 from headway.forward_pass import PLAIN, Sampled, Swap
 from headway.messages import FinishedRequest, HeldRequest
 from headway.policies.estimation import Estimation
@@ -252,11 +253,11 @@ class WorkerState:
         request, num_output_tokens = sequence.request, len(sequence.output)
         self._report(request, sequence.unit, num_output_tokens, sequence.ended, sequence.served)
 
-    def fail(self, sequence: Sequence, message: str) -> None:
+    def fail(self, sequence: Sequence, message: str, code: Code = Code.INTERNAL) -> None:
         """End a request at fault in a failed pass, and send its client the reason."""
         # The fault may lie in cached KV that it started with: no other request may use that.
         self.units[sequence.unit].pool.forget(sequence.kv.blocks)
-        self.outbox.fail(sequence.request, message)
+        self.outbox.fail(sequence.request, message, code)
         self.finish(sequence, FinishReason.ERROR)
 
     def _report(

@@ -12,6 +12,7 @@ from headway.request import MAX_LEVELS, MAX_LOGPROBS, FinishReason, TokenLogprob
 from protos import common_pb2 as common
 from protos import gateway_pb2 as pb
 from services.runtime.wire.checks import MAX_ID_CHARS, finite, known, text
+from services.runtime.wire.status import code_of, status_of_code
 
 _TO_PB: Mapping[FinishReason | None, common.FinishReason.ValueType] = MappingProxyType(
     {reason: common.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason}
@@ -50,6 +51,7 @@ def pack_token_batch(batch: TokenBatch, *, now: float = 0.0) -> pb.TokenBatch:
             stream_id=failure.stream_id,
             finish_reason=_TO_PB[failure.finish_reason],
             message=failure.message,
+            code=status_of_code(failure.code),
         )
     for stream_id, kind, at, amount, cause in batch.marks:
         packed.marks.add(
@@ -92,6 +94,7 @@ def unpack_token_batch(packed: pb.TokenBatch, *, now: float = 0.0) -> TokenBatch
                 failure.stream_id,
                 known(_ENDS, failure.finish_reason, "finish_reason"),
                 text(failure.message),
+                code_of(failure.code),
             )
             for failure in packed.failures
         ],

@@ -55,10 +55,29 @@ def completion_body(
         body["stop_token_ids"] = list(sampling.stop_token_ids)
     if endpoint.takes_priority:
         body["priority"] = priority
-    return body | _logprobs_of(endpoint, sampling) | _constraints_of(sampling)
+    body |= _logprobs_of(endpoint, sampling) | _constraints_of(sampling)
+    if request.cache_salt:
+        body["cache_salt"] = _salt_of(endpoint, request)
+    return body
+
+
+def _salt_of(endpoint: KnownEndpoint, request: Request) -> str:
+    if not endpoint.takes_salt:
+        message = (
+            "the endpoint takes no cache_salt, so its prefix cache would be shared with others: "
+            "leave cache_salt out, or ask for a model whose engine keeps salts apart"
+        )
+        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="cache_salt")
+    return request.cache_salt
 
 
 def _logprobs_of(endpoint: KnownEndpoint, sampling: SamplingParams) -> dict[str, Any]:
+    if sampling.num_prompt_logprobs is not None:
+        message = (
+            "log probabilities of a prompt come from Headway's own engine alone: leave out "
+            "prompt_logprobs, or echo with logprobs, for a model behind an OpenAI endpoint"
+        )
+        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="prompt_logprobs")
     if sampling.num_logprobs is None:
         return {}
     if not endpoint.names_logprobs:

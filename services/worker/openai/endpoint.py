@@ -65,6 +65,8 @@ class KnownEndpoint:
     takes_priority: bool
     names_logprobs: bool
     """True if log probabilities come with token ids."""
+    takes_salt: bool
+    """True if requests with different ``cache_salt`` share no cached prefix there."""
     eos_token_ids: tuple[int, ...]
 
 
@@ -113,6 +115,7 @@ def examine(args: EndpointArgs, model: str, max_model_len: int) -> KnownEndpoint
             args.capacity_tokens or _capacity(client) or 64 * length,
             takes_priority,
             probe.takes(logprobs=1, return_tokens_as_token_ids=True),
+            probe.reads_salt(),
             eos_token_ids(model),
         )
 
@@ -159,6 +162,10 @@ class _Probe:
 
     def takes(self, **fields: Any) -> bool:
         return self._post(**fields).status_code == 200
+
+    def reads_salt(self) -> bool:
+        """Return whether it knows ``cache_salt``: one that ignores it takes a wrong one, too."""
+        return self.takes(cache_salt="headway") and not self.takes(cache_salt=[])
 
     def _post(self, **fields: Any) -> httpx.Response:
         """Return the reply; HeadwayError (UNAVAILABLE) where none comes in time."""

@@ -6,7 +6,8 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from math import inf
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -25,21 +26,31 @@ _GATHER = 0.001
 _PAUSE = 0.5  # seconds before an endpoint that did not answer is asked again
 _LONGEST_LINE, _LONGEST_ERROR = 1 << 20, 500  # bytes
 _BUSY = (408, 425, 429, 500, 502, 503, 504)
+_REFUSALS = (400, 413, 422)
 _LOSSES = (
     "order, preemption and chunks inside the engine are its own, but for a request's priority",
     "ends of forward passes are guessed from tokens that arrive together",
     "KV neither leaves nor arrives: requests move by their tokens alone",
     "no hidden states: remaining lengths are estimated from counts",
     "a sampled output that is resumed goes on with other draws",
-    "no response formats, bad words or thinking budgets",
+    "no response formats, bad words, thinking budgets or log probabilities of prompts",
 )
+
+
+class _Break(NamedTuple):
+    """Why a stream broke before its request's end."""
+
+    reason: str
+    status: int = 0
+    """The endpoint's HTTP status; 0 if it did not answer."""
 
 
 class OpenAIEngine:
     """A ``headway.engine.PlanningEngine`` over HTTP.
 
     A stream that breaks is resumed after its tokens. An endpoint that stays silent for its patience
-    ends this process (``gone``): other workers then take its requests over.
+    ends this process (``gone``): other workers then take its requests over. One that answers a
+    request without tokens for as long ends that request alone.
     """
 
     def __init__(
@@ -72,9 +83,12 @@ class OpenAIEngine:
     @property
     def losses(self) -> Sequence[str]:
         """See ``PlanningEngine.losses``."""
-        if self._endpoint.takes_priority:
-            return _LOSSES
-        return ("it takes no priority: its own order is first come, first served", *_LOSSES[1:])
+        losses = list(_LOSSES)
+        if not self._endpoint.takes_priority:
+            losses[0] = "it takes no priority: its own order is first come, first served"
+        if not self._endpoint.takes_salt:
+            losses.append("it takes no cache_salt: requests with one are refused")
+        return losses
 
     def start(self, stepped: Callable[[EngineStepped], None]) -> None:
         """See ``PlanningEngine.start``."""
@@ -120,24 +134,27 @@ class OpenAIEngine:
 
     async def _serve(self, request: Request, priority: int) -> None:
         """Follow a request to its end, over as many streams as that takes."""
-        output = list(request.output_token_ids)
-        silent_since = _now()
+        output, patience = list(request.output_token_ids), self._endpoint.args.patience
+        silent_since = stuck_since = inf
         try:
             while True:
+                began_at, num_before = _now(), len(output)
                 body = completion_body(self._endpoint, request, output, priority)
-                num_before = len(output)
-                problem = await self._stream(request, body, output)
-                if problem is None:
+                broken = await self._stream(request, body, output)
+                if broken is None:
                     return
-                if len(output) > num_before:
-                    silent_since = _now()
-                if _now() - silent_since > self._endpoint.args.patience:
-                    self._log.error("endpoint_does_not_answer", problem=problem)
+                now = _now()
+                silent_since = now if broken.status else min(silent_since, began_at)
+                stuck_since = now if len(output) > num_before else min(stuck_since, now)
+                if now - silent_since > patience:
+                    self._log.error("endpoint_does_not_answer", problem=broken.reason)
                     self._gone(self._endpoint.args.url)
                     return
+                if broken.status and now - stuck_since > patience:
+                    raise _stuck(broken, patience)
                 await asyncio.sleep(_PAUSE)
         except HeadwayError as error:
-            self._fail(request.key, error.message, error.code.value)
+            self._fail(request.key, error.message, error.code.value, error.code)
         except Exception as error:
             self._fail(request.key, "the endpoint sent an answer that cannot be read", error)
         finally:
@@ -146,16 +163,17 @@ class OpenAIEngine:
 
     async def _stream(
         self, request: Request, body: Mapping[str, Any], output: list[int]
-    ) -> str | None:
+    ) -> _Break | None:
         """Read one stream to its end; return None, or why it broke before the request's end."""
+        status = 0
         try:
             async with self._client.stream("POST", "/v1/completions", json=body) as reply:
-                if reply.status_code != 200:
-                    problem = f"the endpoint answered {reply.status_code}"
-                    if reply.status_code in _BUSY:
-                        return problem
+                status = reply.status_code
+                if status in _BUSY:
+                    return _Break(f"the endpoint answered {status}", status)
+                if status != 200:
                     text = (await anext(reply.aiter_bytes(), b""))[:_LONGEST_ERROR]
-                    self._fail(request.key, problem, text.decode(errors="replace"))
+                    self._refused(request.key, status, text.decode(errors="replace"))
                     return None
                 async for line in self._lines(reply):
                     if not line.startswith(b"data: {"):
@@ -163,8 +181,8 @@ class OpenAIEngine:
                     if self._take(request, json.loads(line[6:]), output):
                         return None
         except httpx.TransportError as error:
-            return repr(error)
-        return "its stream ended before its request"
+            return _Break(repr(error), status)
+        return _Break("its stream ended before its request", status)
 
     async def _lines(self, reply: httpx.Response) -> AsyncIterator[bytearray]:
         """Yield the lines of a reply; HeadwayError for one that does not end."""
@@ -196,11 +214,21 @@ class OpenAIEngine:
                     return True
         return False
 
-    def _fail(self, key: StreamKey, message: str, details: str | Exception) -> None:
+    def _refused(self, key: StreamKey, status: int, text: str) -> None:
+        """End a request that the endpoint has refused; the log alone has the endpoint's words."""
+        message, code = f"the endpoint answered {status}", Code.INTERNAL
+        if status in _REFUSALS:
+            message += ": it does not take this request's parameters; the worker's log says why"
+            code = Code.INVALID_ARGUMENT
+        self._fail(key, message, text, code)
+
+    def _fail(
+        self, key: StreamKey, message: str, details: str | Exception, code: Code = Code.INTERNAL
+    ) -> None:
         """End a request; its client reads the message, and the log has the details, too."""
         told = {"exc_info" if isinstance(details, Exception) else "details": details}
         self._log.error("endpoint_failed_request", stream_id=key.stream_id, problem=message, **told)
-        self._say(Drawn(key, (), FinishReason.ERROR, message=message))
+        self._say(Drawn(key, (), FinishReason.ERROR, message=message, code=code))
 
     # --- the endpoint -----------------------------------------------------------------
 
@@ -234,6 +262,15 @@ class OpenAIEngine:
         drawn, self._drawn = self._drawn, []
         last, self._last = self._last, _now()
         self._stepped(EngineStepped(max(0.0, self._last - last), tuple(drawn)))
+
+
+def _stuck(broken: _Break, patience: float) -> HeadwayError:
+    """Return the error of a request that an endpoint has answered without tokens for so long."""
+    if broken.status in (200, 500):  # the request may be the cause: not too many attempts
+        message = f"the endpoint has broken off every attempt for {patience:g} s"
+        return HeadwayError(Code.INTERNAL, message)
+    message = f"the endpoint has answered {broken.status} for {patience:g} s: try again later"
+    return HeadwayError(Code.UNAVAILABLE, message)
 
 
 def _now() -> float:

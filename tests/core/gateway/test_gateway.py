@@ -227,6 +227,26 @@ def test_a_failed_computation_is_tried_once_more() -> None:
     assert fail.error.message == "no luck"
 
 
+def test_what_the_engine_refuses_ends_at_once_with_its_words() -> None:
+    core = gateway()
+    request = opened(core)
+    refused = failure(request.stream_id, code=Code.INVALID_ARGUMENT)
+    (fail,) = failures_in(core.handle(refused, now=0.0))
+    assert (fail.error.code, fail.error.message) == (Code.INVALID_ARGUMENT, "no luck")
+    assert core.num_open == 0
+
+
+def test_a_busy_engine_is_no_fault_of_the_request() -> None:
+    core = gateway()
+    request, now = opened(core), 0.0
+    for _ in range(3):
+        busy = failure(request.stream_id, code=Code.UNAVAILABLE)
+        assert failures_in(core.handle(busy, now=now)) == []
+        assert core.next_wakeup is not None
+        now = core.next_wakeup
+        request = resubmitted(core, now=now)
+
+
 def test_a_request_that_its_worker_dropped_is_run_again() -> None:
     core = gateway()
     request = opened(core)

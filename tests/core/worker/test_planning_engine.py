@@ -23,6 +23,7 @@ from headway.core.worker.events import (
 from headway.core.worker.planning_engine import PlanningEngineCore
 from headway.core.worker.settings import WorkerSettings
 from headway.engine import Computed, Drawn, EngineStepped, PassPlan, Preempted
+from headway.errors import Code
 from headway.messages import (
     Accepted,
     CancelStream,
@@ -182,9 +183,10 @@ def test_an_end_without_a_token_is_an_end_of_sequence() -> None:
 
 def test_a_failure_reaches_the_gateway_and_the_scheduler_by_its_message() -> None:
     worker = serving()
-    worker.step(Drawn(key(1), (), FinishReason.ERROR, message="no such field"))
+    code = Code.INVALID_ARGUMENT
+    worker.step(Drawn(key(1), (), FinishReason.ERROR, message="no such field", code=code))
     (send,) = worker.of(SendTokens)
-    assert [f.message for f in send.batch.failures] == ["no such field"]
+    assert [(f.message, f.code) for f in send.batch.failures] == [("no such field", code)]
     assert worker.of(EndForward)[-1].finished[0].finish_reason is FinishReason.ERROR
 
 

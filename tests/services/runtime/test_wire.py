@@ -241,7 +241,9 @@ def token_batches(draw: st.DrawFn) -> m.TokenBatch:
         return draw(st.lists(of, min_size=count, max_size=count))
 
     marked = draw(st.sets(st.integers(0, count - 1), max_size=2)) if count else set()
-    failures = st.lists(st.builds(m.StreamFailure, u64, finish_reasons, texts), max_size=2)
+    failures = st.lists(
+        st.builds(m.StreamFailure, u64, finish_reasons, texts, st.sampled_from(Code)), max_size=2
+    )
     return m.TokenBatch(
         worker_id=draw(ids),
         stream_ids=column(u64),

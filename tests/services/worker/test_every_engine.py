@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from headway.cluster import TOKEN_LAYOUT
+from headway.errors import Code
 from headway.messages import (
     Accepted,
     CancelStream,
@@ -238,6 +239,23 @@ async def test_what_no_pass_could_serve_is_refused_by_name(
         while not worker.sink.failures:
             await asyncio.sleep(0.01)
     assert named in worker.sink.failures[0]
+    assert [*(await worker.served(2, worker.request(2)))] == [2]
+
+
+async def test_log_probabilities_of_a_prompt_are_given_or_refused_at_once(
+    worker: Worker, tested: EngineUnderTest
+) -> None:
+    if tested.name in ("fake", "torch"):
+        pytest.skip("its own engine has them, and the fake has no probabilities")
+    wrong = worker.request(1, num_prompt_logprobs=1)
+    await worker.dispatch(1, wrong)
+    (ended,) = await worker.finished()
+    assert (ended.key, ended.finish_reason) == (wrong.key, FinishReason.ERROR)
+    async with asyncio.timeout(PATIENCE):
+        while not worker.sink.failures:
+            await asyncio.sleep(0.01)
+    assert worker.sink.failures[0].startswith("log probabilities of a prompt")
+    assert worker.sink.codes == [Code.INVALID_ARGUMENT]
     assert [*(await worker.served(2, worker.request(2)))] == [2]
 
 

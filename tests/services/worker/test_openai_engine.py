@@ -62,7 +62,7 @@ class Following:
 
     async def end(self) -> Drawn:
         await self.until(lambda: any(d.finish_reason is not None for d in self.drawn))
-        return self.drawn[-1]
+        return next(d for d in self.drawn if d.finish_reason is not None)
 
 
 @asynccontextmanager
@@ -104,7 +104,7 @@ def test_a_model_that_it_does_not_have_is_refused_at_the_start(endpoint: OpenAIE
 
 
 def test_one_that_never_answers_is_refused_by_its_url() -> None:
-    args = EndpointArgs(url="http://127.0.0.1:9", start_patience=0.6)
+    args = EndpointArgs(url="http://127.0.0.1:9", start_patience=2.0)
     with pytest.raises(HeadwayError, match=r"http://127.0.0.1:9 lists no models") as refused:
         examine(args, str(MODEL), 0)
     assert refused.value.code is Code.UNAVAILABLE
@@ -217,6 +217,35 @@ async def test_an_endpoint_that_is_gone_is_given_up(endpoint: OpenAIEndpoint) ->
     assert found.drawn == []
 
 
+@pytest.mark.parametrize(("status", "code"), [(429, Code.UNAVAILABLE), (500, Code.INTERNAL)])
+async def test_one_that_answers_a_request_without_tokens_loses_that_request_alone(
+    endpoint: OpenAIEndpoint, status: int, code: Code
+) -> None:
+    async with following(examined(endpoint, patience=2.0)) as found:
+        healthy, unlucky = (make_request("", n, max_tokens=100_000) for n in (1, 2))
+        found.engine.add(healthy, 0)
+        await found.until(lambda: bool(found.tokens))
+        endpoint.busy, endpoint.busy_status = 1_000_000, status
+        found.engine.add(unlucky, 0)
+        failed = await found.end()
+        assert (failed.key, failed.finish_reason) == (unlucky.key, FinishReason.ERROR)
+        assert failed.code is code
+        num_tokens = len(found.tokens)
+        await found.until(lambda: len(found.tokens) > num_tokens)
+    assert found.gone == []
+
+
+async def test_streams_that_all_end_without_tokens_end_their_request_alone(
+    endpoint: OpenAIEndpoint,
+) -> None:
+    endpoint.breaks_after = [0] * 1000
+    async with following(examined(endpoint, patience=2.0)) as found:
+        found.engine.add(make_request(""), 0)
+        failed = await found.end()
+    assert (failed.finish_reason, failed.code) == (FinishReason.ERROR, Code.INTERNAL)
+    assert found.gone == []
+
+
 async def test_log_probabilities_come_by_token_id(endpoint: OpenAIEndpoint) -> None:
     request = make_request("", max_tokens=1)
     request = replace(request, sampling=replace(request.sampling, num_logprobs=2))
@@ -227,12 +256,36 @@ async def test_log_probabilities_come_by_token_id(endpoint: OpenAIEndpoint) -> N
     assert drawn.logprobs == (TokenLogprobs(-0.5, (token, 7), (-0.5, -1.5)),)
 
 
+async def test_a_salt_reaches_the_endpoint(endpoint: OpenAIEndpoint) -> None:
+    request = replace(make_request(""), cache_salt="tenant-a")
+    async with following(examined(endpoint)) as found:
+        assert not any("salt" in loss for loss in found.engine.losses)
+        found.engine.add(request, 0)
+        await found.end()
+    assert [body["cache_salt"] for body in endpoint.bodies] == ["tenant-a"]
+
+
+@pytest.mark.parametrize("refused", [set[str](), {"cache_salt"}])
+async def test_a_salt_that_the_endpoint_would_not_read_is_refused(
+    endpoint: OpenAIEndpoint, refused: set[str]
+) -> None:
+    endpoint.reads_salt, endpoint.refused = False, refused
+    request = replace(make_request(""), cache_salt="tenant-a")
+    async with following(examined(endpoint)) as found:
+        assert any("salt" in loss for loss in found.engine.losses)
+        found.engine.add(request, 0)
+        drawn = await found.end()
+    assert (drawn.code, endpoint.bodies) == (Code.INVALID_ARGUMENT, [])
+    assert "cache_salt" in drawn.message
+
+
 @pytest.mark.parametrize(
     ("refused", "changed", "named"),
     [
         ("return_tokens_as_token_ids", {"num_logprobs": 1}, "no log probabilities by token id"),
         ("", {"constraints": Constraints(grammar="x")}, "response format"),
-        ("min_p", {"min_p": 0.5}, "the endpoint answered 400$"),
+        ("", {"num_prompt_logprobs": 1}, "log probabilities of a prompt"),
+        ("min_p", {"min_p": 0.5}, "the endpoint answered 400: it does not take"),
     ],
 )
 async def test_what_cannot_be_kept_is_refused_by_name(
@@ -245,7 +298,7 @@ async def test_what_cannot_be_kept_is_refused_by_name(
         async with following(examined(endpoint)) as found:
             found.engine.add(request, 0)
             drawn = await found.end()
-    assert drawn.finish_reason is FinishReason.ERROR
+    assert (drawn.finish_reason, drawn.code) == (FinishReason.ERROR, Code.INVALID_ARGUMENT)
     assert endpoint.url not in drawn.message
     assert ("min_p is not supported" in str(logs)) == (refused == "min_p")
     with pytest.raises(HeadwayError, match=named):
