@@ -27,7 +27,7 @@ from services.runtime.grammars import (
 )
 
 MAX_STATES = 512
-"""States kept; another one is computed again from its request's tokens."""
+"""States kept, but for those of the last pass; others are computed again from their tokens."""
 
 
 class Mask(NamedTuple):
@@ -123,6 +123,9 @@ class Grammars:
                 masks[item.key] = self._mask(item)
             except ValueError as error:
                 failed[item.key] = str(error)
+        # Passes ask in one order: with a state less than requests, each would be evicted in turn.
+        while len(self._states) > max(MAX_STATES, len(items)):
+            self._states.popitem(last=False)
         if failed:
             raise PassFailure(list(failed), f"a grammar fails: {next(iter(failed.values()))}")
         return masks
@@ -139,8 +142,6 @@ class Grammars:
             assert item.sampling.constraints is not None, "the item has a grammar"
             state = GrammarState(item.sampling.constraints, self._load())
         self._states[item.key] = state
-        if len(self._states) > MAX_STATES:
-            self._states.popitem(last=False)
         return state
 
     def _load(self) -> LLTokenizer:

@@ -96,8 +96,12 @@ def generate(
     output: Sequence[int] = (),
     stream_id: int = 1,
     preempted_at: Sequence[int] = (),
+    between: PassItem | None = None,
 ) -> list[int]:
-    """Go on after ``output`` to the end of the answer; a preemption drops the KV."""
+    """Go on after ``output`` to the end of the answer; a preemption drops the KV.
+
+    ``between``: another request's, computed after each token over the same blocks.
+    """
     found, computed = list(output), 0
     while len(found) < sampling.max_tokens and (not found or found[-1] != EOS):
         if len(found) in preempted_at:
@@ -105,6 +109,8 @@ def generate(
         run = engine.run(ForwardPass(1, (item(sampling, found, computed, stream_id),)))
         computed = len(PROMPT) + len(found)
         found.append(run.sampled[0].token_id)
+        if between is not None:
+            engine.run(ForwardPass(1, (between,)))
     return found
 
 
@@ -157,6 +163,34 @@ def test_an_answer_is_the_same_with_preemptions_and_with_few_states_kept(
     assert generate(engine, sampling, stream_id=3, preempted_at=random.Random(1).sample(every, 5))[
         : len(whole)
     ] == list(whole)
+    other = item(sampling, (), 0, 5)
+    assert generate(engine, sampling, stream_id=4, preempted_at=every, between=other) == whole
+
+
+def test_a_pass_with_more_grammars_than_states_are_kept_reads_no_output_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled: list[str] = []
+    compile_grammar = grammar_module.compile_grammar
+
+    def counted(tokenizer: Any, text: str) -> Any:
+        compiled.append(text)
+        return compile_grammar(tokenizer, text)
+
+    monkeypatch.setattr(grammar_module, "compile_grammar", counted)
+    monkeypatch.setattr(grammar_module, "MAX_STATES", 2)
+    grammars = grammar_module.Grammars(MINI / "tokenizer.json", 261, (EOS,))
+    sampling = bound(of_regex("[ab]{9}", "r").text)
+    for output in ((), ids("a"), ids("ab"), ids("aba")):
+        begun = grammars.begin([item(sampling, output, 0, number) for number in range(5)])
+        assert begun is not None
+        assert len(begun.result()) == 5
+    assert len(compiled) == 5
+    last = grammars.begin([item(sampling, (), 0, 9)])
+    assert last is not None
+    last.result()
+    assert len(compiled) == 6
+    grammars.close()
 
 
 @pytest.mark.parametrize("start", [(), (START,)])
