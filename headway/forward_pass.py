@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.errors import HeadwayError
 from headway.request import SamplingParams, StreamKey, TokenLogprobs
 
 PENDING = -1
@@ -97,6 +98,8 @@ class Sampled(NamedTuple):
     token_id: int
     logprobs: TokenLogprobs | None = None
     before: Sequence[int] = ()
+    problem: HeadwayError | None = None
+    """Why no token could be drawn: the request ends, the others of its pass go on."""
 
 
 def plain(key: StreamKey, num_steps: int) -> Sampled:

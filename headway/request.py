@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from headway.errors import invalid
+from headway.errors import Code, HeadwayError, invalid
 from headway.service_class import NO_STANDING, Standing
 
 MAX_LOGPROBS = 20
@@ -123,6 +123,14 @@ class Constraints:
             raise invalid("thinking_token_budget", self.reasoning_budget, "0 or more")
         if len(self.biases) != len(self.biased_token_ids):
             raise invalid("logit_bias", len(self.biases), "one number for each token")
+        if self.allowed_token_ids and self.bad_words:
+            bad = {word.token_ids[0] for word in self.bad_words if len(word.token_ids) == 1}
+            if bad.issuperset(self.allowed_token_ids):
+                raise HeadwayError(
+                    Code.INVALID_ARGUMENT,
+                    "bad_words forbid every token of allowed_token_ids: leave one of them out",
+                    param="bad_words",
+                )
         for bias in self.biases:
             if not -MAX_BIAS <= bias <= MAX_BIAS:
                 raise invalid("logit_bias", bias, f"from {-MAX_BIAS:g} to {MAX_BIAS:g}")

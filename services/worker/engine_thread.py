@@ -112,7 +112,10 @@ class EngineThread:
             return
         error = done.exception()
         if error is None:
-            self._post(done.result())
+            result = done.result()
+            for problem in [each.problem for each in result.sampled if each.problem is not None]:
+                self._log.error("no_token_drawn", problem=problem.message)
+            self._post(result)
             return
         keys: tuple[StreamKey, ...] = ()
         code, message = Code.INTERNAL, f"the forward pass failed: {error}"

@@ -19,7 +19,7 @@ from headway_vllm.draws import draw_rows, refusal
 from headway_vllm.kv import HostBlocks, VllmKvStore
 from headway_vllm.plans import NULL_BLOCKS, PassTranslator
 from headway_vllm.shim import EngineParts, eos_token_ids, settle_threads
-from services.worker.engine.backend import with_drawn
+from services.worker.engine.backend import none_drawn, with_drawn
 from services.worker.engine.grammar import NO_MASKS, Grammars
 from services.worker.engine.kv.pool import KvShape, KvWriter
 from services.worker.engine.sampler import Drawn
@@ -79,7 +79,7 @@ class VllmBackend:
         hidden = None
         if forward_pass.items:
             before, self._drawn = self._drawn, {}
-            tokens = {key: token for key, (token, _) in before.items()}
+            tokens = {key: max(0, token) for key, (token, _) in before.items()}
             items = with_drawn(forward_pass.items, tokens)
             for item in items:
                 self._check(item)
@@ -124,13 +124,11 @@ class VllmBackend:
         return tokens
 
     def _sampled(self, items: Sequence[PassItem]) -> tuple[Sampled, ...]:
-        bad = [key for key, (token, _) in self._drawn.items() if token < 0]
-        if bad:
-            self._plans.forget_all()
-            names = ", ".join(f"{key.gateway_id}/{key.stream_id}" for key in bad)
-            why = "its logits are not finite, or its constraints admit no token"
-            raise PassFailure(bad, f"no token can be drawn for {names}: {why}")
-        return tuple(Sampled(item.key, *self._drawn[item.key]) for item in items if item.sample)
+        drawn = [(item.key, *self._drawn[item.key]) for item in items if item.sample]
+        return tuple(
+            Sampled(key, token, logprobs) if token >= 0 else none_drawn(key, token, self._masks)
+            for key, token, logprobs in drawn
+        )
 
     def _hidden(self, keys: Sequence[StreamKey]) -> HiddenStates:
         rows = {self._items[name].key: n for n, name in enumerate(self._parts.request_ids)}

@@ -31,7 +31,7 @@ def draw_rows(
     """Return a token for each row (rows, vocabulary), and what was drawn by row.
 
     A row whose item is None draws nothing and gets any token, and so does one without a finite
-    logit: there -1 was drawn.
+    logit: what was drawn there is ``problem_of``'s.
     """
     rows = [row for row, item in enumerate(items) if item is not None]
     chosen = [item for item in items if item is not None]

@@ -22,11 +22,10 @@ from headway.engine import (
     Drawn,
     EngineInfo,
     EngineStepped,
-    PassFailure,
     PassPlan,
     Preempted,
 )
-from headway.errors import Code
+from headway.errors import Code, HeadwayError
 from headway.forward_pass import PassItem
 from headway.request import FinishReason, Request, SamplingParams, StreamKey, TokenLogprobs
 from headway_vllm.draws import draw_rows, refusal
@@ -34,7 +33,8 @@ from headway_vllm.order import PolicyOrder
 from headway_vllm.shim import PlanningParts, finish_reason, settle_threads
 from services.runtime.logs import get_logger
 from services.runtime.watchdog import end_process
-from services.worker.engine.grammar import NO_MASKS, Grammars, Masks
+from services.worker.engine.grammar import NO_MASKS, Grammars
+from services.worker.engine.sampler import problem_of
 from services.worker.engine_thread import PassWatch
 
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
@@ -76,7 +76,7 @@ class _Held:
     output: list[int]
     logprobs: TokenLogprobs | None = None
     """The newest token's."""
-    problem: str = ""
+    problem: HeadwayError | None = None
     """The reason why no token could be drawn."""
 
     def item(self) -> PassItem:
@@ -267,7 +267,7 @@ class NativeEngine:
         tokens, reason = tuple(output.new_token_ids), finish_reason(output)
         if held.problem:
             self._end(name)
-            return _failed(held.request.key, held.problem)
+            return _failed(held.request.key, held.problem.message, held.problem.code)
         logprobs = (held.logprobs,) if held.logprobs is not None else ()
         held.output += tokens
         if reason:
@@ -288,29 +288,14 @@ class NativeEngine:
         """Return a token for each row; rows that draw none get any."""
         names, parts = self._parts.request_ids, self._parts
         items = [self._held[name].item() if parts.draws(name) else None for name in names]
-        masks = self._masks([(n, i) for n, i in zip(names, items, strict=True) if i is not None])
+        future = self._grammars.begin([item for item in items if item is not None])
+        masks = NO_MASKS if future is None else future.result()
         tokens, drawn = draw_rows(logits, items, self.info.eos_token_ids, masks)
         for row, (token, logprobs) in drawn.items():
             held = self._held[names[row]]
             held.logprobs = logprobs
-            if token < 0:
-                why = "its logits are not finite, or its constraints admit no token"
-                held.problem = held.problem or f"no token can be drawn: {why}"
+            held.problem = problem_of(token, masks.get(held.request.key))
         return tokens
-
-    def _masks(self, named: Sequence[tuple[str, PassItem]]) -> Masks:
-        """Return the grammars' masks; requests whose grammar fails are noted and left out."""
-        while True:
-            future = self._grammars.begin([item for _, item in named])
-            if future is None:
-                return NO_MASKS
-            try:
-                return future.result()
-            except PassFailure as failure:
-                for name, item in named:
-                    if item.key in failure.keys:
-                        self._held[name].problem = failure.message
-                named = [(name, item) for name, item in named if item.key not in failure.keys]
 
     def _warm_up(self) -> None:
         """Run a prompt and a decoding step, which compile what vLLM compiles late."""

@@ -356,6 +356,9 @@ class WorkerCore:
     def _draw(self, sequence: Sequence, sampled: Sampled, step: float, now: float) -> bool:
         """Add a request's drawn tokens; end or hand it off if due; return whether it continues."""
         state, unit = self._state, self._state.units[sequence.unit]
+        if sampled.problem is not None:
+            state.fail(sequence, sampled.problem.message, sampled.problem.code)
+            return False
         unit.cache(sequence)
         state.drew(sequence, sampled, now=now, step=step)
         state.lives.drew(sequence)
@@ -388,8 +391,7 @@ class WorkerCore:
         return report
 
     def _report_load(self, actions: list[WorkerAction], now: float) -> None:
-        report = self._reports.load_report(now)
-        if report is not None:
+        if (report := self._reports.load_report(now)) is not None:
             actions.append(report)
 
 

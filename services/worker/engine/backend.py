@@ -33,7 +33,7 @@ from services.worker.engine.model.tensor_parallel import (
     tell_followers,
 )
 from services.worker.engine.options import EngineOptions, find_device
-from services.worker.engine.sampler import draw, draw_each
+from services.worker.engine.sampler import draw, draw_each, problem_of
 from services.worker.engine.scores import PromptScores
 
 
@@ -138,21 +138,13 @@ class TorchBackend:
         logits = self._model.lm_head(states if rows is None else states.index_select(0, rows))
         chosen = [items[n] for n in layout.sampling_items]
         how = draw_each if self._model.decoder.is_deterministic else draw
-        drawn = how(
-            logits,
-            chosen,
-            self.info.eos_token_ids,
-            self._model.decoder.greatest,
-            NO_MASKS if masks is None else masks.result(),
-        )
-        bad = [item.key for item, (token, _) in zip(chosen, drawn, strict=True) if token < 0]
-        if bad:
-            names = ", ".join(f"{key.gateway_id}/{key.stream_id}" for key in bad)
-            why = "its logits are not finite, or its constraints admit no token"
-            raise PassFailure(bad, f"no token can be drawn for {names}: {why}")
+        found = NO_MASKS if masks is None else masks.result()
+        drawn = how(logits, chosen, self.info.eos_token_ids, self._model.decoder.greatest, found)
         by_item = sorted(zip(layout.sampling_items, drawn, strict=True), key=lambda pair: pair[0])
         return tuple(
             Sampled(items[n].key, token, self._with_prompt(items[n], logprobs))
+            if token >= 0
+            else none_drawn(items[n].key, token, found)
             for n, (token, logprobs) in by_item
         )
 
@@ -230,6 +222,14 @@ class TorchBackend:
             return self._pool
         assert self._host is not None, "the core knows how much host memory there is"
         return self._host
+
+
+def none_drawn(key: StreamKey, token: int, masks: Masks) -> Sampled:
+    """Return the end of a request for which no token can be drawn.
+
+    A pass that is already planned behind this one computes any token for it.
+    """
+    return Sampled(key, 0, problem=problem_of(token, masks.get(key)))
 
 
 def with_drawn(items: Sequence[PassItem], drawn: Mapping[StreamKey, int]) -> Sequence[PassItem]:

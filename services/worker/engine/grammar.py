@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
-from headway.engine import PassFailure
 from headway.forward_pass import PassItem
 from headway.request import Constraints, StreamKey
 from services.runtime.grammars import (
@@ -39,6 +38,8 @@ class Mask(NamedTuple):
     instead: int | None = None
     """The token that is drawn where the model would draw one that may not be; None: the next best.
     An end inside the reasoning is the reasoning's: the answer has yet to take its form."""
+    problem: str = ""
+    """Why its grammar admits nothing: it has failed."""
 
 
 Masks = Mapping[StreamKey, Mask]
@@ -117,17 +118,15 @@ class Grammars:
 
     def _masks(self, items: Sequence[PassItem]) -> Masks:
         masks: dict[StreamKey, Mask] = {}
-        failed: dict[StreamKey, str] = {}
         for item in items:
             try:
                 masks[item.key] = self._mask(item)
             except ValueError as error:
-                failed[item.key] = str(error)
+                nothing = np.zeros(self._vocab_size, np.uint8)
+                masks[item.key] = Mask(nothing, False, problem=f"a grammar fails: {error}")
         # Passes ask in one order: with a state less than requests, each would be evicted in turn.
         while len(self._states) > max(MAX_STATES, len(items)):
             self._states.popitem(last=False)
-        if failed:
-            raise PassFailure(list(failed), f"a grammar fails: {next(iter(failed.values()))}")
         return masks
 
     def _mask(self, item: PassItem) -> Mask:

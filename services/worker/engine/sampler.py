@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from headway.errors import Code, HeadwayError
 from headway.forward_pass import PassItem
 from headway.request import SamplingParams, TokenLogprobs
 from services.worker.engine.constraints import constrain
-from services.worker.engine.grammar import NO_MASKS, Masks
+from services.worker.engine.grammar import NO_MASKS, Mask, Masks
 from services.worker.engine.penalties import adjust
 
 GREEDY_TEMPERATURE = 1e-5  # below it a division would only overflow
@@ -24,6 +25,9 @@ _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _PART = 128
 _MIN_PARTED = 4096
+
+NOT_FINITE, NONE_ADMITTED = -1, -2
+"""Stand for a token where none can be drawn; see ``problem_of``."""
 
 Drawn = tuple[int, TokenLogprobs | None]
 Greatest = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -58,13 +62,13 @@ def draw(
     find: Greatest = greatest,
     masks: Masks = NO_MASKS,
 ) -> list[Drawn]:
-    """Draw a token for each row (rows, vocabulary); -1 where the greatest is not finite.
+    """Draw a token for each row (rows, vocabulary), or say that there is none (``problem_of``).
 
     ``find`` is ``greatest``, or a kernel that computes the same. ``masks``: what the grammars of
     the items admit.
     """
     best, tokens = find(logits)
-    finite = best.isfinite()
+    sound = finite = best.isfinite()
     logprobs: dict[int, TokenLogprobs] = {}
     if not all(_is_plain(item) for item in items):
         logits = logits.float()
@@ -79,8 +83,23 @@ def draw(
             chosen = [items[n] for n in random]
             tokens[rows] = _draw_random(adjusted[rows], chosen, finite[rows])
         logprobs = _logprobs(logits, tokens, items)
-    ids = torch.where(finite, tokens, -1).tolist()
+    ids = tokens.masked_fill(~finite, NONE_ADMITTED).masked_fill(~sound, NOT_FINITE).tolist()
     return [(token, logprobs.get(n)) for n, token in enumerate(ids)]
+
+
+def problem_of(token: int, mask: Mask | None) -> HeadwayError | None:
+    """Return why a row has no token, None if it has one. ``mask``: its grammar's."""
+    if token >= 0:
+        return None
+    if mask is not None and mask.problem:
+        return HeadwayError(Code.INTERNAL, mask.problem)
+    if token == NOT_FINITE:
+        return HeadwayError(Code.INTERNAL, "no token can be drawn: its logits are not finite")
+    message = (
+        "its constraints admit no token: bad words, allowed tokens, least length and form leave "
+        "nothing to draw"
+    )
+    return HeadwayError(Code.INVALID_ARGUMENT, message)
 
 
 def draw_each(

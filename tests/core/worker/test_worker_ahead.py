@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from headway.cluster import Role, WorkerInfo
 from headway.core.worker.core import WorkerCore, WorkerSettings
 from headway.core.worker.events import PassFailed, SendTokens, StartTransfer
-from headway.forward_pass import PENDING, ForwardPass, PassResult
+from headway.errors import Code, HeadwayError
+from headway.forward_pass import PENDING, ForwardPass, PassResult, Sampled
 from headway.messages import CancelStream, Dispatch, EndForward, Handoff, UnitBatch
 from headway.policies import registry
 from headway.request import FinishReason, Request, SamplingParams, StreamKey
@@ -147,6 +150,23 @@ def test_a_failed_pass_takes_the_one_behind_with_it_and_blames_its_own() -> None
     worker.run_all()
     assert worker.ends == {0: ["error"], 1: ["length"]}
     assert list(worker.tokens[1].values()) == expected_output((8, 9), 6)
+    assert free_blocks(worker) == 20
+
+
+def test_one_for_which_no_token_is_drawn_ends_alone_and_both_passes_count() -> None:
+    worker = harness()
+    dispatch(worker, asking(0), asking(1, (8, 9)))
+    ran = worker.model.run(worker.passes.popleft())
+    none = Sampled(StreamKey("g", 0), 0, problem=HeadwayError(Code.INVALID_ARGUMENT, "none"))
+    worker.post(replace(ran, sampled=(none, *ran.sampled[1:])))
+    assert worker.ends == {0: ["error"]}
+    assert list(worker.tokens[1].values()) == expected_output((8, 9), 1)
+    worker.run_pass()
+    assert list(worker.tokens[1].values()) == expected_output((8, 9), 2)
+    worker.run_all()
+    assert worker.ends == {0: ["error"], 1: ["length"]}
+    assert list(worker.tokens[1].values()) == expected_output((8, 9), 6)
+    assert 0 not in worker.tokens
     assert free_blocks(worker) == 20
 
 

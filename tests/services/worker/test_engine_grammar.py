@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from tokenizers import Tokenizer
 
 from headway.blocks import blocks_for
-from headway.engine import PassFailure
+from headway.errors import Code, HeadwayError
 from headway.forward_pass import PENDING, ForwardPass, PassItem
 from headway.request import BadWord, Constraints, SamplingParams, StreamKey
 from services.gateway.grammars import GrammarChecker, of_choice, of_regex, of_rules, of_schema
@@ -263,9 +263,13 @@ def test_a_complete_answer_ends_whatever_the_least_length(engine: TorchBackend) 
 
 def test_a_request_whose_tokens_break_its_grammar_fails_alone(engine: TorchBackend) -> None:
     bad = item(bound(of_regex("abc", "r").text), ids("zz"), 0, 80)
-    with pytest.raises(PassFailure, match="a grammar fails") as caught:
-        engine.run(ForwardPass(1, (bad,)))
-    assert caught.value.keys == (bad.key,)
+    good = item(SamplingParams(temperature=0.0), (), 0, 81)
+    bad = bad._replace(block_table=tuple(b + 20 for b in bad.block_table))
+    failed, drawn = engine.run(ForwardPass(1, (bad, good))).sampled
+    assert failed.problem is not None
+    assert (failed.key, failed.problem.code) == (bad.key, Code.INTERNAL)
+    assert failed.problem.message.startswith("a grammar fails")
+    assert drawn == engine.run(ForwardPass(2, (good,))).sampled[0]
 
 
 def test_biases_bad_words_and_allowed_tokens_bound_the_draws(engine: TorchBackend) -> None:
@@ -286,8 +290,36 @@ def test_biases_bad_words_and_allowed_tokens_bound_the_draws(engine: TorchBacken
     assert draws(Constraints(allowed_token_ids=(a, b), bad_words=words)) == {b}
     after = Constraints(allowed_token_ids=(b, c), bad_words=words)
     assert draws(after, (c,)) == {c}
-    with pytest.raises(PassFailure, match="admit no token"):
-        draws(Constraints(allowed_token_ids=(a,), bad_words=words))
+
+
+def test_one_whose_bad_words_are_all_that_its_form_admits_fails_alone(
+    engine: TorchBackend,
+) -> None:
+    (a,) = ids("a")
+    constraints = Constraints(of_regex("a+", "r").text, bad_words=(BadWord((a,)),))
+    bad = item(SamplingParams(constraints=constraints), (), 0, 90)
+    bad = bad._replace(block_table=tuple(b + 20 for b in bad.block_table))
+    good = item(SamplingParams(temperature=0.0), (), 0, 91)
+    drawn, failed = engine.run(ForwardPass(1, (good, bad))).sampled
+    assert failed.problem is not None
+    assert failed.problem.code is Code.INVALID_ARGUMENT
+    assert "admit no token" in failed.problem.message
+    assert drawn == engine.run(ForwardPass(2, (good,))).sampled[0]
+    # A pass that was planned behind it computes any token for it.
+    length = bad.start + len(bad.token_ids)
+    more = (*bad.block_table, 40)
+    behind = bad._replace(token_ids=(PENDING,), start=length, block_table=more)
+    engine.run(ForwardPass(3, (bad,)))
+    (again,) = engine.run(ForwardPass(4, (behind,))).sampled
+    assert again.key == bad.key
+
+
+def test_bad_words_that_forbid_all_allowed_tokens_are_refused() -> None:
+    words = (BadWord((1,)), BadWord((2,)), BadWord((3, 4)))
+    with pytest.raises(HeadwayError, match="forbid every token") as refused:
+        Constraints(allowed_token_ids=(1, 2), bad_words=words)
+    assert (refused.value.code, refused.value.param) == (Code.INVALID_ARGUMENT, "bad_words")
+    assert Constraints(allowed_token_ids=(1, 2, 3), bad_words=words).bad_words == words
 
 
 def _fields(params: SamplingParams) -> dict[str, Any]:
