@@ -35,20 +35,23 @@ class Comparison:
 
     def cluster(self, engine: str, engine_args: Mapping[str, object]) -> ClusterOptions:
         """Return a cluster of one worker that does both phases with this engine."""
-        limits = self.limits
+        limits, computes = self.limits, engine != "openai"
+        of_engine = (
+            *("--max-running", str(limits.max_running)),
+            *("--kv-cache-gib", str(limits.kv_cache_gib)),
+        )
         return ClusterOptions(
             model=self.model,
             policies=PolicyOptions(self.preset),
             workers=WorkerCounts(0, 0, 0, 1),
-            dtype=limits.dtype,
+            dtype=limits.dtype if computes else "auto",
             port=free_port(2),
             drain_timeout=5.0,
             service_flags={
                 "worker": (
                     *("--engine", engine, "--engine-args", json.dumps(dict(engine_args))),
-                    *("--max-running", str(limits.max_running)),
+                    *(of_engine if computes else ()),
                     *("--chunk-tokens", str(limits.chunk_tokens)),
-                    *("--kv-cache-gib", str(limits.kv_cache_gib)),
                     *("--num-threads", str(limits.num_threads)),
                 )
             },

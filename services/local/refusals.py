@@ -25,7 +25,7 @@ from services.runtime.preset import PresetConfig
 from services.runtime.store import MEMBER_TTL, Member, Store
 from services.worker.config import WorkerConfig
 from services.worker.engine.model.check import check_model
-from services.worker.engines import MOVES_NO_KV, find_engine
+from services.worker.engines import MOVES_NO_KV, find_engine, refuse_unread
 
 _LATE, _INTERVAL = 0.5, 0.1  # seconds
 
@@ -134,7 +134,7 @@ def _computes(options: ClusterOptions, engine: str) -> bool:
 
 
 def _refuse_wrong_engine(config: WorkerConfig) -> None:
-    """Raise HeadwayError for an engine that is not here, or has no such role or units."""
+    """Raise HeadwayError for an engine that is not here, or has no such role, units or option."""
     if config.engine != "torch":
         find_engine(config.engine)
     if config.engine in MOVES_NO_KV and config.role != "unified":
@@ -145,6 +145,7 @@ def _refuse_wrong_engine(config: WorkerConfig) -> None:
         raise HeadwayError(Code.INVALID_ARGUMENT, message)
     if config.engine in MOVES_NO_KV and config.dp != 1:
         raise invalid("--dp", config.dp, f"1 with engine {config.engine}")
+    refuse_unread(config)
 
 
 def refuse_log_folder(folder: Path) -> None:

@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 
 from headway.engine import Backend, PlanningEngine
-from headway.errors import Code, HeadwayError
+from headway.errors import Code, HeadwayError, invalid
 from services.worker.config import WorkerConfig
 
 GROUP = "headway.engines"
@@ -25,6 +25,22 @@ _OWN: Mapping[str, str] = MappingProxyType(
 )
 MOVES_NO_KV = ("openai", "vllm-native")
 """Engines whose workers can be ``unified`` alone, with one DP unit."""
+_OF_TORCH = ("kernels", "deterministic")
+_OF_PLANNED_PASSES = (
+    *("host_kv_gib", "watermark", "linger", "async_scheduling", "move_rounds", "least_pass_time"),
+)
+_UNREAD: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "openai": (
+            *_OF_TORCH,
+            *("dtype", "quantization", "num_blocks", "kv_cache_gib", "max_running"),
+            *("prefix_caching", *_OF_PLANNED_PASSES),
+        ),
+        "vllm": (*_OF_TORCH, "block_size"),
+        "vllm-native": (*_OF_TORCH, "block_size", *_OF_PLANNED_PASSES),
+    }
+)
+"""Options of a worker that an engine does not read."""
 _PACKAGES: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(("vllm", "vllm-native"), "-e . -e 'engines/vllm[cpu]'")
 )
@@ -33,7 +49,19 @@ _PACKAGES: Mapping[str, str] = MappingProxyType(
 
 def load_engine(config: WorkerConfig) -> Engine:
     """Load the engine that a worker is configured for; HeadwayError where that cannot be."""
-    return find_engine(config.engine)(config)
+    load = find_engine(config.engine)
+    refuse_unread(config)
+    return load(config)
+
+
+def refuse_unread(config: WorkerConfig) -> None:
+    """Raise HeadwayError for an option that was given and that the engine does not read."""
+    for name in _UNREAD.get(config.engine, ()):
+        value = getattr(config, name)
+        if value != WorkerConfig.model_fields[name].default:
+            flag = f"--{name.replace('_', '-')}"
+            limit = f"left out with engine {config.engine}, which does not read it"
+            raise invalid(flag, value, limit)
 
 
 def find_engine(name: str) -> Load:

@@ -49,6 +49,32 @@ def test_an_engine_that_plans_its_own_passes_has_one_unit(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--worker.deterministic",),
+        ("--worker.kernels", "torch"),
+        ("--worker.max-running", "4"),
+        ("--worker.linger", "0.5"),
+        ("--dtype", "float32"),
+    ],
+)
+def test_options_that_the_engine_does_not_read_are_refused_by_name(
+    given: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    url = '{"url": "http://127.0.0.1:9"}'
+    assert main(["up", "--engine", "openai", "--engine-args", url, *given]) == 2
+    named = f"--{given[0].removeprefix('--').removeprefix('worker.')} is"
+    said = capsys.readouterr().err
+    assert named in said
+    assert "left out with engine openai, which does not read it" in said
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.skipif("vllm" in known_engines(), reason="vLLM is installed here")
 @pytest.mark.parametrize("engine", ["vllm", "vllm-native"])
 @pytest.mark.parametrize("command", ["demo", "up"])

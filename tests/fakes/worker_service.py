@@ -77,7 +77,7 @@ async def process(
         num_threads=1,
         gateway_patience=2.0,
         engine="torch" if engine == "fake" else engine,
-        **{"num_blocks": 160, **options},
+        **({} if engine == "openai" and load is None else {"num_blocks": 160}) | options,
     )
     store = await Store.connect(store_url, cluster)
     server = GrpcServer(config)

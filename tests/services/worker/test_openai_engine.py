@@ -18,7 +18,7 @@ from headway.errors import Code, HeadwayError
 from headway.messages import CancelStream, Dispatch, EndForward, UnitBatch
 from headway.request import Constraints, FinishReason, Request, TokenLogprobs
 from services.worker.config import WorkerConfig
-from services.worker.engines import find_engine, known_engines, load_engine
+from services.worker.engines import find_engine, known_engines, load_engine, refuse_unread
 from services.worker.openai.endpoint import EndpointArgs, KnownEndpoint, examine, parse_args
 from services.worker.openai.engine import OpenAIEngine
 from tests.fakes.openai_endpoint import OpenAIEndpoint, openai_endpoint
@@ -158,6 +158,22 @@ def test_torch_takes_no_engine_args() -> None:
     config = WorkerConfig(service_id="w", model=str(MODEL), engine_args={"a": 1})
     with pytest.raises(HeadwayError, match="engine torch has no --engine-args"):
         load_engine(config)
+
+
+@pytest.mark.parametrize("engine", ["openai", "vllm", "vllm-native"])
+@pytest.mark.parametrize("option", [{"deterministic": True}, {"kernels": "native"}])
+def test_what_an_engine_does_not_read_is_refused_before_it_is_loaded(
+    engine: str, option: dict[str, Any]
+) -> None:
+    config = WorkerConfig(service_id="w", model=str(MODEL), engine=engine, **option)
+    named = f"--{next(iter(option))} is .*left out with engine {engine}"
+    with pytest.raises(HeadwayError, match=named):
+        refuse_unread(config)
+
+
+def test_every_option_may_be_left_out_with_every_engine() -> None:
+    for engine in ("torch", "openai", "vllm", "vllm-native"):
+        refuse_unread(WorkerConfig(service_id="w", model=str(MODEL), engine=engine))
 
 
 # --- one request ------------------------------------------------------------------------
