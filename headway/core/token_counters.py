@@ -21,8 +21,8 @@ class TokenCounters:
     def __init__(self, credit: float = 0.0) -> None:
         self.credit = credit
         self._counters: dict[str, float] = {}
-        self._left = 0.0
-        """Counter of the tenant that last stopped waiting."""
+        self._left = ""
+        """The tenant that last stopped waiting; what it was charged may be corrected since."""
 
     def of(self, tenant: str) -> float:
         """Return a tenant's counter."""
@@ -30,14 +30,14 @@ class TokenCounters:
 
     def join(self, tenant: str, others: Iterable[float]) -> None:
         """Note a tenant that begins to wait, and the counters of the ``others`` that do."""
-        least = min(others, default=self._left) - self.credit
+        least = min(others, default=self.of(self._left)) - self.credit
         self._counters[tenant] = max(self.of(tenant), least)
 
     def leave(self, tenant: str, waiting: Iterable[str]) -> None:
         """Note a tenant that waits no longer, and forget idle ones if there are very many."""
-        self._left = self.of(tenant)
+        self._left = tenant
         if len(self._counters) > _MOST_KEPT:
-            self._counters = {each: self.of(each) for each in waiting}
+            self._counters = {each: self.of(each) for each in (*waiting, tenant)}
 
     def charge(self, tenant: str, num_tokens: float, share: float = 1.0) -> None:
         """Add weighted tokens, or take back what was charged too much."""

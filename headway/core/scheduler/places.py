@@ -79,6 +79,7 @@ class Tracked:
     told: Placed | None = None  # the last word to its gateway on where it is
     rule: str = ""  # that dispatched it
     charged: float = 0.0  # weighted tokens that its tenant was charged for it
+    is_settled: bool = False  # charged as its worker has reported
     beginnings: tuple[int, ...] | None = None  # of its prompt, once asked for
 
     @property

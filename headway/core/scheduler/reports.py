@@ -154,8 +154,14 @@ class WorkerReports:
         has_failed = finished.finish_reason is FinishReason.ERROR
         reason = f"worker {worker_id} has {'failed' if has_failed else 'cancelled'} it"
         entry = self._state.tracked.get(key)
-        if entry is not None and entry.worker_id == worker_id:
-            self._pools[entry.model].window.settle(entry, finished.num_output_tokens)
+        charges, num_output = (
+            self._pools[instance.info.model].window.charges,
+            finished.num_output_tokens,
+        )
+        if entry is None:
+            charges.reported(key, num_output)
+        elif entry.worker_id == worker_id or not (was_cancelled or has_failed):
+            charges.settle(entry, num_output, may_go_on=was_cancelled or has_failed)
         if entry is None:
             if not self._state.has_ended(key):  # its gateway may yet submit it to a new leader
                 self._state.end(key, Lost((key,), reason) if was_cancelled or has_failed else None)
@@ -204,8 +210,10 @@ class WorkerReports:
                 self._state.tell_worker(worker_id, CancelStream(entry.key))
 
     def _end(self, entry: Tracked) -> None:
+        window = self._pools[entry.model].window
+        window.charges.ended(entry)
         if isinstance(entry.place, InWindow):
-            self._pools[entry.model].window.remove(entry.key)
+            window.remove(entry.key)
         self._books.close(entry)
 
     # --- snapshots --------------------------------------------------------------------

@@ -12,6 +12,7 @@ from heapq import heapify, heappop, heappush, merge
 from itertools import chain
 from math import inf
 
+from headway.core.scheduler.charges import Charges
 from headway.core.scheduler.places import Tracked
 from headway.core.scheduler.window import DispatchWindow, Yielding
 from headway.core.token_counters import OUTPUT_WEIGHT, TokenCounters
@@ -61,6 +62,7 @@ class TenantWindows:
         """Tokens of its floor that a yielding class has not had, by name."""
         self._cycle = 0
         self.counters = TokenCounters()
+        self.charges = Charges(self.counters)
         self.in_service: Callable[[], Mapping[str, float]] = dict
         """Returns what tenants were charged for prompts that are not computed yet, by tenant."""
 
@@ -168,7 +170,7 @@ class TenantWindows:
 
     def take_back(self, entry: Tracked) -> None:
         """Put a request that had entered before in its old place, by its ``cycle``."""
-        self._charge(entry, 0.0)
+        self.charges.charge(entry, 0.0)
         self._window_for(entry).take_back(entry)
 
     def remove(self, key: StreamKey) -> None:
@@ -188,7 +190,7 @@ class TenantWindows:
         for tenant, those in by_tenant.items():
             for entry in those:
                 is_repeat = entry.request is None or entry.request.attempt > 0
-                self._charge(entry, 0.0 if is_repeat else _cost(entry))
+                self.charges.charge(entry, 0.0 if is_repeat else _cost(entry))
             self._windows[tenant].dispatched(entry.key for entry in those)
             self._note_end(tenant)
 
@@ -299,16 +301,6 @@ class TenantWindows:
             if by_tenant[tenant]:
                 heappush(heap, (counter + _cost(entry) / entry.share, tenant))
         return ordered
-
-    def _charge(self, entry: Tracked, cost: float) -> None:
-        """Charge its tenant so many weighted tokens for it, in place of what it was charged."""
-        self.counters.charge(entry.tenant, cost - entry.charged, entry.share)
-        entry.charged = cost
-
-    def settle(self, entry: Tracked, num_output_tokens: int) -> None:
-        """Correct the charge of a request that has ended by the tokens that it had."""
-        num_prompt_tokens = entry.num_tokens if entry.charged else 0
-        self._charge(entry, num_prompt_tokens + OUTPUT_WEIGHT * num_output_tokens)
 
     def _owe(self, entries: Sequence[Tracked]) -> None:
         """Add the floors' shares of a dispatch for classes that wait; take off what they got."""

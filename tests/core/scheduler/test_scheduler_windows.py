@@ -5,11 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+
+from headway.core.scheduler.events import WorkerReported
 from headway.core.scheduler.places import Tracked
 from headway.core.scheduler.windows import TenantWindows, heads
+from headway.messages import CancelStream, EndForward, FinishedRequest
 from headway.policies.packing.flow_control import FlowControl, FlowLevel
+from headway.request import FinishReason
 from headway.service_class import ServiceClass, Standing
-from tests.fakes.scheduler_text import SchedulerHarness, make_info, make_request, short_pass
+from tests.fakes.scheduler_text import (
+    SchedulerHarness,
+    idle_loads,
+    key,
+    make_info,
+    make_request,
+    short_pass,
+)
 from tests.fakes.waiting import waiting
 
 BATCH = ServiceClass("batch", ttft=1000.0, floor=0.1, yields=True)
@@ -73,7 +85,7 @@ def test_output_tokens_count_once_they_are_known() -> None:
     legacy, new = made.split()
     first = next(entry for entry in [*legacy, *new] if entry.key.stream_id == 0)
     made.dispatched([first])
-    made.settle(first, 25)
+    made.charges.settle(first, 25)
     assert dispatch(made, 60) == [20, 21, 22, 23, 24, 25]
 
 
@@ -147,6 +159,43 @@ def test_a_prompt_of_several_chunks_takes_no_room_from_a_tenant_that_had_less() 
     scheduler.serve("p", queued=480)
     scheduler.wait(1.0)
     assert scheduler.dispatched("p") == [1, 50]
+
+
+def ended(scheduler: SchedulerHarness, number: int, num_output: int, reason: FinishReason) -> None:
+    """The worker reports a request's end, and holds nothing."""
+    end = FinishedRequest(key(number), 0, 10, num_output, reason)
+    report = EndForward(1, 0.1, (), idle_loads(scheduler.infos["p"]), (), (end,))
+    scheduler.post(WorkerReported("p", report), after=0.1)
+
+
+@pytest.mark.parametrize(
+    ("expected", "had", "next_in_turn"),
+    [(1000.0, 3, "a"), (0.0, 500, "b"), (1000.0, 500, "b"), (0.0, 3, "a")],
+)
+def test_a_cancelled_request_is_charged_for_what_it_had(
+    expected: float, had: int, next_in_turn: str
+) -> None:
+    scheduler = SchedulerHarness(short_pass())
+    scheduler.connect(make_info("p", chunk=20))
+
+    def ask(number: int, tenant: str, num_prompt: int = 20, output: float = 0.0) -> None:
+        request = replace(make_request(number, num_prompt), standing=Standing(tenant))
+        scheduler.post(replace(request, predicted_output_tokens=output))
+
+    ask(1, "a", 10, expected)
+    scheduler.serve("p", running=1)
+    scheduler.post(CancelStream(key(1)))  # a client that leaves, or a stop string
+    ended(scheduler, 1, had, FinishReason.CANCELLED)
+    ask(2, "b", 10)
+    scheduler.serve("p", running=1)
+    ended(scheduler, 2, 5, FinishReason.STOP)
+    ask(3, "c")
+    numbers = {"a": 4, "b": 5}
+    for tenant, number in numbers.items():
+        ask(number, tenant)
+    scheduler.serve("p")
+    scheduler.wait(1.0)
+    assert scheduler.dispatched("p")[:4] == [1, 2, 3, numbers[next_in_turn]]
 
 
 def floods(scheduler: SchedulerHarness, worker_id: str) -> dict[int, bool]:
