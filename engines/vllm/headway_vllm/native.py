@@ -43,6 +43,7 @@ _LOSSES = (
     "chunks, blocks and prefix cache are vLLM's; order, preemption and pauses are the policy's",
     "KV neither leaves nor arrives: requests move by their tokens alone",
     "KV of preempted requests is computed again: none goes to host memory",
+    "tenants share the window alone: vLLM does not divide the chunk among them",
     "no hidden states: remaining lengths are estimated from counts",
 )
 

@@ -226,9 +226,16 @@ class PlanningEngineCore:
         self._dispatches[dispatch.dispatch_id] = _Sent(waiting, self._num_added, Counter())
 
     def _priority(self, sequence: requests.Sequence) -> int:
-        """Return UniBoost's Φ at this moment in ms: it stays as it is while the engine serves."""
-        phi = self._boost.priority(sequence, effective_work(sequence))[0] * _MS
-        return int(max(-_MOST_PRIORITY, min(_MOST_PRIORITY, phi)))
+        """Return UniBoost's Φ at this moment in ms: it stays as it is while the engine serves.
+
+        A request with a class counts from when it is due instead of from its arrival. Who yields
+        has no boost either: all others that are due before come first.
+        """
+        phi = sequence.due_at
+        if not sequence.yields:
+            boosted = self._boost.priority(sequence, effective_work(sequence))[0]
+            phi = boosted + (sequence.due_at - sequence.arrival_at)
+        return int(max(-_MOST_PRIORITY, min(_MOST_PRIORITY, phi * _MS)))
 
     def _cancel(self, key: StreamKey, actions: list[PlanningAction]) -> None:
         if key in self._unit.sequences:

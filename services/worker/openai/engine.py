@@ -31,6 +31,7 @@ _LOSSES = (
     "order, preemption and chunks inside the engine are its own, but for a request's priority",
     "ends of forward passes are guessed from tokens that arrive together",
     "KV neither leaves nor arrives: requests move by their tokens alone",
+    "tenants share the window alone: the endpoint does not divide its passes among them",
     "no hidden states: remaining lengths are estimated from counts",
     "a sampled output that is resumed goes on with other draws",
     "no response formats, bad words, thinking budgets or log probabilities of prompts",

@@ -39,6 +39,7 @@ from headway.messages import (
 )
 from headway.policies.batching.fcfs import Fcfs
 from headway.request import FinishReason, Request, StreamKey, TokenLogprobs
+from headway.service_class import ServiceClass, Standing
 from tests.fakes.worker_core import dispatch, make_request
 
 EOS = 99
@@ -252,6 +253,24 @@ def priorities(gamma: float) -> list[int]:
 def test_a_short_prompt_has_uniboosts_priority_over_a_long_one_that_came_before() -> None:
     long, short = priorities(gamma=1.0)
     assert short < long
+
+
+def test_a_class_counts_from_when_it_is_due_and_who_yields_comes_after_all_others() -> None:
+    soon = ServiceClass("agent", ttft=5.0)
+    batch = ServiceClass("batch", ttft=3600.0, yields=True)
+    plain = make_request(1, 50)
+    due, yielding = (
+        replace(make_request(number, 50), standing=Standing("t", 1.0, service))
+        for number, service in ((2, soon), (3, batch))
+    )
+    late = replace(make_request(4, 500), arrival_at=plain.arrival_at + 3000.0)
+    worker = Harness(blocks=300)
+    worker.post(dispatch(plain, due, yielding, late))
+    first, second, last, before = [order.priority for order in worker.of(EngineAdd)]
+    later = 1e3 * (due.arrival_at - plain.arrival_at)
+    assert second - first == pytest.approx(later + 5000, abs=10)
+    assert last == pytest.approx(1e3 * (yielding.arrival_at + 3600.0), abs=1)
+    assert before < last
 
 
 def test_with_a_great_gamma_the_priority_is_the_arrival_in_milliseconds() -> None:
