@@ -6,8 +6,13 @@ from typing import Any
 
 import pytest
 
+from headway.cost.costs import Source
+from headway.cost.pass_time import PassTime
+from headway.policies.batching.headway import Headway
+from headway.policies.batching.uniboost import UniBoost
+from headway.policies.readers import constants_of
 from headway.request import StreamKey
-from headway_vllm.order import Hints, OrderSettings, read_hints
+from headway_vllm.order import Hints, OrderSettings, PolicyOrder, read_hints
 
 
 @pytest.mark.parametrize(
@@ -52,3 +57,40 @@ def test_a_request_that_has_ended_leaves_nothing() -> None:
     assert (order.queue.running, order.queue.waiting) == ([], [])
     assert (order.num_voluntary, order.num_forced) == (1, 0)
     assert order.key_of("r") == StreamKey("r", 0)
+
+
+TRUE = PassTime(0.01, 2e-4, 1e-3, 1e-5)
+
+
+def serve(order: PolicyOrder, num_requests: int, response_time: float = 1.0) -> None:
+    """Run requests one by one on an engine with such pass times."""
+    now = 100.0
+    for number in range(num_requests):
+        name, num_prompt, num_output = f"r{number}", 5 + 7 * (number % 9), 3 + number % 17
+        order.came(name, [1] * num_prompt, num_output, Hints(), now - response_time, now=now)
+        for place in range(num_output):
+            start, count = (num_prompt + place - 1, 1) if place else (0, num_prompt)
+            share = order.planned({name: count}, {name: start}, now=now)
+            seconds = TRUE.seconds(*share)
+            now += seconds
+            order.ran(seconds, share)
+            ended = place == num_output - 1
+            order.computed(name, count, (5,), seconds, now, ended=ended)
+            order.settle(now=now)
+
+
+def test_the_policy_learns_what_prompts_and_outputs_cost_here() -> None:
+    order = OrderSettings("headway").order()
+    assert isinstance(order.policy, Headway)
+    serve(order, 60)
+    found = {each.name: each for each in constants_of(order.policy)}
+    cost = next(each for name, each in found.items() if "prompt" in name)
+    assert cost.source is Source.MEASURED
+    assert cost.value == pytest.approx(TRUE.per_prefill_token, rel=0.3)
+
+
+def test_gamma_is_fitted_within_the_engine() -> None:
+    order = OrderSettings("uniboost", {"gamma": 0.05}).order()
+    assert isinstance(order.policy, UniBoost)
+    serve(order, 130, response_time=5.0)
+    assert order.policy.gamma != 0.05

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from headway.cost.pass_time import Share
 from headway.engine import (
     Computed,
     Drawn,
@@ -58,10 +59,10 @@ class ShownOrder(PolicyOrder):
         """Begin a step."""
         self.shares, self.lost = (), list[tuple[str, bool]]()
 
-    def planned(self, counts: Mapping[str, int], starts: Mapping[str, int], *, now: float) -> None:
+    def planned(self, counts: Mapping[str, int], starts: Mapping[str, int], *, now: float) -> Share:
         """See ``PolicyOrder.planned``."""
-        super().planned(counts, starts, now=now)
         self.shares = [(name, starts[name], count) for name, count in counts.items()]
+        return super().planned(counts, starts, now=now)
 
     def preempted(self, name: str, *, voluntary: bool, now: float) -> None:
         """See ``PolicyOrder.preempted``."""

@@ -9,17 +9,24 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple
 
+from headway.cluster import Role, WorkerInfo
 from headway.core.worker import sequence as candidates
+from headway.core.worker.costs import CostMeter
 from headway.core.worker.lifecycle import Stage
+from headway.core.worker.rates import MemoryRates
 from headway.core.worker.reading import Readers, ReadTokens
 from headway.core.worker.settings import WorkerSettings
+from headway.cost.pass_time import Share
 from headway.errors import Code, HeadwayError
 from headway.forward_pass import Sampled
 from headway.policies import registry
 from headway.policies.batching import Batching, RankedQueue
 from headway.policies.batching.queue import Entry
+from headway.policies.readers import teach
 from headway.request import Request, SamplingParams, StreamKey
 
+_ENGINE = WorkerInfo("vllm", "", Role.UNIFIED, "", 1, 512, 1, 1, 1, 0)
+"""What a meter of costs asks of a worker: units, and tokens of a chunk where nothing is known."""
 SETTING = "HEADWAY_VLLM"
 """Environment variable with the policy as JSON; the engine's process inherits it."""
 _MOST_TOKENS = 1e9
@@ -96,6 +103,7 @@ class PolicyOrder:
         self._served: list[Entry[candidates.Sequence]] = []
         self._number = 0
         self.num_voluntary = self.num_forced = self.num_paused = 0
+        self._costs = CostMeter(_ENGINE, settings.costs, MemoryRates(), can_swap=False)
 
     # --- requests ---------------------------------------------------------------------
 
@@ -180,9 +188,13 @@ class PolicyOrder:
         self.num_voluntary += voluntary
         self.num_forced += not voluntary
 
-    def planned(self, counts: Mapping[str, int], starts: Mapping[str, int], *, now: float) -> None:
-        """Note the tokens that a step computes of each request; ``starts``: those before them."""
-        for name in counts:
+    def planned(self, counts: Mapping[str, int], starts: Mapping[str, int], *, now: float) -> Share:
+        """Note the tokens that a step computes of each request; ``starts``: those before them.
+
+        Return what the step has to compute.
+        """
+        parts = [0, 0, 0, 0]
+        for name, count in counts.items():
             sequence = self._sequences.get(name)
             if sequence is None:
                 continue
@@ -195,6 +207,23 @@ class PolicyOrder:
                 self.queue.touch(sequence, now=now)
             if entry.until_tokens != inf:
                 self._served.append(entry)
+            start = starts.get(name, 0)
+            if count == 1 and sequence.output:
+                parts[2] += 1
+                parts[3] += start + 1
+            else:
+                parts[0] += count
+                parts[1] += count * start
+        return Share(*parts)
+
+    def ran(self, step: float, share: Share) -> None:
+        """Note the seconds of a step: the policy learns what steps cost here."""
+        num_tokens = share.prefill_tokens + share.batch
+        if not num_tokens:
+            return
+        self.policy.passed(step, num_tokens, 1)
+        if self._costs.ran([share], step, 1):
+            teach(self.policy, self._costs.costs)
 
     def computed(
         self, name: str, count: int, tokens: Sequence[int], step: float, now: float, *, ended: bool

@@ -16,6 +16,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
+from headway.cost.pass_time import Share
 from headway_vllm.order import PolicyOrder, read_hints, read_settings
 from headway_vllm.shim import require_version
 from headway_vllm.waiting import Order, RankedWaiting
@@ -37,7 +38,8 @@ class OrderedScheduler(Scheduler):
         """Seconds spent on the order so far."""
         self.headway_steps = 0
         self._is_voluntary = False
-        self._planned_at: dict[int, float] = {}
+        self._planned: dict[int, tuple[float, Share]] = {}
+        self._ended_at = 0.0
 
     def follow(self, order: PolicyOrder) -> None:
         """Take another order, before the first request."""
@@ -78,9 +80,9 @@ class OrderedScheduler(Scheduler):
         starts = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         cached = output.scheduled_cached_reqs
         starts |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        order.planned(output.num_scheduled_tokens, starts, now=now)
+        share = order.planned(output.num_scheduled_tokens, starts, now=now)
         ended = time.perf_counter()
-        self._planned_at[id(output)] = ended
+        self._planned[id(output)] = ended, share
         self.headway_seconds += ended - began
         self.headway_steps += 1
         return output
@@ -88,7 +90,9 @@ class OrderedScheduler(Scheduler):
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Let vLLM take the step's tokens, and then the order."""
         began = time.perf_counter()
-        step = began - self._planned_at.pop(id(scheduler_output), began)
+        planned_at, share = self._planned.pop(id(scheduler_output), (began, Share()))
+        step = began - max(planned_at, self._ended_at)  # an asynchronous one waits for another
+        self._ended_at = began
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         began, now, order = time.perf_counter(), time.time(), self.headway
         drawn = {out.request_id: out for each in outputs.values() for out in each.outputs}
@@ -98,8 +102,7 @@ class OrderedScheduler(Scheduler):
             tokens = () if out is None else out.new_token_ids
             ended = out is not None and out.finish_reason is not None
             order.computed(name, count, tokens, step, now, ended=ended)
-        if counts:
-            order.policy.passed(step, sum(counts.values()), 1)
+        order.ran(step, share)
         self.headway_seconds += time.perf_counter() - began
         return outputs
 
