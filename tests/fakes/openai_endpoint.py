@@ -28,7 +28,7 @@ class OpenAIEndpoint:
         self.at_a_time = 1
         """Tokens of an event, but for the last."""
         self.busy = 0
-        """So many requests are answered with ``busy_status``."""
+        """So many requests are answered with ``busy_status``, or hung up on if that is 0."""
         self.busy_status = 503
         self.instead = b""
         """Sent in place of every stream, if it is not empty."""
@@ -53,7 +53,8 @@ class OpenAIEndpoint:
             _respond(handler, 200, {"choices": [self._choice([next_token(body["prompt"])], body)]})
         elif self.busy:
             self.busy -= 1
-            _respond(handler, self.busy_status, {"error": {"message": "try again"}})
+            if self.busy_status:
+                _respond(handler, self.busy_status, {"error": {"message": "try again"}})
         else:
             self.bodies.append(body)
             self._stream(handler, body)

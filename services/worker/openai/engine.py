@@ -147,11 +147,12 @@ class OpenAIEngine:
                 now = _now()
                 silent_since = now if broken.status else min(silent_since, began_at)
                 stuck_since = now if len(output) > num_before else min(stuck_since, now)
-                if now - silent_since > patience:
+                others_hear = now - self._heard < patience / 2
+                if now - silent_since > patience and not others_hear:
                     self._log.error("endpoint_does_not_answer", problem=broken.reason)
                     self._gone(self._endpoint.args.url)
                     return
-                if broken.status and now - stuck_since > patience:
+                if now - stuck_since > patience and (broken.status or others_hear):
                     raise _stuck(broken, patience)
                 await asyncio.sleep(_PAUSE)
         except HeadwayError as error:
@@ -270,7 +271,8 @@ def _stuck(broken: _Break, patience: float) -> HeadwayError:
     if broken.status in (200, 500):  # the request may be the cause: not too many attempts
         message = f"the endpoint has broken off every attempt for {patience:g} s"
         return HeadwayError(Code.INTERNAL, message)
-    message = f"the endpoint has answered {broken.status} for {patience:g} s: try again later"
+    what = f"answered {broken.status}" if broken.status else "not taken this request"
+    message = f"the endpoint has {what} for {patience:g} s: try again later"
     return HeadwayError(Code.UNAVAILABLE, message)
 
 

@@ -233,8 +233,10 @@ async def test_an_endpoint_that_is_gone_is_given_up(endpoint: OpenAIEndpoint) ->
     assert found.drawn == []
 
 
-@pytest.mark.parametrize(("status", "code"), [(429, Code.UNAVAILABLE), (500, Code.INTERNAL)])
-async def test_one_that_answers_a_request_without_tokens_loses_that_request_alone(
+@pytest.mark.parametrize(
+    ("status", "code"), [(429, Code.UNAVAILABLE), (500, Code.INTERNAL), (0, Code.UNAVAILABLE)]
+)
+async def test_one_that_serves_others_and_not_this_request_loses_it_alone(
     endpoint: OpenAIEndpoint, status: int, code: Code
 ) -> None:
     async with following(examined(endpoint, patience=2.0)) as found:
