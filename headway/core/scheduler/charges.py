@@ -15,7 +15,8 @@ from headway.core.token_counters import OUTPUT_WEIGHT, TokenCounters
 from headway.request import StreamKey
 
 _MOST_KEPT = 4096
-_K, _V = TypeVar("_K"), TypeVar("_V")
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 
 class _Payer(NamedTuple):

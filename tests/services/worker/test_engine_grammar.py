@@ -18,6 +18,7 @@ from headway.errors import Code, HeadwayError
 from headway.forward_pass import PENDING, ForwardPass, PassItem
 from headway.request import BadWord, Constraints, SamplingParams, StreamKey
 from services.gateway.grammars import GrammarChecker, of_choice, of_regex, of_rules, of_schema
+from services.runtime.grammars import compile_grammar
 from services.worker.engine import grammar as grammar_module
 from services.worker.engine.backend import TorchBackend
 from tests.fakes.engine_rig import load
@@ -171,7 +172,6 @@ def test_a_pass_with_more_grammars_than_states_are_kept_reads_no_output_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compiled: list[str] = []
-    compile_grammar = grammar_module.compile_grammar
 
     def counted(tokenizer: Any, text: str) -> Any:
         compiled.append(text)

@@ -102,10 +102,11 @@ def test_logits_that_are_not_finite_blame_their_request_and_leave_the_others(
     late.blocks, sick.blocks = sick.blocks, []
     healthy.append(late)
     while not all(run.done for run in healthy):
-        items = [run.item(99) for run in healthy if not run.done]
+        going = [run for run in healthy if not run.done]
+        items = [run.item(99) for run in going]
         result = engine.run(ForwardPass(2, tuple(items)))
-        for run, item, sampled in zip(healthy, items, result.sampled, strict=True):
-            run.take(item, sampled)
+        for run, item, each in zip(going, items, result.sampled, strict=True):
+            run.take(item, each)
     for run in healthy:
         assert run.output == reference_output(llama, run.prompt, 3)
 
