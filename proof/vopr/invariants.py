@@ -18,6 +18,8 @@ REMEMBERED = frozenset(
         "_doubted",  # the last ended attempts of gateways whose streams broke, bounded
         "_ended",  # the last ended attempts, of the scheduler and of a worker, bounded
         "_finished",  # of an instance: its last finished requests, bounded
+        "_paid",  # outputs that the last cancelled requests were charged for, bounded
+        "_unreported",  # who pays for the last ended attempts, bounded
         "decisions",  # the last explanations, bounded
         "_hashes",  # names of cached blocks
         "_cached",
