@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from threading import get_ident
+from threading import Thread, current_thread
 
 import numpy as np
 import torch
@@ -56,7 +56,7 @@ class VllmBackend:
         self._plans = PassTranslator(parts.num_outputs)
         self._items: Mapping[str, PassItem] = {}
         self._masks = NO_MASKS
-        self._thread = 0
+        self._thread: Thread | None = None
         self._drawn: dict[StreamKey, Drawn] = {}  # by the last pass
         self._parts.draw_with(self._draw)
 
@@ -69,8 +69,8 @@ class VllmBackend:
 
     def run(self, forward_pass: ForwardPass) -> PassResult:
         """See ``Backend.run``."""
-        if self._thread != get_ident():
-            self._thread = get_ident()
+        if self._thread is not current_thread():  # numbers of threads are used again
+            self._thread = current_thread()
             settle_threads()
         started_at = time.perf_counter()
         self._plans.forget(forward_pass.ended)
