@@ -49,8 +49,8 @@ constraints = st.builds(
     reasoning_start=token_ids,
     reasoning_end=token_ids,
     allowed_token_ids=token_ids,
-    bad_words=st.lists(
-        st.builds(BadWord, st.lists(u32, min_size=1, max_size=3).map(tuple)), max_size=2
+    bad_words=st.lists(  # of two tokens or more: one could forbid all that are allowed
+        st.builds(BadWord, st.lists(u32, min_size=2, max_size=3).map(tuple)), max_size=2
     ).map(tuple),
     reasoning_budget=st.none() | st.integers(0, 2**31 - 1),
 )

@@ -332,7 +332,7 @@ async def test_metrics_tell_of_window_interval_and_dispatches(rig: Rig) -> None:
     seen = leader.metrics()
     assert seen["headway_scheduler_leads"] == 1
     assert seen["headway_scheduler_dispatched_requests_total"] == 1
-    assert seen['headway_scheduler_rejections_total{code="not_found"}'] == 1
+    assert seen['headway_scheduler_rejections_total{code="unavailable"}'] == 1
     assert seen['headway_scheduler_wait_seconds_count{question="dispatch"}'] == 1
     assert seen["headway_scheduler_chunk_utilisation_count"] == 1
     assert seen['headway_scheduler_interval_seconds{model="m"}'] > 0
