@@ -85,7 +85,9 @@ class SimAutoscaler:
     # --- what the core is told --------------------------------------------------------
 
     def _arrived(self, request: SimRequest) -> None:
-        self._meter.arrived(request.num_prompt_tokens, self._predict(request))
+        self._meter.arrived(
+            request.num_prompt_tokens, self._predict(request), request.standing
+        )
 
     def _look(self) -> None:
         """Reports right before each decision."""

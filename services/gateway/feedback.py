@@ -16,6 +16,7 @@ from headway.core.autoscaler.events import RateReport
 from headway.core.autoscaler.models import is_meant
 from headway.errors import HeadwayError
 from headway.policies.scaling import RateMeter
+from headway.service_class import NO_STANDING, Standing
 from services.gateway.metrics import GatewayMetrics
 from services.runtime import wire
 from services.runtime.channel import Channels
@@ -85,9 +86,9 @@ class Feedback:
         """Return the expected output tokens of a prompt; 0 if unknown."""
         return self._lengths.predict(num_prompt_tokens)
 
-    def arrived(self, num_prompt_tokens: int) -> None:
-        """Count a request that arrived."""
-        self._meter.arrived(num_prompt_tokens, self.predict(num_prompt_tokens))
+    def arrived(self, num_prompt_tokens: int, standing: Standing = NO_STANDING) -> None:
+        """Count a request that arrived, unless it yields by its class."""
+        self._meter.arrived(num_prompt_tokens, self.predict(num_prompt_tokens), standing)
 
     def produced(self, num_tokens: int) -> None:
         """Count output tokens."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from headway.core.gateway.events import Delivery
+from headway.service_class import NO_STANDING, Standing
 from services.gateway.feedback import Feedback
 
 
@@ -40,9 +41,11 @@ class Feedbacks:
         """Return the expected output tokens of a model for a prompt; 0 if unknown."""
         return self._by_model[model].predict(num_prompt_tokens)
 
-    def arrived(self, model: str, num_prompt_tokens: int) -> None:
-        """Count a request that arrived."""
-        self._by_model[model].arrived(num_prompt_tokens)
+    def arrived(
+        self, model: str, num_prompt_tokens: int, standing: Standing = NO_STANDING
+    ) -> None:
+        """Count a request that arrived, unless it yields by its class."""
+        self._by_model[model].arrived(num_prompt_tokens, standing)
 
     def produced(self, deliveries: Sequence[Delivery], model_of: Callable[[str], str]) -> None:
         """Count output tokens; ``model_of`` tells a request's model, "" once its client left."""

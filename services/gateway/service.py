@@ -210,9 +210,8 @@ class GatewayService:
 
     def _submit(self, submit: Submit) -> None:
         self.console.feed.recent.arrived()
-        service = submit.request.standing.service
-        if service is None or not service.yields:  # no instance is started for what can wait
-            self._feedback.arrived(submit.request.model, len(submit.request.prompt_token_ids))
+        request = submit.request
+        self._feedback.arrived(request.model, len(request.prompt_token_ids), request.standing)
         self._driver.post(submit)
 
     def _release(self, request_id: str) -> None:

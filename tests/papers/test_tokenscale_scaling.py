@@ -23,6 +23,7 @@ from headway.policies.scaling.protocol import (
     WorkSample,
 )
 from headway.policies.scaling.tokenscale import TokenScale, TokenScaleParams
+from headway.service_class import ServiceClass, Standing
 
 A100 = load_profile("llama-8b-a100")
 FLEET = Fleet(PoolLoad(1), PoolLoad(1))
@@ -437,6 +438,15 @@ def test_the_meter_counts_arrivals_by_bucket_and_begins_anew() -> None:
     by_name = dict(zip(BUCKET_NAMES, seen.bucket_tokens_per_s, strict=True))
     assert {n: v for n, v in by_name.items() if v} == {"S-M": 325.0, "M-M": 650.0}
     assert meter.read(now=3.0)[0] == Rates(0.0, 0.0, 0.0, (0.0,) * 9)
+
+
+def test_the_meter_counts_no_arrival_of_a_class_that_yields() -> None:
+    meter = RateMeter(now=0.0)
+    batch = Standing(service=ServiceClass("batch", yields=True))
+    assert BUCKET_NAMES[meter.arrived(1000, 300.0, batch)] == "M-M"
+    assert meter.read(now=1.0)[0] == Rates(0.0, 0.0, 0.0, (0.0,) * 9)
+    meter.arrived(1000, 300.0, Standing(service=ServiceClass("chat")))
+    assert meter.read(now=2.0)[0].input_tokens_per_s == 1000
 
 
 def test_the_meter_tells_labelled_tokens_a_second_or_that_nobody_labels() -> None:

@@ -17,6 +17,7 @@ from headway.errors import HeadwayError
 from headway.policies.scaling.learned import velocity_sample
 from headway.policies.scaling.protocol import Fleet, Rates, Scaling, Targets
 from headway.presets import PRESETS
+from headway.service_class import ServiceClass, Standing
 from headway.sim.autoscaling import SimAutoscaler
 from headway.sim.cluster import SimCluster, SimRequest
 from headway.sim.experiment import UNLIMITED, Conditions, Run, cluster_spec, simulate
@@ -202,6 +203,26 @@ def test_the_rates_count_what_a_predictor_tells() -> None:
     assert sum(rates.bucket_tokens_per_s) == pytest.approx(
         rates.input_tokens_per_s + 610 * rates.requests_per_s
     )
+
+
+def test_requests_that_yield_by_their_class_start_no_instances() -> None:
+    """As at a live gateway: they are served by the instances that there are."""
+    batch = Standing(service=ServiceClass("batch", yields=True))
+    steady = [SimRequest(f"r{n}", 1.0 + n / 5, 800, 100, standing=batch) for n in range(100)]
+    profile = replace(load_profile("llama-8b-a100"), start_up=2.0)
+    instances = ((InstanceSpec(Role.PREFILL, profile), 1), (InstanceSpec(Role.DECODE, profile), 1))
+    bounds = Autoscaling(max_prefill=4, max_decode=6)
+    params = {"scaling": {"convertibles": False, "target_utilisation": 0.1}}
+    conditions = Conditions(instances, limits=UNLIMITED, params=params, autoscaling=bounds)
+    spec = cluster_spec(PRESETS["tokenscale"], conditions)
+
+    def scaled_to(requests: Sequence[SimRequest]) -> float:
+        run = simulate(spec, requests)
+        assert all(record.finished for record in run.records)
+        return run.gpu_seconds / run.ended_at
+
+    assert scaled_to([replace(request, standing=Standing()) for request in steady]) > 2.5
+    assert scaled_to(steady) == pytest.approx(2.0)
 
 
 def test_one_policy_may_size_prefillers_and_another_decoders() -> None:

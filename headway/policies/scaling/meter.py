@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headway.cost.buckets import NUM_BUCKETS, Buckets
 from headway.policies.scaling.protocol import Rates
+from headway.service_class import NO_STANDING, Standing
 
 _LEAST_WINDOW = 1e-3
 
@@ -18,9 +19,19 @@ class RateMeter:
         self._by_bucket = [0.0] * NUM_BUCKETS
         self._num_burst = 0
 
-    def arrived(self, num_input_tokens: int, predicted_output_tokens: float) -> int:
-        """Count a request and return its bucket; a prediction of 0 means that nothing is known."""
+    def arrived(
+        self,
+        num_input_tokens: int,
+        predicted_output_tokens: float,
+        standing: Standing = NO_STANDING,
+    ) -> int:
+        """Count a request and return its bucket; a prediction of 0 means that nothing is known.
+
+        One that yields by its class counts for nothing: no instance is started for what can wait.
+        """
         bucket = self._buckets.of(num_input_tokens, predicted_output_tokens)
+        if standing.yields:
+            return bucket
         num_output = predicted_output_tokens or self._buckets.lengths(bucket)[1]
         self._num_requests += 1
         self._num_input += num_input_tokens

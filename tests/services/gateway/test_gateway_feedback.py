@@ -108,6 +108,30 @@ async def test_lengths_are_reported_and_asked_for_and_rates_told(
         await server.stop(0)
 
 
+async def test_requests_that_yield_by_their_class_are_no_arrivals(
+    tmp_path: Path, store_url: str
+) -> None:
+    async with cluster(tmp_path, store_url) as running:
+        listener = Listener()
+        server = GrpcServer(ServiceConfig(service_id="listener"))
+        server.add(listener)
+        address = await server.start()
+        await running.store.join(Member("autoscaler", "autoscaler-1", address), ttl=60)
+        client = running.openai()
+        for name in ("batch", "interactive"):
+            await client.completions.create(
+                model="tiny", prompt="abc", extra_headers={"x-headway-class": name}
+            )
+
+        def told(field: str) -> float:
+            return sum(getattr(each, field) * each.window for each in listener.rates)
+
+        await until(lambda: told("output_tokens_per_s") > 5.5)  # both have been produced
+        assert round(told("requests_per_s")) == 1
+        assert round(told("input_tokens_per_s")) == 3
+        await server.stop(0)
+
+
 async def test_a_predictor_that_cannot_be_reached_costs_no_request(
     tmp_path: Path, store_url: str
 ) -> None:
