@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from headway.cluster import Role
-from headway.core.autoscaler.budget import Budget
 from headway.core.autoscaler.core import (
     AutoscalerCore,
     AutoscalerEvent,
@@ -14,6 +13,7 @@ from headway.core.autoscaler.core import (
     PublishTargets,
     RateReport,
 )
+from headway.core.autoscaler.settings import AutoscalerSettings
 from headway.errors import invalid
 from headway.messages import Drain
 from headway.policies.scaling import RateMeter
@@ -34,7 +34,7 @@ class _Used:
 
 
 class SimAutoscaler:
-    """Feeds an autoscaler's core once an ``interval`` and does what it says.
+    """Feeds an autoscaler's core once an interval and does what it says.
 
     ``kinds``: what an instance of a role is. A pool shrinks by draining its youngest instance,
     which goes when it holds nothing. ``predict`` tells the output tokens that the rates count for a
@@ -47,8 +47,7 @@ class SimAutoscaler:
         policy: Scaling,
         kinds: Mapping[Role, InstanceSpec],
         *,
-        interval: float = 1.0,
-        budget: Budget | None = None,
+        settings: AutoscalerSettings | None = None,
         predict: Callable[[SimRequest], float] | None = None,
     ) -> None:
         self._predict = predict or cluster.expected_tokens
@@ -56,7 +55,8 @@ class SimAutoscaler:
         self._kernel = cluster.kernel
         self._policy = policy
         self._kinds = kinds
-        self._interval = interval
+        settings = settings or AutoscalerSettings()
+        self._interval = interval = settings.interval
         self._roles = ROLES if policy.converts else ROLES[:2]
         self._meter = RateMeter(now=cluster.kernel.now)
         self._num_produced = 0
@@ -65,9 +65,7 @@ class SimAutoscaler:
         self._used: dict[str, _Used] = {}
         self.history: list[tuple[float, Targets, int]] = []
         cluster.on_arrival = self._arrived
-        core = AutoscalerCore(
-            policy, now=self._kernel.now + interval, interval=interval, budget=budget
-        )
+        core = AutoscalerCore(policy, now=self._kernel.now + interval, settings=settings)
         self._node: Node[AutoscalerEvent, PublishTargets] = Node(self._kernel, core, self._perform)
         self._kernel.after(0.99 * interval, self._look)
 
@@ -85,9 +83,7 @@ class SimAutoscaler:
     # --- what the core is told --------------------------------------------------------
 
     def _arrived(self, request: SimRequest) -> None:
-        self._meter.arrived(
-            request.num_prompt_tokens, self._predict(request), request.standing
-        )
+        self._meter.arrived(request.num_prompt_tokens, self._predict(request), request.standing)
 
     def _look(self) -> None:
         """Reports right before each decision."""
@@ -212,5 +208,4 @@ def autoscale(cluster: SimCluster) -> SimAutoscaler:
     begun = [sum(n for kind, n in spec.instances if kind.role is role) for role in ROLES]
     prefill, decode, convertible = (PoolLoad(num_ready=count) for count in begun)
     policy.begin(Fleet(prefill, decode, convertible))
-    bounds = spec.autoscaling
-    return SimAutoscaler(cluster, policy, kinds, interval=bounds.interval, budget=bounds.limit())
+    return SimAutoscaler(cluster, policy, kinds, settings=spec.autoscaling.settings())

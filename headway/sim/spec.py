@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from headway.bounds import Bounded, between, over
 from headway.core.autoscaler.budget import Budget
+from headway.core.autoscaler.settings import AutoscalerSettings
 from headway.core.gateway.settings import GatewaySettings
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.core.settings import Policy
@@ -45,9 +46,10 @@ class Autoscaling(Bounded):
         """Return what a scaling policy may be told."""
         return asdict(self)
 
-    def limit(self) -> Budget:
-        """Return the budget, in which both pools keep their minimum."""
-        return Budget(self.budget, self.min_prefill, self.min_decode)
+    def settings(self) -> AutoscalerSettings:
+        """Return the core's settings; its budget keeps both pools' minimum."""
+        budget = Budget(self.budget, self.min_prefill, self.min_decode)
+        return AutoscalerSettings(interval=self.interval, budget=budget)
 
 
 @dataclass(frozen=True, slots=True)

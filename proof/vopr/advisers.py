@@ -14,6 +14,7 @@ from headway.core.autoscaler.events import (
     OrderedReport,
     PublishTargets,
 )
+from headway.core.autoscaler.settings import AutoscalerSettings
 from headway.core.predictor.core import Observed, PredictorCore
 from proof.vopr.network import End, Packed, parsed
 from proof.vopr.process import SimulatedDriver, SimulatedProcess
@@ -59,9 +60,9 @@ class AutoscalerProcess(SimulatedProcess):
         self.core = AutoscalerCore(
             policy,
             now=self.now(),
-            interval=_INTERVAL,
-            budget=Budget(num_instances=operator.most),
-            model=MODEL,
+            settings=AutoscalerSettings(
+                _INTERVAL, budget=Budget(num_instances=operator.most), model=MODEL
+            ),
         )
         self._newest: PublishTargets | None = None
         self._driver: SimulatedDriver[AutoscalerEvent, PublishTargets] = SimulatedDriver(

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from headway.core.autoscaler.budget import Budget
 from headway.core.autoscaler.events import ROLES
+from headway.core.autoscaler.settings import AutoscalerSettings
 from headway.core.settings import Policy, scaling_policy
 from headway.errors import invalid
 from services.runtime.preset import PresetConfig
@@ -66,6 +67,10 @@ class AutoscalerConfig(PresetConfig):
     def limit(self) -> Budget:
         """Return the budget, in which both pools keep their minimum."""
         return Budget(self.budget, self.min_prefill, self.min_decode)
+
+    def settings(self) -> AutoscalerSettings:
+        """Return the core's settings; HeadwayError for a budget under the minima."""
+        return AutoscalerSettings(self.interval, self.staleness, self.limit(), self.model_name)
 
     def targets_by_role(self) -> Mapping[str, str]:
         """Return what the actuator scales, by role; HeadwayError for an unknown role."""

@@ -57,10 +57,7 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
         self._core = AutoscalerCore(
             config.scaling_policy().make(),
             now=runtime.clock.now(),
-            interval=config.interval,
-            staleness=config.staleness,
-            budget=config.limit(),
-            model=config.model_name,
+            settings=config.settings(),
         )
 
     def member(self) -> Mapping[str, Any]:

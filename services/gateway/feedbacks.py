@@ -41,9 +41,7 @@ class Feedbacks:
         """Return the expected output tokens of a model for a prompt; 0 if unknown."""
         return self._by_model[model].predict(num_prompt_tokens)
 
-    def arrived(
-        self, model: str, num_prompt_tokens: int, standing: Standing = NO_STANDING
-    ) -> None:
+    def arrived(self, model: str, num_prompt_tokens: int, standing: Standing = NO_STANDING) -> None:
         """Count a request that arrived, unless it yields by its class."""
         self._by_model[model].arrived(num_prompt_tokens, standing)
 

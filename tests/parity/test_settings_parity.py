@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from headway.cluster import Role
-from headway.core.settings import PolicySettings, policy_settings
 from headway.cost.costs import Costs
 from headway.cost.profile import load_profile
 from headway.policies import registry
+from headway.policies.registry import REGISTRY
 from headway.policies.rescheduling.star import StarParams
 from headway.presets import PRESETS, find_preset
 from headway.sim.experiment import Conditions, cluster_spec
 from headway.sim.network import NetworkParams
+from headway.sim.spec import Autoscaling
 from headway.sim.worker import InstanceSpec
 from services.autoscaler.config import AutoscalerConfig
 from services.gateway.config import GatewayConfig
@@ -43,6 +44,34 @@ WORKER = MappingProxyType(
 )
 GATEWAY: Mapping[str, str] = MappingProxyType(
     {"num_lives": "lives decide nothing; a simulation writes them down where it is asked to"}
+)
+
+AUTOSCALER = MappingProxyType(
+    {
+        **{
+            f"num_{role}": "of the policy that keeps all: simulated ones are the scenario's"
+            for role in ("prefill", "decode", "convertible", "unified")
+        },
+        "staleness": "no simulated report is late; the core's default is the live one",
+        "change_roles": "simulated instances keep their roles: one ends and another starts",
+        "num_decisions": "decides nothing: a simulation keeps all of them",
+        "model_name": "a simulated cluster serves one model",
+        "actuator": "simulated instances start and end at once when they are told",
+        "scaled_by_role": "of actuators",
+        "compose_command": "of actuators",
+        "kubernetes_namespace": "of actuators",
+    }
+)
+BOUNDS: Mapping[str, Any] = MappingProxyType(
+    {
+        "min_prefill": 2,
+        "max_prefill": 7,
+        "min_decode": 3,
+        "max_decode": 9,
+        "scale_down_delay": 33.0,
+        "interval": 2.5,
+        "budget": 11,
+    }
 )
 
 
@@ -93,13 +122,35 @@ def test_gateways_decide_by_equal_settings(name: str) -> None:
     assert simulated.pacing == find_preset(name).pacing
 
 
+def scaled(options: Mapping[str, Any], policy: str = "") -> Conditions:
+    """The conditions whose pools follow the load, by the names of the live options."""
+    policies = {"scaling": policy} if policy else {}
+    return replace(CONDITIONS, autoscaling=Autoscaling(**options), policies=policies)
+
+
+@pytest.mark.parametrize("options", [{}, BOUNDS])
+@pytest.mark.parametrize("policy", ["", *REGISTRY["scaling"]])
 @pytest.mark.parametrize("name", PRESETS)
-def test_autoscalers_decide_by_equal_velocities(name: str) -> None:
-    simulated: PolicySettings = policy_settings(
-        find_preset(name), Costs.of([(Role.UNIFIED, load_profile(PROFILE))])
-    )
-    live = AutoscalerConfig(preset=name, profile=PROFILE).scaling_policy()
-    assert live.params.get("profile") == simulated.scaling.params.get("profile")
+def test_autoscalers_decide_by_equal_settings(
+    name: str, policy: str, options: Mapping[str, Any]
+) -> None:
+    choice = f"scaling={policy}" if policy else ""
+    live = AutoscalerConfig(preset=name, policy=choice, profile=PROFILE, **options)
+    simulated = cluster_spec(find_preset(name), scaled(options, policy))
+    assert differing(live.settings(), simulated.autoscaling.settings()) == set()
+    if live.scaling_policy().name == "fixed":  # who keeps all instances is scaled by another's
+        live = AutoscalerConfig(
+            preset=name, policy="scaling=tokenscale", profile=PROFILE, **options
+        )
+    assert simulated.scaling == live.scaling_policy()
+
+
+def test_autoscalers_have_equal_options_or_a_reason_for_others() -> None:
+    inherited, simulated = PresetConfig.model_fields, {f.name: f for f in fields(Autoscaling)}
+    live = {n: f for n, f in AutoscalerConfig.model_fields.items() if n not in inherited}
+    assert live.keys() - simulated.keys() == set(AUTOSCALER)
+    assert simulated.keys() <= live.keys()
+    assert {n: f.default for n, f in simulated.items()} == {n: live[n].default for n in simulated}
 
 
 def test_costs_without_a_profile_are_unknown_and_not_those_of_another_model() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from headway.core.autoscaler.budget import Budget
 from headway.core.autoscaler.events import (
     ROLES,
     AutoscalerEvent,
@@ -16,6 +15,7 @@ from headway.core.autoscaler.events import (
     RateReport,
 )
 from headway.core.autoscaler.models import all_fleets, is_meant
+from headway.core.autoscaler.settings import AutoscalerSettings
 from headway.core.autoscaler.starts import StartsReport, StartUps
 from headway.errors import invalid
 from headway.policies.scaling.protocol import Fleet, Rates, Scaling, WorkSample
@@ -40,26 +40,20 @@ MAX_SAMPLES = 10_000
 class AutoscalerCore:
     """``Core[AutoscalerEvent, PublishTargets]``. Times in seconds.
 
-    A report counts from its arrival for ``staleness`` seconds: a missing or stale figure is not
-    zero traffic. ``model``: the model whose reports count, "" for all together.
+    A report counts for a while from its arrival: a missing or stale figure is not zero traffic.
     """
 
     def __init__(
-        self,
-        policy: Scaling,
-        *,
-        now: float,
-        interval: float = 1.0,
-        staleness: float = 5.0,
-        budget: Budget | None = None,
-        model: str = "",
+        self, policy: Scaling, *, now: float, settings: AutoscalerSettings | None = None
     ) -> None:
+        settings = settings or AutoscalerSettings()
+        self.settings = settings
         self._policy = policy
-        self._budget = budget or Budget()
-        self._interval = interval
-        self._staleness = staleness
+        self._budget = settings.budget
+        self._interval = settings.interval
+        self._staleness = settings.staleness
         self._reports: dict[tuple[str, str], tuple[float, RateReport]] = {}
-        self._model = model
+        self._model = settings.model
         self._fleets: dict[str, tuple[float, Fleet]] = {}
         self._ordered: tuple[float, OrderedReport] | None = None
         self._samples: list[WorkSample] = []

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from headway.core.autoscaler.core import AutoscalerCore, FleetReport, RateReport
+from headway.core.autoscaler.settings import AutoscalerSettings
 from headway.cost.profile import load_profile
 from headway.errors import HeadwayError
 from headway.messages import PassWork
@@ -168,7 +169,7 @@ def test_buckets_are_nine_or_none() -> None:
 
 def test_an_autoscaler_of_a_model_hears_of_it_alone() -> None:
     policy: Scaling = make_policy("scaling", "blitzscale", window=1.0)
-    core = AutoscalerCore(policy, now=1.0, model="m")
+    core = AutoscalerCore(policy, now=1.0, settings=AutoscalerSettings(model="m"))
     core.handle(FleetReport(Fleet(PoolLoad(1, num_requests=20), PoolLoad(1)), "m"), now=0.0)
     core.handle(FleetReport(Fleet(PoolLoad(9, num_requests=900), PoolLoad(9)), "other"), now=0.0)
     core.handle(RateReport("g", 1e6, 0.0, 0.0, model="other"), now=0.0)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from headway.core.autoscaler.budget import Budget
 from headway.core.autoscaler.core import AutoscalerCore, FleetReport, OrderedReport, RateReport
+from headway.core.autoscaler.settings import AutoscalerSettings
 from headway.errors import HeadwayError
 from headway.policies.scaling.fixed import Fixed, FixedParams
 from headway.policies.scaling.protocol import Fleet, PoolLoad, Targets
@@ -16,8 +17,8 @@ from tests.fakes.policies import make_policy
 POOLS = st.integers(0, 50)
 
 
-def scaled(name: str = "tokenscale", budget: Budget | None = None) -> AutoscalerCore:
-    return AutoscalerCore(make_policy("scaling", name), now=0.0, budget=budget)
+def scaled(name: str = "tokenscale") -> AutoscalerCore:
+    return AutoscalerCore(make_policy("scaling", name), now=0.0)
 
 
 def test_targets_within_the_budget_stay_as_they_are() -> None:
@@ -50,7 +51,9 @@ def test_a_budget_below_the_minima_is_refused() -> None:
 
 
 def test_the_core_keeps_to_its_budget() -> None:
-    core = AutoscalerCore(Fixed(FixedParams(8, 8)), now=0.0, budget=Budget(4))
+    core = AutoscalerCore(
+        Fixed(FixedParams(8, 8)), now=0.0, settings=AutoscalerSettings(budget=Budget(4))
+    )
     (decided,) = core.wake(now=0.0)
     assert (decided.targets.num_prefill, decided.targets.num_decode) == (2, 2)
 

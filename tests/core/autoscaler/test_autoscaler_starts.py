@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.autoscaler.core import AutoscalerCore, FleetReport, OrderedReport
+from headway.core.autoscaler.settings import AutoscalerSettings
 from headway.core.autoscaler.starts import (
     NUM_COUNTED,
     InstanceStart,
@@ -52,7 +53,8 @@ def test_what_stands_by_for_the_first_time_is_not_known() -> None:
 
 
 def test_where_nobody_tells_of_starts_the_fleet_shows_them() -> None:
-    core = AutoscalerCore(Fixed(FixedParams(1, 1)), now=0.0, interval=100.0, staleness=100.0)
+    patient = AutoscalerSettings(interval=100.0, staleness=100.0)
+    core = AutoscalerCore(Fixed(FixedParams(1, 1)), now=0.0, settings=patient)
     core.wake(now=0.0)
     for now, num_ordered, num_ready in ((0, 1, 1), (1, 3, 1), (5, 3, 2), (9, 3, 3), (20, 3, 2)):
         core.handle(OrderedReport(num_decode=num_ordered), now=float(now))
