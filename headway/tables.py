@@ -39,18 +39,25 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
         raise invalid(name, value, "true or false")
     if hint is str and not isinstance(value, str):
         raise invalid(name, value, "a text in quotes")
-    if hint in (int, int | None) and type(value) is not int:
-        raise invalid(name, value, "a whole number")
+    if hint in (int, int | None):
+        return whole(name, value)
     if get_origin(hint) is Sequence and not isinstance(value, list):
         raise invalid(name, value, "a list")
     return value
 
 
-def tables(table: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """Return the tables under a name, at least one."""
-    value = table.get(name)
+def tables(table: Mapping[str, Any], key: str, name: str = "") -> list[Mapping[str, Any]]:
+    """Return the tables under a key, at least one; ``name``: of the table that has it."""
+    value, name = table.get(key), _of(name, key)
     if not isinstance(value, list) or not value or not all(isinstance(v, dict) for v in value):
         raise invalid(name, value, f"at least one table: [[{name}]]")
+    return value
+
+
+def whole(name: str, value: Any) -> int:
+    """Return a whole number; refuse a boolean, a fraction and a text."""
+    if type(value) is not int:
+        raise invalid(name, value, "a whole number")
     return value
 
 

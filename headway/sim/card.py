@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headway.errors import Code, HeadwayError, require_over
+from headway.errors import Code, HeadwayError, invalid, require_over
 
 _COLUMNS = ("with earlier ones", "hidden state")
 """Errors as served, where they were measured, or of single answers."""
@@ -23,13 +23,21 @@ def read_card(path: Path) -> Mapping[str, object]:
         rows = json.loads(file.read_text("utf-8"))["by_generated"]
         errors = [_share(row) for row in rows]
         return {"generated": [int(row["from"]) for row in rows], "errors": errors}
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except HeadwayError as error:
+        message = f"predictor card {file}: {error.message}"
+        raise HeadwayError(error.code, message, param="predictor.card") from None
+    except (OSError, ValueError, LookupError, TypeError, OverflowError) as error:
         message = f"predictor card {file} cannot be read: {error!r}"
         raise HeadwayError(Code.INVALID_ARGUMENT, message, param="predictor.card") from error
 
 
 def _share(row: Mapping[str, Any]) -> float:
     """Return the mean absolute error over the mean remaining length."""
-    column = next(name for name in _COLUMNS if name in row["mae"])
+    column = next((name for name in _COLUMNS if name in row["mae"]), "")
+    if not column:
+        limit = (
+            f"a table with {' or '.join(map(repr, _COLUMNS))}: `headway predictor train` writes it"
+        )
+        raise invalid("mae", row["mae"], limit)
     require_over("mean_remaining", row["mean_remaining"], 0)
     return float(row["mae"][column]) / float(row["mean_remaining"])

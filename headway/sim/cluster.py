@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from math import inf
@@ -41,6 +41,7 @@ from headway.policies import registry
 from headway.policies.pacing import Pacing
 from headway.request import Request, StreamKey
 from headway.sim.clients import Clients, SimRequest
+from headway.sim.hire import Hire
 from headway.sim.host import Host
 from headway.sim.kernel import Kernel
 from headway.sim.leader import SimLeader
@@ -56,19 +57,6 @@ __all__ = ["SIMULATED_WORKER", "ClusterSpec", "SimCluster", "SimRequest"]
 
 LEASE = 2.0
 """Seconds from a leader's death to the next one's term, as live."""
-
-
-@dataclass(slots=True)
-class Hire:
-    """The time for which an instance's GPUs are paid: from its order to its end."""
-
-    num_gpus: int
-    began_at: float
-    ended_at: float = inf
-
-    def gpu_seconds(self, until: float) -> float:
-        """Return the GPU-seconds up to an instant."""
-        return self.num_gpus * max(0.0, min(self.ended_at, until) - self.began_at)
 
 
 class SimCluster:
@@ -164,7 +152,16 @@ class SimCluster:
         policies = Policies(spec.batching.make, estimation.make if estimation else _none)
         pace = self._host.pace(len(self._workers))
         settings = spec.worker if pace is None else replace(spec.worker, max_steps=1)
-        worker = SimWorker(worker_id, kind, policies, settings, self._clients.lengths, self, pace)
+        worker = SimWorker(
+            worker_id,
+            kind,
+            policies,
+            settings,
+            self._clients.lengths,
+            self,
+            pace,
+            spec.prediction_seconds,
+        )
         self._workers[worker_id] = worker
         worker.post(self._hello())
 

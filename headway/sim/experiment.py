@@ -16,7 +16,6 @@ from headway.core.scheduler.settings import SchedulerSettings
 from headway.core.settings import Policy, policy_settings, scaling_policy
 from headway.core.worker.settings import WorkerSettings
 from headway.cost.costs import Costs
-from headway.errors import invalid
 from headway.life.record import LifeRecord
 from headway.policies import registry
 from headway.policies.packing.flow_control import FlowControl
@@ -25,15 +24,13 @@ from headway.presets import SCALED_BY_PROFILE, Preset
 from headway.sim.autoscaling import autoscale
 from headway.sim.cluster import SIMULATED_WORKER, ClusterSpec, SimCluster, SimRequest
 from headway.sim.collection import SeldomCollected
+from headway.sim.failures import SCHEDULER, Failure
 from headway.sim.kernel import Kernel
 from headway.sim.network import NetworkParams
 from headway.sim.pace import MeasuredPace
 from headway.sim.records import Record
-from headway.sim.spec import Autoscaling
-from headway.sim.worker import InstanceSpec
+from headway.sim.spec import Autoscaling, Instances
 
-Instances = Sequence[tuple[InstanceSpec, int]]
-SCHEDULER, GATEWAY = "scheduler", "gateway"
 _LOOK_EVERY = 60.0
 _LIVE = WorkerSettings()
 _LIVE_GATEWAY = GatewaySettings()
@@ -66,6 +63,8 @@ class Conditions:
     one pass, 0 for any number. ``pace``: of a machine that is not always as fast as its profile
     says. ``autoscaling``: None for instances that stay. ``predictor``: parameters of
     ``measured-oracle``, which then stands for a trained predictor; None for ``noisy-oracle``.
+    ``prediction_seconds``: what a prediction from a hidden state adds to the pass that it is made
+    in.
     """
 
     instances: Instances
@@ -81,6 +80,7 @@ class Conditions:
     autoscaling: Autoscaling | None = None
     num_gateways: int = 1
     predictor: Mapping[str, object] | None = None
+    prediction_seconds: float = 0.0
 
     def but(
         self, policies: Mapping[str, str], params: Mapping[str, Mapping[str, object]]
@@ -91,27 +91,6 @@ class Conditions:
         }
         merged = {q: {**own.get(q, {}), **params.get(q, {})} for q in {**own, **params}}
         return replace(self, policies={**self.policies, **policies}, params=merged)
-
-
-@dataclass(frozen=True, slots=True)
-class Failure(Bounded):
-    """An instance (``decode-3``, by role and number from 1) dies ``at`` so many seconds.
-
-    Another of its kind is ordered ``back_after`` seconds later, if ever. ``scheduler`` is the
-    leading scheduler: a standby reads its journal and leads when its lease has ended. ``gateway``,
-    ``gateway-2`` and so on are gateways: the requests of one that dies are lost.
-    """
-
-    instance: str
-    at: float = between(0, 1e9, default=0.0)
-    back_after: float | None = between(0, 1e9, default=None)
-
-    def __post_init__(self) -> None:
-        Bounded.__post_init__(self)
-        if self.instance == SCHEDULER and self.back_after is not None:
-            raise invalid("back_after", self.back_after, "left out: a standby leads after a lease")
-        if self.instance.startswith(GATEWAY) and self.back_after is not None:
-            raise invalid("back_after", self.back_after, "left out: the other gateways go on")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +135,19 @@ def cluster_spec(preset: Preset, conditions: Conditions) -> ClusterSpec:
             request_timeout=limits.request_timeout or 1e9,
         ),
     )
+    estimation = _estimation(found.estimation, conditions.predictor)
+    predicting = conditions.prediction_seconds if found.estimation.answer.simulated_as else 0.0
+    worker = found.worker
+    if predicting and estimation is not None:
+        every = estimation.checked().interval
+        worker = replace(worker, predict_every=every, max_steps=1)
     return ClusterSpec(
         instances=conditions.instances,
         scheduler=found.scheduler,
-        worker=found.worker,
+        worker=worker,
+        prediction_seconds=predicting,
         batching=found.batching,
-        estimation=_estimation(found.estimation, conditions.predictor),
+        estimation=estimation,
         counted=found.estimation,
         gateway=found.gateway,
         scaling=_scaling(preset, costs, conditions.autoscaling),
@@ -222,7 +208,7 @@ def simulate(
     cluster = SimCluster(kernel, spec, ended or records.append)
     cluster.keeps_decisions = keeps_decisions
     for failure in failures:
-        kernel.at(failure.at, partial(_fail, cluster, failure))
+        kernel.at(failure.at, partial(failure.happen, cluster))
     if spec.scaling is not None:
         autoscale(cluster)
     if watch is not None:
@@ -240,19 +226,3 @@ def simulate(
         cluster.num_preemptions,
         tuple(cluster.lives),
     )
-
-
-def _fail(cluster: SimCluster, failure: Failure) -> None:
-    if failure.instance == SCHEDULER:
-        cluster.lose_leader()
-        return
-    if failure.instance.startswith(GATEWAY):
-        cluster.lose_gateway(failure.instance)
-        return
-    worker = cluster.worker(failure.instance)
-    if worker is None:
-        known = ", ".join(w.worker_id for w in cluster.workers)
-        raise invalid("failures.instance", failure.instance, f"one that lives then: {known}")
-    cluster.kill(failure.instance)
-    if failure.back_after is not None:
-        cluster.kernel.after(failure.back_after, partial(cluster.start_worker, worker.spec))

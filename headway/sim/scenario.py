@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from headway.cluster import Role
+from headway.core.defaults import SIMULATED_REPORT_INTERVAL
 from headway.cost.profile import load_profile
 from headway.errors import Code, HeadwayError, invalid, require_between
 from headway.policies import registry
+from headway.policies.estimation.measured_oracle import MeasuredOracleParams
 from headway.presets import QUESTIONS
 from headway.service_class import ServiceClasses, read_classes, shipped_classes
 from headway.sim.card import read_card
-from headway.sim.experiment import Conditions, Failure, ServiceLimits
+from headway.sim.experiment import Conditions, ServiceLimits
+from headway.sim.failures import Failure, require_known
 from headway.sim.hop_costs import HopCosts
 from headway.sim.hops import load_hops
 from headway.sim.network import NetworkParams
@@ -27,7 +30,7 @@ from headway.sim.planning import HEADWAY
 from headway.sim.spec import Autoscaling
 from headway.sim.worker import InstanceSpec
 from headway.sim.workload import SloLimits, Workload, parse_workload
-from headway.tables import number, read, refuse_others, tables
+from headway.tables import number, read, refuse_others, tables, whole
 
 _TABLES = (
     "name",
@@ -43,16 +46,19 @@ _TABLES = (
     "autoscale",
     "gateways",
     "predictor",
+    "report_interval",
 )
-_CHANGES = (
+_COUNTS = (
     "chunk_tokens",
     "kv_capacity_tokens",
     "num_units",
     "block_size",
     "max_batch",
-    "start_up",
     "num_gpus",
 )
+_CHANGES = (*_COUNTS, "start_up")
+_LEAST_INTERVAL, _MOST_INTERVAL = 0.001, 60.0  # seconds between two reports of a worker
+_PREDICTING, _MOST_PREDICTING = "seconds_per_request", 60.0  # of one prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +92,7 @@ def load_scenario(
     ``hops``: a file of hop costs, instead of its own. ``autoscales``: let its pools follow the
     load, also if it does not say so. ``planner``: of every instance, instead of its own.
     """
-    scenario = _load(name_or_path)
+    scenario = _load(name_or_path, autoscales=autoscales)
     conditions = scenario.conditions
     if profile:
         found = load_profile(profile)
@@ -103,26 +109,39 @@ def load_scenario(
     return replace(scenario, conditions=conditions)
 
 
-def _load(name_or_path: str) -> Scenario:
+def _load(name_or_path: str, *, autoscales: bool) -> Scenario:
     if name_or_path in scenario_names():
         file = resources.files("headway") / "scenarios" / f"{name_or_path}.toml"
-        return parse_scenario(file.read_text("utf-8"), name_or_path)
+        return parse_scenario(file.read_text("utf-8"), name_or_path, autoscales=autoscales)
     path = Path(name_or_path)
     if not path.is_file():
         known = ", ".join(scenario_names())
         message = f"there is no scenario {name_or_path!r}: give a TOML file, or one of {known}"
         raise HeadwayError(Code.NOT_FOUND, message, param="scenario")
     try:
-        return parse_scenario(path.read_text("utf-8"), name_or_path, path.parent)
+        text = path.read_text("utf-8")
+        return parse_scenario(text, name_or_path, path.parent, autoscales=autoscales)
     except (OSError, UnicodeDecodeError) as error:
         message = f"scenario {name_or_path} cannot be read: {error}"
         raise HeadwayError(Code.INVALID_ARGUMENT, message, param="scenario") from error
 
 
-def parse_scenario(text: str, source: str, folder: Path = Path()) -> Scenario:
-    """Return the scenario in a TOML text; files that it names begin in ``folder``."""
+def parse_scenario(
+    text: str, source: str, folder: Path = Path(), *, autoscales: bool = False
+) -> Scenario:
+    """Return the scenario in a TOML text; files that it names begin in ``folder``.
+
+    ``autoscales``: its pools will follow the load, also if it does not say so.
+    """
     try:
-        return _scenario(tomllib.loads(text), folder)
+        scenario = _scenario(tomllib.loads(text), folder)
+        require_known(
+            scenario.failures,
+            scenario.conditions.instances,
+            scenario.conditions.num_gateways,
+            may_grow=autoscales or scenario.conditions.autoscaling is not None,
+        )
+        return scenario
     except tomllib.TOMLDecodeError as error:
         message = f"scenario {source} is not TOML: {error}"
         raise HeadwayError(Code.INVALID_ARGUMENT, message, param="scenario") from error
@@ -148,6 +167,9 @@ def _scenario(table: Mapping[str, Any], folder: Path) -> Scenario:
     num_gateways = table.get("gateways", 1)
     if type(num_gateways) is not int or not 1 <= num_gateways <= 64:
         raise invalid("gateways", num_gateways, "a whole number from 1 to 64")
+    predictor, predicting = None, 0.0
+    if "predictor" in table:
+        predictor, predicting = _predictor(table["predictor"], folder)
     return Scenario(
         str(table.get("name", "scenario")),
         Conditions(
@@ -159,8 +181,10 @@ def _scenario(table: Mapping[str, Any], folder: Path) -> Scenario:
             autoscaling=read(Autoscaling, table["autoscale"], "autoscale")
             if "autoscale" in table
             else None,
+            report_interval=_report_interval(table),
             num_gateways=num_gateways,
-            predictor=_predictor(table["predictor"], folder) if "predictor" in table else None,
+            predictor=predictor,
+            prediction_seconds=predicting,
         ),
         parse_workload(table.get("workload", {}), folder, _services(table)),
         read(SloLimits, table.get("slo", {}), "slo"),
@@ -175,15 +199,26 @@ def _services(table: Mapping[str, Any]) -> ServiceClasses:
     return read_classes({"classes": table["classes"]}) if "classes" in table else shipped_classes()
 
 
-def _predictor(table: Any, folder: Path) -> Mapping[str, object]:
-    """Return parameters of ``measured-oracle``: a card's errors, and what else is known of it."""
+def _report_interval(table: Mapping[str, Any]) -> float:
+    seconds = number("report_interval", table.get("report_interval", SIMULATED_REPORT_INTERVAL))
+    require_between("report_interval", seconds, _LEAST_INTERVAL, _MOST_INTERVAL)
+    return seconds
+
+
+def _predictor(table: Any, folder: Path) -> tuple[Mapping[str, object], float]:
+    """Return parameters of ``measured-oracle``, and the seconds that a prediction takes.
+
+    They are a card's errors, and what else is known of a predictor.
+    """
     known = registry.find("estimation", "measured-oracle").parameters()
-    refuse_others("predictor", table, ("card", *known))
-    rest = {key: value for key, value in table.items() if key != "card"}
+    refuse_others("predictor", table, ("card", _PREDICTING, *known))
+    seconds = number(f"predictor.{_PREDICTING}", table.get(_PREDICTING, 0.0))
+    require_between(f"predictor.{_PREDICTING}", seconds, 0, _MOST_PREDICTING)
+    rest = {key: value for key, value in table.items() if key in known}
     card = read_card(folder / str(table["card"])) if "card" in table else {}
     found = {**card, **rest}
-    registry.make("estimation", "measured-oracle", **found)  # refuses what is out of range
-    return found
+    read(MeasuredOracleParams, found, "predictor")  # refuses what is out of range
+    return found, seconds
 
 
 def _network(table: Any, folder: Path) -> NetworkParams:
@@ -208,7 +243,11 @@ def _instances(table: Mapping[str, Any]) -> tuple[InstanceSpec, int]:
     count = table.get("count", 1)
     if type(count) is not int or not 1 <= count <= 4096:
         raise invalid("instances.count", count, "a whole number from 1 to 4096")
-    changes = {name: table[name] for name in _CHANGES if name in table}
+    changes = {
+        name: (whole if name in _COUNTS else number)(f"instances.{name}", table[name])
+        for name in _CHANGES
+        if name in table
+    }
     profile = replace(load_profile(str(table.get("profile", ""))), **changes)
     host = number("instances.host_kv_gib", table.get("host_kv_gib", 0.0))
     require_between("instances.host_kv_gib", host, 0, 1 << 20)

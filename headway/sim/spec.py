@@ -52,12 +52,20 @@ class Autoscaling(Bounded):
         return AutoscalerSettings(interval=self.interval, budget=budget)
 
 
+Instances = Sequence[tuple[InstanceSpec, int]]
+"""Kinds of instances, and how many of each."""
+
+
+def gateway_ids(num_gateways: int) -> Sequence[str]:
+    """Return the names of so many gateways."""
+    return "gateway", *(f"gateway-{number}" for number in range(2, num_gateways + 1))
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
     """A cluster: its instances, its policies and the settings of its cores."""
 
-    instances: Sequence[tuple[InstanceSpec, int]]
-    """Kinds of instances, and how many of each."""
+    instances: Instances
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     worker: WorkerSettings = SIMULATED_WORKER
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
@@ -71,6 +79,11 @@ class ClusterSpec:
     network: NetworkParams = field(default_factory=NetworkParams)
     num_gateways: int = 1
     """Gateways, which clients take in turn."""
+    prediction_seconds: float = 0.0
+    """What a prediction from a hidden state adds to the pass that it is made in.
+
+    Workers then predict as live ones are asked to, and every pass has a single step.
+    """
     pace: MeasuredPace | None = None
     """The pace of machines that are not always as fast as their profiles say.
 
@@ -85,5 +98,4 @@ class ClusterSpec:
     @property
     def gateway_ids(self) -> Sequence[str]:
         """The names of its gateways."""
-        others = (f"gateway-{number}" for number in range(2, self.num_gateways + 1))
-        return "gateway", *others
+        return gateway_ids(self.num_gateways)

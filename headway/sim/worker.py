@@ -21,6 +21,7 @@ from headway.core.worker.events import (
     KvSent,
     PassCut,
     PlanningAction,
+    PredictorKnown,
     RefuseKv,
     SendTokens,
     StartTransfer,
@@ -42,6 +43,7 @@ from headway.sim.lengths import EOS, TrueLengths
 from headway.sim.node import Node
 from headway.sim.pass_log import HeardPasses, PassLog
 from headway.sim.planning import HEADWAY, NATIVE, PLANNERS, SimPlanner
+from headway.sim.predicting import PredictingPace
 from headway.sim.prompts import HASHED_TOKENS
 from headway.sim.transfers import Links, Transfers
 
@@ -125,6 +127,7 @@ class SimWorker:
         lengths: Mapping[StreamKey, TrueLengths],
         around: Surroundings,
         pace: Pace | None = None,
+        prediction_seconds: float = 0.0,
     ) -> None:
         self.worker_id = worker_id
         self.spec = spec
@@ -140,6 +143,9 @@ class SimWorker:
         self._node: Node[WorkerEvent, PlanningAction] = Node(
             around.kernel, self.core, self._perform
         )
+        self._predicting: PredictingPace | None = None
+        if prediction_seconds and spec.planner == HEADWAY:  # other engines show no hidden states
+            pace = self._predicting = PredictingPace(prediction_seconds, info.num_blocks, pace)
         self.device = Device(
             around.kernel,
             spec.profile.pass_time,
@@ -155,6 +161,8 @@ class SimWorker:
         self._answers: dict[StreamKey, PlanningAction] = {}
         self._unheard: list[Handoff | KvSent] = []
         self._passes = PassLog(around.network.params.costs.token)
+        if self._predicting is not None:
+            self._node.post(PredictorKnown(True))
 
     def _make_core(
         self, info: WorkerInfo, policies: Policies, settings: WorkerSettings
@@ -244,6 +252,8 @@ class SimWorker:
     def _perform(self, action: PlanningAction) -> None:
         match action:
             case ForwardPass():
+                if self._predicting is not None:
+                    self._predicting.note(action)
                 self.device.start(action)
             case EngineAdd() | EngineAbort() | EngineTune():
                 assert self._engine is not None, "only an engine that plans gets orders"

@@ -47,6 +47,9 @@ class Workload(Bounded):
     def __post_init__(self) -> None:
         if self.trace is None:
             require_over("workload.rate", self.rate, 0)
+        elif not 0 <= self.rate < inf:
+            limit = "0 for the recorded rate, or a finite number over 0"
+            raise invalid("workload.rate", self.rate, limit)
         Bounded.__post_init__(self)
         if self.num_requests is None and self.seconds is None and self.trace is None:
             raise invalid("workload.num_requests", None, "given, or workload.seconds")
@@ -141,10 +144,11 @@ def parse_workload(
     for name, process in (("burstiness", "gamma"), *((name, BURSTS) for name in _BURSTS)):
         if name in table and table.get("process") != process:
             raise invalid(f"workload.{name}", table[name], f'given with process = "{process}"')
+    lengths = [name for name in ("trace", "servegen") if name in table]
+    classes = [] if lengths and "classes" not in table else tables(table, "classes", "workload")
     trace = _recorded(table, folder)
     if "rate" not in table and trace is None:
         raise invalid("workload.rate", None, "given, in requests/s")
-    classes = [] if trace and "classes" not in table else tables(table, "classes")
     plain = ("process", "burstiness", "num_requests", "seconds")
     return Workload(
         [parse_class(each, folder, services) for each in classes],

@@ -11,7 +11,9 @@ from headway.blocks import BlockPool
 from headway.cluster import Role
 from headway.core.worker.batch import BatchSums
 from headway.presets import PRESETS
-from headway.sim.experiment import Conditions, Failure, Instances, cluster_spec, simulate
+from headway.sim.experiment import Conditions, cluster_spec, simulate
+from headway.sim.failures import Failure
+from headway.sim.spec import Instances
 from tests.fakes.sim_clusters import instance, poisson
 
 RESTLESS = '''

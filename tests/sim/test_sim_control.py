@@ -10,7 +10,8 @@ from headway.cluster import Role
 from headway.errors import HeadwayError
 from headway.presets import PRESETS
 from headway.sim.cluster import SimCluster
-from headway.sim.experiment import Conditions, Failure, Run, cluster_spec, simulate
+from headway.sim.experiment import Conditions, Run, cluster_spec, simulate
+from headway.sim.failures import Failure
 from headway.sim.records import Record
 from tests.fakes.sim_clusters import instance, poisson
 

@@ -14,7 +14,8 @@ from headway.core.scheduler.places import Moving, OnUnit
 from headway.cost.buckets import NUM_BUCKETS
 from headway.presets import find_preset
 from headway.sim.cluster import SimCluster
-from headway.sim.experiment import UNLIMITED, Conditions, Failure, cluster_spec, simulate
+from headway.sim.experiment import UNLIMITED, Conditions, cluster_spec, simulate
+from headway.sim.failures import Failure
 from headway.sim.spec import ClusterSpec
 from headway.sim.views.run import simulate_views
 from tests.fakes.sim_clusters import instance, poisson

@@ -13,7 +13,8 @@ from headway.core.worker.planning_engine import PlanningEngineCore
 from headway.errors import HeadwayError
 from headway.presets import PRESETS
 from headway.sim.cluster import ClusterSpec, SimCluster, SimRequest
-from headway.sim.experiment import UNLIMITED, Conditions, Failure, Run, cluster_spec, simulate
+from headway.sim.experiment import UNLIMITED, Conditions, Run, cluster_spec, simulate
+from headway.sim.failures import Failure
 from headway.sim.planning import ENDPOINT, HEADWAY, NATIVE
 from headway.sim.records import Record
 from headway.sim.scenario import parse_scenario

@@ -12,13 +12,17 @@ import pytest
 
 from headway.cluster import Role
 from headway.errors import HeadwayError
+from headway.forward_pass import ForwardPass, PassItem
 from headway.policies.estimation.measured_oracle import MeasuredOracle, MeasuredOracleParams
 from headway.presets import PRESETS
-from headway.request import StreamKey
+from headway.request import SamplingParams, StreamKey
 from headway.sim.card import read_card
+from headway.sim.clients import SimRequest
 from headway.sim.experiment import Conditions, cluster_spec, simulate
+from headway.sim.predicting import PredictingPace
 from headway.sim.scenario import load_scenario, parse_scenario
-from tests.fakes.sim_clusters import instance, poisson
+from headway.sim.views.run import require_views
+from tests.fakes.sim_clusters import close, instance, one_step, poisson
 
 MINI = Path("models/headway-mini/predictor")
 SMALL = """
@@ -128,6 +132,66 @@ def test_a_scenario_names_a_card_for_presets_that_ask_a_predictor(tmp_path: Path
     assert plain.estimation.name == "noisy-oracle"
     with pytest.raises(HeadwayError, match="away is 7"):
         parse_scenario(SMALL + "[predictor]\naway = 7\n", "test")
+
+
+# --- what a prediction costs ----------------------------------------------------------
+
+COST = 0.005
+PAIR = Conditions(((instance(Role.PREFILL), 1), (instance(Role.DECODE), 2)))
+
+
+@pytest.mark.parametrize("preset", ["star", "headway"])
+@pytest.mark.parametrize(("num_output", "num_predictions"), [(1, 0), (2, 1), (21, 1), (22, 2)])
+def test_a_prediction_adds_its_time_to_the_pass_that_it_is_made_in(
+    preset: str, num_output: int, num_predictions: int
+) -> None:
+    """At the first pass of a decoder, and then every 20 tokens, as live workers predict."""
+    request = SimRequest("r", 0.0, 100, num_output)
+
+    def ttlt(conditions: Conditions) -> float:
+        (record,) = simulate(cluster_spec(PRESETS[preset], conditions), [request]).records
+        assert record.ttlt is not None
+        return record.ttlt
+
+    took = ttlt(replace(PAIR, prediction_seconds=COST)) - ttlt(PAIR)
+    assert took == pytest.approx(num_predictions * COST, abs=1e-9)
+
+
+def test_requests_of_a_pass_are_predicted_together_and_dp_units_beside_each_other() -> None:
+    on_units = [
+        PassItem(StreamKey("g", block), (1,), 1, (block,), True, SamplingParams(), (1,), (1,))
+        for block in (0, 1, 10, 11)
+    ]
+    paced = PredictingPace(COST, 10, lambda work, has_prompts: 2 * work)
+    paced.note(ForwardPass(1, tuple(on_units), hidden=(0, 1, 2)))
+    paced.note(ForwardPass(2, tuple(on_units)))
+    assert paced(1.0, False) == pytest.approx(2 * (1.0 + 2 * COST))
+    assert paced(1.0, False) == 2.0
+
+
+@pytest.mark.parametrize("preset", ["star", "headway"])
+def test_predictions_that_take_no_time_change_no_decision(preset: str) -> None:
+    spec, requests = cluster_spec(PRESETS[preset], PAIR), poisson(40, 8.0, 1)
+    free = cluster_spec(PRESETS[preset], replace(PAIR, prediction_seconds=1e-15))
+    close(*(list(simulate(each, requests).records) for each in (one_step(spec), free)))
+
+
+def test_only_what_reads_hidden_states_takes_time() -> None:
+    conditions = replace(PAIR, prediction_seconds=COST)
+    without = cluster_spec(PRESETS["sbs"], conditions)
+    assert without == cluster_spec(PRESETS["sbs"], PAIR)
+    require_views(without)
+    with pytest.raises(HeadwayError, match=r"predictions that take time .*seconds_per_request"):
+        require_views(cluster_spec(PRESETS["star"], conditions))
+
+
+def test_a_scenario_says_what_a_prediction_costs() -> None:
+    text = SMALL + "[predictor]\nseconds_per_request = 0.002\n"
+    conditions = parse_scenario(text, "test").conditions
+    assert (conditions.predictor, conditions.prediction_seconds) == ({}, 0.002)
+    assert parse_scenario(SMALL, "test").conditions.prediction_seconds == 0
+    with pytest.raises(HeadwayError, match=r"predictor\.seconds_per_request is -1.*from 0 to 60"):
+        parse_scenario(text.replace("0.002", "-1"), "test")
 
 
 @pytest.mark.parametrize("preset", ["star", "headway"])

@@ -15,7 +15,8 @@ from cli import main
 from headway.errors import HeadwayError
 from headway.presets import PRESETS
 from headway.sim.cluster import SimCluster, SimRequest
-from headway.sim.experiment import Failure, cluster_spec, simulate
+from headway.sim.experiment import cluster_spec, simulate
+from headway.sim.failures import Failure
 from headway.sim.hop_costs import HopCosts
 from headway.sim.hops import hops_text, load_hops
 from headway.sim.records import Record

@@ -16,7 +16,8 @@ from headway.metrics import percentile
 from headway.policies.dispatch import InstanceLoad
 from headway.presets import PRESETS, find_preset
 from headway.sim.clients import SimRequest
-from headway.sim.experiment import Conditions, Failure, cluster_spec, simulate
+from headway.sim.experiment import Conditions, cluster_spec, simulate
+from headway.sim.failures import Failure
 from headway.sim.records import Record
 from headway.sim.scenario import load_scenario, scenario_names
 from headway.sim.spec import ClusterSpec

@@ -39,11 +39,21 @@ class MeasuredOracleParams(Bounded):
 
     def __post_init__(self) -> None:
         Bounded.__post_init__(self)
-        generated, errors = tuple(self.generated), tuple(self.errors)
+        generated = _listed("generated", self.generated, (int,), "whole numbers")
+        errors = _listed("errors", self.errors, (int, float), "numbers")
         if generated[:1] != (0,) or list(generated) != sorted(set(generated)):
             raise invalid("generated", generated, "ascending from 0")
         if len(errors) != len(generated) or not all(0 <= error <= 2 for error in errors):
             raise invalid("errors", errors, f"{len(generated)} shares from 0 to 2")
+
+
+def _listed(
+    name: str, values: Sequence[float], kinds: Sequence[type], said: str
+) -> tuple[float, ...]:
+    """Return a list's values; refuse what is no list, and values of another type."""
+    if not isinstance(values, Sequence) or not all(type(each) in kinds for each in values):
+        raise invalid(name, values, f"a list of {said}")
+    return tuple(values)
 
 
 class MeasuredOracle:

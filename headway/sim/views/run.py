@@ -12,7 +12,8 @@ from headway.policies.dispatch import Dispatching
 from headway.policies.placement import Placement
 from headway.sim.clients import SimRequest
 from headway.sim.collection import SeldomCollected
-from headway.sim.experiment import Failure, Run
+from headway.sim.experiment import Run
+from headway.sim.failures import Failure
 from headway.sim.planning import HEADWAY
 from headway.sim.records import Record
 from headway.sim.spec import ClusterSpec
@@ -53,6 +54,8 @@ def _reasons(spec: ClusterSpec, failures: Sequence[Failure]) -> Iterable[str]:
         yield "instances on one host's cores"
     if spec.pace is not None:
         yield "a machine's pace"
+    if spec.prediction_seconds:
+        yield "predictions that take time (predictor.seconds_per_request)"
     if spec.worker.max_running:
         yield f"a limit of {spec.worker.max_running} running requests"
     if any(kind.planner != HEADWAY for kind, _ in spec.instances):
