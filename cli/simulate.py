@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from math import inf
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from headway.sim.scenario import Scenario, load_scenario
 from headway.sim.solo import SoloTime
 from headway.sim.summary import KEPT_OF, METRICS, Digest, ManyValues, Summary, summarise
 from headway.sim.views.run import require_views, simulate_views
+from headway.sim.workload import Workload
 
 Column = tuple[str, float, str]
 """A figure, the factor to its unit, and its title."""
@@ -164,6 +166,7 @@ def run(args: argparse.Namespace) -> int:
             *simulate_console.filmed(scenario, presets[0], policy, settings), args.console
         )
         return 0
+    rates = _rates(args.rates, scenario.workload)
     jobs = [
         SimulationJob(
             args.scenario,
@@ -182,7 +185,7 @@ def run(args: argparse.Namespace) -> int:
             planner=args.planner,
             fidelity=args.fidelity,
         )
-        for rate in _rates(args.rates)
+        for rate in rates
         for preset in presets
         for seed in range(1, args.seeds + 1)
     ]
@@ -216,11 +219,18 @@ def _check_output(args: argparse.Namespace) -> None:
         require_extra("pyarrow", "--parquet")
 
 
-def _rates(text: str) -> list[float | None]:
+def _rates(text: str, workload: Workload) -> Sequence[float | None]:
+    if not text:
+        return [None]
     try:
-        return [float(part) for part in text.split(",")] if text else [None]
+        rates = [float(part) for part in text.split(",")]
     except ValueError:
         raise invalid("--rates", text, "numbers by comma, such as 10,20,40") from None
+    for rate in rates:
+        if not 0 <= rate < inf:
+            raise invalid("--rates", rate, "finite numbers over 0, by comma")
+        replace(workload, rate=rate)  # refuses 0 where no recorded rate stands for it
+    return rates
 
 
 def simulate_job(job: SimulationJob) -> Found:

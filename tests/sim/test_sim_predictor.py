@@ -117,6 +117,23 @@ def test_the_shipped_predictors_card_can_be_read(tmp_path: Path) -> None:
         read_card(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"mae": {"mean": 3.0}}, "mae is {'mean': 3.0}; it must be a table with 'with earlier"),
+        ({"mean_remaining": 0.0}, r"metrics\.json: mean_remaining is 0"),
+        ({"from": float("inf")}, r"metrics\.json cannot be read: OverflowError"),
+    ],
+)
+def test_a_card_that_says_nothing_is_refused(
+    tmp_path: Path, row: dict[str, object], said: str
+) -> None:
+    good = {"from": 0, "mean_remaining": 100.0, "mae": {"hidden state": 30.0}}
+    (tmp_path / "metrics.json").write_text(json.dumps({"by_generated": [{**good, **row}]}))
+    with pytest.raises(HeadwayError, match=said):
+        read_card(tmp_path)
+
+
 def test_a_scenario_names_a_card_for_presets_that_ask_a_predictor(tmp_path: Path) -> None:
     row = {"from": 0, "mean_remaining": 100.0, "mae": {"hidden state": 30.0}}
     (tmp_path / "metrics.json").write_text(json.dumps({"by_generated": [row]}))

@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli import main
+from headway.core.defaults import REPORT_INTERVAL, SIMULATED_REPORT_INTERVAL
+from headway.core.worker.settings import WorkerSettings
 from headway.errors import HeadwayError
 from headway.presets import PRESETS
 from headway.sim.cluster import SimCluster, SimRequest
@@ -50,6 +52,11 @@ ttft = 0.5
 """
 
 
+def dies(*names: str) -> str:
+    """The table of SLOs, behind failures of these."""
+    return "".join(f'[[failures]]\ninstance = "{name}"\nat = 1e6\n' for name in names) + "[slo]"
+
+
 @pytest.mark.parametrize("name", scenario_names())
 def test_every_ready_made_scenario_can_be_read_and_drawn_from(name: str) -> None:
     workload = load_scenario(name).workload
@@ -85,6 +92,22 @@ def test_a_scenario_says_what_runs_and_what_is_asked() -> None:
         ("mean = 200", "median = 200", "a key of workload.classes.prompt is 'median'"),
         ("ttft = 0.5", "ttft = 0", "slo.ttft is 0"),
         ("[slo]", "[slo", "is not TOML"),
+        ("= 512", '= "x"', "instances.chunk_tokens is 'x'; it must be a whole number"),
+        ("= 512", "= 100.5", "instances.chunk_tokens is 100.5; it must be a whole number"),
+        ("chunk_tokens = 512", "num_gpus = true", "instances.num_gpus is True; it must be a whole"),
+        ("chunk_tokens = 512", 'start_up = "5"', "instances.start_up is '5'; it must be a number"),
+        ('name = "small"', "report_interval = 0", "report_interval is 0.0; it must be from 0.001"),
+        ('name = "small"', "report_interval = nan", "report_interval is nan; it must be from"),
+        ("[slo]", "[predictor]\nerrors = 3\n[slo]", "predictor.errors is 3; it must be a list"),
+        ("[slo]", '[predictor]\nerrors = ["x"]\n[slo]', "errors is ['x']; it must be a list of"),
+        ("[slo]", "[predictor]\ngenerated = [0.5]\n[slo]", "it must be a list of whole numbers"),
+        ("[slo]", "[predictor]\ninterval = 2.5\n[slo]", "predictor.interval is 2.5"),
+        ("[slo]", "[predictor]\naway = true\n[slo]", "predictor.away is True; it must be a number"),
+        ("[slo]", dies("decode-99"), "is 'decode-99'; it must be one of unified-1, unified-2"),
+        ("[slo]", dies("unified-3"), "failures.instance is 'unified-3'; it must be one of"),
+        ("[slo]", dies("gateway"), "is 'gateway'; it must be a gateway that leaves another (1 in"),
+        ("[slo]", dies("gateway-9"), "failures.instance is 'gateway-9'; it must be a gateway"),
+        ("[slo]", dies("unified-1", "unified-1"), "failures.instance is 'unified-1'; it must be n"),
     ],
 )
 def test_what_is_wrong_is_refused_by_name_value_and_limit(old: str, new: str, said: str) -> None:
@@ -172,6 +195,34 @@ def test_the_command_takes_hop_costs_and_autoscales(
     assert "lost" in capsys.readouterr().out
 
 
+def test_workers_report_as_often_as_a_scenario_says() -> None:
+    text = SMALL.replace('name = "small"', f"report_interval = {REPORT_INTERVAL}")
+    live, default = (
+        cluster_spec(PRESETS["sbs"], parse_scenario(each, "test").conditions).worker
+        for each in (text, SMALL)
+    )
+    assert live.report_interval == WorkerSettings().report_interval == REPORT_INTERVAL
+    assert default.report_interval == SIMULATED_REPORT_INTERVAL
+
+
+@pytest.mark.parametrize(
+    ("rates", "said"),
+    [
+        ("5,-1", "--rates is -1.0; it must be finite numbers over 0"),
+        ("nan", "--rates is nan"),
+        ("inf", "--rates is inf"),
+        ("0", "workload.rate is 0.0; it must be a finite number over 0"),
+    ],
+)
+def test_the_command_refuses_rates_that_cannot_be(
+    rates: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(SMALL)
+    assert main(["simulate", str(file), "--rates", rates]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_the_command_refuses_an_unknown_preset(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "sbs-prefill", "--preset", "sbs,fast"]) == 2
     assert "vllm-like" in capsys.readouterr().err
@@ -213,6 +264,26 @@ def test_an_instance_fails_on_schedule_and_all_requests_still_end() -> None:
     assert all(record.finished for record in found.records)
     with pytest.raises(HeadwayError, match="unified-9"):
         simulate(spec, scenario.workload.requests(1), failures=[Failure("unified-9", 2.0)])
+
+
+def test_whoever_may_be_there_may_die() -> None:
+    back = dies("unified-2").replace("1e6", "1.0\nback_after = 0.5")
+    late = dies("unified-3", "scheduler").replace("1e6", "3.0")
+    text = SMALL.replace("= 512", "= 512\nstart_up = 0.5").replace("[slo]", back)
+    scenario = parse_scenario(text.replace("[slo]", late), "test")
+    spec = cluster_spec(PRESETS["vllm-like"], scenario.conditions)
+    run = simulate(spec, scenario.workload.requests(1), failures=scenario.failures)
+    assert all(record.finished for record in run.records)
+    gateways = SMALL.replace('name = "small"', "gateways = 3")
+    parse_scenario(gateways.replace("[slo]", dies("gateway", "gateway-3")), "test")
+    with pytest.raises(HeadwayError, match="a gateway that leaves another"):
+        parse_scenario(gateways.replace("[slo]", dies("gateway", "gateway-2", "gateway-3")), "test")
+
+
+def test_an_autoscaler_orders_instances_of_any_name() -> None:
+    text = SMALL.replace("[slo]", dies("decode-99"))
+    assert parse_scenario(text, "test", autoscales=True).failures[0].instance == "decode-99"
+    assert parse_scenario(text + "[autoscale]\n", "test").failures[0].instance == "decode-99"
 
 
 def test_gpu_seconds_count_start_ups_and_instances_that_died() -> None:

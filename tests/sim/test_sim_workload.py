@@ -91,10 +91,20 @@ def test_servegens_statistics_become_requests(tmp_path: Path) -> None:
         ('rate = 1\nprocess = "bursts"\nburst_wave = 2\nseconds = 1', "burst_wave is 2"),
         ("rate = 1\nnum_requests = 1.5" + CLASS, "workload.num_requests is 1.5"),
         ("rate = 1\nnum_requests = 0" + CLASS, "workload.num_requests is 0"),
+        ('trace = "seen.csv"\nclasses = ["chat"]', "workload.classes is ['chat']; it must be at"),
+        ('rates = "r.csv"\nclasses = ["chat"]', "at least one table: [[workload.classes]]"),
+        ('rates = "r.csv"', "workload.classes is None; it must be at least one table"),
+        ('rates = "r.csv"\nrate = -3' + CLASS, "workload.rate is -3.0; it must be 0 for the"),
+        ('rates = "r.csv"\nrate = nan' + CLASS, "workload.rate is nan; it must be 0 for the"),
+        ('trace = "t.csv"\nrate = -3', "workload.rate is -3.0; it must be 0 for the recorded"),
+        ('trace = "t.csv"\nrate = nan', "workload.rate is nan; it must be 0 for the recorded"),
+        ('trace = "t.csv"\nrate = inf', "workload.rate is inf; it must be 0 for the recorded"),
     ],
 )
 def test_a_workload_that_cannot_be_is_refused(tmp_path: Path, workload: str, said: str) -> None:
     (tmp_path / "seen.csv").write_text("tokens\n3\n")
+    (tmp_path / "r.csv").write_text("at,rate\n0,5\n60,1\n")
+    (tmp_path / "t.csv").write_text("arrival_at,prompt_tokens,output_tokens\n0,9,9\n1,9,9\n")
     if "burst_wave" in workload:
         workload += CLASS
     with pytest.raises(HeadwayError) as refused:
