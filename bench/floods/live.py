@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from bench.floods.offered import (
     Flood,
     FloodRequest,
     flood_row,
+    require_all,
     with_ratios,
 )
 from bench.serve.client import Client, Endpoint
@@ -64,7 +65,7 @@ class LiveFlood:
         options = self._options(folder, keys)
         refuse_wrong_options(options, folder)
         async with LocalCluster(options, folder) as cluster:
-            asker = _Asker(cluster.url, options.served_name, self.flood, keys)
+            asker = Asker(cluster.url, options.served_name, self.flood, keys)
             await asker.ask([FloodRequest(OTHERS[0], n, 0.3 * n, PROMPT) for n in range(_NUM_WARM)])
             capacity = await asker.capacity()
             say(f"{capacity:.0f} prompt tokens/s at most, in requests of {PROMPT} and {OUTPUT}")
@@ -95,7 +96,7 @@ class LiveFlood:
         )
 
 
-class _Asker:
+class Asker:
     """The clients of all sides; each has a key of its own where sides are tenants."""
 
     def __init__(self, url: str, model: str, flood: Flood, keys: dict[str, str]) -> None:
@@ -110,7 +111,8 @@ class _Asker:
     async def capacity(self) -> float:
         """Return the prompt tokens/s at which a crowd is worked off."""
         asked = [FloodRequest(OTHERS[0], number, 0.0, PROMPT) for number in range(_NUM_CROWD)]
-        ended = [each.times.last_token_at for each in await self.ask(asked) if each.times]
+        crowd = (await self.ask(asked))[OTHERS[0]]
+        ended = [each.times.last_token_at for each in crowd if each.times]
         if not ended:
             raise HeadwayError(Code.UNAVAILABLE, "the cluster answered no request")
         return PROMPT * len(ended) / max(ended)
@@ -118,39 +120,34 @@ class _Asker:
     async def first_tokens(self, flood: Flood, capacity: float, prompt: int) -> FirstTokens:
         """Ask once, until the others have their answers; what is left of a flood is cut off."""
         outcomes = await self.ask(flood.asked(capacity, prompt))
-        side_of = {id(each): json.loads(each.planned.task)[0] for each in outcomes}
-        others = [each for each in outcomes if side_of[id(each)] != FLOODER]
+        others = [each for side in OTHERS for each in outcomes[side]]
         ttfts = [each.times.ttft for each in others if each.times is not None]
-        if len(ttfts) < len(others):
-            say = f"{len(others) - len(ttfts)} of {len(others)} requests of the others failed"
-            raise HeadwayError(Code.UNAVAILABLE, say)
-        computed = sum(
-            json.loads(each.planned.task)[1]
-            for each in outcomes
-            if side_of[id(each)] == FLOODER
-            and each.times is not None
-            and each.times.first_token_at <= flood.seconds
-        )
-        return FirstTokens(ttfts, computed / flood.seconds)
+        require_all(len(ttfts), len(others))
+        times = [each.times for each in outcomes[FLOODER] if each.times is not None]
+        num_begun = sum(each.first_token_at <= flood.seconds for each in times)
+        return FirstTokens(ttfts, num_begun * (prompt or PROMPT) / flood.seconds)
 
-    async def ask(self, asked: Sequence[FloodRequest]) -> list[ReplayedRequest]:
-        """Send all, and wait for those who do not flood."""
-        stopping = asyncio.Event()
+    async def ask(self, asked: Sequence[FloodRequest]) -> Mapping[str, Sequence[ReplayedRequest]]:
+        """Send all, wait for those who do not flood, and return the outcomes by side."""
         replays, clients = dict[str, Replay](), list[Client]()
         for side, end in self._ends.items():
             planned = [self._planned(each) for each in asked if each.side == side]
             clients.append(Client(end, _PATIENCE))
             plan = Plan(PATHS["completions"], planned, ())
             replays[side] = Replay(clients[-1], plan, most_open=_MOST_OPEN)
+        stopping = asyncio.Event()
+        runs = {side: asyncio.create_task(each.run(stopping)) for side, each in replays.items()}
         try:
-            flooding = asyncio.create_task(replays[FLOODER].run(stopping))
-            await asyncio.gather(*(replays[side].run(asyncio.Event()) for side in OTHERS))
+            others = [runs[side] for side in OTHERS]
+            await asyncio.wait(others, return_when=asyncio.FIRST_EXCEPTION)
+        finally:  # nobody asks on behind an error, or when this is called off
             stopping.set()
-            await flooding
-        finally:
+            await asyncio.wait(runs.values())
             for client in clients:
                 client.close()
-        return [outcome for replay in replays.values() for outcome in replay.outcomes]
+        for each in runs.values():
+            each.result()  # raises what has ended it
+        return {side: replay.outcomes for side, replay in replays.items()}
 
     def _planned(self, asked: FloodRequest) -> Planned:
         body = {
@@ -164,7 +161,5 @@ class _Asker:
         }
         if service_class := self._flood.service_class(asked.side):
             body["headway"] = {"class": service_class}
-        about = json.dumps([asked.side, asked.num_prompt_tokens])
-        return Planned(
-            asked.number, asked.arrival_at, json.dumps(body).encode(), about, None, reasons=False
-        )
+        sent = json.dumps(body).encode()
+        return Planned(asked.number, asked.arrival_at, sent, "", None, reasons=False)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headway.errors import invalid
+from headway.errors import Code, HeadwayError, invalid
 from headway.metrics import percentile
 from headway.service_class import NO_STANDING, Standing, shipped_classes
 from headway.workload.arrivals import gaps
@@ -97,9 +97,23 @@ class FirstTokens:
     flooder_tokens_per_s: float
 
 
+def require_all(num_answered: int, num_asked: int) -> None:
+    """Refuse figures of a run in which the flood kept others from their answers (HeadwayError)."""
+    if num_answered < num_asked:
+        lacking = f"{num_asked - num_answered} of {num_asked} requests of the others failed"
+        say = f"{lacking}: give a smaller --load or --flood, for figures of all of them"
+        raise HeadwayError(Code.UNAVAILABLE, say)
+
+
 def flood_row(flood_prompt: int, found: Sequence[FirstTokens]) -> dict[str, float]:
-    """Return the figures of one kind of flood; several runs count together."""
+    """Return the figures of one kind of flood; several runs count together.
+
+    HeadwayError where none of the others asked.
+    """
     ttfts = sorted(ttft for each in found for ttft in each.ttfts)
+    if not ttfts:
+        say = "none of the others asked in all runs: give more --load, --seconds or --seeds"
+        raise HeadwayError(Code.INVALID_ARGUMENT, say)
     return {
         "flood_prompt": flood_prompt,
         "num_requests": len(ttfts),

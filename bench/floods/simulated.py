@@ -12,6 +12,7 @@ from bench.floods.offered import (
     FirstTokens,
     Flood,
     flood_row,
+    require_all,
     with_ratios,
 )
 from headway.cluster import Role
@@ -24,8 +25,6 @@ from headway.sim.network import NetworkParams
 from headway.sim.records import Record
 from headway.sim.worker import InstanceSpec
 
-_LONGEST = 3600.0
-
 
 @dataclass(frozen=True, slots=True)
 class FloodedCluster:
@@ -35,6 +34,8 @@ class FloodedCluster:
     profile: str = "llama-8b-a100"
     num_prefill: int = 2
     num_decode: int = 4
+    patience: float = 3600.0
+    """Seconds within which the others have their answers, or there are no figures."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -54,7 +55,10 @@ class FloodedCluster:
 
 
 def first_tokens(cluster: FloodedCluster, flood: Flood, flood_prompt: int = 0) -> FirstTokens:
-    """Simulate once; ``flood_prompt``: tokens of the flood's prompts, 0 for none."""
+    """Simulate once; ``flood_prompt``: tokens of the flood's prompts, 0 for none.
+
+    HeadwayError if the others do not all have their answers in time.
+    """
     kernel, records = Kernel(), list[Record]()
     simulated = SimCluster(kernel, cluster.spec(), records.append)
     asked = flood.asked(cluster.tokens_per_s, flood_prompt)
@@ -69,11 +73,12 @@ def first_tokens(cluster: FloodedCluster, flood: Flood, flood_prompt: int = 0) -
         for each in asked
     )
     others = sum(each.side != FLOODER for each in asked)
-    while kernel.now < _LONGEST:
+    while kernel.now < cluster.patience:
         kernel.run(kernel.now + 1.0)
         if sum(not _floods(record) for record in records) == others:
             break
-    found = [r.ttft for r in records if not _floods(r) and r.ttft is not None]
+    found = [r.ttft for r in records if not _floods(r) and r.finished and r.ttft is not None]
+    require_all(len(found), others)
     computed = sum(
         record.num_prompt_tokens
         for record in records

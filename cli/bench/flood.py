@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from bench.floods import live, simulated
 from bench.floods.offered import SIDES, Flood
 from bench.output import make_table, refuse_unwritable, write_json
 from cli.options import add_json, add_model, parse_seeds, require_ranges
+from headway.errors import invalid
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--flood", type=float, default=usual.flood, metavar="R", help="of prefill, flood (10)")
     add("--seconds", type=float, default=usual.seconds, metavar="S", help="of arrivals (10)")
     add("--seeds", default="101,102,103", metavar="N", help="how many, or which (101,102,103)")
-    add("--profile", default=cluster.profile, help="of simulated instances (llama-8b-a100)")
+    add("--profile", default="", help=f"of simulated instances ({cluster.profile})")
     add(
         "--live",
         action="store_true",
@@ -49,11 +51,17 @@ def run(args: argparse.Namespace) -> int:
     flood = Flood(args.by, args.load, args.flood, args.seconds)
     console, seeds = Console(), parse_seeds(args.seeds)
     if args.live:
+        if args.profile:
+            raise invalid(
+                "--profile", args.profile, "left out with --live: no instance is simulated"
+            )
         asked = live.LiveFlood(args.model, flood, args.preset, seeds=seeds)
         with tempfile.TemporaryDirectory(prefix="headway-flood-") as folder:
             rows = asyncio.run(asked.rows(Path(folder), console.print))
     else:
-        cluster = simulated.FloodedCluster(args.preset, args.profile)
+        cluster = simulated.FloodedCluster(args.preset)
+        if args.profile:
+            cluster = replace(cluster, profile=args.profile)
         rows = simulated.rows_of(cluster, flood, seeds=seeds)
     others = ("requests", "P50 TTFT s", "ratio", "P99 TTFT s", "ratio")
     titles = ("flood of prompts", *others, "flooder tokens/s")

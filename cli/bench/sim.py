@@ -8,20 +8,36 @@ import random
 import resource
 import time
 from collections.abc import Iterator
+from itertools import chain
 
 from bench.output import write_json
-from cli.options import add_json
+from cli.options import add_json, require_ranges
 from headway.cluster import Role
 from headway.core.worker import core
 from headway.cost.profile import load_profile
+from headway.errors import Code, HeadwayError
 from headway.presets import find_preset
-from headway.sim.cluster import SimRequest
+from headway.sim.cluster import ClusterSpec, SimRequest
 from headway.sim.experiment import UNLIMITED, Conditions, cluster_spec, simulate
 from headway.sim.network import NetworkParams
 from headway.sim.records import Record
 from headway.sim.views.run import simulate_views
 from headway.sim.worker import InstanceSpec
 from headway.workload.arrivals import gaps
+
+_LOAD = (
+    "fidelity",
+    "preset",
+    "profile",
+    "prefill",
+    "decode",
+    "rate",
+    "seconds",
+    "prompt",
+    "output",
+    "seed",
+)
+"""The options that say what was simulated: figures are told with them."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -44,13 +60,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate once and print; HeadwayError for what cannot be simulated."""
-    profile = load_profile(args.profile)
-    instances = (
-        (InstanceSpec(Role.PREFILL, profile), args.prefill),
-        (InstanceSpec(Role.DECODE, profile), args.decode),
-    )
-    network = NetworkParams(bytes_per_s=profile.link_bytes_per_s)
-    spec = cluster_spec(find_preset(args.preset), Conditions(instances, network, limits=UNLIMITED))
+    counts, lengths = (1, 100_000), (1, 1e6)
+    require_ranges(args, prefill=counts, decode=counts, prompt=lengths, output=lengths)
+    require_ranges(args, rate=(1e-3, 1e6), seconds=(1e-3, 1e6))
+    spec, requests = _spec(args), _some(args)
     num_ended = 0
 
     def ended(record: Record) -> None:
@@ -59,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
     began_at = time.process_time()
     simulated = simulate_views if args.fidelity == "policies" else simulate
-    found = simulated(spec, _requests(args), ended=ended)
+    found = simulated(spec, requests, ended=ended)
     took = time.process_time() - began_at
     rows = {
         "simulated_seconds": found.ended_at,
@@ -74,11 +87,42 @@ def run(args: argparse.Namespace) -> int:
     # a compiled wheel has the cores as extension modules (docs/simulator.md, Compiled)
     cores = "plain" if core.__file__.endswith(".py") else "compiled"
     cores = "none" if args.fidelity == "policies" else cores
-    print(f"{'cores':<26} {cores}")
+    print(f"{'load':<26} {_in_words(args)}\n{'cores':<26} {cores}")
     for name, value in rows.items():
         print(f"{name:<26} {value:,.1f}")
-    write_json(args.json, {"cores": cores, **rows})
+    load = {name: getattr(args, name) for name in _LOAD}
+    write_json(args.json, {"load": load, "cores": cores, **rows})
     return 0
+
+
+def _in_words(args: argparse.Namespace) -> str:
+    instances = f"{args.prefill} prefill and {args.decode} decode instances of {args.profile}"
+    asked = f"{args.rate:g} requests/s for {args.seconds:g} s, seed {args.seed}"
+    lengths = f"medians of {args.prompt:g} and {args.output:g} tokens"
+    return f"{args.preset}, {instances}; {asked}; {lengths}"
+
+
+def _spec(args: argparse.Namespace) -> ClusterSpec:
+    profile = load_profile(args.profile)
+    instances = (
+        (InstanceSpec(Role.PREFILL, profile), args.prefill),
+        (InstanceSpec(Role.DECODE, profile), args.decode),
+    )
+    network = NetworkParams(bytes_per_s=profile.link_bytes_per_s)
+    return cluster_spec(find_preset(args.preset), Conditions(instances, network, limits=UNLIMITED))
+
+
+def _some(args: argparse.Namespace) -> Iterator[SimRequest]:
+    """Return the requests; HeadwayError for none."""
+    requests = _requests(args)
+    first = next(requests, None)
+    if first is None:
+        message = (
+            f"nobody asks within {args.seconds:g} s at {args.rate:g} requests/s: give more "
+            "--seconds or a higher --rate"
+        )
+        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="--seconds")
+    return chain([first], requests)
 
 
 def _requests(args: argparse.Namespace) -> Iterator[SimRequest]:
