@@ -15,6 +15,7 @@ from headway.errors import HeadwayError
 from headway.metrics import percentile
 from headway.policies.dispatch import InstanceLoad
 from headway.presets import PRESETS, find_preset
+from headway.service_class import ServiceClass, Standing
 from headway.sim.clients import SimRequest
 from headway.sim.experiment import Conditions, cluster_spec, simulate
 from headway.sim.failures import Failure
@@ -126,6 +127,31 @@ def test_running_requests_move_to_even_out_loads() -> None:
     assert len(ended) == len(requests)
     memories = [unit.memory for each in cluster.instances for unit in each.units]
     assert all(memory.free == memory.capacity for memory in memories)
+
+
+@pytest.mark.parametrize("yielding", [(), (0, 4, 8), (2, 6, 10)])
+def test_on_both_those_move_first_whose_class_yields(yielding: Sequence[int]) -> None:
+    kinds = ((instance(Role.PREFILL), 1), (instance(Role.DECODE, kv_capacity_tokens=60_000), 2))
+    conditions = Conditions(
+        kinds,
+        policies={"placement": "round-robin", "rescheduling": "current-load"},
+        params={"rescheduling": {"interval": 4.0, "theta": 0.01, "floor": 0.0}},
+    )
+    spec = cluster_spec(PRESETS["vllm-like"], conditions)
+    batch = Standing(service=ServiceClass("batch", yields=True))
+    requests = [  # the long ones fall on one decoder, and differ in nothing but their class
+        SimRequest(f"r{n}", 0.5 + 0.05 * n, 600, 5 if n % 2 else 900, standing=standing)
+        for n in range(12)
+        for standing in [batch if n in yielding else Standing()]
+    ]
+    cores = simulate(spec, iter(requests), keeps_decisions=True)
+    moves = (d.chosen for d in cores.decisions if d.question == "rescheduling")
+    moved = [chosen.request_id for each in moves for chosen in each]
+    assert len(moved) >= 2
+    assert set(moved[:2]) <= {f"r{n}" for n in yielding or range(12)}
+    ttlt = {record.request_id: record.ttlt for record in cores.records}
+    views = {r.request_id: r.ttlt for r in simulate_views(spec, iter(requests)).records}
+    assert views == pytest.approx(ttlt, rel=0.01)
 
 
 def test_units_in_lock_step_decode_as_on_the_cores() -> None:

@@ -103,7 +103,9 @@ def yielding_first(
 ) -> list[Move]:
     """Return the policy's moves of requests that yield by their class; if there are none, of all.
 
-    A move interrupts a request, so those go first whom nobody waits for.
+    A move interrupts a request, so those go first whom nobody waits for. Either list stands alone:
+    its first move is between units that have just reported, so the scheduler makes at least that
+    one. Where others help more, a later interval moves them.
     """
     if yielding:
         keys = (key for unit in units for key in unit.requests.keys)
