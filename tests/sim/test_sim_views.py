@@ -154,6 +154,21 @@ def test_on_both_those_move_first_whose_class_yields(yielding: Sequence[int]) ->
     assert views == pytest.approx(ttlt, rel=0.01)
 
 
+@pytest.mark.parametrize("yields", [False, True])
+def test_on_both_a_crowd_whose_class_yields_is_no_burst(yields: bool) -> None:
+    roles = (Role.PREFILL, Role.CONVERTIBLE)
+    kinds = [(instance(role, kv_capacity_tokens=200_000, **CONVERTS), 1) for role in roles]
+    spec = cluster_spec(PRESETS["tokenscale"], Conditions(kinds))
+    standing = Standing(service=ServiceClass("any", yields=yields))
+    steady = [SimRequest(f"r{n}", float(n), 300, 40) for n in range(30)]
+    crowd = [SimRequest(f"c{n}", 30 + n / 1000, 3000, 40, standing=standing) for n in range(40)]
+    cores, views = (
+        {record.request_id: record.ttft for record in run(spec, iter([*steady, *crowd])).records}
+        for run in (simulate, simulate_views)
+    )
+    assert views == pytest.approx(cores, rel=0.001)
+
+
 def test_units_in_lock_step_decode_as_on_the_cores() -> None:
     kinds = ((instance(Role.PREFILL, num_units=2), 1), (instance(Role.DECODE, num_units=4), 1))
     spec = cluster_spec(PRESETS["sbs"], Conditions(kinds))

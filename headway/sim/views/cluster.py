@@ -118,7 +118,7 @@ class ViewCluster:
         self._num_jobs += 1
         expected = self._lengths.expected(request.num_prompt_tokens)
         job = ViewRequest(request, self._num_jobs, expected)
-        if self._burst is not None:
+        if self._burst is not None and not request.standing.yields:  # that makes no burst
             label = self._burst.arrived(request.num_prompt_tokens, now=request.arrival_at)
             job.is_burst = label.is_burst
         self.num_open += 1
