@@ -243,7 +243,7 @@ def _instances(table: Mapping[str, Any]) -> tuple[InstanceSpec, int]:
     count = table.get("count", 1)
     if type(count) is not int or not 1 <= count <= 4096:
         raise invalid("instances.count", count, "a whole number from 1 to 4096")
-    changes = {
+    changes: dict[str, Any] = {
         name: (whole if name in _COUNTS else number)(f"instances.{name}", table[name])
         for name in _CHANGES
         if name in table

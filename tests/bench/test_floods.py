@@ -31,7 +31,6 @@ class Answering:
     def __init__(self, *, answers: bool) -> None:
         self._answers = answers
         self.num_heard = 0
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> str:
         self._server = await asyncio.start_server(self._heard, "127.0.0.1", 0)

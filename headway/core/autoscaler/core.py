@@ -47,7 +47,6 @@ class AutoscalerCore:
         self, policy: Scaling, *, now: float, settings: AutoscalerSettings | None = None
     ) -> None:
         settings = settings or AutoscalerSettings()
-        self.settings = settings
         self._policy = policy
         self._budget = settings.budget
         self._interval = settings.interval
