@@ -65,7 +65,10 @@ class Trace:
         return (len(self.rows) - 1) / span if span > 0.0 else math.inf
 
     def faster(self, speed: float) -> Trace:
-        """Return the same arrivals in 1/``speed`` of the time."""
+        """Return the same arrivals in 1/``speed`` of the time, over 0 (HeadwayError)."""
+        if not speed > 0.0:
+            message = "all arrivals of the trace come at once, at no rate: leave the rate out"
+            raise HeadwayError(Code.INVALID_ARGUMENT, message, param="rate")
         if math.isinf(speed):
             return replace(self, rows=tuple(replace(row, arrival_at=0.0) for row in self.rows))
         moved = (replace(row, arrival_at=row.arrival_at / speed) for row in self.rows)

@@ -141,6 +141,13 @@ def test_all_at_once_has_an_infinite_rate() -> None:
     assert math.isinf(read("arrival_at", "1", "1").mean_rate)
 
 
+def test_no_rate_is_made_of_arrivals_that_come_at_once() -> None:
+    trace = read_trace(["arrival_at", "3", "3"], "t")
+    assert len(list(trace.replay(0.0, random.Random(1)))) == 2
+    with pytest.raises(HeadwayError, match="come at once, at no rate: leave the rate out"):
+        trace.replay(2.0, random.Random(1))
+
+
 @pytest.mark.parametrize(
     ("name", "format", "num_rows", "first", "step"),
     [
