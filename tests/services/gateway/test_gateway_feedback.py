@@ -124,7 +124,7 @@ async def test_requests_that_yield_by_their_class_are_no_arrivals(
             )
 
         def told(field: str) -> float:
-            return sum(getattr(each, field) * each.window for each in listener.rates)
+            return sum(float(getattr(each, field)) * each.window for each in listener.rates)
 
         await until(lambda: told("output_tokens_per_s") > 5.5)  # both have been produced
         assert round(told("requests_per_s")) == 1
