@@ -85,6 +85,26 @@ def test_a_ready_made_profile_says_where_it_comes_from(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", profile_names())
+def test_an_origin_says_of_every_figure_where_it_is_from(name: str) -> None:
+    profile = load_profile(name)
+    said = profile.origin.lower()
+    figures = ("kv bytes", "chunk", "batch", "blocks of", "swaps at", "a link of", "start-up")
+    assert not [figure for figure in figures if figure not in said]
+    assert "kv capacity" in said or "tokens of kv" in said
+    gigabits = 8 * profile.link_bytes_per_s / 1e9
+    assert f"a link of {gigabits:.0f} gbit/s" in said
+    assert f"{profile.start_up:.0f} s of start-up" in said
+    assert f"{profile.chunk_tokens:,}" in said
+    assert f"at most {profile.max_batch} requests" in said
+    swap = profile.kv_bytes_per_token / profile.swap_per_token / 1e9
+    assert f"{swap:.0f} gb/s" in said
+    link = profile.link_bytes_per_s / profile.kv_bytes_per_token
+    assert profile.network_tokens_per_s == pytest.approx(link, rel=1e-4)
+    assert "host memory" in said
+    assert profile.host_capacity_tokens == 0
+
+
+@pytest.mark.parametrize("name", profile_names())
 def test_an_estimated_prefill_velocity_is_what_the_pass_time_says(name: str) -> None:
     profile = load_profile(name)
     if profile.prefill_tokens_per_s is not None:
