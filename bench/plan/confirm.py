@@ -23,8 +23,9 @@ _Z = 1.96
 class Confirmed:
     """A finalist on the cores: shares of requests that kept the limits, and mean GPUs in use.
 
-    ``error``: half the 95 % interval of ``attainment``, from the spread of the runs' parts.
-    ``bounds``: of an autoscaled fleet, which begins as the candidate; None for a fixed one.
+    ``error``: half the 95 % interval of ``attainment``, from the spread of the runs' parts, at
+    least Wilson's. ``bounds``: of an autoscaled fleet, which begins as the candidate; None for a
+    fixed one.
     """
 
     candidate: Sizing
@@ -57,7 +58,7 @@ def confirm(
     network: NetworkParams,
     autoscaling: Autoscaling | None = None,
 ) -> Confirmed:
-    """Run a candidate on the cores, once for each load (a seed's requests)."""
+    """Run a candidate on the cores, once for each load (a seed's requests); all differ."""
     spec = candidate.spec(network, autoscaling)
     by_seed: list[float] = []
     parts: list[float] = []
@@ -70,9 +71,29 @@ def confirm(
         parts += [statistics.fmean(flags[n : n + size]) for n in range(0, len(flags), size)]
         by_seed.append(statistics.fmean(flags))
         used.append(run.gpu_seconds / max(run.ended_at, 1e-9))
-    error = _Z * statistics.stdev(parts) / math.sqrt(len(parts)) if len(parts) > 1 else 1.0
-    shares = statistics.fmean(by_seed), error, by_seed, statistics.fmean(used)
-    return Confirmed(candidate, *shares, autoscaling)
+    kept_share = statistics.fmean(by_seed)
+    error = max(_spread(parts), _least_error(kept_share, sum(map(len, loads))))
+    return Confirmed(candidate, kept_share, error, by_seed, statistics.fmean(used), autoscaling)
+
+
+def _spread(parts: Sequence[float]) -> float:
+    """Return half the 95 % interval of the mean of parts (Student's t); 1 for a single part."""
+    freedom = len(parts) - 1
+    if not freedom:
+        return 1.0
+    more = (_Z**3 + _Z) / (4 * freedom), (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / (96 * freedom**2)
+    return (_Z + sum(more)) * statistics.stdev(parts) / math.sqrt(len(parts))
+
+
+def _least_error(share: float, number: int) -> float:
+    """Return how far Wilson's 95 % interval reaches if each request fares for itself.
+
+    So nothing is certain where all requests fared alike, and no part differs from another.
+    """
+    weight = _Z**2 / number
+    middle = (share + weight / 2) / (1 + weight)
+    half = _Z * math.sqrt(share * (1 - share) / number + weight / (4 * number)) / (1 + weight)
+    return max(share - (middle - half), middle + half - share)
 
 
 def autoscaled(

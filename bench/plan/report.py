@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -40,8 +41,7 @@ def rows(plan: CapacityPlan) -> Iterator[Sequence[str]]:
     for each in sorted(plan.confirmed, key=lambda c: (c.num_gpus, -c.attainment)):
         mark = "*" if each is plan.best else ""
         by_seed = " ".join(percent(share) for share in each.by_seed)
-        shown = f"{percent(each.attainment)} ± {percent(each.error)}"
-        yield each.name + mark, _number(each), shown, by_seed
+        yield each.name + mark, _number(each), interval(each), by_seed
 
 
 def sentences(plan: CapacityPlan) -> Iterator[str]:
@@ -50,11 +50,11 @@ def sentences(plan: CapacityPlan) -> Iterator[str]:
     margin = best.attainment - goal.attainment
     yield (
         f"cheapest: {best.name}, {_gpus(best)}: "
-        f"{percent(best.attainment)} ± {percent(best.error)} % of the requests keep the limits, "
+        f"{interval(best)} % of the requests keep the limits, "
         f"{percent(margin)} points above {percent(goal.attainment)} %"
     )
     if margin < best.error:
-        yield "the margin is smaller than its interval: another seed may miss the goal"
+        yield "the margin is smaller than its interval: a load like this one may miss the goal"
     if best is not fixed:
         saved = 1 - best.num_gpus / fixed.num_gpus
         yield (
@@ -90,6 +90,19 @@ def _gpus(found: Confirmed) -> str:
 
 def _most_missed(outcome: Outcome) -> str:
     return outcome.missed.most_common(1)[0][0] if outcome.missed else "nothing"
+
+
+def interval(found: Confirmed) -> str:
+    """Return the attainment and its 95 % interval in percent: ``97.3 ± 0.4``, ``100.0 (≥ 99.0)``.
+
+    Bounds of all and of none are rounded away from them.
+    """
+    shown = percent(found.attainment)
+    if found.attainment == 1.0:
+        return f"{shown} (≥ {math.floor(1000 * (1 - found.error)) / 10:.1f})"
+    if found.attainment == 0.0:
+        return f"{shown} (≤ {math.ceil(1000 * found.error) / 10:.1f})"
+    return f"{shown} ± {percent(found.error)}"
 
 
 def percent(share: float) -> str:
