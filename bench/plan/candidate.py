@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -15,44 +15,48 @@ from headway.sim.experiment import Conditions, cluster_spec
 from headway.sim.network import NetworkParams
 from headway.sim.records import Record
 from headway.sim.spec import Autoscaling, ClusterSpec
+from headway.sim.summary import METRICS, missed_limit
 from headway.sim.worker import InstanceSpec
 from headway.sim.workload import SloLimits
 
-LIMITS = ("ttft", "ttfat", "tpot", "ttlt")
 _LETTERS = MappingProxyType(
     {Role.PREFILL: "P", Role.DECODE: "D", Role.CONVERTIBLE: "C", Role.UNIFIED: "U"}
 )
+UNIFIED, DISAGGREGATED = "unified", "disaggregated"
+TOPOLOGIES = (UNIFIED, DISAGGREGATED)
 Params = Mapping[str, Mapping[str, object]]
+SloOf = Callable[[str], SloLimits | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Limits of a request, seconds, and the share of requests that must keep all of them."""
+    """Limits of a request, seconds, and the share of requests that must keep all of them.
+
+    ``slo_of``: a request's own limits by its id, instead of ``slo``; None for those without.
+    """
 
     slo: SloLimits
     attainment: float = 0.97
+    slo_of: SloOf | None = field(default=None, compare=False)
 
     def missed(self, record: Record) -> str:
         """Return the first limit that a request missed, ``end`` for all of them; "" for none."""
-        if not record.finished:
-            return "end"
-        for name in LIMITS:
-            limit = getattr(self.slo, name)
-            if limit is not None and (value := getattr(record, name)) is not None and value > limit:
-                return name
-        return ""
+        own = None if self.slo_of is None else self.slo_of(record.request_id)
+        return missed_limit(record, own or self.slo)
 
 
-def parse_goal(text: str, default: SloLimits) -> Goal:
+def parse_goal(text: str, default: SloLimits, slo_of: SloOf | None = None) -> Goal:
     """Read ``ttft=0.5,tpot=0.05,attainment=0.97``; limits that are given replace the default ones.
 
-    HeadwayError for another form, and where nothing limits a request.
+    ``slo_of``: limits that some requests have of their own. HeadwayError for another form, and
+    where nothing limits a request.
     """
     given: dict[str, float] = {}
     for part in filter(None, (each.strip() for each in text.split(","))):
         name, _, value = part.partition("=")
-        if name not in (*LIMITS, "attainment"):
-            raise invalid("--slo", part, f"NAME=VALUE with a name of {', '.join(LIMITS)}")
+        if name not in (*METRICS, "attainment"):
+            known = ", ".join((*METRICS, "attainment"))
+            raise invalid("--slo", part, f"NAME=VALUE with a name of {known}")
         try:
             given[name] = float(value)
         except ValueError:
@@ -61,9 +65,9 @@ def parse_goal(text: str, default: SloLimits) -> Goal:
     if not 0 < attainment <= 1:
         raise invalid("--slo attainment", attainment, "over 0 and at most 1")
     slo = SloLimits(**given) if given else default
-    if all(getattr(slo, name) is None for name in LIMITS):
+    if slo_of is None and all(getattr(slo, name) is None for name in METRICS):
         raise invalid("--slo", text, 'a limit, such as "ttft=0.5,tpot=0.05"')
-    return Goal(slo, attainment)
+    return Goal(slo, attainment, slo_of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,11 @@ class Sizing:
         return "+".join(f"{count}{_LETTERS[role]}" for role, count in self.counts.items())
 
     @property
+    def kind(self) -> str:
+        """Its kind of topology: of all its instances alike, or of prefillers and others."""
+        return UNIFIED if self.unified else DISAGGREGATED
+
+    @property
     def settings(self) -> Sequence[str]:
         """The changed parameters as ``--set`` takes them."""
         return [
@@ -112,6 +121,10 @@ class Sizing:
         profiles = {self.front.name: 0, self.back.name: 0} if self.prefill else {self.back.name: 0}
         return " ".join((self.topology, "/".join(profiles), self.preset, *self.settings))
 
+    def deployed(self, role: Role) -> Profile:
+        """Return the profile of its instances of a role, with a convertible decoder's chunk."""
+        return self._kind(role).deployed
+
     def but(self, **counts: int) -> Sizing:
         """Return a copy with other numbers of instances."""
         changed: dict[str, Any] = dict(counts)
@@ -119,10 +132,9 @@ class Sizing:
 
     def spec(self, network: NetworkParams, autoscaling: Autoscaling | None = None) -> ClusterSpec:
         """Return it as a simulated cluster."""
-        profiles = {Role.PREFILL: self.front}
-        instances = [
-            (InstanceSpec(role, profiles.get(role, self.back)), count)
-            for role, count in self.counts.items()
-        ]
+        instances = [(self._kind(role), count) for role, count in self.counts.items()]
         conditions = Conditions(instances, network, params=self.params, autoscaling=autoscaling)
         return cluster_spec(find_preset(self.preset), conditions)
+
+    def _kind(self, role: Role) -> InstanceSpec:
+        return InstanceSpec(role, self.front if role is Role.PREFILL else self.back)

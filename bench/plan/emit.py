@@ -1,13 +1,16 @@
-"""A plan as something to deploy: flags, a file over ``compose.yaml``, or a kustomization."""
+"""A plan as something to deploy: flags, a file over ``compose.yaml``, or a kustomization.
+
+What a target cannot say as it was simulated is refused: HeadwayError with the way out.
+"""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from types import MappingProxyType
 
-from bench.plan.candidate import Sizing
+from bench.plan.candidate import DISAGGREGATED, Sizing
 from headway.cluster import Role
 from headway.errors import Code, HeadwayError
 from headway.sim.network import NetworkParams
@@ -19,10 +22,22 @@ _SERVED = ("gateway", "scheduler", "scheduler-2")
 _IN_KUBERNETES = (Role.PREFILL, Role.DECODE, Role.CONVERTIBLE)
 
 
-def flags(plan: Sizing, model: str, bounds: Autoscaling | None = None) -> str:
-    """Return the command that starts it on one machine; ``bounds``: of an autoscaled fleet."""
+def flags(plan: Sizing, model: str, bounds: Autoscaling | None = None, profile: str = "") -> str:
+    """Return the command that starts it on one machine; ``bounds``: of an autoscaled fleet.
+
+    ``profile``: the name or file by which it is found. HeadwayError where the chunks of roles
+    differ, as a convertible decoder's does: the command has one for all workers.
+    """
+    chunks = {plan.deployed(role).chunk_tokens for role in plan.counts}
+    if len(chunks) > 1:
+        message = (
+            f"the workers of {plan.topology} compute {_in_words(chunks)} tokens a pass, and "
+            "`headway up` has one --worker.chunk-tokens for all: choose --emit compose or "
+            "kubernetes"
+        )
+        raise refused(message)
     words = ["headway", "up", "--model", model, "--device", "cuda", "--preset", plan.preset]
-    words += ["--profile", plan.back.name]
+    words += ["--profile", profile or plan.back.name]
     counts = {role: plan.counts.get(role, 0) for role in Role}
     for role, count in counts.items():
         if count or role in (Role.PREFILL, Role.DECODE):
@@ -32,6 +47,9 @@ def flags(plan: Sizing, model: str, bounds: Autoscaling | None = None) -> str:
         words += ["--max-decode", str(bounds.max_decode)]
     for setting in plan.settings:
         words += ["--set", setting]
+    if plan.back.num_units > 1:
+        words += ["--dp", str(plan.back.num_units)]
+    words += ["--worker.chunk-tokens", *map(str, chunks)]
     return shlex.join(words) + "\n"
 
 
@@ -45,7 +63,7 @@ def compose(plan: Sizing, model: str, bounds: Autoscaling | None = None) -> str:
             "a plan's compose file has fixed replicas, and the cheapest fleet is autoscaled: "
             "choose --emit kubernetes or flags, or plan without --autoscale"
         )
-        raise HeadwayError(Code.FAILED_PRECONDITION, message, param="emit")
+        raise refused(message)
     chosen = [f"      {name}: {_quoted(value)}" for name, value in _policies(plan).items()]
     lines = [
         f"# A plan of `headway plan`: {plan.name}, {plan.num_gpus} GPUs.",
@@ -75,6 +93,8 @@ def _worker(plan: Sizing, role: Role, count: int, environment: list[str]) -> Ite
     yield "      HEADWAY_DEVICE: cuda"
     yield '      HEADWAY_SERVICE_ID: ""'
     yield '      HEADWAY_ADVERTISE: ""'
+    for name, value in _options(plan, role).items():
+        yield f"      {name}: {_quoted(value)}"
     yield "    deploy:"
     yield f"      replicas: {count}"
     yield "      resources:"
@@ -93,9 +113,9 @@ def kubernetes(plan: Sizing, model: str, bounds: Autoscaling | None = None) -> s
     if Role.UNIFIED in plan.counts:
         message = (
             f"deploy/kubernetes has no unified workers, and the plan is {plan.topology}: "
-            "choose --emit compose or flags, or plan with --topologies disaggregated"
+            f"choose --emit compose or flags, or plan with --topologies {DISAGGREGATED}"
         )
-        raise HeadwayError(Code.FAILED_PRECONDITION, message, param="emit")
+        raise refused(message)
     settings = {
         **_policies(plan),
         "HEADWAY_MODEL": model,
@@ -149,7 +169,7 @@ def _between(plan: Sizing, role: Role, bounds: Autoscaling | None) -> tuple[int,
 
 
 def _scaled(plan: Sizing, role: Role, fewest: int, most: int) -> Iterator[str]:
-    """Yield the bounds of a role, and the GPUs of each of its workers."""
+    """Yield the bounds of a role, and what each of its workers computes and has."""
     yield "  - patch: |"
     yield "      apiVersion: keda.sh/v1alpha1"
     yield "      kind: ScaledObject"
@@ -170,6 +190,10 @@ def _scaled(plan: Sizing, role: Role, fewest: int, most: int) -> Iterator[str]:
     yield "          spec:"
     yield "            containers:"
     yield "              - name: headway"
+    yield "                env:"
+    for name, value in _options(plan, role).items():
+        yield f"                  - name: {name}"
+        yield f"                    value: {_quoted(value)}"
     yield "                resources:"
     yield "                  limits:"
     yield f'                    nvidia.com/gpu: "{_num_gpus(plan, role)}"'
@@ -187,8 +211,24 @@ def _numbers(plan: Sizing) -> Iterator[str]:
         yield f'      HEADWAY_NUM_{role.value.upper()}: "{plan.counts.get(role, 0)}"'
 
 
+def _options(plan: Sizing, role: Role) -> Mapping[str, str]:
+    """Return a worker's own options: what is simulated is not what it has by default."""
+    profile = plan.deployed(role)
+    units = {"HEADWAY_DP": str(profile.num_units)} if profile.num_units > 1 else {}
+    return {"HEADWAY_CHUNK_TOKENS": str(profile.chunk_tokens), **units}
+
+
 def _num_gpus(plan: Sizing, role: Role) -> int:
-    return (plan.front if role is Role.PREFILL else plan.back).num_gpus
+    return plan.deployed(role).num_gpus
+
+
+def _in_words(numbers: Iterable[int]) -> str:
+    return " and ".join(str(each) for each in sorted(numbers))
+
+
+def refused(message: str) -> HeadwayError:
+    """Return the refusal of a target."""
+    return HeadwayError(Code.FAILED_PRECONDITION, message, param="emit")
 
 
 def _model(model: str) -> str:

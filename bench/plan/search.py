@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from math import ceil
 
-from bench.plan.candidate import Goal, Params, Sizing
+from bench.plan.candidate import DISAGGREGATED, UNIFIED, Goal, Params, Sizing
+from bench.plan.space import Space
 from headway.cost.schema import Profile
 from headway.sim.clients import SimRequest
 from headway.sim.network import NetworkParams
@@ -116,18 +117,15 @@ def least(keeps: Callable[[int], bool], low: int, high: int) -> int | None:
     return high
 
 
-def search(
-    trial: Trial, presets: Sequence[str], profiles: Sequence[Profile], most_gpus: int
-) -> list[Outcome]:
+def search(trial: Trial, space: Space, most_gpus: int) -> list[Outcome]:
     """Return the cheapest candidates that keep the goal, cheapest first; empty for none.
 
     For each preset and pair of profiles: unified instances, then prefillers and decoders. The
     cheapest ones are then tried with convertible decoders, and with other parameters, at less.
     """
     best = most_gpus
-    for preset, (front, back) in product(presets, _pairs(profiles)):
-        base = Sizing(preset, front, back)
-        for found in _sizes(trial, base, best):
+    for base, topologies in space.bases():
+        for found in _sizes(trial, base, topologies, best):
             best = min(best, found.num_gpus)
     for outcome in _keeping(trial):
         if outcome.candidate.num_gpus == best:
@@ -141,23 +139,25 @@ def _keeping(trial: Trial) -> list[Outcome]:
     return sorted(kept, key=lambda o: (o.candidate.num_gpus, -o.attainment, o.candidate.name))
 
 
-def _pairs(profiles: Sequence[Profile]) -> Iterator[tuple[Profile, Profile]]:
-    """Yield profiles of prefillers and of decoders that can hand KV over."""
-    for front, back in product(profiles, profiles):
-        if (front.model, front.kv_bytes_per_token) == (back.model, back.kv_bytes_per_token):
-            yield front, back
-
-
-def _sizes(trial: Trial, base: Sizing, most_gpus: int) -> Iterator[Sizing]:
+def _sizes(
+    trial: Trial, base: Sizing, topologies: Sequence[str], most_gpus: int
+) -> Iterator[Sizing]:
     """Yield ever cheaper numbers of instances that keep the goal."""
     best = most_gpus
-    if base.front == base.back:
+    if UNIFIED in topologies:
         most = best // base.back.num_gpus
         number = least(lambda n: trial.keeps(base.but(unified=n)), 1, most)
         if number is not None:
             found = base.but(unified=number)
             best = found.num_gpus
             yield found
+    if DISAGGREGATED in topologies:
+        yield from _pairs(trial, base, best)
+
+
+def _pairs(trial: Trial, base: Sizing, most_gpus: int) -> Iterator[Sizing]:
+    """Yield ever cheaper numbers of prefillers and decoders that keep the goal."""
+    best = most_gpus
     fewest_decoders: int | None = None
     num_prefill = _least_prefillers(trial.requests, base.front)
     while (room := best - num_prefill * base.front.num_gpus) >= base.back.num_gpus:

@@ -245,12 +245,20 @@ def felt_by_class(records: Iterable[Record], solo: SoloTime) -> dict[str, float]
 
 def keeps(record: Record, slo: SloLimits) -> bool:
     """Return whether a request finished within every limit."""
+    return not missed_limit(record, slo)
+
+
+def missed_limit(record: Record, slo: SloLimits) -> str:
+    """Return the first limit that a request missed, ``end`` if it did not finish; "" for none."""
     if not record.finished:
-        return False
-    limits = {metric: getattr(slo, metric) for metric in METRICS}
-    if slo.ttfat is not None:
-        limits["ttfat"] = slo.ttfat + slo.ttfat_per_reasoning_token * record.num_reasoning_tokens
-    return all(
-        limit is None or (value := getattr(record, metric)) is None or value <= limit
-        for metric, limit in limits.items()
-    )
+        return "end"
+    for metric in METRICS:
+        limit = getattr(slo, metric)
+        if limit is None:
+            continue
+        if metric == "ttfat":
+            limit += slo.ttfat_per_reasoning_token * record.num_reasoning_tokens
+        value = getattr(record, metric)
+        if value is not None and value > limit:
+            return metric
+    return ""

@@ -15,13 +15,15 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from bench.plan.candidate import Goal, Sizing, parse_goal
+from bench.plan.candidate import TOPOLOGIES, Goal, Sizing, parse_goal
 from bench.plan.confirm import Confirmed, autoscaled, choose, confirm
 from bench.plan.emit import compose, flags, kubernetes
 from bench.plan.make import make_plan
-from bench.plan.report import rows, sentences
+from bench.plan.report import interval, percent, rows, sentences
 from bench.plan.search import Trial, breaks_at, least, one_less, search
+from bench.plan.space import Profiles, Space, make_space
 from cli import main
+from cli.up import parse
 from headway.cluster import Role
 from headway.cost.profile import load_profile
 from headway.errors import HeadwayError
@@ -30,6 +32,7 @@ from headway.sim.network import NetworkParams
 from headway.sim.records import Record
 from headway.sim.spec import Autoscaling
 from headway.sim.workload import SloLimits
+from services.local.options import WorkerCounts
 from tests.fakes.compose_files import COMPOSE, CONFIGS
 from tests.fakes.kustomize import render
 from tests.fakes.sim_clusters import instance, poisson
@@ -39,6 +42,10 @@ GOAL = Goal(SloLimits(ttft=0.6, tpot=0.04), 0.95)
 REQUESTS = poisson(200, 40.0, 1)
 PLAN = Sizing("sbs", PROFILE, PROFILE, prefill=2, decode=5, params={"packing": {"order": "boost"}})
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def space(*presets: str) -> Space:
+    return make_space(presets, Profiles.same([PROFILE]), TOPOLOGIES, NetworkParams())[0]
 
 
 def trial(requests: Sequence[SimRequest] = REQUESTS, goal: Goal = GOAL) -> Trial:
@@ -82,7 +89,7 @@ def test_the_least_number_that_keeps_is_found(low: int) -> None:
 
 def test_the_cheapest_keeps_the_goal_and_an_instance_less_does_not() -> None:
     tried = trial()
-    found = search(tried, ["vllm-like", "sbs"], [PROFILE], 12)
+    found = search(tried, space("vllm-like", "sbs"), 12)
     assert found
     assert all(outcome.attainment >= GOAL.attainment for outcome in found)
     best = found[0].candidate
@@ -103,12 +110,12 @@ def test_hopeless_candidates_are_given_up_and_repeats_cost_nothing() -> None:
 
 
 def test_nothing_is_found_where_nothing_keeps_the_goal() -> None:
-    assert search(trial(goal=Goal(SloLimits(ttft=1e-3))), ["vllm-like"], [PROFILE], 4) == []
+    assert search(trial(goal=Goal(SloLimits(ttft=1e-3))), space("vllm-like"), 4) == []
 
 
 def test_a_load_that_grows_breaks_the_goal_somewhere() -> None:
     tried = trial()
-    best = search(tried, ["vllm-like"], [PROFILE], 12)[0].candidate
+    best = search(tried, space("vllm-like"), 12)[0].candidate
     growth, broken = breaks_at(tried, best)
     assert growth >= 1.0
     assert broken.attainment < GOAL.attainment
@@ -128,6 +135,19 @@ def test_a_finalist_is_confirmed_on_the_cores_with_an_interval() -> None:
     assert found.mean_gpus == pytest.approx(3)
 
 
+def test_no_share_is_certain_and_few_parts_say_less() -> None:
+    few, more = ([poisson(100, 6.0, seed) for seed in range(1, n + 1)] for n in (1, 3))
+    ample = Sizing("vllm-like", PROFILE, PROFILE, unified=8)
+    all_kept = [confirm(ample, each, GOAL, NetworkParams()) for each in (few, more)]
+    assert [interval(each) for each in all_kept] == ["100.0 (≥ 96.3)", "100.0 (≥ 98.7)"]
+    none = confirm(ample, few, Goal(SloLimits(ttft=1e-6)), NetworkParams())
+    assert interval(none) == "0.0 (≤ 3.7)"
+    short = Goal(SloLimits(ttft=0.03))
+    some = [confirm(ample, each, short, NetworkParams()) for each in (few, more)]
+    assert some[0].error > some[1].error > 0
+    assert interval(some[0]) == f"{percent(some[0].attainment)} ± {percent(some[0].error)}"
+
+
 def test_who_misses_on_the_cores_gets_another_instance() -> None:
     loads = [poisson(150, 40.0, 1)]
     one = Sizing("vllm-like", PROFILE, PROFILE, unified=1)
@@ -139,7 +159,7 @@ def test_who_misses_on_the_cores_gets_another_instance() -> None:
 
 def test_a_plan_says_what_it_found() -> None:
     tried = trial()
-    found = search(tried, ["vllm-like", "sbs"], [PROFILE], 12)
+    found = search(tried, space("vllm-like", "sbs"), 12)
     plan = make_plan(tried, found, [REQUESTS], 12)
     assert plan is not None
     assert any("*" in name for name, *_ in rows(plan))
@@ -238,15 +258,11 @@ def test_unified_workers_are_refused_for_kubernetes() -> None:
 def test_emitted_flags_are_those_of_headway_up() -> None:
     words = flags(PLAN, "org/model").split()
     assert words[:2] == ["headway", "up"]
-    done = subprocess.run(
-        [sys.executable, "-m", "cli", "up", "--help"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert all(word in done.stdout for word in words if word.startswith("--"))
-    assert "--prefill 2 --decode 5" in " ".join(words)
+    options = parse(words[2:])
+    assert (options.model, options.device, options.policies.preset) == ("org/model", "cuda", "sbs")
+    assert options.workers == WorkerCounts(prefill=2, decode=5)
+    assert options.service_flags["worker"] == ("--chunk-tokens", str(PROFILE.chunk_tokens))
+    assert options.policies.settings == "packing.order=boost"
 
 
 # --- the command ----------------------------------------------------------------------
@@ -269,7 +285,7 @@ def test_the_command_plans_from_a_trace(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--presets", "headway"], "batching headway"),
+        (["--presets", "pascal"], "batching pascal"),
         (["--presets", "none"], "preset is 'none'"),
         (["--max-gpus", "0"], "--max-gpus"),
         (["--slo", "itl=1"], "--slo"),

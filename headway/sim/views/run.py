@@ -25,7 +25,7 @@ ORDERS = ("headway", "uniboost")
 
 def require_views(spec: ClusterSpec, failures: Sequence[Failure] = ()) -> None:
     """Refuse what only the cores simulate: HeadwayError with the reasons."""
-    reasons = list(_reasons(spec, failures))
+    reasons = list(missing_from_views(spec, failures))
     if reasons:
         message = (
             f"the fidelity `policies` does not have {', nor '.join(reasons)}: simulate this with "
@@ -34,8 +34,8 @@ def require_views(spec: ClusterSpec, failures: Sequence[Failure] = ()) -> None:
         raise HeadwayError(Code.FAILED_PRECONDITION, message, param="fidelity")
 
 
-def _reasons(spec: ClusterSpec, failures: Sequence[Failure]) -> Iterable[str]:
-    """Yield what it has not."""
+def missing_from_views(spec: ClusterSpec, failures: Sequence[Failure] = ()) -> Iterable[str]:
+    """Yield what only the cores simulate; nothing where views do."""
     settings = spec.scheduler
     dispatch = registry.find("dispatch", settings.dispatch).make
     placement = registry.find("placement", settings.placement).make
