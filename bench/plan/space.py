@@ -109,7 +109,9 @@ def make_space(
 
 
 def differences(one: Profile, other: Profile) -> str:
-    """Return the fields in which two profiles differ, numbers with their values; "" for none."""
+    """Return in what two profiles differ: names, or fields and numbers' values; "" for nothing."""
+    if one.name != other.name:
+        return f"their profiles ({one.name}, {other.name})"
     said = []
     for name in (each.name for each in fields(Profile)):
         values = getattr(one, name), getattr(other, name)

@@ -105,7 +105,11 @@ A100 = load_profile("llama-8b-a100")
 @pytest.mark.parametrize(
     ("targets", "plan", "reason"),
     [
-        (EMITTERS, pair(H100, A100), "--profiles of a single one"),
+        (
+            EMITTERS,
+            pair(H100, A100),
+            r"\(llama-8b-h100, llama-8b-a100\).*--profiles of a single one",
+        ),
         (EMITTERS, pair(TENSOR_PARALLEL, TENSOR_PARALLEL), "torchrun"),
         (EMITTERS, pair(TENSOR_PARALLEL, TENSOR_PARALLEL, unified=1), "torchrun"),
         (EMITTERS, pair(MINE, MINE), "--profiles FILE"),
