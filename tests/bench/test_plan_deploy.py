@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def pair(front: Profile = H100, back: Profile = H100, **counts: int) -> Sizing:
-    return Sizing("sbs", front, back, **(counts or {"prefill": 1, "decode": 2}))
+    return Sizing("sbs", front, back).but(**(counts or {"prefill": 1, "decode": 2}))
 
 
 def emitted(target: str, plan: Sizing, files: dict[str, str] | None = None) -> str:
