@@ -133,7 +133,7 @@ def test_two_profiles_of_one_name_are_refused(tmp_path: Path) -> None:
         ("[set.dispatch]\nwindow = 16", "set"),
         ("[limits]\nmax_waiting = 5", "limits"),
         ("[predictor]", "predictor"),
-        ('[[failures]]\ninstance = "decode-1"\nat = 3.0', "failures"),
+        ('[[failures]]\ninstance = "decode-2"\nat = 3.0', "failures"),
         ("[autoscale]\nmax_prefill = 3", "autoscale"),
     ],
 )
