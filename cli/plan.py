@@ -18,7 +18,7 @@ from bench.plan.emit import EMITTERS
 from bench.plan.make import by_gpus, make_plan
 from bench.plan.report import CapacityPlan, rows, sentences
 from bench.plan.search import Trial, search
-from bench.plan.source import Source, different_loads, read_source
+from bench.plan.source import PlanSource, different_loads, read_source
 from bench.plan.space import Space, make_space
 from cli.options import add_json, require_ranges
 from headway.errors import invalid
@@ -97,7 +97,7 @@ def _topologies(text: str) -> Sequence[str]:
     return [each for each in TOPOLOGIES if each in given]
 
 
-def _require_scaling(space: Space, source: Source) -> None:
+def _require_scaling(space: Space, source: PlanSource) -> None:
     """Refuse what a profile lacks for an autoscaler before any work."""
     for pair in space.smallest():
         scaling = pair.spec(source.network, Autoscaling()).scaling
@@ -144,7 +144,7 @@ def _say(console: Console, lines: Iterable[str]) -> None:
         console.print(f"- {line}", highlight=False, soft_wrap=True, markup=False)
 
 
-def _emit(args: argparse.Namespace, best: Confirmed, source: Source) -> None:
+def _emit(args: argparse.Namespace, best: Confirmed, source: PlanSource) -> None:
     text = emit(args.emit, best.candidate, args.model, best.bounds, source.files)
     if args.out is None:
         print(f"\n{text}", end="")

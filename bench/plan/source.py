@@ -22,7 +22,7 @@ from headway.workload.traces import load_trace
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PlanSource:
     """A load, and what else its file says; ``notes``: sentences on what a plan does not use.
 
     ``files``: the files of profiles, by the profile's name. ``slo_of``: limits that classes of
@@ -38,7 +38,7 @@ class Source:
     notes: Sequence[str] = ()
 
 
-def read_source(name: str, profiles: str = "") -> Source:
+def read_source(name: str, profiles: str = "") -> PlanSource:
     """Return what a trace's file, a scenario's or a ready-made scenario's name says.
 
     ``profiles``: by comma, names or files, instead of a scenario's own. HeadwayError where it
@@ -54,7 +54,7 @@ def read_source(name: str, profiles: str = "") -> Source:
         raise HeadwayError(Code.INVALID_ARGUMENT, message, param="profiles")
     network = NetworkParams(min(each.link_bytes_per_s for each in chosen.fronts))
     workload = Workload([], 0.0, trace=load_trace(Path(name)))
-    return Source(workload, SloLimits(), chosen, network, files)
+    return PlanSource(workload, SloLimits(), chosen, network, files)
 
 
 def different_loads(workload: Workload, num_seeds: int, most: int) -> list[Sequence[SimRequest]]:
@@ -73,7 +73,7 @@ def different_loads(workload: Workload, num_seeds: int, most: int) -> list[Seque
     return loads
 
 
-def _of_scenario(scenario: Scenario, chosen: Profiles, files: dict[str, str]) -> Source:
+def _of_scenario(scenario: Scenario, chosen: Profiles, files: dict[str, str]) -> PlanSource:
     conditions, workload = scenario.conditions, scenario.workload
     cores = conditions.network.costs.cores
     if cores:
@@ -83,7 +83,7 @@ def _of_scenario(scenario: Scenario, chosen: Profiles, files: dict[str, str]) ->
         )
         raise invalid("network.hops.cores", cores, limit)
     own = [kind.name for kind in workload.classes if kind.slo is not None]
-    return Source(
+    return PlanSource(
         workload,
         scenario.slo,
         chosen if chosen.fronts else _profiles(scenario),

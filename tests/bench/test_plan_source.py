@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.plan.candidate import DISAGGREGATED, TOPOLOGIES, UNIFIED, parse_goal
-from bench.plan.source import Source, different_loads, read_source
+from bench.plan.source import PlanSource, different_loads, read_source
 from bench.plan.space import Profiles, Space, make_space
 from cli import main
 from headway.cost.profile import load_profile
@@ -51,7 +51,7 @@ ttft = 2.0
 LINES = ["arrival_at,prompt_tokens,output_tokens", *(f"{n / 9},90,9" for n in range(60))]
 
 
-def scenario(folder: Path, more: str = "", text: str = SCENARIO) -> Source:
+def scenario(folder: Path, more: str = "", text: str = SCENARIO) -> PlanSource:
     path = folder / "scenario.toml"
     path.write_text(text + more)
     return read_source(str(path))
@@ -63,7 +63,7 @@ def trace(folder: Path) -> Path:
     return path
 
 
-def space_of(source: Source, *presets: str) -> tuple[Space, str]:
+def space_of(source: PlanSource, *presets: str) -> tuple[Space, str]:
     space, notes = make_space(presets, source.profiles, TOPOLOGIES, source.network)
     return space, "\n".join(notes)
 
