@@ -35,22 +35,42 @@ class ServiceClass(Bounded):
     priority: int = between(-(2**31), 2**31 - 1, default=0)
     """vLLM's ``priority`` from which a request belongs to it; the least is the most urgent."""
 
+    @property
+    def promises(self) -> dict[str, float]:
+        """The promises it makes, by name, in seconds."""
+        limits = {
+            "ttft": self.ttft,
+            "ttfat": self.ttfat,
+            "tpot": self.tpot,
+            "deadline": self.deadline,
+        }
+        return {name: limit for name, limit in limits.items() if limit is not None}
+
     def kept(self, felt: Mapping[str, float | None]) -> dict[str, bool]:
         """Return which promises a finished request has kept, by name.
 
         ``felt``: its ``ttft``, ``ttfat``, ``tpot`` and ``e2e``, seconds; None where it has none.
         """
-        promises = {
-            "ttft": (self.ttft, felt["ttft"]),
-            "ttfat": (self.ttfat, felt["ttfat"]),
-            "tpot": (self.tpot, felt["tpot"]),
-            "deadline": (self.deadline, felt["e2e"]),
-        }
+        times = {name: felt["e2e" if name == "deadline" else name] for name in self.promises}
         return {
-            name: seconds <= limit
-            for name, (limit, seconds) in promises.items()
-            if limit is not None and seconds is not None
+            name: seconds <= self.promises[name]
+            for name, seconds in times.items()
+            if seconds is not None
         }
+
+    def kept_by_failed(self, felt: Mapping[str, float | None]) -> dict[str, bool]:
+        """Return which promises a request has kept that failed: of first tokens that it got."""
+        got = {**felt, "tpot": None, "e2e": None}
+        return {**dict.fromkeys(self.promises, False), **self.kept(got)}
+
+    def kept_until(self, felt: Mapping[str, float | None], waited: float) -> dict[str, bool]:
+        """Return which promises were kept or broken when a client left after ``waited`` seconds.
+
+        A promise whose instant had not come is neither.
+        """
+        passed = (name for name, limit in self.promises.items() if waited > limit)
+        broken = {name: False for name in passed if name != "tpot"}
+        return {**broken, **self.kept({**felt, "e2e": None})}
 
 
 @dataclass(frozen=True, slots=True)

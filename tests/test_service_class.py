@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway.errors import HeadwayError
-from headway.service_class import parse_classes, shipped_classes
+from headway.service_class import ServiceClass, parse_classes, shipped_classes
 
 
 def test_the_shipped_classes_go_from_urgent_to_patient() -> None:
@@ -58,3 +58,25 @@ def test_what_is_wrong_with_a_table_is_said(text: str, said: str) -> None:
 def test_an_unknown_class_is_refused_with_those_there_are() -> None:
     with pytest.raises(HeadwayError, match="interactive, agent, batch"):
         shipped_classes().find("bathc")
+
+
+def test_what_fails_has_kept_its_first_tokens_at_most() -> None:
+    promise = ServiceClass("a", ttft=1.0, ttfat=2.0, tpot=0.1, deadline=9.0)
+    late = {"ttft": 0.5, "ttfat": None, "tpot": 0.01, "e2e": 3.0}
+    assert promise.kept_by_failed(late) == {
+        "ttft": True,
+        "ttfat": False,
+        "tpot": False,
+        "deadline": False,
+    }
+    assert ServiceClass("b").kept_by_failed(late) == {}
+
+
+def test_who_leaves_has_been_kept_waiting_or_not() -> None:
+    promise = ServiceClass("a", ttft=1.0, ttfat=2.0, tpot=0.1, deadline=9.0)
+    felt = {"ttft": 0.5, "ttfat": None, "tpot": 0.2, "e2e": 3.0}
+    assert promise.kept_until(felt, 1.5) == {"ttft": True, "tpot": False}
+    assert promise.kept_until(felt, 3.0) == {"ttft": True, "tpot": False, "ttfat": False}
+    nothing = dict.fromkeys(felt)
+    assert promise.kept_until(nothing, 0.9) == {}
+    assert promise.kept_until(nothing, 1.1) == {"ttft": False}

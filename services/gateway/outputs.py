@@ -13,6 +13,9 @@ from headway.request import FinishReason, Request, TokenLogprobs
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.output_text import NOTHING, OutputText, Piece
 
+_OWN_FAULT = frozenset({Code.INVALID_ARGUMENT, Code.NOT_FOUND})
+"""Failures that break no promise: the client has to change its request."""
+
 
 class Reply(Protocol):
     """The reply to one API call, which may have several outputs.
@@ -161,6 +164,7 @@ class Outputs:
     ``release`` tells the core that an output is no longer wanted. ``observe`` gets model,
     prompt tokens and output tokens of each finished output. ``unexpected`` logs a bug.
     ``note_end`` gets every output that ends, and how: ``stop``, ``length``, ``cancelled``, a code.
+    ``now`` returns the seconds since the epoch.
     """
 
     def __init__(
@@ -169,12 +173,14 @@ class Outputs:
         release: Callable[[str], None],
         observe: Callable[[str, int, int], None],
         unexpected: Callable[[Exception, str], None],
+        now: Callable[[], float],
         note_end: Callable[[Output, str], None] = lambda output, end: None,
     ) -> None:
         self._metrics = metrics
         self._release = release
         self._observe = observe
         self._unexpected = unexpected
+        self._now = now
         self._note_end = note_end
         self._open: dict[str, Output] = {}
 
@@ -219,6 +225,8 @@ class Outputs:
         if output is not None:
             self._metrics.finished("error", 0, 0, ())
             self._count(output, "error")
+            if error.code not in _OWN_FAULT:
+                self._unkept(output, left=False)
             self._metrics.count("errors", error.code.value)
             self._note_end(output, error.code.value)
             output.fail(error)
@@ -229,6 +237,7 @@ class Outputs:
             if self._close(output.request_id) is not None:
                 self._metrics.finished("cancelled", 0, 0, ())
                 self._count(output, "cancelled")
+                self._unkept(output, left=True)
                 self._note_end(output, "cancelled")
                 self._release(output.request_id)
 
@@ -241,6 +250,13 @@ class Outputs:
     def _count(self, output: Output, end: str) -> None:
         num_tokens = output.num_prompt_tokens, output.text.num_tokens
         self._metrics.standings.ended(output.standing, end, num_tokens)
+
+    def _unkept(self, output: Output, *, left: bool) -> None:
+        times = (output.arrival_at, output.first_at, self._now())
+        answered_at = output.answered_at[0] if output.answered_at else None
+        self._metrics.standings.unfinished(
+            output.standing, times, answered_at, output.text.num_tokens, left=left
+        )
 
     def _broken(self, output: Output, error: Exception) -> None:
         self._unexpected(error, output.request_id)

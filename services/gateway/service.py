@@ -108,7 +108,12 @@ class GatewayService:
             get_logger().warning("classes_without_effect", stages=", ".join(stages))
         self.console = self._make_console(config, classes, keys)
         self._outputs = Outputs(
-            self.metrics, self._release, self._feedback.observe, self.unexpected, self._note_end
+            self.metrics,
+            self._release,
+            self._feedback.observe,
+            self.unexpected,
+            self.now,
+            self._note_end,
         )
         bounds = config.client_bounds()
         reserve(config.max_connections)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from headway.service_class import Standing
+from headway.service_class import ServiceClass, Standing
 
 MOST_TENANTS = 200
 """Tenants with a label of their own; further ones are counted as ``other``."""
@@ -38,7 +38,7 @@ class StandingMetrics:
         )
         self._promises = Counter(
             "headway_gateway_class_promises",
-            "Finished outputs by class, promise (ttft, ttfat, tpot, deadline), and if it was kept.",
+            "Promises by class, which promise (ttft, ttfat, tpot, deadline), and if it was kept.",
             ("service_class", "promise", "kept"),
             registry=registry,
         )
@@ -73,15 +73,47 @@ class StandingMetrics:
         service = standing.service
         if service is None or not num_tokens:
             return
-        arrival_at, first_at, last_at = times
-        felt = {
-            "ttft": first_at - arrival_at,
-            "ttfat": None if answered_at is None else answered_at - arrival_at,
-            "tpot": (last_at - first_at) / (num_tokens - 1) if num_tokens > 1 else None,
-            "e2e": last_at - arrival_at,
-        }
+        felt = _felt(times, answered_at, num_tokens)
         for name, seconds in felt.items():
             if seconds is not None:
                 self._times[name].labels(service.name).observe(seconds)
-        for promise, kept in service.kept(felt).items():
-            self._promises.labels(service.name, promise, "yes" if kept else "no").inc()
+        self._count(service, service.kept(felt))
+
+    def unfinished(
+        self,
+        standing: Standing,
+        times: Sequence[float],
+        answered_at: float | None,
+        num_tokens: int,
+        *,
+        left: bool,
+    ) -> None:
+        """Count the promises to an output that did not finish; its third instant is its end.
+
+        One that failed has broken what it had not kept. One whose client ``left`` has broken what
+        was overdue.
+        """
+        service = standing.service
+        if service is None:
+            return
+        felt = _felt(times, answered_at, num_tokens)
+        waited = times[2] - times[0]
+        kept = service.kept_until(felt, waited) if left else service.kept_by_failed(felt)
+        self._count(service, kept)
+
+    def _count(self, service: ServiceClass, kept: Mapping[str, bool]) -> None:
+        for promise, was_kept in kept.items():
+            self._promises.labels(service.name, promise, "yes" if was_kept else "no").inc()
+
+
+def _felt(
+    times: Sequence[float], answered_at: float | None, num_tokens: int
+) -> dict[str, float | None]:
+    """Return what a client felt of an output, seconds; None for what has not come."""
+    arrival_at, first_at, last_at = times
+    return {
+        "ttft": first_at - arrival_at if num_tokens else None,
+        "ttfat": None if answered_at is None else answered_at - arrival_at,
+        "tpot": (last_at - first_at) / (num_tokens - 1) if num_tokens > 1 else None,
+        "e2e": last_at - arrival_at,
+    }
