@@ -44,6 +44,11 @@ class ToolUse(NamedTuple):
     offered: tuple[Mapping[str, Any], ...] = ()
     """OpenAI's ``function`` objects among which the model chooses; (): the client has chosen."""
 
+    @property
+    def is_strict(self) -> bool:
+        """True if calls of an offered function have to follow its schema."""
+        return any(tool.get("strict") for tool in self.offered)
+
 
 Input = ChatInput | str | tuple[int, ...]
 
@@ -87,6 +92,11 @@ class ApiCall:
     """vLLM's, which stands for a class; None: not given."""
     request_fields: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of ``Request`` that the client gave."""
+
+    @property
+    def needs_grammar(self) -> bool:
+        """True if a grammar is compiled for it, which may take a second: do that in a thread."""
+        return self.grammar is not None or (self.tools is not None and self.tools.is_strict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from headway.core.gateway.events import Submit
-from headway.core.gateway.quotas import Quotas
+from headway.core.gateway.quotas import Quotas, expected_output
 from headway.core.gateway.shares import Place, Places
 from headway.request import Request
 from headway.service_class import NO_STANDING, ServiceClasses, Standing
@@ -77,10 +77,11 @@ class Calls:
         return self.quotas.headers(client, self._keys.of_client(client).quota, now=self._now())
 
     def ended(self, output: Output) -> None:
-        """Count the tokens of an output that has ended for its client's minute."""
+        """Charge its client's minute with what an output had, in place of what was expected."""
         client = output.place.client
         quota = self._keys.of_client(client).quota
-        self.quotas.use(client, quota, output.text.num_tokens, now=self._now())
+        more = output.text.num_tokens - output.num_expected
+        self.quotas.use(client, quota, more, now=self._now())
 
     def _standing(self, call: ApiCall, client: str) -> Standing:
         """Return whom a call counts for, and the class that it asks for, or its key."""
@@ -117,7 +118,9 @@ class Calls:
         if full is not None:
             raise full.refusal(client, len(requests), retry_after=self._retry_after())
         quota = self._keys.of_client(client).quota
-        num_tokens = sum(len(request.prompt_token_ids) for request in requests)
+        num_tokens = sum(
+            len(request.prompt_token_ids) + expected_output(request) for request in requests
+        )
         self.quotas.use(client, quota, num_tokens, now=self._now())
         preparation = self.of(call.model)
         for index, request in enumerate(requests):
@@ -132,6 +135,7 @@ class Calls:
         for output, request in zip(list(reply.outputs), requests, strict=True):
             if reply.ended:  # an earlier one was refused
                 output.place.end()
+                self.ended(output)
                 continue
             self._outputs.add(output)
             self._submit(Submit(request, is_read))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from headway.core.gateway.events import Delivery
+from headway.core.gateway.quotas import expected_output
 from headway.core.gateway.shares import Place
 from headway.errors import Code, HeadwayError
 from headway.request import FinishReason, Request, TokenLogprobs
@@ -50,7 +51,8 @@ class Output:
     instants of its answering tokens if the reply streams, else of the first only.
     ``prompt_logprobs``: of the prompt's tokens, from the second on; None if nobody asks.
     ``num_cached_tokens``: cached tokens of its prompt. Another output of the same prompt
-    (``repeats_prompt``) counts none, because the prompt counts once.
+    (``repeats_prompt``) counts none, because the prompt counts once. ``num_expected``: output
+    tokens that its client's minute was charged with at its start.
     """
 
     __slots__ = (
@@ -65,6 +67,7 @@ class Output:
         "new_logprobs",
         "new_token_ids",
         "num_cached_tokens",
+        "num_expected",
         "num_prompt_tokens",
         "place",
         "prompt_logprobs",
@@ -91,6 +94,7 @@ class Output:
         self.text = text
         self.place = place
         self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.num_expected = expected_output(request)
         self.prompt_token_ids = request.prompt_token_ids if reply.keeps_prompt else ()
         self.prompt_logprobs: Sequence[TokenLogprobs] | None = None
         if request.sampling.num_prompt_logprobs is not None:

@@ -100,8 +100,7 @@ class Preparation:
     def _grammar(self, call: ApiCall) -> Grammar | None:
         """Return the form of the answer, with the calls that it may have instead."""
         offered = () if call.tools is None else call.tools.offered
-        is_strict = any(tool.get("strict") for tool in offered)
-        if not offered or not (is_strict or call.grammar):
+        if not offered or not call.needs_grammar:
             return call.grammar
         frame = self.model.tool_format.frame
         if frame is not None:

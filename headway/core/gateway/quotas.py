@@ -1,8 +1,10 @@
 """Limits of a key: requests at once, requests that wait, and tokens a minute.
 
 The tokens of a minute are a bucket that fills steadily. A request may begin while there are tokens
-in it; it takes its prompt at once and its output at its end, so the level may fall below 0. Over
-time a key has at most its tokens a minute, and once at most a minute's more than that.
+in it. It takes its prompt and its expected output at once, and its end corrects the output, so the
+level may fall below 0. So tokens that are still to come bound what runs at once. Over time a key
+has at most its tokens a minute, once at most a minute's and a request's more than that, and what
+outputs had beyond what was expected of them.
 """
 
 from __future__ import annotations
@@ -12,15 +14,24 @@ from dataclasses import dataclass
 
 from headway.core.gateway.shares import Places
 from headway.errors import Code, HeadwayError
+from headway.request import Request
 from headway.service_class import Quota
 
 _MINUTE = 60.0
+_USUAL_OUTPUT = 256.0
+"""Tokens that an output is taken for where nothing is known of its model's."""
 
 
 @dataclass(slots=True)
 class _Bucket:
     level: float
     at: float
+
+
+def expected_output(request: Request) -> float:
+    """Return the output tokens that a request takes of its minute when it begins."""
+    expected = request.predicted_output_tokens or _USUAL_OUTPUT
+    return min(float(request.sampling.max_tokens), expected)
 
 
 class Quotas:
@@ -50,11 +61,11 @@ class Quotas:
             return _refusal(message, max(1.0, wait))
         return None
 
-    def use(self, client: str, quota: Quota, num_tokens: int, *, now: float) -> None:
-        """Take tokens that a client uses."""
+    def use(self, client: str, quota: Quota, num_tokens: float, *, now: float) -> None:
+        """Take tokens that a client uses, or is expected to; below 0: give them back."""
         bucket = self._bucket(client, quota, now)
         if bucket is not None:
-            bucket.level -= num_tokens
+            bucket.level = min(float(quota.tokens_per_minute), bucket.level - num_tokens)
 
     def headers(self, client: str, quota: Quota, *, now: float) -> Sequence[tuple[str, str]]:
         """Return OpenAI's headers on a client's limits, none where it has none."""

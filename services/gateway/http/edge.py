@@ -214,7 +214,7 @@ class HttpEdge:
         body, exchange.body = exchange.body, b""  # not kept while the answer is generated
         if len(body) <= INLINE_BYTES:
             called = self._parse(exchange, body, parse)
-            if called[1].grammar is None:
+            if not called[1].needs_grammar:
                 self._open(exchange, arrival_at, *called, self._prepare(called, arrival_at))
                 return
         self._in_task(exchange, self._generate_long(exchange, body, parse, arrival_at))

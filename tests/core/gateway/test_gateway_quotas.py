@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.gateway.quotas import Quotas
+from headway.core.gateway.quotas import Quotas, expected_output
 from headway.core.gateway.shares import Bound, Place, Places
 from headway.errors import Code, HeadwayError
+from headway.request import Request, SamplingParams
 from headway.service_class import Quota
 
 KEY = "key ann"
+MOST = 80
+"""Tokens of the largest prompt and expected output together."""
+asks = st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 200))
+
+
+def request(max_tokens: int, *, expected: float) -> Request:
+    sampling = SamplingParams(max_tokens=max_tokens)
+    return Request("r", "tiny", (1,), sampling, 0.0, predicted_output_tokens=expected)
 
 
 def places() -> Places:
@@ -68,3 +79,41 @@ def test_a_key_never_has_more_than_its_rate_and_one_burst(asks: list[tuple[float
             quotas.use(KEY, quota, num_tokens, now=now)
             used += num_tokens
     assert used <= 60 + now + 40
+
+
+def test_what_runs_counts_before_it_ends() -> None:
+    quotas, quota, asked = Quotas(places()), Quota(tokens_per_minute=60), request(30, expected=20)
+    num_begun = 0
+    while quotas.refusal(KEY, quota, 1, 1.0, now=0.0) is None:
+        quotas.use(KEY, quota, 10 + expected_output(asked), now=0.0)
+        num_begun += 1
+    assert num_begun == 2
+    quotas.use(KEY, quota, 1 - expected_output(asked), now=0.0)
+    assert quotas.refusal(KEY, quota, 1, 1.0, now=0.0) is None
+
+
+def test_an_output_of_which_nothing_is_known_counts_as_a_usual_one() -> None:
+    assert expected_output(request(30, expected=0.0)) == 30
+    assert expected_output(request(100_000, expected=0.0)) == 256
+    assert expected_output(request(100_000, expected=900.0)) == 900
+
+
+@given(st.lists(st.tuples(st.floats(0, 30), asks), max_size=60), st.randoms())
+def test_overlapping_requests_have_their_rate_and_what_nobody_expected(
+    arrivals: list[tuple[float, tuple[int, int, int]]], drawn: random.Random
+) -> None:
+    quotas, quota, now = Quotas(places()), Quota(tokens_per_minute=60), 0.0
+    open_: list[tuple[int, int]] = []
+    charged = unexpected = 0
+    for gap, (num_prompt, expected, actual) in arrivals:
+        now += gap
+        while open_ and drawn.random() < 0.4:
+            asked, had = open_.pop(drawn.randrange(len(open_)))
+            quotas.use(KEY, quota, had - asked, now=now)
+            charged += had - asked
+            unexpected += max(0, had - asked)
+        if quotas.refusal(KEY, quota, 1, 1.0, now=now) is None:
+            quotas.use(KEY, quota, num_prompt + expected, now=now)
+            charged += num_prompt + expected
+            open_.append((expected, actual))
+        assert charged <= 60 + now + MOST + unexpected + 1e-6

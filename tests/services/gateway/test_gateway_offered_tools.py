@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -94,3 +95,19 @@ async def test_a_format_without_a_grammar_refuses_a_form_beside_tools(
             await ask(running)
         assert caught.value.param == "tools"
         assert (await ask(running, strict=True)).choices, "the arguments are the model's own"
+
+
+async def test_grammars_are_compiled_in_threads(
+    running: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled, check = [], GrammarChecker.check
+
+    def noted(checker: GrammarChecker, grammar: Grammar) -> str:
+        compiled.append(threading.current_thread())
+        return check(checker, grammar)
+
+    monkeypatch.setattr(GrammarChecker, "check", noted)
+    for more in ({"strict": True}, {}):
+        await ask(running, **more)
+    assert len(compiled) == 2
+    assert threading.main_thread() not in compiled

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -109,3 +111,19 @@ async def test_usage_and_promises_are_in_the_metrics(tmp_path: Path, store_url: 
         kept = 'class_promises_total{kept="yes",promise="ttft",service_class="batch"} 1.0'
         assert f"headway_gateway_{kept}" in lines
         assert any("class_ttft_seconds_count" in line and line.endswith(" 1.0") for line in lines)
+
+
+async def test_what_is_still_to_come_counts_for_its_keys_minute(
+    tmp_path: Path, store_url: str
+) -> None:
+    async with serving(tmp_path, store_url, **{"tokens-per-minute": 40}) as running:
+        running.emulated.paused = True
+        first = asyncio.create_task(post(running, max_tokens=100))
+        await until(lambda: len(running.emulated.submitted) == 1)
+        assert (await post(running, max_tokens=100)).status_code == 429
+        first.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await first
+        await until(lambda: running.service.num_open == 0)
+        running.emulated.paused = False
+        assert (await post(running)).status_code == 200
