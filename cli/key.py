@@ -11,6 +11,7 @@ _HELP = {
     "tenant": "who it belongs to; default: its name",
     "share": "the tenant's share of tokens, relative to others'; default: 1",
     "class": "the service class of requests that ask for none",
+    "classes": "the classes that requests may ask for besides, a,b; default: any",
     "requests": "most outputs at once; default: any number",
     "waiting": "most outputs without a first token; default: any number",
     "tokens-per-minute": "most tokens a minute; default: any number",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -126,9 +126,14 @@ class ServiceClasses:
             raise invalid("class", name[:80], limit)
         return found
 
-    def of_priority(self, priority: int) -> ServiceClass | None:
-        """Return the class of vLLM's priority: the last that begins at or before it."""
-        ordered = sorted(self.by_name.values(), key=lambda each: (each.priority, each.name))
+    def of_priority(self, priority: int, among: Collection[str] = ()) -> ServiceClass | None:
+        """Return the class of vLLM's priority: the last that begins at or before it.
+
+        ``among``: names of those that it may be; (): all. Where none of them begins so early, it
+        is the first.
+        """
+        may_be = [each for each in self.by_name.values() if not among or each.name in among]
+        ordered = sorted(may_be, key=lambda each: (each.priority, each.name))
         reached = [each for each in ordered if each.priority <= priority]
         return reached[-1] if reached else next(iter(ordered), None)
 

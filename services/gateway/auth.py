@@ -26,7 +26,7 @@ from services.runtime.logs import get_logger
 _NAME = r"[A-Za-z0-9._-]{1,64}"
 _LINE = re.compile(
     rf"(?P<name>{_NAME}):(?P<digest>[0-9a-f]{{64}})(?P<operator>:operator)?"
-    rf"(?P<options>(?::[a-z-]+={_NAME})*)"
+    rf"(?P<options>(?::classes={_NAME}(?:,{_NAME})*|:[a-z-]+={_NAME})*)"
 )
 _SECONDS_BETWEEN_LOOKS = 1.0
 KEY_CLIENT = "key "
@@ -36,7 +36,7 @@ _LIMITS = {
     "waiting": "waiting",
     "tokens-per-minute": "tokens_per_minute",
 }
-KEY_OPTIONS = ("tenant", "share", "class", *_LIMITS)
+KEY_OPTIONS = ("tenant", "share", "class", "classes", *_LIMITS)
 """Options of a line in a key file."""
 _DRAWN = re.compile(r"(chatcmpl|cmpl|gen)-[0-9a-f]{16}")
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._:/=+@-]{1,80}")
@@ -65,7 +65,7 @@ def key_line(
     if found is None:
         message = (
             f"key name {name!r} and options must be 1 to 64 letters, digits, dots, dashes or "
-            "underscores"
+            "underscores; classes are such names with commas between them"
         )
         raise HeadwayError(Code.INVALID_ARGUMENT, message, param="name")
     _key_of(found)
@@ -83,6 +83,8 @@ class Key(NamedTuple):
     """The tenant's share, relative to others'."""
     service_class: str = ""
     """The class of requests that ask for none."""
+    classes: tuple[str, ...] = ()
+    """The classes that requests may ask for besides; (): any."""
     quota: Quota = NO_QUOTA
 
 
@@ -92,7 +94,8 @@ NO_KEY = Key(b"")
 class KeyRing:
     """The accepted API keys; without any, every caller is accepted, and is an operator.
 
-    The file is read again when it changes. One that cannot be read then changes nothing.
+    The file is read again when it changes. One that cannot be read then changes nothing; one
+    without keys lets nobody in.
     """
 
     def __init__(self, file: Path | None = None, classes: ServiceClasses | None = None) -> None:
@@ -103,14 +106,17 @@ class KeyRing:
         self._checked_at = 0.0
         if file is not None:
             self._seen, self._keys = _state_of(file), self._read(file)
+            if not self._keys:
+                message = f"{file} holds no key; make one with `headway key`"
+                raise HeadwayError(Code.INVALID_ARGUMENT, message)
 
     @classmethod
     def load(cls, file: Path | None, classes: ServiceClasses | None = None) -> KeyRing:
         """Read lines of ``name:sha256hex``; skip blank lines and ``#`` comments.
 
         ``:operator`` after the digest makes a key an operator's. INVALID_ARGUMENT for a file
-        without keys, with other lines, with a class that is not one of ``classes`` (None: with
-        any), or that everybody may read.
+        without keys, with two of one name, with other lines, with a class that is not one of
+        ``classes`` (None: with any), or that everybody may read.
         """
         return cls(file, classes)
 
@@ -197,7 +203,8 @@ class KeyRing:
             seen = _state_of(file)
             if seen != self._seen:
                 self._keys = self._read(file)
-                get_logger().info("keys_read", num_keys=len(self._keys))
+                tell = get_logger().info if self._keys else get_logger().warning
+                tell("keys_read", num_keys=len(self._keys))
             self._seen = seen
         except (OSError, UnicodeDecodeError, HeadwayError) as error:
             get_logger().error("keys_unchanged", reason=str(error))
@@ -206,7 +213,8 @@ class KeyRing:
 def _require_classes(file: Path, keys: Mapping[str, Key], classes: ServiceClasses) -> None:
     for name, key in keys.items():
         try:
-            classes.find(key.service_class)
+            for each in (key.service_class, *key.classes):
+                classes.find(each)
         except HeadwayError as error:
             message = f"{file}, key {name}: {error.message}"
             raise HeadwayError(Code.INVALID_ARGUMENT, message) from error
@@ -225,6 +233,7 @@ def _key_of(line: re.Match[str]) -> Key:
         options.get("tenant", line["name"]),
         float(_whole("share", options.get("share", "1"))),
         options.get("class", ""),
+        tuple(options["classes"].split(",")) if "classes" in options else (),
         Quota(**limits),
     )
 
@@ -252,14 +261,17 @@ def _read_keys(file: Path) -> Mapping[str, Key]:
         if found is None:
             message = f"{file}, line {number}: want name:sha256hex, as `headway key` prints it"
             raise HeadwayError(Code.INVALID_ARGUMENT, message)
+        if found["name"] in keys:
+            message = (
+                f"{file}, line {number}: there is a key {found['name']} already; give this one a "
+                "name of its own, and the same tenant"
+            )
+            raise HeadwayError(Code.INVALID_ARGUMENT, message)
         try:
             keys[found["name"]] = _key_of(found)
         except HeadwayError as error:
             message = f"{file}, line {number}: {error.message}"
             raise HeadwayError(Code.INVALID_ARGUMENT, message) from error
-    if not keys:
-        message = f"{file} holds no key; make one with `headway key`"
-        raise HeadwayError(Code.INVALID_ARGUMENT, message)
     if status.st_mode & stat.S_IROTH:
         message = f"{file} can be read by every user of this machine: run `chmod o-rwx {file}`"
         raise HeadwayError(Code.INVALID_ARGUMENT, message)

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from headway.core.gateway.asking import Asking
 from headway.core.gateway.events import Submit
 from headway.core.gateway.quotas import Quotas, expected_output
 from headway.core.gateway.shares import Place, Places
 from headway.request import Request
-from headway.service_class import NO_STANDING, ServiceClasses, Standing
+from headway.service_class import NO_STANDING, Standing
 from services.gateway.api_call import ApiCall
 from services.gateway.auth import KeyRing
 from services.gateway.outputs import Output, Outputs, Reply
@@ -37,7 +38,7 @@ class Calls:
         places: Places,
         retry_after: Callable[[], float],
         keys: KeyRing,
-        classes: ServiceClasses,
+        asking: Asking,
         now: Callable[[], float],
     ) -> None:
         self.models = models
@@ -46,7 +47,7 @@ class Calls:
         }
         self.quotas = Quotas(places)
         self._keys = keys
-        self._classes = classes
+        self._asking = asking
         self._now = now
         self.threads = threads
         self.let_go = outputs.let_go
@@ -85,11 +86,10 @@ class Calls:
 
     def _standing(self, call: ApiCall, client: str) -> Standing:
         """Return whom a call counts for, and the class that it asks for, or its key."""
-        key, classes = self._keys.of_client(client), self._classes
-        if call.service_class or call.priority is None:
-            service = classes.find(call.service_class or key.service_class or classes.default)
-        else:
-            service = classes.of_priority(call.priority)
+        key = self._keys.of_client(client)
+        service = self._asking.find(
+            call.service_class, call.priority, own=key.service_class, allowed=key.classes
+        )
         return Standing(key.tenant, key.share, service)
 
     def of(self, name: str | None) -> Preparation:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
+from headway.core.gateway.settings import GatewaySettings, ModelSettings
+from headway.core.reasoning import Markers
 from headway.errors import Code, HeadwayError
 from services.gateway.config import GatewayConfig
 from services.gateway.model_files import ModelFiles, read_model
@@ -40,3 +44,18 @@ def _tool_format(config: GatewayConfig, files: ModelFiles) -> Format:
     if config.tool_call_parser != "auto":
         return FORMATS[config.tool_call_parser]
     return format_of("" if files.template is None else files.template.source)
+
+
+def core_settings(config: GatewayConfig, models: ServedModels) -> GatewaySettings:
+    """Return the settings of the gateway's core; HeadwayError for policies that there are not."""
+    own = {model.name: _of_model(model) for model in models}
+    if models.only:  # one model's limits are the gateway's
+        told = GatewaySettings(**asdict(own[models.only]))
+    else:
+        told = GatewaySettings(models=own)
+    return config.policies(told).gateway
+
+
+def _of_model(model: ServedModel) -> ModelSettings:
+    markers = model.codec.markers or Markers()
+    return ModelSettings(model.max_model_len, markers.end, markers.start)

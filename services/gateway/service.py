@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from headway.core.gateway.asking import Asking
 from headway.core.gateway.core import GatewayCore
 from headway.core.gateway.events import (
     CancelTokens,
@@ -18,9 +18,7 @@ from headway.core.gateway.events import (
     Release,
     Submit,
 )
-from headway.core.gateway.settings import GatewaySettings, ModelSettings
 from headway.core.gateway.stream_ids import StreamIds
-from headway.core.reasoning import Markers
 from headway.core.settings import stages_without_classes
 from headway.errors import HeadwayError
 from headway.life.record import CallLives, LifeRecord
@@ -43,12 +41,12 @@ from services.gateway.http.edge import HttpEdge
 from services.gateway.http.server import HttpServer, tls_context
 from services.gateway.inference_edge import InferenceEdge
 from services.gateway.metrics import VLLM_NAMES, GatewayMetrics
-from services.gateway.model_loading import load_models
+from services.gateway.model_loading import core_settings, load_models
 from services.gateway.outputs import Output, Outputs
 from services.gateway.readiness import Readiness
 from services.gateway.reading import ReadingThreads
 from services.gateway.scheduler_link import SchedulerLink
-from services.gateway.served_model import ServedModel, ServedModels
+from services.gateway.served_model import ServedModels
 from services.gateway.token_sink import TokenSink
 from services.runtime.driver import Driver
 from services.runtime.failpoints import failpoint
@@ -83,7 +81,7 @@ class GatewayService:
         self._core = GatewayCore(
             config.service_id,
             self.sink_address,
-            _settings(config, models),
+            core_settings(config, models),
             draw_stream_id=StreamIds(secrets.token_bytes(32)),
         )
         self._driver = Driver(self._core, self._perform, runtime.clock)
@@ -104,8 +102,9 @@ class GatewayService:
         )
         classes = config.service_classes()
         keys = KeyRing.load(config.api_key_file, classes)
-        if config.classes is not None and (stages := stages_without_classes(config.chosen())):
-            get_logger().warning("classes_without_effect", stages=", ".join(stages))
+        self._idle_stages = stages_without_classes(config.chosen())
+        if config.classes is not None:
+            self._tell_idle_stages()
         self.console = self._make_console(config, classes, keys)
         self._outputs = Outputs(
             self.metrics,
@@ -127,7 +126,8 @@ class GatewayService:
             bounds.places,
             lambda: self._core.retry_after,
             keys,
-            classes,
+            # What the shipped classes may, nobody here has given to anybody.
+            Asking(classes, None if config.classes is not None else config.request_timeout),
             self.now,
         )
         self.grpc_edge = GatewayEdge(calls, keys, self.metrics, self.follow, self.now)
@@ -216,8 +216,16 @@ class GatewayService:
     def _submit(self, submit: Submit) -> None:
         self.console.feed.recent.arrived()
         request = submit.request
+        if request.standing.service is not None:
+            self._tell_idle_stages()
         self._feedback.arrived(request.model, len(request.prompt_token_ids), request.standing)
         self._driver.post(submit)
+
+    def _tell_idle_stages(self) -> None:
+        """Log, once, where classes have no effect with this preset."""
+        stages, self._idle_stages = self._idle_stages, []
+        if stages:
+            get_logger().warning("classes_without_effect", stages=", ".join(stages))
 
     def _release(self, request_id: str) -> None:
         self._driver.post(Release(request_id))
@@ -392,17 +400,3 @@ class GatewayService:
     def unexpected(self, error: Exception, where: str) -> None:
         """Log a bug."""
         self._runtime.log.error("unexpected_error", where=where, error=repr(error), exc_info=error)
-
-
-def _settings(config: GatewayConfig, models: ServedModels) -> GatewaySettings:
-    own = {model.name: _of_model(model) for model in models}
-    if models.only:  # one model's limits are the gateway's
-        told = GatewaySettings(**asdict(own[models.only]))
-    else:
-        told = GatewaySettings(models=own)
-    return config.policies(told).gateway
-
-
-def _of_model(model: ServedModel) -> ModelSettings:
-    markers = model.codec.markers or Markers()
-    return ModelSettings(model.max_model_len, markers.end, markers.start)

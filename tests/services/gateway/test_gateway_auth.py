@@ -73,6 +73,15 @@ def test_the_command_prints_a_key_and_the_line_that_lets_it_in(
     assert ring(tmp_path, line).check(f"Bearer {key}") == "ann"
 
 
+@pytest.mark.parametrize("classes", ["batch,", ",", "a b", "batch,gold"])
+def test_a_key_names_classes_that_there_are(tmp_path: Path, classes: str) -> None:
+    line = key_line("ann", "a", options={"classes": "interactive,agent"})
+    assert ring(tmp_path, line).of_client("key ann").classes == ("interactive", "agent")
+    (tmp_path / "keys").write_text(line.replace("interactive,agent", classes))
+    with pytest.raises(HeadwayError):
+        KeyRing.load(tmp_path / "keys", shipped_classes())
+
+
 def test_the_command_refuses_a_name_that_would_break_the_file() -> None:
     parser = argparse.ArgumentParser()
     add_options(parser)
@@ -114,6 +123,24 @@ def test_a_request_belongs_to_the_key_that_sent_it(tmp_path: Path) -> None:
         again.require_owner("ann", keys.new_id("chatcmpl", "bob"))
 
 
+def test_the_last_key_can_be_taken_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auth, "_SECONDS_BETWEEN_LOOKS", 0.0)
+    file = tmp_path / "keys"
+    keys = ring(tmp_path, key_line("ann", "a"))
+    for text in ("# none now\n", ""):
+        file.write_text(text)
+        with pytest.raises(HeadwayError, match="not known here"), capture_logs() as logs:
+            keys.check("Bearer a")
+        assert [each["num_keys"] for each in logs] == [0]
+    file.write_text(key_line("bob", "b"))
+    assert keys.check("Bearer b") == "bob"
+
+
+def test_two_keys_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(HeadwayError, match="line 2: there is a key ann already"):
+        ring(tmp_path, f"{key_line('ann', 'a')}\n{key_line('ann', 'b')}\n")
+
+
 def test_a_file_that_changes_is_read_again_and_a_broken_one_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,7 +151,7 @@ def test_a_file_that_changes_is_read_again_and_a_broken_one_changes_nothing(
     with pytest.raises(HeadwayError):
         keys.check("Bearer a")
     assert keys.check("Bearer b") == "bob"
-    for text in ("", "nonsense"):
+    for text in ("nonsense", f"{key_line('ann', 'a')}\n{key_line('ann', 'c')}"):
         file.write_text(text)
         assert keys.check("Bearer b") == "bob"
     file.unlink()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from headway.errors import HeadwayError
 from headway.service_class import Quota
@@ -127,3 +128,28 @@ async def test_what_is_still_to_come_counts_for_its_keys_minute(
         await until(lambda: running.service.num_open == 0)
         running.emulated.paused = False
         assert (await post(running)).status_code == 200
+
+
+async def test_a_key_may_be_bound_to_classes(tmp_path: Path, store_url: str) -> None:
+    async with serving(tmp_path, store_url, **{"classes": "agent,interactive"}) as running:
+        refused = await post(running, headway={"class": "batch"})
+        assert refused.status_code == 403
+        assert "agent, interactive" in refused.json()["error"]["message"]
+        await post(running, priority=99)
+        service = running.emulated.submitted[-1].standing.service
+        assert service is not None
+        assert service.name == "agent"
+
+
+@pytest.mark.parametrize(("option", "seconds"), [("", 600.0), ("classes", 86_400.0)])
+async def test_a_shipped_class_gives_time_to_keys_that_name_it(
+    tmp_path: Path, store_url: str, option: str, seconds: float
+) -> None:
+    options = {option: "batch"} if option else {}
+    async with serving(tmp_path, store_url, **options) as running:
+        with capture_logs() as logs:
+            await post(running, headway={"class": "batch"})
+            await post(running, headway={"class": "batch"})
+        request = running.emulated.submitted[-1]
+        assert request.deadline_at - request.arrival_at == pytest.approx(seconds, abs=5.0)
+        assert [each["event"] for each in logs].count("classes_without_effect") == 1

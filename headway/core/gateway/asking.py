@@ -1,0 +1,46 @@
+"""The class of a request: which one it asks for, and which one its key may have."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from headway.errors import Code, HeadwayError
+from headway.service_class import ServiceClass, ServiceClasses
+
+
+class Asking:
+    """The rules for requests that ask for a class.
+
+    ``longest``: seconds that a deadline may have of a class that no operator has given the key;
+    None: as long as the class says.
+    """
+
+    def __init__(self, classes: ServiceClasses, longest: float | None = None) -> None:
+        self._classes = classes
+        self._longest = longest
+
+    def find(
+        self, name: str, priority: int | None, *, own: str, allowed: Collection[str]
+    ) -> ServiceClass | None:
+        """Return the class of a request; None: it has none.
+
+        It asks by ``name``, or else by vLLM's ``priority``. ``own``: its key's, if it asks for
+        none. ``allowed``: those that it may ask for besides; (): any. PERMISSION_DENIED for
+        another, INVALID_ARGUMENT for one that there is not.
+        """
+        classes, may = self._classes, {*allowed, own} - {""} if allowed else ()
+        if not name and priority is not None:
+            return self._bounded(classes.of_priority(priority, may), (own, *allowed))
+        found = classes.find(name or own or classes.default)
+        if name and may and name not in may:
+            message = f"class is {name!r}; this key may ask for {', '.join(sorted(may))}"
+            raise HeadwayError(Code.PERMISSION_DENIED, message, param="class")
+        return self._bounded(found, (own, *allowed))
+
+    def _bounded(self, found: ServiceClass | None, given: Collection[str]) -> ServiceClass | None:
+        """Return the class, with no longer a deadline than anybody may choose."""
+        longest = self._longest
+        if found is None or found.deadline is None or longest is None or found.name in given:
+            return found
+        return replace(found, deadline=min(found.deadline, longest))
