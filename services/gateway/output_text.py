@@ -67,6 +67,7 @@ class OutputText:
     """The text of one output: tokens in, pieces out, until a stop string is found."""
 
     __slots__ = (
+        "_answers",
         "_at_start",
         "_detokeniser",
         "_held_newlines",
@@ -104,6 +105,7 @@ class OutputText:
         self.reasoning = in_reasoning
         self.num_tokens = 0
         self._tools = tools
+        self._answers = False  # once the answer has begun, where reasoning has a channel
         self._several_calls = several_calls
         self.num_calls = 0
         self.num_reasoning_tokens = 0  # the markers count as reasoning
@@ -132,7 +134,7 @@ class OutputText:
             return NOTHING
         if self._markers is None:
             text = self._detokeniser.push(token_id)
-            return self._answer(text) if text else NOTHING
+            return self._counted(self._answer(text) if text else NOTHING)
         if token_id in self._markers:
             return self._turn(token_id == self._markers[0])
         if self.reasoning:
@@ -151,6 +153,13 @@ class OutputText:
             if self._scanner is not None and not self.stopped:
                 piece = piece.then(self._called(self._scanner.flush()))
         return piece if self._tools is None else piece.then(self._piece(self._tools.finish()))
+
+    def _counted(self, piece: Piece) -> Piece:
+        """Count the token of a piece as reasoning where channels say so, heads included."""
+        if self._tools is not None and self._tools.has_channels:
+            self._answers = self._answers or bool(piece.answer or piece.calls)
+            self.num_reasoning_tokens += bool(piece.reasoning) or not self._answers
+        return piece
 
     def _turn(self, to_reasoning: bool) -> Piece:
         """End the section at a marker, without the newlines before it."""

@@ -13,7 +13,7 @@ from services.gateway.api_call import ApiCall, ChatInput, Input, complete_sampli
 from services.gateway.grammars import Grammar, GrammarChecker
 from services.gateway.output_text import OutputText
 from services.gateway.served_model import UNKNOWN, ServedModel
-from services.gateway.tool_calls import ToolReader
+from services.gateway.tool_calls import Format, ToolReader
 from services.gateway.tool_calls.offered import grammar_of_offer
 
 _MOST_SCORES = 100_000
@@ -172,14 +172,20 @@ class Preparation:
             chat.ending,
         )
 
+    def _form(self, call: ApiCall) -> Format | None:
+        """Return the format that answers are read in; None: they are text."""
+        own = self.model.tool_format
+        if call.tools is not None:
+            return call.tools.form or own
+        is_free = call.split_reasoning and call.grammar is None  # a grammar admits no channels
+        return own if own.has_channels and is_free else None
+
     def output_text(self, call: ApiCall, request: Request) -> OutputText:
         """Return the reader of what the model writes."""
         codec = self.model.codec
         markers = codec.markers if call.split_reasoning else None
         prompt = request.prompt_token_ids
-        form = None
-        if call.tools is not None:
-            form = call.tools.form or self.model.tool_format
+        form = self._form(call)
         shown: Sequence[str] = form.markers if form is not None else ()
         if call.shows_special:
             shown = codec.special_texts

@@ -245,7 +245,7 @@ class WholeReply(HttpReplyBase):
         if self.style.logprobs:
             logprobs = self._logprobs_of(index).write(token_ids, found)
         if self.style.chat:
-            reasoning = self.codec.markers is not None
+            reasoning = self.codec.markers is not None or bool(piece.reasoning)
             choice = chat_choice(index, piece, self._ends[index], logprobs, reasoning=reasoning)
         else:
             text = self._echoed(output, piece).answer

@@ -23,6 +23,8 @@ class Format(NamedTuple):
     """Words by which a chat template shows that its model writes this format."""
     frame: Frame | None = None
     """The text around arguments, where a grammar may keep them to a schema."""
+    has_channels: bool = False
+    """True if a chat's answers are written in it without calls, too, and its reasoning is."""
 
 
 FORMATS: Mapping[str, Format] = MappingProxyType(
@@ -31,7 +33,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         "llama3_json": Format(llama3.read, llama3.MARKERS, (llama3.TAG, '"parameters"')),
         "mistral": Format(mistral.read, mistral.MARKERS, (mistral.BEGIN,)),
         "deepseek_v3": Format(deepseek.read, deepseek.MARKERS, (deepseek.BEGIN,)),
-        "openai": Format(harmony.read, harmony.MARKERS, ("<|channel|>",)),
+        "openai": Format(harmony.read, harmony.MARKERS, (harmony.CHANNEL,), has_channels=True),
     }
 )
 """Formats by vLLM's names for them."""
@@ -62,6 +64,7 @@ class ToolReader:
     """A reader of one answer's text: what may be shown as it comes, calls apart."""
 
     def __init__(self, form: Format) -> None:
+        self.has_channels = form.has_channels
         self._source = GrowingText()
         self._reading = form.read(self._source)
 

@@ -1,7 +1,7 @@
 """gpt-oss's harmony: messages in channels; ``analysis`` is reasoning, ``final`` the answer.
 
 A message of another channel with ``to=functions.NAME`` in its head is a call. Without one it is
-text for the user, as before a call.
+text for the user, as before a call. An answer without any channel is text.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ _CALLED = re.compile(r"to=functions\.([\w.:-]+)")
 
 def read(source: GrowingText) -> Reading[None]:
     """Read messages, each with a head that says what it is."""
+    is_first = True
     while True:
         head, marker = yield from source.collect(MESSAGE)
         if not marker:
+            if is_first and CHANNEL not in head:
+                source.say(head)
             return
+        is_first = False
         called = _CALLED.search(head)
         if called is not None:
             source.events.append(Called(called.group(1)))

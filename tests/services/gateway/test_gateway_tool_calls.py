@@ -206,3 +206,10 @@ def test_a_template_shows_its_format() -> None:
     assert format_of("… <｜tool▁call▁begin｜> …") is FORMATS["deepseek_v3"]
     assert format_of("… <|channel|> …") is FORMATS["openai"]
     assert format_of("plain") is FORMATS["hermes"]
+
+
+def test_an_answer_without_channels_is_text() -> None:
+    for text in ("", "Hello.", "a <b> c\n"):
+        read = Read(FORMATS["openai"], text, random.Random(1))
+        assert (read.thought, read.said, read.calls) == ("", text, [])
+    assert Read(FORMATS["openai"], "<|channel|>analy").said == ""
