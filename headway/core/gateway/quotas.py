@@ -17,6 +17,11 @@ from headway.errors import Code, HeadwayError
 from headway.request import Request
 from headway.service_class import Quota
 
+LIMIT_HEADERS = (
+    *(f"x-ratelimit-{what}-requests" for what in ("limit", "remaining")),
+    *(f"x-ratelimit-{what}-tokens" for what in ("limit", "remaining", "reset")),
+)
+"""OpenAI's headers on what a client may still do."""
 _MINUTE = 60.0
 _USUAL_OUTPUT = 256.0
 """Tokens that an output is taken for where nothing is known of its model's."""
@@ -45,12 +50,18 @@ class Quotas:
     def refusal(
         self, client: str, quota: Quota, num_outputs: int, retry_after: float, *, now: float
     ) -> HeadwayError | None:
-        """Return why a client may not begin so many outputs now, or None; seconds."""
+        """Return why a client may not begin so many outputs now, or None; seconds.
+
+        INVALID_ARGUMENT for more than it may ever have at once.
+        """
         counts = (
             ("requests at once", self._places.open.held_by(client), quota.requests),
             ("requests that wait", self._places.waiting.held_by(client), quota.waiting),
         )
         for what, held, most in counts:
+            if most and num_outputs > most:
+                message = f"{client} may have {most} {what}, asks for {num_outputs}: ask for fewer"
+                return HeadwayError(Code.INVALID_ARGUMENT, message, param="n")
             if most and held + num_outputs > most:
                 message = f"{client} may have {most} {what}, has {held}, asks for {num_outputs}"
                 return _refusal(message, retry_after)

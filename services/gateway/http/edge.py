@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 
+from headway.core.gateway.quotas import LIMIT_HEADERS
 from headway.errors import Code, HeadwayError
 from headway.request import Request
 from services.gateway.api_call import ApiCall, ReplyStyle
@@ -51,7 +52,7 @@ _GET = frozenset(
     {"/v1/models", "/health", "/livez", "/metrics", TRACE, _SCHEMA, _VERSION, _PING, _LOAD}
 )
 _REQUEST_ID = "x-request-id"
-_SHOWN_TO_PAGES = "x-request-id, x-headway-decision, retry-after"
+_SHOWN_TO_PAGES = ", ".join(("x-request-id", "x-headway-decision", "retry-after", *LIMIT_HEADERS))
 _UNPACED = "off"  # the value of x-headway-pacing
 _MODEL, _EXPLAIN = "/v1/models/", "/explain/"
 
@@ -235,7 +236,11 @@ class HttpEdge:
         self, exchange: Exchange, body: bytes, parse: Parse, arrival_at: float
     ) -> None:
         """Read a long body, or one with a grammar, in a thread."""
-        self._calls.check_room(exchange.client)
+        try:
+            self._calls.check_room(exchange.client)
+        except HeadwayError:
+            self._say_limits(exchange)
+            raise
 
         def read() -> tuple[Called, list[Request]]:
             called = self._parse(exchange, body, parse)
@@ -289,12 +294,15 @@ class HttpEdge:
         try:
             self._calls.open(call, requests, reply, exchange.client)
         finally:
-            for name, value in self._calls.limits(exchange.client):
-                exchange.add_header(name, value)
+            self._say_limits(exchange)
         traceparent = exchange.header("traceparent")
         if traceparent and not reply.ended:
             for request in requests:
                 self._shell.follow(request.request_id, traceparent)
+
+    def _say_limits(self, exchange: Exchange) -> None:
+        for name, value in self._calls.limits(exchange.client):
+            exchange.add_header(name, value)
 
     async def _count_tokens(
         self, exchange: Exchange, work: Callable[[Calls, Mapping[str, Any]], Mapping[str, Any]]

@@ -98,7 +98,11 @@ def grammar_of(fields: Form) -> Grammar | None:
 
     INVALID_ARGUMENT where it asks for two forms, or for one that cannot be followed.
     """
-    found = [make(value, name) for name, make in _PLAIN.items() if (value := getattr(fields, name))]
+    found = [
+        make(value, name)
+        for name, make in _PLAIN.items()
+        if (value := getattr(fields, name)) is not None
+    ]
     found += _of_response_format(fields.response_format)
     found += _of_structured(fields.structured_outputs)
     if len(found) > 1 and _asks_for_any_object(fields):
@@ -113,7 +117,8 @@ def grammar_of(fields: Form) -> Grammar | None:
 def _asks_for_any_object(fields: Form) -> bool:
     """Return whether ``response_format`` asks for less than a schema beside it would."""
     asked, others = fields.response_format, fields.structured_outputs
-    has_schema = bool(fields.guided_json or (others and others.json_))
+    given = (fields.guided_json, None if others is None else others.json_)
+    has_schema = any(schema is not None for schema in given)
     return has_schema and asked is not None and asked.type == "json_object"
 
 

@@ -37,6 +37,8 @@ from services.gateway.openai.shapes import (
 
 MAX_SALT_CHARS = 256
 MAX_TEMPLATE_CHARS = 2**16
+Priority = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+Salt = Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)]
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 
 # Accepted and without effect here: bookkeeping of OpenAI's platform, and names of libraries.
@@ -57,7 +59,6 @@ NEUTRAL: Neutral = {
     "priority": (0,),
     "documents": ([],),
     "truncate_prompt_tokens": (),
-    "add_special_tokens": (),
     "length_penalty": (1, 1.0),
     "spaces_between_special_tokens": (True, False),
     "logits_processors": ([],),
@@ -114,14 +115,15 @@ class Body(Stops, Form, Draws):
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     max_completion_tokens: Whole | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
+    priority: Priority | None = None
+    cache_salt: Salt | None = None
     headway: Extension | None = None
 
 
 class ChatBody(Body, Conversation, Offering):
     """``POST /v1/chat/completions``."""
 
+    neutral: ClassVar[Neutral] = {**NEUTRAL, "add_special_tokens": (False,)}
     chat_template_kwargs: dict[str, Any] = Field({})
     thinking_token_budget: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     reasoning_effort: Effort | None = None
@@ -135,7 +137,12 @@ class ChatBody(Body, Conversation, Offering):
 class CompletionBody(Body):
     """``POST /v1/completions``."""
 
-    neutral: ClassVar[Neutral] = {**NEUTRAL, "tools": ([],), "tool_choice": ("none", "auto")}
+    neutral: ClassVar[Neutral] = {
+        **NEUTRAL,
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
+        "add_special_tokens": (True,),
+    }
     prompt: Text | TokenIds | Prompts
     echo: bool = False
     logprobs: Whole | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Any
 
 from services.gateway.openai.json import dumps, new_call_id
@@ -21,20 +22,24 @@ class ResponseReply(HttpReplyBase):
         self._id = f"resp_{self.identity.call_id.partition('-')[2]}"
         self._items: list[Json] = []
         self._open: Json | None = None  # the last item, while it grows
+        self._newest_call: Json = {}
         self._events: list[str] = []
         self._num_events = 0
 
     def show(self, output: Output, piece: Piece, end: str | None) -> None:
         """Take more of the output; answer with the last of it."""
         if not self._num_events:
-            begun = self._response("in_progress")
-            self._tell("created", response=begun)
-            self._tell("in_progress", response=begun | _SHORT)
+            first = self._response("in_progress")
+            self._tell("created", response=first)
+            self._tell("in_progress", response=first | _SHORT)
+        begun = list(takewhile(lambda call: not call.name, piece.calls))
+        for call in begun:  # the rest of a call is before the text that came with it
+            self._call(call)
         if piece.reasoning:
             self._grow("reasoning", piece.reasoning)
         if piece.answer:
             self._grow("message", piece.answer)
-        for call in piece.calls:
+        for call in piece.calls[len(begun) :]:
             self._call(call)
         if end is not None:
             self._finish(end)
@@ -88,7 +93,8 @@ class ResponseReply(HttpReplyBase):
             item = self._begin("function_call")
             item |= {"call_id": new_call_id(), "name": piece.name, "arguments": ""}
             self._tell("output_item.added", output_index=item["output_index"], item=_shown(item))
-        item = self._items[-1]
+            self._newest_call = item
+        item = self._newest_call
         if piece.arguments:
             item["arguments"] += piece.arguments
             self._tell("function_call_arguments.delta", **_place(item), delta=piece.arguments)

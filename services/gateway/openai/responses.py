@@ -11,13 +11,16 @@ from pydantic import AfterValidator, Field
 
 from headway.errors import Code, HeadwayError
 from services.gateway.api_call import ApiCall, ReplyStyle
-from services.gateway.openai.requests import HARMLESS, parse_chat
+from services.gateway.openai.requests import HARMLESS, Extension, Priority, Salt, parse_chat
 from services.gateway.openai.shapes import Fields, Neutral, Number, Text, Whole, read
 
 _MOST_ENTRIES, _MOST_KEY_CHARS, _MOST_VALUE_CHARS = 16, 64, 512  # of metadata, as OpenAI's
 _MOST_REPEATED = 64_000
 """Characters of JSON of a field that a response repeats: each of its events does, at once."""
-_PLAIN = ("model", "stream", "temperature", "top_p", "parallel_tool_calls")
+_PLAIN = (
+    *("model", "stream", "temperature", "top_p", "parallel_tool_calls"),
+    *("priority", "cache_salt"),
+)
 
 
 def _check_metadata(entries: dict[str, Any]) -> dict[str, Any]:
@@ -71,6 +74,9 @@ class ResponseBody(Fields):
     text: ResponseText | None = None
     reasoning: ResponseReasoning | None = None
     metadata: Annotated[dict[str, Any], AfterValidator(_check_metadata)] | None = None
+    priority: Priority | None = None
+    cache_salt: Salt | None = None
+    headway: Extension | None = None
 
 
 def parse_response(body: Mapping[str, Any]) -> tuple[ApiCall, ReplyStyle]:
@@ -90,6 +96,8 @@ def parse_response(body: Mapping[str, Any]) -> tuple[ApiCall, ReplyStyle]:
         chat["response_format"] = _form(fields.text.format)
     if fields.reasoning is not None and fields.reasoning.effort is not None:
         chat["reasoning_effort"] = fields.reasoning.effort
+    if fields.headway is not None:
+        chat["headway"] = fields.headway.model_dump(by_alias=True, exclude_unset=True)
     call, style = parse_chat(chat)
     return call, replace(style, responses=True, echoed=_echoed(fields))
 

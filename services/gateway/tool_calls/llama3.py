@@ -13,10 +13,9 @@ def read(source: GrowingText) -> Reading[None]:
     source.mark()
     first = yield from source.skip_spaces()
     if first == "<":
-        before, tag = yield from source.collect(TAG)
-        if not tag:
-            source.say(before)
+        if not (yield from source.until(TAG, emit=source.say)):
             return
+        source.mark(TAG)
         first = yield from source.skip_spaces()
     while first == "{":
         if not (yield from source.call_object()):
@@ -26,5 +25,7 @@ def read(source: GrowingText) -> Reading[None]:
         if first == ";":
             source.take(1)
             first = yield from source.skip_spaces()
+        if not first:
+            return  # spaces after the last call are nobody's
     source.give_up()
     yield from source.say_rest()

@@ -46,6 +46,13 @@ def test_requests_at_once_and_waiting_are_bounded() -> None:
     assert quotas.refusal("key bob", quota, 2, 4.0, now=0.0) is None
 
 
+def test_more_than_a_key_may_ever_have_is_not_worth_another_try() -> None:
+    refused = Quotas(places()).refusal(KEY, Quota(requests=3), 4, 4.0, now=0.0)
+    assert refused is not None
+    assert (refused.code, refused.retry_after) == (Code.INVALID_ARGUMENT, 0.0)
+    assert "3 requests at once, asks for 4" in refused.message
+
+
 def test_a_minutes_tokens_come_back_steadily() -> None:
     quotas, quota = Quotas(places()), Quota(tokens_per_minute=60)
     assert quotas.refusal(KEY, quota, 1, 1.0, now=0.0) is None

@@ -114,6 +114,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
         ),
         ({"guided_json": SCHEMA}, "guided_json"),
         ({"guided_json": json.dumps(SCHEMA)}, "guided_json"),
+        ({"guided_json": {}}, "guided_json"),
         ({"guided_regex": "a+"}, "guided_regex"),
         ({"regex": "a+"}, "regex"),
         ({"guided_choice": ["a", "b"]}, "guided_choice"),
@@ -139,6 +140,7 @@ def test_a_form_of_the_answer_is_read_from_any_of_its_fields(
     [
         ({"guided_json": {"type": "wrong"}}, "guided_json", "Invalid type: wrong"),
         ({"guided_json": "{"}, "guided_json", "EOF"),
+        ({"guided_json": ""}, "guided_json", "EOF"),
         ({"guided_json": {"not": {}}}, "guided_json", "Unimplemented"),
         ({"guided_json": {"$ref": "http://a/b"}}, "guided_json", "not present"),
         ({"guided_regex": "("}, "guided_regex", "unclosed group"),
@@ -299,6 +301,14 @@ def test_bounds_and_endings_out_of_range_are_refused(more: dict[str, Any], param
 )
 def test_known_fields_that_ask_for_nothing_are_taken(more: dict[str, Any]) -> None:
     assert chat(**more).sampling == {}
+
+
+def test_special_tokens_are_added_as_vllm_does_by_default() -> None:
+    assert chat(add_special_tokens=False).model == "m"
+    assert completion("x", add_special_tokens=True).model == "m"
+    assert refusal_of_chat(add_special_tokens=True).param == "add_special_tokens"
+    with pytest.raises(HeadwayError, match="add_special_tokens"):
+        completion("x", add_special_tokens=False)
 
 
 def test_a_chat_may_end_otherwise_than_with_an_answers_beginning() -> None:

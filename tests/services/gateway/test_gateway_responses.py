@@ -3,15 +3,51 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
 import openai
 import pytest
 
 from headway.errors import HeadwayError
-from services.gateway.api_call import ChatInput
+from services.gateway.api_call import ChatInput, ReplyStyle
+from services.gateway.openai.json import CallIdentity
+from services.gateway.openai.response_replies import ResponseReply
 from services.gateway.openai.responses import parse_response
+from services.gateway.output_text import Piece
+from services.gateway.tokenizer import TextCodec
+from services.gateway.tool_calls import CallPiece
 from tests.fakes.gateway_harness import Cluster
+from tests.fakes.tiny_model import byte_tokenizer
+
+if TYPE_CHECKING:
+    from services.gateway.outputs import Output
+
+CODEC = TextCodec(byte_tokenizer())
+
+
+class Sent:
+    """An exchange that keeps what is answered."""
+
+    on_gone: Callable[[], None] | None = None
+    started = False
+    body = b""
+
+    def add_header(self, name: str, value: str) -> None:
+        """Keep none."""
+
+    def respond(self, status: int, content_type: str, body: bytes) -> None:
+        self.body = body
+
+    def start(self, status: int, content_type: str) -> None:
+        self.started = True
+
+    def write(self, data: bytes, *, last: bool = False) -> None:
+        self.body += data
+
+    def abort(self) -> None:
+        """Nothing is left to drop."""
+
 
 TOOLS: list[Any] = [{"type": "function", "name": "weather", "parameters": {}, "strict": False}]
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Bern"}}</tool_call>'
@@ -82,6 +118,27 @@ async def test_a_form_and_an_effort_are_read(running: Cluster) -> None:
     (found,) = call.inputs
     assert isinstance(found, ChatInput)
     assert [m["content"] for m in found.messages] == ["Be kind.", "hi"]
+
+
+def test_fields_of_ours_are_read_as_in_a_chat() -> None:
+    own = {"headway": {"class": "batch", "pacing": False}, "priority": 3, "cache_salt": "s"}
+    call, _ = parse_response({"model": "m", "input": "hi", **own})
+    assert (call.service_class, call.paced, call.priority) == ("batch", False, 3)
+    assert call.request_fields == {"cache_salt": "s"}
+
+
+def test_a_calls_last_arguments_may_come_with_text() -> None:
+    exchange = Sent()
+    identity = CallIdentity("chatcmpl-1", "m", 0, "", chat=True)
+    style = ReplyStyle(chat=True, responses=True)
+    reply = ResponseReply(exchange, identity, style, CODEC, lambda outputs: None)
+    output = cast("Output", None)  # what it shows is in the pieces
+    reply.show(output, Piece("", "See: ", (CallPiece(0, "f", ""), CallPiece(0, "", '{"a"'))), None)
+    last = (CallPiece(0, "", ": 1}"), CallPiece(1, "g", "{}"))
+    reply.show(output, Piece("", "So.", last), "stop")
+    items = json.loads(exchange.body)["output"]
+    assert [item["type"] for item in items] == ["message", "function_call"] * 2
+    assert [item.get("arguments") for item in items] == [None, '{"a": 1}', None, "{}"]
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,23 @@ def test_text_without_calls_is_said_as_it_is(name: str, text: str) -> None:
         assert read.said.replace(" ", "") == text.replace(" ", "")
 
 
+def test_spaces_after_llama3s_calls_are_not_said() -> None:
+    text = TEXTS["llama3"][1]
+    for after in (" ", "\n\n", " ;"):
+        read = Read(FORMATS["llama3_json"], text + after, random.Random(1))
+        assert (read.made, read.said) == (CALLS, "")
+    assert Read(FORMATS["llama3_json"], f"{text}\nSo.").said.strip() == "So."
+
+
+def test_an_answer_that_begins_like_llama3s_tag_comes_as_it_is_written() -> None:
+    reader = ToolReader(FORMATS["llama3_json"])
+    assert reader.push("<b>bold</b> and") == [SaidText("<b>bold</b> and")]
+    text = '<b>Now.</b> <|python_tag|>{"name": "f", "parameters": {}}'
+    for seed in range(10):
+        read = Read(FORMATS["llama3_json"], text, random.Random(seed))
+        assert (read.said, read.made) == ("<b>Now.</b>", [("f", {})])
+
+
 def test_arguments_come_as_they_are_written() -> None:
     reader = ToolReader(FORMATS["hermes"])
     assert reader.push('<tool_call>{"name": "f", "arg') == [Called("f")]
