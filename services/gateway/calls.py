@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from headway.core.gateway.asking import Asking
+from headway.core.gateway.class_rules import ClassRules
 from headway.core.gateway.events import Submit
 from headway.core.gateway.quotas import Quotas, expected_output
 from headway.core.gateway.shares import Place, Places
@@ -38,7 +38,7 @@ class Calls:
         places: Places,
         retry_after: Callable[[], float],
         keys: KeyRing,
-        asking: Asking,
+        class_rules: ClassRules,
         now: Callable[[], float],
     ) -> None:
         self.models = models
@@ -47,7 +47,7 @@ class Calls:
         }
         self.quotas = Quotas(places)
         self._keys = keys
-        self._asking = asking
+        self._class_rules = class_rules
         self._now = now
         self.threads = threads
         self.let_go = outputs.let_go
@@ -87,7 +87,7 @@ class Calls:
     def _standing(self, call: ApiCall, client: str) -> Standing:
         """Return whom a call counts for, and the class that it asks for, or its key."""
         key = self._keys.of_client(client)
-        service = self._asking.find(
+        service = self._class_rules.find(
             call.service_class, call.priority, own=key.service_class, allowed=key.classes
         )
         return Standing(key.tenant, key.share, service)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from headway.core.gateway.asking import Asking
+from headway.core.gateway.class_rules import ClassRules
 from headway.core.gateway.core import GatewayCore
 from headway.core.gateway.events import (
     CancelTokens,
@@ -127,7 +127,7 @@ class GatewayService:
             lambda: self._core.retry_after,
             keys,
             # What the shipped classes may, nobody here has given to anybody.
-            Asking(classes, None if config.classes is not None else config.request_timeout),
+            ClassRules(classes, None if config.classes is not None else config.request_timeout),
             self.now,
         )
         self.grpc_edge = GatewayEdge(calls, keys, self.metrics, self.follow, self.now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.core.gateway.asking import Asking
+from headway.core.gateway.class_rules import ClassRules
 from headway.errors import Code, HeadwayError
 from headway.service_class import ServiceClass, ServiceClasses, shipped_classes
 
@@ -14,7 +14,7 @@ def name_of(found: ServiceClass | None) -> str:
 
 
 def asked(name: str, priority: int | None = None, *, own: str = "", allowed: str = "") -> str:
-    asking = Asking(shipped_classes())
+    asking = ClassRules(shipped_classes())
     return name_of(asking.find(name, priority, own=own, allowed=allowed.split()))
 
 
@@ -46,12 +46,12 @@ def test_a_priority_means_the_nearest_class_that_it_may(priority: int, found: st
 
 def test_who_asks_for_none_has_the_default_whatever_it_may_ask_for() -> None:
     classes = ServiceClasses(shipped_classes().by_name, default="interactive")
-    found = Asking(classes).find("", None, own="", allowed=("batch",))
+    found = ClassRules(classes).find("", None, own="", allowed=("batch",))
     assert name_of(found) == "interactive"
 
 
 def test_a_deadline_that_nobody_gave_the_key_is_bounded() -> None:
-    asking = Asking(shipped_classes(), 300.0)
+    asking = ClassRules(shipped_classes(), 300.0)
     for name, priority in (("batch", None), ("", 10)):
         found = asking.find(name, priority, own="", allowed=())
         assert found is not None

@@ -9,7 +9,7 @@ from headway.errors import Code, HeadwayError
 from headway.service_class import ServiceClass, ServiceClasses
 
 
-class Asking:
+class ClassRules:
     """The rules for requests that ask for a class.
 
     ``longest``: seconds that a deadline may have of a class that no operator has given the key;
