@@ -1,9 +1,10 @@
-"""Lines of the log: every output that ends, with who asked, what it cost and what was felt."""
+"""Lines of the log: outputs that end, what each cost and what was felt, and who asks in vain."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from headway.core.settings import stages_without_classes
 from headway.errors import HeadwayError
 from headway.life.record import LifeRecord
 from services.gateway.config import GatewayConfig
@@ -22,6 +23,13 @@ class RequestLog:
         self._has_keys = config.api_key_file is not None
         self._strangers = FewLines()
         self._spans = open_spans(config.otlp_traces_endpoint, config.service_id)
+        self._idle_stages = stages_without_classes(config.chosen())
+
+    def class_used(self) -> None:
+        """Log, once, where classes have no effect with this preset."""
+        stages, self._idle_stages = self._idle_stages, []
+        if stages:
+            self._log.warning("classes_without_effect", stages=", ".join(stages))
 
     def ended(self, output: Output, end: str, life: LifeRecord | None, now: float) -> None:
         """Log an output, and send its spans."""

@@ -19,7 +19,6 @@ from headway.core.gateway.events import (
     Submit,
 )
 from headway.core.gateway.stream_ids import StreamIds
-from headway.core.settings import stages_without_classes
 from headway.errors import HeadwayError
 from headway.life.record import CallLives, LifeRecord
 from headway.messages import CancelStream
@@ -50,7 +49,6 @@ from services.gateway.served_model import ServedModels
 from services.gateway.token_sink import TokenSink
 from services.runtime.driver import Driver
 from services.runtime.failpoints import failpoint
-from services.runtime.logs import get_logger
 from services.runtime.membership import NONCE_DIGEST
 from services.runtime.server import GrpcServer
 from services.runtime.service import STOP_GRACE, Runtime
@@ -102,9 +100,8 @@ class GatewayService:
         )
         classes = config.service_classes()
         keys = KeyRing.load(config.api_key_file, classes)
-        self._idle_stages = stages_without_classes(config.chosen())
         if config.classes is not None:
-            self._tell_idle_stages()
+            self._told.class_used()
         self.console = self._make_console(config, classes, keys)
         self._outputs = Outputs(
             self.metrics,
@@ -217,15 +214,9 @@ class GatewayService:
         self.console.feed.recent.arrived()
         request = submit.request
         if request.standing.service is not None:
-            self._tell_idle_stages()
+            self._told.class_used()
         self._feedback.arrived(request.model, len(request.prompt_token_ids), request.standing)
         self._driver.post(submit)
-
-    def _tell_idle_stages(self) -> None:
-        """Log, once, where classes have no effect with this preset."""
-        stages, self._idle_stages = self._idle_stages, []
-        if stages:
-            get_logger().warning("classes_without_effect", stages=", ".join(stages))
 
     def _release(self, request_id: str) -> None:
         self._driver.post(Release(request_id))
