@@ -87,6 +87,7 @@ def test_a_key_file_without_keys_and_a_port_in_use_are_refused(
     monkeypatch.chdir(tmp_path)
     keys, port = tmp_path / "keys", free_port(2)
     keys.write_text("# none\n")
+    keys.chmod(0o600)
     assert "holds no key" in said_of(capsys, "--port", str(port), "--api-key-file", str(keys))
     keys.write_text(KEYS)
     keys.chmod(0o600)
