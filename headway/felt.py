@@ -23,6 +23,7 @@ from headway.errors import require_over
 from headway.metrics import VIOLATION, percentile, qoe
 
 READER_PACE = 0.1  # seconds a token
+_CHAT, _REASONING, _A_REASONING_TOKEN = 1.0, 2.0, 0.05  # seconds to the first one that is read
 _TAIL = 0.99
 
 
@@ -70,6 +71,27 @@ class FeltRequest:
     def slowdown(self) -> float | None:
         """TTLT over solo time."""
         return self.ttlt / self.solo if self.solo else None
+
+    @property
+    def is_read_in_time(self) -> bool:
+        """True if its answer begins in time and comes at least as fast as it is read."""
+        begins = begins_in_time(self.num_reasoning_tokens, self.ttft, self.ttfat)
+        return begins and self.reading is not None and self.reading.qoe >= VIOLATION
+
+
+def begins_in_time(
+    num_reasoning_tokens: int, ttft: float | None, ttfat: float | None, allowed: float = 0.0
+) -> bool:
+    """Return whether a reader's answer begins in time; seconds, None for what never came.
+
+    A chat has 1 s to its first token. Reasoning has 2 s, and 0.05 s for each of its tokens, to the
+    first answering token. ``allowed``: seconds that it may take longer.
+    """
+    if ttft is None or ttfat is None:
+        return False
+    if not num_reasoning_tokens:
+        return ttft <= _CHAT + allowed
+    return ttfat <= _REASONING + allowed + _A_REASONING_TOKEN * num_reasoning_tokens
 
 
 def figures(requests: Iterable[FeltRequest]) -> dict[str, float]:

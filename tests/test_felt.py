@@ -53,3 +53,21 @@ def test_readers_who_were_let_down_are_counted() -> None:
     row = figures([chat(0.1), stalled, FeltRequest(0, 0.1, 0.1, 9.0, None)])
     assert row["qoe_kept"] == 0.5
     assert row["lateness_p99"] == pytest.approx(4.95)
+
+
+@pytest.mark.parametrize(
+    ("request_", "is_in_time"),
+    [
+        (chat(1.0), True),
+        (chat(1.1), False),
+        (FeltRequest(0, 0.1, 0.1, 9.0, Reading(5.0, 0.5)), False),
+        (FeltRequest(0, 0.1, 0.1, 9.0, None), False),
+        (FeltRequest(100, 0.1, 7.0, 9.0, CALM), True),
+        (FeltRequest(99, 0.1, 7.0, 9.0, CALM), False),
+        (FeltRequest(99, 0.1, None, 9.0, CALM), False),
+    ],
+)
+def test_who_reads_in_time_begins_in_time_and_never_runs_dry(
+    request_: FeltRequest, is_in_time: bool
+) -> None:
+    assert request_.is_read_in_time is is_in_time

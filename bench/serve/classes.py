@@ -9,7 +9,6 @@ import numpy as np
 
 from bench.serve.replay import ReplayedRequest
 from headway.felt import FeltRequest, Reading, figures
-from headway.metrics import RequestTimes
 
 
 class Alone(NamedTuple):
@@ -33,11 +32,17 @@ class Alone(NamedTuple):
 def by_class(outcomes: Sequence[ReplayedRequest], alone: Alone | None = None) -> dict[str, float]:
     """Return the figures of every class; without ``alone``, that of these requests."""
     alone = alone or Alone.of(outcomes)
-    return figures(_felt(each, each.times, alone) for each in outcomes if each.times is not None)
+    return figures(found for each in outcomes if (found := felt(each, alone)) is not None)
 
 
-def _felt(outcome: ReplayedRequest, times: RequestTimes, alone: Alone) -> FeltRequest:
-    """Count events that came before the answer as reasoning tokens."""
+def felt(outcome: ReplayedRequest, alone: Alone) -> FeltRequest | None:
+    """Return what a user felt, None of a request that failed.
+
+    Events that came before the answer count as reasoning tokens.
+    """
+    times = outcome.times
+    if times is None:
+        return None
     instants = times.first_token_at + np.concatenate(([0.0], np.cumsum(outcome.gaps)))
     num_reasoning = 0
     if outcome.planned.reasons:

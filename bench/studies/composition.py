@@ -32,7 +32,7 @@ from bench.studies.runs import (
 )
 from headway.cluster import Role
 from headway.cost.profile import load_profile
-from headway.felt import READER_PACE, TITLES
+from headway.felt import READER_PACE, TITLES, begins_in_time
 from headway.metrics import VIOLATION
 from headway.presets import PRESETS, Preset
 from headway.sim.cluster import SimRequest
@@ -129,12 +129,8 @@ def keeps_slo(record: Record, allowed: float = 0.0) -> bool:
 
     ``allowed``: seconds that its first token may take longer.
     """
-    quality = record.qoe(READER_PACE) or 0.0
-    if quality < VIOLATION or record.ttft is None or record.ttfat is None:
-        return False
-    if not record.num_reasoning_tokens:
-        return record.ttft <= 1.0 + allowed
-    return record.ttfat <= 2.0 + allowed + 0.05 * record.num_reasoning_tokens
+    begins = begins_in_time(record.num_reasoning_tokens, record.ttft, record.ttfat, allowed)
+    return begins and (record.qoe(READER_PACE) or 0.0) >= VIOLATION
 
 
 # --- the claims -----------------------------------------------------------------------

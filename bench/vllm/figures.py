@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from bench.serve.classes import Alone, by_class
+from bench.serve.classes import Alone, by_class, felt
 from bench.serve.plan import Planned
 from bench.serve.replay import ReplayedRequest
 from headway.felt import TITLES
@@ -26,6 +26,8 @@ ROWS: Mapping[str, str] = MappingProxyType(
         "chat_kept": "chats: attainment",
         "reasoning_kept": "reasoning: attainment",
         "unread_kept": "unread: attainment",
+        "chat_in_time": "chats: read in time",
+        "reasoning_in_time": "reasoning: read in time",
         "num_right": "right answers",
         "num_failed": "failed requests",
         "seconds": "seconds to the last end",
@@ -48,7 +50,7 @@ def figures_of(
     """Return all figures; ``alone``: the times of a request that runs alone, one for all runs.
 
     A request attains its objective if its TTLT is at most ``most_slowdown`` times its time alone;
-    one that failed does not.
+    one that failed does not. It is read in time as :attr:`FeltRequest.is_read_in_time` says.
     """
     found = by_class(requests, alone)
     for name in ("ttft", "ttfat", "tpot", "ttlt"):
@@ -57,20 +59,19 @@ def figures_of(
         if spread is not None:
             found |= {f"{name}_mean": spread.mean, f"{name}_p99": spread.p99}
     for name, belongs in _CLASSES.items():
-        kept = [_attains(each, alone, most_slowdown) for each in requests if belongs(each.planned)]
-        if kept:
-            found[f"{name}_kept"] = statistics.fmean(kept)
+        own = [felt(each, alone) for each in requests if belongs(each.planned)]
+        if not own:
+            continue
+        found[f"{name}_kept"] = statistics.fmean(
+            each is not None and (each.slowdown or 0.0) <= most_slowdown for each in own
+        )
+        if name != "unread":
+            in_time = (each is not None and each.is_read_in_time for each in own)
+            found[f"{name}_in_time"] = statistics.fmean(in_time)
     found["num_right"] = sum(each.correct is True for each in requests)
     found["num_failed"] = sum(bool(each.error_kind) for each in requests)
     found["seconds"] = max((each.ended_at for each in requests), default=0.0)
     return found
-
-
-def _attains(request: ReplayedRequest, alone: Alone, most_slowdown: float) -> bool:
-    times = request.times
-    if times is None:
-        return False
-    return times.ttlt <= most_slowdown * alone.seconds(times.num_output_tokens)
 
 
 def cells(

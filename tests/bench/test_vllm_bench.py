@@ -41,6 +41,9 @@ def test_a_request_attains_its_objective_by_its_class_and_one_that_fails_does_no
     assert found["chat_kept"] == pytest.approx(1 / 3)
     assert (found["reasoning_kept"], found["unread_kept"]) == (1.0, 0.0)
     assert (found["num_failed"], found["seconds"]) == (1, 9.0)
+    assert found["chat_in_time"] == pytest.approx(2 / 3)
+    assert found["reasoning_in_time"] == 1.0
+    assert "unread_in_time" not in found
     assert found["ttlt_mean"] == pytest.approx((0.9 + 1.1 + 0.5 + 3.0) / 4)
     assert found["slowdown_p50"] == pytest.approx((0.9 + 1.1) / 2 / 0.2)
 
