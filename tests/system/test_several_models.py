@@ -34,7 +34,7 @@ async def is_known(client: openai.AsyncOpenAI, name: str) -> bool:
     """True once the leader knows workers of the model: the other one's may have joined first."""
     try:
         await client.completions.create(model=name, prompt="Add", max_tokens=1)
-    except openai.NotFoundError:
+    except openai.InternalServerError:
         return False
     return True
 
