@@ -191,7 +191,7 @@ def _simulated(asked: WhatIf, spec: ClusterSpec) -> tuple[str, list[Record]]:
     """Return the fidelity that a replay needed, and its requests.
 
     The fast fidelity gives up where memory is short and the order says who yields. With little
-    memory it may leave requests unserved that the cores serve.
+    memory requests may be lost there that the cores serve.
     """
     records: list[Record] = []
     is_small = len(asked.requests) <= asked.most_by_cores
@@ -202,7 +202,7 @@ def _simulated(asked: WhatIf, spec: ClusterSpec) -> tuple[str, list[Record]]:
             if error.param != "fidelity" or not is_small:
                 raise
         else:
-            if len(records) == len(asked.requests) or not is_small:
+            if all(each.finished for each in records) or not is_small:
                 return POLICIES, records
         records.clear()
     simulate(spec, asked.simulated(), ended=records.append)

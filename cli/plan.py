@@ -16,10 +16,11 @@ from bench.plan.confirm import Confirmed
 from bench.plan.deploy import emit, refuse_all
 from bench.plan.emit import EMITTERS
 from bench.plan.make import by_gpus, make_plan
-from bench.plan.report import CapacityPlan, rows, sentences
-from bench.plan.search import Trial, search
+from bench.plan.report import CapacityPlan, nothing_keeps, rows, sentences
+from bench.plan.search import search
 from bench.plan.source import PlanSource, different_loads, read_source
 from bench.plan.space import Space, make_space
+from bench.plan.trial import Trial
 from cli.options import add_json, require_ranges
 from headway.errors import invalid
 from headway.sim.clients import SimRequest
@@ -60,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
     goal = parse_goal(args.slo, source.slo, source.slo_of)
     presets, topologies = args.presets.split(","), _topologies(args.topologies)
     space, notes = make_space(presets, source.profiles, topologies, source.network)
+    _require_gpus(args.max_gpus, space)
     if args.emit is not None:
         refuse_all(args.emit, space, source.files)
     if args.autoscale:
@@ -85,6 +87,8 @@ def _check_output(args: argparse.Namespace) -> None:
     """Refuse what cannot be written before anything runs."""
     if args.plot is not None:
         require_extra("matplotlib", "--plot")
+    if args.out is not None and args.emit is None:
+        raise invalid("--out", str(args.out), "given with --emit, whose text it is for")
     for file in filter(None, (args.out, args.json)):
         refuse_unwritable(file)
 
@@ -95,6 +99,14 @@ def _topologies(text: str) -> Sequence[str]:
         if each not in TOPOLOGIES:
             raise invalid("--topologies", each, f"one of {', '.join(TOPOLOGIES)}, or both by comma")
     return [each for each in TOPOLOGIES if each in given]
+
+
+def _require_gpus(most: int, space: Space) -> None:
+    """Refuse fewer GPUs than any fleet takes."""
+    smallest = min(space.smallest(), key=lambda each: each.num_gpus)
+    if most < smallest.num_gpus:
+        limit = f"at least {smallest.num_gpus}, what the smallest fleet takes: {smallest.name}"
+        raise invalid("--max-gpus", most, limit)
 
 
 def _require_scaling(space: Space, source: PlanSource) -> None:
@@ -119,18 +131,27 @@ def _plan(
 ) -> CapacityPlan | None:
     """Return the plan, printed; None where nothing keeps the goal."""
     found = search(trial, space, args.max_gpus)
-    console.print(f"searched {trial.num_runs} clusters, {len(loads[0])} requests each")
-    plan = (
-        make_plan(trial, found, loads, args.max_gpus, autoscales=args.autoscale) if found else None
-    )
-    if plan is None:
-        where = "on the cores" if found else "over views"
-        console.print(f"nothing within {args.max_gpus} GPUs keeps the goal {where}")
+    _say_searched(console, trial)
+    if not found:
+        closest = trial.closest()
+        console.print(nothing_keeps(closest, trial.goal, args.max_gpus), soft_wrap=True)
+        return None
+    plan = make_plan(trial, found, loads, args.max_gpus, autoscales=args.autoscale)
+    if isinstance(plan, Confirmed):
+        console.print(nothing_keeps(plan, trial.goal, args.max_gpus), soft_wrap=True)
         return None
     _print(console, plan)
     if args.autoscale and all(each.bounds is None for each in plan.confirmed):
         _say(console, ["none is autoscaled: that takes prefillers and decoders, and room to grow"])
     return plan
+
+
+def _say_searched(console: Console, trial: Trial) -> None:
+    """Say how much was tried, and how much of it on the cores."""
+    shown = f"searched {trial.num_runs} clusters, {len(trial.requests)} requests each"
+    if trial.num_by_cores:
+        shown += f"; {trial.num_by_cores} on the cores, as views do not have who yields memory"
+    console.print(shown, soft_wrap=True)
 
 
 def _print(console: Console, plan: CapacityPlan) -> None:

@@ -57,6 +57,8 @@ def parse_goal(text: str, default: SloLimits, slo_of: SloOf | None = None) -> Go
         if name not in (*METRICS, "attainment"):
             known = ", ".join((*METRICS, "attainment"))
             raise invalid("--slo", part, f"NAME=VALUE with a name of {known}")
+        if name in given:
+            raise invalid(f"--slo {name}", value, f"given once: it is {given[name]:g} already")
         try:
             given[name] = float(value)
         except ValueError:

@@ -8,7 +8,8 @@ from functools import partial
 from bench.plan.candidate import Sizing
 from bench.plan.confirm import Confirmed, autoscaled, choose, confirm
 from bench.plan.report import CapacityPlan
-from bench.plan.search import Outcome, Trial, breaks_at, one_less
+from bench.plan.search import breaks_at, one_less
+from bench.plan.trial import Outcome, Trial
 from headway.sim.clients import SimRequest
 from headway.sim.spec import Autoscaling
 
@@ -24,12 +25,12 @@ def make_plan(
     most_gpus: int,
     *,
     autoscales: bool = False,
-) -> CapacityPlan | None:
-    """Return the plan; None where nothing keeps the goal on the cores within ``most_gpus``."""
+) -> CapacityPlan | Confirmed:
+    """Return the plan; where nothing keeps the goal on the cores within ``most_gpus``, the best."""
     run = partial(_confirmed, trial, loads)
     fixed, confirmed = choose(finalists(found), most_gpus, run, trial.goal)
     if fixed is None:
-        return None
+        return max(confirmed, key=lambda each: each.attainment)
     keep = partial(filter, lambda each: each.attainment >= trial.goal.attainment)
     scaled = autoscaled([*keep(confirmed)], most_gpus, run) if autoscales else []
     best = min((fixed, *keep(scaled)), key=lambda each: each.num_gpus)

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from bench.plan.candidate import Goal
 from bench.plan.confirm import Confirmed
-from bench.plan.search import Outcome
+from bench.plan.trial import Outcome
 
 _WHERE = {
     "ttft": "TTFT, which prefillers decide",
     "ttfat": "TTFAT, which decoders decide",
     "tpot": "TPOT, which decoders decide",
     "ttlt": "TTLT, which decoders decide",
+    "end": "the end: longer than an instance's memory, or served by nobody",
 }
 
 
@@ -77,6 +78,25 @@ def sentences(plan: CapacityPlan) -> Iterator[str]:
             f"({plan.smaller.candidate.topology}): "
             f"{percent(plan.smaller.attainment)} % keep the limits"
         )
+
+
+def nothing_keeps(found: Outcome | Confirmed | None, goal: Goal, most_gpus: int) -> str:
+    """Return that nothing keeps the goal, what comes nearest, and the ways out.
+
+    ``found``: that, over views or on the cores; None where nothing was tried.
+    """
+    said = f"nothing within {most_gpus} GPUs keeps the goal, {percent(goal.attainment)} %"
+    if found is None:
+        return f"{said}: prompts alone keep more instances busy; give more --max-gpus"
+    if isinstance(found, Confirmed):
+        nearest = f"{said}, on the cores: {found.name} comes nearest, with {interval(found)} %"
+    else:
+        limit = _most_missed(found)
+        nearest = (
+            f"{said}: {found.candidate.name} comes nearest, with {percent(found.attainment)} %, "
+            f"and most requests miss {_WHERE.get(limit, limit)}"
+        )
+    return f"{nearest}; give more --max-gpus, or another --slo"
 
 
 def _number(found: Confirmed) -> str:

@@ -1,20 +1,17 @@
-"""The search: candidates under the same requests, over views, and given up once hopeless."""
+"""The search: for the fewest instances of each preset, pair of profiles and topology."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from math import ceil
 
 from bench.plan.candidate import DISAGGREGATED, UNIFIED, Goal, Params, Sizing
 from bench.plan.space import Space
+from bench.plan.trial import Outcome, Trial
 from headway.cost.schema import Profile
 from headway.sim.clients import SimRequest
-from headway.sim.network import NetworkParams
-from headway.sim.records import Record
-from headway.sim.views.run import simulate_views
 
 VARIANTS: dict[str, Sequence[Params]] = {
     "vllm-like": ({"dispatch": {"rule": "least-tokens"}}, {"dispatch": {"rule": "least-kv"}}),
@@ -22,83 +19,6 @@ VARIANTS: dict[str, Sequence[Params]] = {
     "tokenscale": ({"dispatch": {"margin": 0.0}},),
 }
 """The main parameters of a preset: what is tried where its own need one GPU too many."""
-
-
-class _HopelessError(Exception):
-    """Too many requests have missed their limits already."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A candidate's result: the share that kept the limits, at most that where it was given up.
-
-    ``missed``: requests by the first limit that they missed.
-    """
-
-    candidate: Sizing
-    attainment: float
-    missed: Counter[str] = field(default_factory=Counter)
-    is_whole: bool = True
-
-
-@dataclass(slots=True)
-class Trial:
-    """Runs candidates over the same requests; a repeat costs nothing."""
-
-    requests: Sequence[SimRequest]
-    goal: Goal
-    network: NetworkParams
-    num_runs: int = 0
-    _known: dict[tuple[Sizing, str], Outcome] = field(default_factory=dict)
-
-    def run(self, candidate: Sizing, *, whole: bool = False) -> Outcome:
-        """Return its result; ``whole``: to the last request, however many have missed."""
-        key = candidate, ",".join(candidate.settings)
-        known = self._known.get(key)
-        if known is None or (whole and not known.is_whole):
-            known = self._known[key] = self._run(candidate, whole)
-        return known
-
-    def keeps(self, candidate: Sizing) -> bool:
-        """Return whether enough requests keep the limits."""
-        found = self.run(candidate)
-        return found.is_whole and found.attainment >= self.goal.attainment
-
-    @property
-    def outcomes(self) -> Iterable[Outcome]:
-        """All results so far."""
-        return self._known.values()
-
-    def faster(self, factor: float) -> Trial:
-        """Return the same requests in 1/``factor`` of the time."""
-        requests = [replace(r, arrival_at=r.arrival_at / factor) for r in self.requests]
-        return Trial(requests, self.goal, self.network)
-
-    def _run(self, candidate: Sizing, whole: bool) -> Outcome:
-        missed: Counter[str] = Counter()
-        most = len(self.requests) if whole else self._most_missed
-        num_missed, goal = 0, self.goal
-
-        def ended(record: Record) -> None:
-            nonlocal num_missed
-            limit = goal.missed(record)
-            if limit:
-                missed[limit] += 1
-                num_missed += 1
-                if num_missed > most:
-                    raise _HopelessError
-
-        self.num_runs += 1
-        is_whole = True
-        try:
-            simulate_views(candidate.spec(self.network), self.requests, ended=ended)
-        except _HopelessError:
-            is_whole = False
-        return Outcome(candidate, 1 - num_missed / len(self.requests), missed, is_whole)
-
-    @property
-    def _most_missed(self) -> int:
-        return int((1 - self.goal.attainment) * len(self.requests) + 1e-9)
 
 
 def least(keeps: Callable[[int], bool], low: int, high: int) -> int | None:
@@ -159,7 +79,7 @@ def _pairs(trial: Trial, base: Sizing, most_gpus: int) -> Iterator[Sizing]:
     """Yield ever cheaper numbers of prefillers and decoders that keep the goal."""
     best = most_gpus
     fewest_decoders: int | None = None
-    num_prefill = _least_prefillers(trial.requests, base.front)
+    num_prefill = _least_prefillers(trial.requests, base.front, trial.goal)
     while (room := best - num_prefill * base.front.num_gpus) >= base.back.num_gpus:
         most = room // base.back.num_gpus
         most = most if fewest_decoders is None else min(most, fewest_decoders)
@@ -178,13 +98,19 @@ def _fewest_decoders(trial: Trial, pair: Sizing, most: int) -> int | None:
     return least(lambda number: trial.keeps(pair.but(decode=number)), 1, most)
 
 
-def _least_prefillers(requests: Sequence[SimRequest], profile: Profile) -> int:
-    """Return how many are busy all the time with these prompts: fewer cannot do."""
-    span = requests[-1].arrival_at - requests[0].arrival_at
+def _least_prefillers(requests: Sequence[SimRequest], profile: Profile, goal: Goal) -> int:
+    """Return how many are busy from the first arrival to the last limit: fewer cannot do.
+
+    Without a limit on the first token nothing is known.
+    """
+    limit = goal.slo.ttft or goal.slo.ttfat or goal.slo.ttlt
+    if goal.slo_of is not None or limit is None:
+        return 1
+    span = requests[-1].arrival_at - requests[0].arrival_at + limit
     num_tokens = sum(request.num_prompt_tokens for request in requests)
     chunk, units = profile.chunk_tokens, profile.num_units
     per_token = profile.pass_time.seconds(chunk, 0, 0, 0) / (chunk * units)
-    return max(1, ceil(0.8 * num_tokens * per_token / span)) if span > 0 else 1
+    return max(1, ceil(0.8 * goal.attainment * num_tokens * per_token / span))
 
 
 def _variants(found: Sizing) -> Iterator[Sizing]:

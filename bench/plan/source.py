@@ -49,6 +49,12 @@ def read_source(name: str, profiles: str = "") -> PlanSource:
     chosen = Profiles.same([found for _, found in given])
     if name in scenario_names() or name.endswith(".toml"):
         return _of_scenario(load_scenario(name), chosen, files)
+    if not Path(name).is_file():
+        message = (
+            f"there is no trace and no scenario {name!r}: give the path of a file, or one of "
+            f"{', '.join(scenario_names())}"
+        )
+        raise HeadwayError(Code.NOT_FOUND, message, param="trace")
     if not given:
         message = "a trace names no profile: give --profiles, of `headway profile list`"
         raise HeadwayError(Code.INVALID_ARGUMENT, message, param="profiles")
@@ -66,7 +72,8 @@ def different_loads(workload: Workload, num_seeds: int, most: int) -> list[Seque
     for seed in range(1, num_seeds + 1):
         found = list(islice(workload.requests(seed), most))
         if len(found) < 2:
-            raise invalid("the number of requests", len(found), "at least 2")
+            limit = "at least 2: a plan needs a load, which lasts from the first to the last"
+            raise invalid("the number of requests", len(found), limit)
         load = [replace(each, prefix_hashes=()) for each in found]
         if load not in loads:
             loads.append(load)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.bounds import Bounded, one_of, over
-from headway.errors import invalid, require_between, require_over
+from headway.errors import Code, HeadwayError, invalid, require_between, require_over
 from headway.service_class import NO_CLASSES, ServiceClass, ServiceClasses
 from headway.sim.clients import SimRequest
 from headway.sim.request_class import RequestClass, SloLimits, parse_class
@@ -24,6 +24,8 @@ from headway.workload.traces import Recorded, TraceRow, load_trace
 __all__ = ["BURSTS", "RequestClass", "SloLimits", "Workload", "parse_workload"]
 
 BURSTS = "bursts"
+_LATEST = 1e8
+"""Seconds, three years: later ones would be told apart too coarsely."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,9 @@ class Workload(Bounded):
             now = row.arrival_at
             if self.seconds is not None and now > self.seconds:
                 return
+            if now > _LATEST:
+                limit = f"at most {_LATEST:g}: give a higher rate, or a trace with real seconds"
+                raise invalid("the time of an arrival in seconds", now, limit)
             if not self.classes:
                 yield _of_row(place, row)
                 continue
@@ -113,8 +118,12 @@ class Workload(Bounded):
 
 def _of_row(place: int, row: TraceRow) -> SimRequest:
     if row.prompt_tokens is None or row.output_tokens is None:
-        limit = "with prompt_tokens and output_tokens, or workload.classes given"
-        raise invalid("workload.trace", f"row {place}", limit)
+        lacking = "prompt_tokens" if row.prompt_tokens is None else "output_tokens"
+        message = (
+            f"the trace's arrival at {row.arrival_at:g} s has no {lacking}: add that column, or "
+            "give a scenario's [[workload.classes]], which draw lengths"
+        )
+        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="workload.trace")
     lengths = row.prompt_tokens, row.output_tokens
     return SimRequest(
         f"request-{place}", row.arrival_at, *lengths, row.reasoning_tokens, row.prefix_hashes

@@ -19,9 +19,10 @@ from bench.plan.candidate import TOPOLOGIES, Goal, Sizing, parse_goal
 from bench.plan.confirm import Confirmed, autoscaled, choose, confirm
 from bench.plan.emit import compose, flags, kubernetes
 from bench.plan.make import make_plan
-from bench.plan.report import interval, percent, rows, sentences
-from bench.plan.search import Trial, breaks_at, least, one_less, search
+from bench.plan.report import CapacityPlan, interval, percent, rows, sentences
+from bench.plan.search import breaks_at, least, one_less, search
 from bench.plan.space import Profiles, Space, make_space
+from bench.plan.trial import Trial
 from cli import main
 from cli.up import parse
 from headway.cluster import Role
@@ -161,7 +162,7 @@ def test_a_plan_says_what_it_found() -> None:
     tried = trial()
     found = search(tried, space("vllm-like", "sbs"), 12)
     plan = make_plan(tried, found, [REQUESTS], 12)
-    assert plan is not None
+    assert isinstance(plan, CapacityPlan)
     assert any("*" in name for name, *_ in rows(plan))
     said = "\n".join(sentences(plan))
     assert "cheapest: " in said

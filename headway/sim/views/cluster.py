@@ -14,6 +14,7 @@ from headway.policies.batching import Batching
 from headway.policies.batching.gamma_ada import GammaAda
 from headway.policies.burst import Burst
 from headway.policies.readers import teach
+from headway.request import StreamKey
 from headway.sim.clients import SimRequest
 from headway.sim.predictor import LearnedLengths
 from headway.sim.records import Record
@@ -26,6 +27,7 @@ from headway.sim.views.load import LoadView
 from headway.sim.views.moves import ViewMover, Wires
 from headway.sim.views.outlook import ExpectedLengths, Outlook
 from headway.sim.views.placement import Placer
+from headway.sim.views.sizes import LargestRequests
 from headway.sim.views.unit import ViewRequest
 from headway.sim.worker import InstanceSpec
 
@@ -44,7 +46,8 @@ class ViewCluster:
         self._report, self._token = hops.report, hops.token
         self.agenda = Agenda()
         self.ended_at = 0.0
-        self.num_open = 0
+        self._open: dict[StreamKey, ViewRequest] = {}
+        self._sizes = LargestRequests()
         round_trip = hops.report + hops.dispatch
         self._dispatcher = Dispatcher(spec.scheduler, self.agenda, hops.dispatch, round_trip)
         links = SharedLinks(self.agenda, spec.network.bytes_per_s, spec.network.latency)
@@ -88,6 +91,7 @@ class ViewCluster:
         if kind.role.prefills:
             self._dispatcher.join(instance)
         self._placer.join(instance)
+        self._sizes.join(instance)
 
     @property
     def num_moves(self) -> int:
@@ -97,7 +101,10 @@ class ViewCluster:
     # --- requests ---------------------------------------------------------------------
 
     def run(self, requests: Iterable[SimRequest], until: float = inf) -> None:
-        """Serve requests, which come in order of arrival, to the last one's end."""
+        """Serve requests, which come in order of arrival, to the last one's end.
+
+        Who could never be served, and who has not ended ``until`` then, is lost.
+        """
         agenda, delay = self.agenda, self._submitted_after
         for request in requests:
             at = request.arrival_at + delay
@@ -107,6 +114,8 @@ class ViewCluster:
             agenda.now = at
             self._arrived(request)
         agenda.run(until)
+        for job in list(self._open.values()):
+            self._lose(job, "it waits for what no instance does")
 
     def _arrived(self, request: SimRequest) -> None:
         if request.prefix_hashes:
@@ -121,7 +130,11 @@ class ViewCluster:
         if self._burst is not None and not request.standing.yields:  # that makes no burst
             label = self._burst.arrived(request.num_prompt_tokens, now=request.arrival_at)
             job.is_burst = label.is_burst
-        self.num_open += 1
+        self._open[job.key] = job
+        if why := self._sizes.refusal(job):
+            self.ended_at = max(self.ended_at, self.agenda.now)
+            self._lose(job, why)
+            return
         if self._mover is not None:
             self._mover.wait()
         self._dispatcher.arrived(job)
@@ -133,7 +146,7 @@ class ViewCluster:
         unit.load.num_outstanding -= 1
         if unit.view.bucket_counts:
             unit.view.bucket_counts[job.bucket] -= 1
-        self.num_open -= 1
+        del self._open[job.key]
         if self._outlook is not None:
             self._outlook.dropped(job, unit)
         if self._fit is not None:
@@ -157,6 +170,17 @@ class ViewCluster:
                 request.is_read,
             )
         )
+
+    def _lose(self, job: ViewRequest, why: str) -> None:
+        """Close a request that is refused, or that nobody serves."""
+        del self._open[job.key]
+        asked = job.request
+        lengths = asked.num_prompt_tokens, asked.num_reasoning_tokens, asked.num_output_tokens
+        record = Record(asked.request_id, asked.arrival_at, *lengths, is_read=asked.is_read)
+        record.num_tokens, record.error = job.done, why
+        if job.done:
+            record.first_token_at = job.first_at + self._token
+        self._ended(record)
 
     def _tune(self, fit: GammaAda, job: ViewRequest, at: float) -> None:
         """Fit γ to what requests have waited, and tell the instances' policies."""

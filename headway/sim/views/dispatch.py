@@ -115,7 +115,7 @@ class Dispatcher:
 
     def _use(self, turn: Turn, now: float) -> bool:
         instance = self._instances[turn.worker_id]
-        legacy, new = self._split(turn, instance.max_request_tokens)
+        legacy, new = self._split(turn, instance)
         assigned = self._packing.pack(
             legacy, new, instance.load.rooms, hits=None, capped=turn.capped
         )
@@ -136,14 +136,18 @@ class Dispatcher:
         return True
 
     def _split(
-        self, turn: Turn, most_tokens: int
+        self, turn: Turn, instance: ViewInstance
     ) -> tuple[Sequence[ViewRequest], Sequence[ViewRequest]]:
         """Return (requests left over from earlier cycles, new ones) that the turn may take."""
         window = self.window
         jobs: Iterable[ViewRequest] = window.values()
         if turn.keys is not None:
             jobs = [window[key] for key in turn.keys if key in window]
-        fitting = (job for job in jobs if job.num_total <= most_tokens)
+        most = instance.max_request_tokens
+        if instance.info.role.decodes:
+            fitting = (job for job in jobs if job.num_total <= most)
+        else:
+            fitting = (job for job in jobs if job.num_prompt_tokens < most)
         if turn.max_requests is not None:  # oldest first: those left over come first
             return (), list(islice(fitting, turn.max_requests))
         legacy: list[ViewRequest] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import inf
 from typing import Protocol
 
+from headway.cluster import UnitId
 from headway.errors import Code, HeadwayError
 from headway.policies.batching import Batching
 from headway.request import Phase, StreamKey
@@ -63,6 +64,10 @@ class ViewPrompt:
     attained_tokens = num_phase_tokens = num_kv_tokens
 
 
+class MemoryShortError(HeadwayError):
+    """Memory is short, and the order of batching says who yields: only the cores simulate that."""
+
+
 class PromptOrder:
     """The order of a unit's prompts by a policy that ranks them."""
 
@@ -89,11 +94,11 @@ class PromptOrder:
         """Return the tokens of memory below which somebody has to yield."""
         return self._policy.reserve * capacity
 
-    def no_memory(self, unit: object, now: float) -> HeadwayError:
+    def no_memory(self, unit: UnitId, now: float) -> MemoryShortError:
         """Return the refusal to go on where memory is short."""
         message = (
-            f"at {now:.1f} s {unit} is short of memory, and the order of batching {self._name} "
-            "says who yields; the fidelity `policies` does not have that: add instances, or "
-            "simulate this with --fidelity cores"
+            f"at {now:.1f} s unit {unit.unit} of {unit.worker_id} is short of memory, and the "
+            f"order of batching {self._name} says who yields; the fidelity `policies` does not "
+            "have that: add instances, or simulate this with --fidelity cores"
         )
-        return HeadwayError(Code.FAILED_PRECONDITION, message, param="fidelity")
+        return MemoryShortError(Code.FAILED_PRECONDITION, message, param="fidelity")
