@@ -11,7 +11,6 @@ from urllib.parse import unquote
 
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 
-from headway.core.gateway.quotas import LIMIT_HEADERS
 from headway.errors import Code, HeadwayError
 from headway.request import Request
 from services.gateway.api_call import ApiCall, ReplyStyle
@@ -25,7 +24,17 @@ from services.gateway.http.explained import (
     explained,
     ids_behind,
 )
-from services.gateway.http.origins import Origins, is_here, require_json
+from services.gateway.http.origins import Origins, allow_request
+from services.gateway.http.screening import (
+    EXPLAIN,
+    GET,
+    LOAD,
+    MODEL,
+    PING,
+    SCHEMA,
+    VERSION,
+    Screening,
+)
 from services.gateway.http.tokens import detokenize, tokenize
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.json import CallIdentity, dumps
@@ -47,16 +56,10 @@ _POST = {
     "/v1/responses": parse_response,
 }
 _TOKENS = {"/tokenize": tokenize, "/detokenize": detokenize}
-_SCHEMA, _VERSION, _PING, _LOAD = "/openapi.json", "/version", "/ping", "/load"
-_GET = frozenset(
-    {"/v1/models", "/health", "/livez", "/metrics", TRACE, _SCHEMA, _VERSION, _PING, _LOAD}
-)
 _REQUEST_ID = "x-request-id"
-_SHOWN_TO_PAGES = ", ".join(("x-request-id", "x-headway-decision", "retry-after", *LIMIT_HEADERS))
 _UNPACED = "off"  # the value of x-headway-pacing
-_MODEL, _EXPLAIN = "/v1/models/", "/explain/"
 
-ROUTES = (*_POST, *_TOKENS, *sorted(_GET), f"{_MODEL}{{name}}", f"{_EXPLAIN}{{request_id}}")
+ROUTES = (*_POST, *_TOKENS, *sorted(GET), f"{MODEL}{{name}}", f"{EXPLAIN}{{request_id}}")
 """Every path of the API, as OpenAPI writes it; the console has its own."""
 
 Parse = Callable[[Mapping[str, Any]], tuple[ApiCall, ReplyStyle]]
@@ -102,10 +105,7 @@ class HttpEdge:
         self._shell = shell
         self._origins = origins
         self._traces = TraceDesk(shell)
-        self._needs_key = needs_key
         self._fingerprints = {model.name: model.fingerprint() for model in calls.models}
-        monitoring = {"/health"} if monitoring_needs_key else {"/health", "/metrics"}
-        self._open_paths = monitoring | {_SCHEMA, _VERSION, _PING, "/livez"}
         self._shows_health = not monitoring_needs_key
         self._describe = partial(
             describe,
@@ -115,60 +115,31 @@ class HttpEdge:
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = int(shell.now())
-        self._most_bytes = {
+        most_bytes = {
             path: calls.models.most_body_bytes(MAX_CHOICES if parse is parse_completion else 1)
             for path, parse in _POST.items()
         } | dict.fromkeys(_TOKENS, calls.models.most_body_bytes(1))
+        self._screening = Screening(
+            keys,
+            origins,
+            console,
+            most_bytes,
+            needs_key=needs_key,
+            monitoring_needs_key=monitoring_needs_key,
+        )
 
     def screen(
         self, method: str, path: str, headers: Mapping[bytes, bytes], address: str
     ) -> HttpCaller:
-        """Check a request's head before its body is read: who asks, by what name, for what."""
-        self._origins.check(headers)
-        if method == "OPTIONS" and self._origins.cors(headers):
-            return HttpCaller(address, 0)  # a browser asks before it sends the page's request
-        client, name = address, ""
-        if path not in self._open_paths and not self._console.is_open(path):
-            try:
-                name = self._keys.check(headers.get(b"authorization", b"").decode("latin-1"))
-            except HeadwayError as error:
-                raise HttpRefusal(401, error, "invalid_api_key") from error
-            client = f"{KEY_CLIENT}{name}" if name else address
-            if path in ("/metrics", TRACE) and not self._keys.is_operator(name):
-                shown = "the metrics" if path == "/metrics" else "traces"
-                message = f"only an operator's key may see {shown}; ask the operator"
-                raise HttpRefusal(403, HeadwayError(Code.PERMISSION_DENIED, message))
-        if path == TRACE and not self._needs_key and not is_here(address):
-            message = (
-                "traces are for clients on this machine, because this gateway has no keys: "
-                "start it with --api-key-file and give an operator's key"
-            )
-            raise HttpRefusal(403, HeadwayError(Code.PERMISSION_DENIED, message))
-        is_console = self._console.has(path)
-        if is_console:
-            self._console.screen(path, name, address)
-        is_get = self._console.is_get(path) or path in _GET or path.startswith((_MODEL, _EXPLAIN))
-        if not is_get and not is_console and path not in self._most_bytes:
-            routes = ", ".join(
-                [*(f"POST {p}" for p in self._most_bytes), *(f"GET {p}" for p in sorted(_GET))]
-            )
-            message = f"there is no {path[:80]!r} here; there are {routes}"
-            raise HttpRefusal(404, HeadwayError(Code.NOT_FOUND, message), "unknown_url")
-        if method not in (("GET", "HEAD") if is_get else ("POST",)):
-            message = f"{path} takes {'GET' if is_get else 'POST'}, not {method}"
-            refused = HeadwayError(Code.INVALID_ARGUMENT, message)
-            raise HttpRefusal(405, refused, "method_not_allowed")
-        if not is_get:
-            require_json(headers)
-        return HttpCaller(client, self._most_bytes.get(path, INLINE_BYTES))
+        """Check a request's head before its body is read; HttpRefusal where it need not be."""
+        return self._screening.check(method, path, headers, address)
 
     def serve(self, exchange: Exchange) -> None:
         """Answer a whole request that passed ``screen``."""
         try:
-            if b"origin" in exchange.headers:
-                self._allow_page(exchange)
+            self._origins.allow_page(exchange)
             if exchange.method == "OPTIONS":
-                self._allow_request(exchange)
+                allow_request(exchange)
             elif exchange.path in _POST:
                 self._generate(exchange, _POST[exchange.path])
             elif self._console.has(exchange.path):
@@ -183,28 +154,12 @@ class HttpEdge:
     def refuse(self, exchange: Exchange, refusal: HttpRefusal) -> None:
         """Answer a request that could not be read, or was screened out."""
         self._count_refused(exchange, refusal.error)
-        self._allow_page(exchange)
+        self._origins.allow_page(exchange)
         respond_error(exchange, refusal.error, refusal.status, refusal.code)
 
     def cut_off(self) -> None:
         """Count a client that was cut off because it does not read."""
         self._metrics.count("slow_clients")
-
-    # --- web pages (CORS) -------------------------------------------------------------
-
-    def _allow_page(self, exchange: Exchange) -> None:
-        """Let a browser show the answer to a page whose origin is allowed."""
-        if origin := self._origins.cors(exchange.headers):
-            exchange.add_header("access-control-allow-origin", origin)
-            exchange.add_header("access-control-expose-headers", _SHOWN_TO_PAGES)
-            exchange.add_header("vary", "origin")
-
-    def _allow_request(self, exchange: Exchange) -> None:
-        exchange.add_header("access-control-allow-methods", "GET, POST")
-        wanted = exchange.header("access-control-request-headers")
-        exchange.add_header("access-control-allow-headers", wanted or "authorization")
-        exchange.add_header("access-control-max-age", "600")
-        exchange.respond(204, JSON, b"")
 
     # --- generation -------------------------------------------------------------------
 
@@ -328,12 +283,12 @@ class HttpEdge:
             exchange.respond(status, JSON, dumps(health).encode())
         elif path == "/livez":
             exchange.respond(200, JSON, b'{"status":"ok"}')
-        elif path == _VERSION:
+        elif path == VERSION:
             exchange.respond(200, JSON, dumps({"version": package_version()}).encode())
-        elif path == _PING:
+        elif path == PING:
             is_well = self._shell.health()["status"] == "ok"
             exchange.respond(200 if is_well else 503, JSON, b"{}")
-        elif path == _LOAD:
+        elif path == LOAD:
             exchange.respond(200, JSON, dumps({"server_load": self._calls.num_open()}).encode())
         elif path == "/metrics":
             if _OPEN_METRICS in exchange.header("accept"):
@@ -343,12 +298,12 @@ class HttpEdge:
         elif path == "/v1/models":
             found = {"object": "list", "data": [self._model(model) for model in self._calls.models]}
             exchange.respond(200, JSON, dumps(found).encode())
-        elif path == _SCHEMA:
+        elif path == SCHEMA:
             exchange.respond(200, JSON, dumps(self._describe()).encode())
-        elif path == TRACE or path.startswith(_EXPLAIN):
+        elif path == TRACE or path.startswith(EXPLAIN):
             self._in_task(exchange, self._tell(exchange))
         else:
-            self._get_model(exchange, unquote(path[len(_MODEL) :]))
+            self._get_model(exchange, unquote(path[len(MODEL) :]))
 
     def _may_see_health(self, exchange: Exchange) -> bool:
         """Return whether the caller is shown more than the status."""
@@ -368,7 +323,7 @@ class HttpEdge:
         if exchange.path == TRACE:
             body = await self._traces.ask(exchange.query)
         else:
-            request_id = unquote(exchange.path[len(_EXPLAIN) :])
+            request_id = unquote(exchange.path[len(EXPLAIN) :])
             key = _key_of(exchange)
             names = [self._keys.find_own(key, each) for each in ids_behind(request_id)]
             body = await explained(self._shell, request_id, names)

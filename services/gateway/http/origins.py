@@ -1,4 +1,4 @@
-"""Checks of a request's Host, Origin and Content-Type: what a web page may make a browser send.
+"""Host, Origin and Content-Type: what a web page may make a browser send, and be shown (CORS).
 
 A page whose name resolves to loopback (DNS rebinding) reaches a gateway there, but its requests
 bear the page's name as their host. A page of another origin bears that origin.
@@ -10,10 +10,12 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
+from headway.core.gateway.quotas import LIMIT_HEADERS
 from headway.errors import Code, HeadwayError
-from services.gateway.http.exchange import HttpRefusal
+from services.gateway.http.exchange import Exchange, HttpRefusal
 
 _JSON = b"application/json"
+_SHOWN_TO_PAGES = ", ".join(("x-request-id", "x-headway-decision", "retry-after", *LIMIT_HEADERS))
 _MOST_KNOWN = 256  # names that are remembered as good
 
 
@@ -55,6 +57,13 @@ class Origins:
         origin = headers.get(b"origin", b"").decode("latin-1")
         return origin if origin and origin.lower() in self._origins else ""
 
+    def allow_page(self, exchange: Exchange) -> None:
+        """Let a browser show the answer to a page whose origin is allowed."""
+        if origin := self.cors(exchange.headers):
+            exchange.add_header("access-control-allow-origin", origin)
+            exchange.add_header("access-control-expose-headers", _SHOWN_TO_PAGES)
+            exchange.add_header("vary", "origin")
+
     def _answers_to(self, name: str) -> bool:
         if name == "localhost" or name in self._hosts:
             return True
@@ -65,6 +74,15 @@ class Origins:
 
     def _is_allowed(self, origin: str, host: str) -> bool:
         return origin in self._origins or urlsplit(origin).netloc == host
+
+
+def allow_request(exchange: Exchange) -> None:
+    """Answer a browser that asks what an allowed page may send."""
+    exchange.add_header("access-control-allow-methods", "GET, POST")
+    wanted = exchange.header("access-control-request-headers")
+    exchange.add_header("access-control-allow-headers", wanted or "authorization")
+    exchange.add_header("access-control-max-age", "600")
+    exchange.respond(204, _JSON.decode(), b"")
 
 
 def require_json(headers: Mapping[bytes, bytes]) -> None:
