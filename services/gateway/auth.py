@@ -222,8 +222,12 @@ def _require_classes(file: Path, keys: Mapping[str, Key], classes: ServiceClasse
 
 def _key_of(line: re.Match[str]) -> Key:
     """Return the key of a line; HeadwayError for an option that is none."""
-    options = dict(each.split("=", 1) for each in line["options"].split(":")[1:])
+    said = [each.split("=", 1) for each in line["options"].split(":")[1:]]
+    options = dict(said)
     refuse_others("a key", options, KEY_OPTIONS)
+    if len(options) < len(said):
+        message = f"an option is given twice: {', '.join(name for name, _ in said)}; give each once"
+        raise HeadwayError(Code.INVALID_ARGUMENT, message)
     limits = {
         name: _whole(limit, options[limit]) for limit, name in _LIMITS.items() if limit in options
     }

@@ -103,10 +103,18 @@ class Calls:
         """
         return self.of(call.model).prepare(call, call_id, arrival_at)
 
-    def open(self, call: ApiCall, requests: Sequence[Request], reply: Reply, client: str) -> None:
+    def open(
+        self,
+        call: ApiCall,
+        requests: Sequence[Request],
+        reply: Reply,
+        client: str,
+        charged: Callable[[], None] = lambda: None,
+    ) -> None:
         """Submit every output of the call; pass a refusal to the reply.
 
-        RESOURCE_EXHAUSTED where the client has too many requests: none is submitted.
+        RESOURCE_EXHAUSTED where the client has too many requests: none is submitted. ``charged``
+        is called once the client's limits know of the call, before it can be answered.
         A client that does not stream reads nothing before the end. Stop strings have to be found
         as soon as they occur. Neither has a reader's clock, nor has a client that opted out.
         """
@@ -122,6 +130,7 @@ class Calls:
             len(request.prompt_token_ids) + expected_output(request) for request in requests
         )
         self.quotas.use(client, quota, num_tokens, now=self._now())
+        charged()
         preparation = self.of(call.model)
         for index, request in enumerate(requests):
             repeats = index % call.num_choices > 0

@@ -2,7 +2,8 @@
 
 Stop strings end the answer: where reasoning is split off they are not looked for in it, so that
 a stop like a blank line does not end the output before the answer has begun. Where nothing is
-split off (completions, models without markers) they are looked for in all text.
+split off (completions, models without markers) they are looked for in all text. In an answer with
+channels they are looked for in what is said to the user.
 """
 
 from __future__ import annotations
@@ -150,13 +151,16 @@ class OutputText:
             if self._markers is not None:
                 text = self._trim(text) + self._held_newlines
             piece = self._section(text)
-            if self._scanner is not None and not self.stopped:
-                piece = piece.then(self._called(self._scanner.flush()))
-        return piece if self._tools is None else piece.then(self._piece(self._tools.finish()))
+            if not self._has_channels:
+                piece = piece.then(self._called(self._held_back()))
+        if self._tools is None or (self._has_channels and self.stopped):
+            return piece
+        piece = piece.then(self._piece(self._tools.finish()))
+        return piece.then(Piece("", self._held_back())) if self._has_channels else piece
 
     def _counted(self, piece: Piece) -> Piece:
         """Count the token of a piece as reasoning where channels say so, heads included."""
-        if self._tools is not None and self._tools.has_channels:
+        if self._has_channels:
             self._answers = self._answers or bool(piece.answer or piece.calls)
             self.num_reasoning_tokens += bool(piece.reasoning) or not self._answers
         return piece
@@ -175,10 +179,22 @@ class OutputText:
             return Piece(text, "")
         return self._answer(text)
 
+    @property
+    def _has_channels(self) -> bool:
+        return self._tools is not None and self._tools.has_channels
+
     def _answer(self, text: str) -> Piece:
-        if self._scanner is not None and self.num_tokens >= self._min_tokens:
-            text = self._scanner.push(text)
-        return self._called(text)
+        return self._called(text if self._has_channels else self._searched(text))
+
+    def _searched(self, text: str) -> str:
+        """Return the text that certainly lies before any stop string."""
+        if self._scanner is None or self.num_tokens < self._min_tokens:
+            return text
+        return self._scanner.push(text)
+
+    def _held_back(self) -> str:
+        """Return the text that might have begun a stop string, once no more of it can follow."""
+        return "" if self._scanner is None or self.stopped else self._scanner.flush()
 
     def _called(self, text: str) -> Piece:
         """Return text of the answer, with the calls apart if they are read."""
@@ -198,6 +214,7 @@ class OutputText:
                     calls.append(CallPiece(self.num_calls - 1, name, ""))
                 case Arguments(text):
                     calls.append(CallPiece(self.num_calls - 1, "", text))
+        said = self._searched(said) if self._has_channels else said
         wanted = (call for call in calls if call.number == 0 or self._several_calls)
         return Piece(thought, said, tuple(wanted))
 

@@ -30,13 +30,21 @@ class ClassRules:
         another, INVALID_ARGUMENT for one that there is not.
         """
         classes, may = self._classes, {*allowed, own} - {""} if allowed else ()
-        if not name and priority is not None:
-            return self._bounded(classes.of_priority(priority, may), (own, *allowed))
         found = classes.find(name or own or classes.default)
         if name and may and name not in may:
             message = f"class is {name!r}; this key may ask for {', '.join(sorted(may))}"
             raise HeadwayError(Code.PERMISSION_DENIED, message, param="class")
+        if not name:
+            found = self._nearest(found, priority, may)
         return self._bounded(found, (own, *allowed))
+
+    def _nearest(
+        self, found: ServiceClass | None, priority: int | None, may: Collection[str]
+    ) -> ServiceClass | None:
+        """Return the class of a priority, or ``found``, or the nearest to it that it may be."""
+        if priority is None and found is not None and may and found.name not in may:
+            priority = found.priority  # nobody asked for the file's default
+        return found if priority is None else self._classes.of_priority(priority, may)
 
     def _bounded(self, found: ServiceClass | None, given: Collection[str]) -> ServiceClass | None:
         """Return the class, with no longer a deadline than anybody may choose."""

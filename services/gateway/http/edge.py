@@ -247,9 +247,11 @@ class HttpEdge:
         reply = kind(exchange, identity, style, codec, self._calls.let_go)
         reply.find_life = self._shell.life
         try:
-            self._calls.open(call, requests, reply, exchange.client)
-        finally:
+            tell = partial(self._say_limits, exchange)
+            self._calls.open(call, requests, reply, exchange.client, tell)
+        except HeadwayError:  # refused before it was charged
             self._say_limits(exchange)
+            raise
         traceparent = exchange.header("traceparent")
         if traceparent and not reply.ended:
             for request in requests:

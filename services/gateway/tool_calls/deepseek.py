@@ -14,12 +14,14 @@ def read(source: GrowingText) -> Reading[None]:
     if not (yield from source.until(ALL, emit=source.say)):
         return
     while (yield from source.until(BEGIN, ALL_END)) == BEGIN:
+        source.mark(BEGIN)
         name, marker = yield from source.collect(SEP)
         if marker and name.strip() == "function":  # V3 writes the kind first
             name, marker = yield from source.collect("\n")
             yield from source.until("\n")  # the line ```json
-        if not marker:
-            return
+        if not marker or not name.strip():
+            source.give_up()
+            break
         source.events.append(Called(name.strip()))
         yield from source.argue()
         yield from source.until(END)

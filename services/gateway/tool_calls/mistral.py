@@ -16,6 +16,9 @@ def read(source: GrowingText) -> Reading[None]:
         if first == "[":
             source.take(1)
             yield from _objects(source)
+        elif first == "{":  # one call, and no list
+            if not (yield from source.call_object()):
+                source.give_up()
         elif first:
             yield from _named(source)
 
@@ -27,13 +30,14 @@ def _objects(source: GrowingText) -> Reading[None]:
         elif not (yield from source.call_object()):
             source.give_up()
             return
+        source.mark()  # what was read is a call's
     if char == "]":
         source.take(1)
 
 
 def _named(source: GrowingText) -> Reading[None]:
     name, marker = yield from source.collect(CALL_ID, ARGS, "{")
-    if not marker:
+    if not marker or not name.strip():
         source.give_up()
         return
     source.events.append(Called(name.strip()))

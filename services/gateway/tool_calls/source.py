@@ -168,7 +168,7 @@ class GrowingText:
         yield from self.value(found.append)
         try:
             return json.loads("".join(found))
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
     def argue(self) -> Reading[None]:

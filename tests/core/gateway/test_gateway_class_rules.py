@@ -44,10 +44,12 @@ def test_a_priority_means_the_nearest_class_that_it_may(priority: int, found: st
     assert asked("", priority, own="batch", allowed="agent") == found
 
 
-def test_who_asks_for_none_has_the_default_whatever_it_may_ask_for() -> None:
-    classes = ServiceClasses(shipped_classes().by_name, default="interactive")
-    found = ClassRules(classes).find("", None, own="", allowed=("batch",))
-    assert name_of(found) == "interactive"
+def test_a_default_that_the_key_may_not_have_means_the_nearest_that_it_may() -> None:
+    rules = ClassRules(ServiceClasses(shipped_classes().by_name, default="interactive"))
+    for allowed, found in (((), "interactive"), (("interactive", "batch"), "interactive")):
+        assert name_of(rules.find("", None, own="", allowed=allowed)) == found
+    assert name_of(rules.find("", None, own="", allowed=("batch", "agent"))) == "agent"
+    assert name_of(rules.find("", None, own="batch", allowed=("agent",))) == "batch"
 
 
 def test_a_deadline_that_nobody_gave_the_key_is_bounded() -> None:

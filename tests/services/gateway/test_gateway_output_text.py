@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.reasoning import Markers
 from services.gateway.output_text import OutputText, Piece, StopScanner
 from services.gateway.tokenizer import TextCodec
+from services.gateway.tool_calls import FORMATS, ToolReader
 from tests.fakes.tiny_model import ASSISTANT, END_THINK, THINK, USER, byte_tokenizer
 
 CODEC = TextCodec(byte_tokenizer())
@@ -18,6 +20,11 @@ def output(
 ) -> OutputText:
     markers = CODEC.markers if split else None
     return OutputText(CODEC.detokeniser(), stops, min_tokens, markers, in_reasoning=inside)
+
+
+def channels(*stops: str) -> OutputText:
+    form = FORMATS["openai"]
+    return OutputText(CODEC.detokeniser(form.markers), stops, tools=ToolReader(form))
 
 
 def read(text: OutputText, written: str) -> list[Piece]:
@@ -74,6 +81,33 @@ def test_a_stop_string_is_looked_for_in_the_answer_alone() -> None:
     text = output("7")
     assert joined(read(text, "<think>17</think>the 7th")) == Piece("17", "the ")
     assert text.stopped
+
+
+SAID = (
+    "<|channel|>analysis<|message|>A stop? No.<|end|><|start|>assistant"
+    '<|channel|>commentary to=functions.f<|message|>{"a": "stop"}<|call|><|start|>assistant'
+    "<|channel|>final<|message|>Now st"
+)
+
+
+@pytest.mark.parametrize(
+    ("rest", "shown", "stopped"),
+    [("op and more<|return|>", "Now ", True), ("ay.<|return|>", "Now stay.", False)],
+)
+def test_of_channels_a_stop_string_is_looked_for_in_what_is_said(
+    rest: str, shown: str, stopped: bool
+) -> None:
+    text = channels("stop")
+    pieces = read(text, SAID + rest)
+    assert joined(pieces) == Piece("A stop? No.", shown)
+    assert (text.stopped, text.num_calls) == (stopped, 1)
+
+
+def test_what_may_begin_a_stop_string_is_shown_at_the_end_of_channels() -> None:
+    text = channels("stop")
+    assert joined(read(text, SAID)).answer == "Now st"
+    text = channels("plain stop")
+    assert joined(read(text, "a plain stop.")).answer == "a "
 
 
 def test_a_stop_string_over_several_tokens_is_never_shown_in_part() -> None:

@@ -52,7 +52,10 @@ def test_a_line_says_whose_the_key_is_and_what_it_may(tmp_path: Path) -> None:
     assert keys.of_client("address 1.2.3.4").tenant == ""
 
 
-@pytest.mark.parametrize("option", ["colour=red", "share=0", "requests=many", "requests=-1"])
+@pytest.mark.parametrize(
+    "option",
+    ["colour=red", "share=0", "requests=many", "requests=-1", "requests=1:requests=100"],
+)
 def test_an_option_that_is_none_is_refused_with_its_line(tmp_path: Path, option: str) -> None:
     file = write(tmp_path)
     file.write_text(f"ann:{hashlib.sha256(b'a').hexdigest()}:{option}")
@@ -97,6 +100,16 @@ async def test_limits_are_told_and_kept(tmp_path: Path, store_url: str) -> None:
             assert again.status_code == 429
             assert again.headers["x-ratelimit-remaining-tokens"] == "0"
             assert "12 tokens" in again.json()["error"]["message"]
+
+
+async def test_limits_are_told_where_the_core_refuses_a_request(
+    tmp_path: Path, store_url: str
+) -> None:
+    async with serving(tmp_path, store_url, **{"tokens-per-minute": 1000}) as running:
+        refused = await post(running, max_tokens=10**6)
+        assert refused.status_code == 400
+        assert refused.headers["x-ratelimit-limit-tokens"] == "1000"
+        assert int(refused.headers["x-ratelimit-remaining-tokens"]) < 1000
 
 
 async def test_usage_and_promises_are_in_the_metrics(tmp_path: Path, store_url: str) -> None:

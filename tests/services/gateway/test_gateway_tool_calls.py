@@ -193,6 +193,43 @@ def test_a_call_that_is_cut_off_keeps_what_it_has() -> None:
             assert read.said == text[:length].rstrip() or text[:length].startswith(read.said)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("mistral", "[TOOL_CALLS][ARGS]{}"),
+        ("mistral", "[TOOL_CALLS] {[ARGS]1"),
+        ("deepseek_v3", DEEPSEEK_V31[:19] + "<｜tool▁call▁begin｜><｜tool▁sep｜>{}"),
+    ],
+)
+def test_a_call_without_a_name_is_text(name: str, text: str) -> None:
+    for seed in range(10):
+        read = Read(FORMATS[name], text, random.Random(seed))
+        assert read.calls == []
+        assert text.endswith(read.said)
+        assert read.said
+
+
+def test_mistrals_one_call_needs_no_list() -> None:
+    text = f'[TOOL_CALLS] {{"name": "weather", "arguments": {written(WEATHER)}}}'
+    for seed in range(10):
+        read = Read(FORMATS["mistral"], text, random.Random(seed))
+        assert (read.made, read.said) == ([("weather", WEATHER)], "")
+
+
+def test_a_call_before_one_that_is_none_is_not_said_again() -> None:
+    text = '[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"x": 1}'
+    for seed in range(10):
+        read = Read(FORMATS["mistral"], text, random.Random(seed))
+        assert read.made == [("f", {})]
+        assert '"f"' not in read.said
+
+
+def test_json_that_is_nested_too_deeply_is_no_value() -> None:
+    deep = "[" * 100_000 + "]" * 100_000
+    read = Read(FORMATS["hermes"], f'<tool_call>{{"x": {deep}, "name": "f"}}</tool_call>')
+    assert read.made == [("f", {})]
+
+
 def test_a_call_without_arguments_has_an_empty_object() -> None:
     read = Read(FORMATS["hermes"], '<tool_call>{"name": "f"}</tool_call>')
     assert read.made == [("f", {})]
