@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llguidance import LLMatcher, LLTokenizer
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 
 from headway.errors import Code, HeadwayError
 from headway.request import MAX_GRAMMAR_CHARS
@@ -63,7 +63,7 @@ def of_rules(rules: str, param: str) -> Grammar:
     """Return a grammar written as Lark, or as GBNF (llama.cpp's and xgrammar's EBNF)."""
     try:
         return Grammar(LLMatcher.grammar_from_lark(any_to_lark(rules)), param)
-    except (GbnfToLarkError, RecursionError) as error:
+    except Exception as error:  # for a rule that is missing the library raises just this
         raise _refusal(param, str(error)) from error
 
 

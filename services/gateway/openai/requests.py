@@ -236,11 +236,12 @@ def _options(fields: Body, num_inputs: int) -> dict[str, Any]:
     most = MAX_CHOICES // num_inputs
     if not 1 <= fields.n <= most:
         raise invalid("n", fields.n, f"from 1 to {most} for {num_inputs} prompts")
+    grammar = grammar_of(fields)
     options: dict[str, Any] = {
         "num_choices": fields.n,
         "stops": tuple(fields.stop),
-        "grammar": grammar_of(fields),
-        "bounds": bounds_of(fields, has_form=grammar_of(fields) is not None),
+        "grammar": grammar,
+        "bounds": bounds_of(fields, has_form=grammar is not None),
         "bad_words": tuple(fields.bad_words or ()),
         "keeps_stop": fields.include_stop_str_in_output,
         "shows_special": not fields.skip_special_tokens,

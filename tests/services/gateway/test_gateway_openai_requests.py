@@ -146,6 +146,8 @@ def test_a_form_of_the_answer_is_read_from_any_of_its_fields(
         ({"guided_regex": "("}, "guided_regex", "unclosed group"),
         ({"guided_grammar": 'root ::= ("a"'}, "guided_grammar", "Expected"),
         ({"guided_grammar": "start: x"}, "guided_grammar", "unknown name"),
+        ({"guided_grammar": "root ::= x"}, "guided_grammar", "'x' not found"),
+        ({"ebnf": 'x ::= "a"'}, "ebnf", "No 'root' rule"),
         ({"guided_choice": []}, "guided_choice", "at least 1"),
         ({"guided_json": {"enum": ["x" * 200_000]}}, "guided_json", "may have"),
         ({"guided_regex": "a", "ebnf": 'root ::= "b"'}, "ebnf", "one form"),
