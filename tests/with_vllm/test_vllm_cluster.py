@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,8 @@ from headway_vllm.loading import load_parts
 pytestmark = [pytest.mark.vllm, pytest.mark.system, pytest.mark.timeout(1800)]
 
 PATIENCE = 600.0
-NUM_TOKENS = 180
+NUM_TOKENS = 360
+NUM_BEFORE_DEATH = 20
 GREEDY, SAMPLED = range(6), range(6, 8)
 HOLDS_STILL = "scaling.prefill_requests=100000,scaling.decode_requests=100000"
 PROMPTS = ("Add 17, 25, 8.", "Sort 5, 3, 9.", "Count the letter r in strawberry.")
@@ -36,7 +37,7 @@ PROMPTS = ("Add 17, 25, 8.", "Sort 5, 3, 9.", "Count the letter r in strawberry.
 @pytest.fixture(scope="module")
 def stock() -> Mapping[int, list[int]]:
     """What one stock vLLM says, under its own scheduler and with its own sampler."""
-    parts, _, _ = load_parts(worker_config(engine="vllm"))
+    parts, _, _ = load_parts(worker_config(engine="vllm", max_model_len=768, num_blocks=256))
     try:
         return stock_outputs(parts.core, NUM_TOKENS)[0]
     finally:
@@ -55,7 +56,13 @@ async def asked_cluster(
         yield running, client
 
 
-async def tokens_of(client: httpx.AsyncClient, number: int) -> list[int]:
+Heard = Callable[[str, int], None]
+"""Told why an answer runs where it does, and how many tokens it has."""
+
+
+async def tokens_of(
+    client: httpx.AsyncClient, number: int, heard: Heard = lambda *_: None
+) -> list[int]:
     """The tokens of a streamed answer; those of ``SAMPLED`` are drawn with a seed."""
     body = {
         "model": "headway-mini",
@@ -75,6 +82,7 @@ async def tokens_of(client: httpx.AsyncClient, number: int) -> list[int]:
             if line.startswith("data: {"):
                 for choice in json.loads(line.removeprefix("data: "))["choices"]:
                     found += choice.get("token_ids") or ()
+                heard(response.headers.get("x-headway-decision", ""), len(found))
     return found
 
 
@@ -149,6 +157,17 @@ async def test_kv_goes_between_a_vllm_worker_and_one_of_headways_own_engine(
         assert await running.metric("headway_gateway_resubmitted_requests") == 0
 
 
+def killing(running: LocalCluster, victim: str) -> Heard:
+    """Kill a worker once, in the midst of the first answer that it gives."""
+    alive = [victim]
+
+    def heard(decision: str, num_tokens: int) -> None:
+        if alive and f"unit={victim}/" in decision and num_tokens >= NUM_BEFORE_DEATH:
+            running.kill(alive.pop())
+
+    return heard
+
+
 @pytest.mark.parametrize("engine", ["vllm", "vllm-native"])
 async def test_whichever_vllm_worker_is_killed_no_token_is_lost_doubled_or_changed(
     store_url: str, cluster: str, tmp_path: Path, stock: Mapping[int, list[int]], engine: str
@@ -161,9 +180,8 @@ async def test_whichever_vllm_worker_is_killed_no_token_is_lost_doubled_or_chang
         for victim in ("unified-1", "unified-2"):
             before = await running.metric("headway_gateway_resubmitted_requests")
             pid = running.process(victim).pid
-            asked = [asyncio.create_task(tokens_of(client, n)) for n in (*GREEDY, *SAMPLED)]
-            await all_run(running, len(asked))
-            running.kill(victim)
+            heard = killing(running, victim)
+            asked = [tokens_of(client, number, heard) for number in (*GREEDY, *SAMPLED)]
             assert await asyncio.gather(*asked) == expected
             assert await running.metric("headway_gateway_resubmitted_requests") > before
 
