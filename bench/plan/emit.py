@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
+from itertools import islice
 from types import MappingProxyType
 
 from bench.plan.candidate import DISAGGREGATED, Sizing
@@ -54,54 +55,69 @@ def flags(plan: Sizing, model: str, bounds: Autoscaling | None = None, profile: 
 
 
 def compose(plan: Sizing, model: str, bounds: Autoscaling | None = None) -> str:
-    """Return a file over ``compose.yaml``: a service for each role, with as many replicas.
+    """Return a file over ``compose.yaml``: a service for each worker, with GPUs of its own.
 
+    Replicas of one service would all have the same ones: a ``count`` of GPUs is always the first.
     HeadwayError for an autoscaled fleet: its autoscaler needs the host's engine.
     """
     if bounds is not None:
         message = (
-            "a plan's compose file has fixed replicas, and the cheapest fleet is autoscaled: "
+            "a plan's compose file has fixed workers, and the cheapest fleet is autoscaled: "
             "choose --emit kubernetes or flags, or plan without --autoscale"
         )
         raise refused(message)
     chosen = [f"      {name}: {_quoted(value)}" for name, value in _policies(plan).items()]
     lines = [
-        f"# A plan of `headway plan`: {plan.name}, {plan.num_gpus} GPUs.",
+        f"# A plan of `headway plan`: {plan.name}, {plan.num_gpus} GPUs of one machine.",
         "#   docker compose -f compose.yaml -f FILE up",
-        "services:",
     ]
+    for role in plan.counts:
+        lines += _shared(plan, role, [*chosen, _model(model)])
+    lines.append("services:")
     for name in _FIXED:
         lines += [f"  {name}:", '    profiles: ["fixed"]']
     for name in _SERVED:
         extra = [_model(model)] if name == "gateway" else []
         lines += ["", f"  {name}:", "    environment:", *chosen, *extra]
     lines += ["", "  autoscaler:", "    environment:", *chosen, *_numbers(plan)]
-    for role, count in plan.counts.items():
-        lines += ["", *_worker(plan, role, count, [*chosen, _model(model)])]
+    gpus = iter(range(plan.num_gpus))
+    for role, number in plan.counts.items():
+        for place in range(1, number + 1):
+            lines += ["", *_worker(role, place, list(islice(gpus, _num_gpus(plan, role))))]
     return "\n".join(lines) + "\n"
 
 
-def _worker(plan: Sizing, role: Role, count: int, environment: list[str]) -> Iterator[str]:
-    """Yield a service of a role; its containers draw their ids and have their own names."""
-    yield f"  {role.value}:"
-    yield "    extends:"
-    yield "      file: ${PWD}/compose.yaml"
-    yield f"      service: {'prefill-1' if role is Role.PREFILL else 'decode-1'}"
-    yield "    environment:"
-    yield from environment
-    yield f"      HEADWAY_ROLE: {role.value}"
-    yield "      HEADWAY_DEVICE: cuda"
-    yield '      HEADWAY_SERVICE_ID: ""'
-    yield '      HEADWAY_ADVERTISE: ""'
+def _shared(plan: Sizing, role: Role, environment: Iterable[str]) -> Iterator[str]:
+    """Yield what all workers of a role have."""
+    yield f"x-{role.value}: &{role.value}"
+    yield "  extends:"
+    yield "    file: ${PWD}/compose.yaml"
+    yield f"    service: {'prefill-1' if role is Role.PREFILL else 'decode-1'}"
+    yield f"x-{role.value}-environment: &{role.value}-environment"
+    yield from (line.removeprefix("    ") for line in environment)
+    yield f"  HEADWAY_ROLE: {role.value}"
+    yield "  HEADWAY_DEVICE: cuda"
     for name, value in _options(plan, role).items():
-        yield f"      {name}: {_quoted(value)}"
+        yield f"  {name}: {_quoted(value)}"
+    yield ""
+
+
+def _worker(role: Role, place: int, gpus: Iterable[int]) -> Iterator[str]:
+    """Yield a worker's service."""
+    name = f"plan-{role.value}-{place}"
+    ids = ", ".join(_quoted(str(each)) for each in gpus)
+    yield f"  {name}:"
+    yield f"    <<: *{role.value}"
+    yield "    environment:"
+    yield f"      <<: *{role.value}-environment"
+    yield f"      HEADWAY_SERVICE_ID: {name}"
+    yield f"      HEADWAY_ADVERTISE: {name}:50051"
     yield "    deploy:"
-    yield f"      replicas: {count}"
     yield "      resources:"
     yield "        reservations:"
     yield "          devices:"
     yield "            - driver: nvidia"
-    yield f"              count: {_num_gpus(plan, role)}"
+    yield f"              device_ids: [{ids}]"
     yield '              capabilities: ["gpu"]'
 
 

@@ -204,8 +204,10 @@ def test_emitted_compose_follows_the_schema_and_names_only_what_exists(tmp_path:
         fields = set(CONFIGS[base["command"][2]].model_fields)
         variables = spec.get("environment", {})
         assert {v.removeprefix("HEADWAY_").lower() for v in variables} <= fields, name
-    assert services["prefill"]["deploy"]["replicas"] == 2
-    assert services["decode"]["deploy"]["replicas"] == 5
+    workers = [name for name in services if name.startswith("plan-")]
+    assert [name.rpartition("-")[0] for name in workers] == ["plan-prefill"] * 2 + [
+        "plan-decode"
+    ] * 5
     assert services["scheduler"]["environment"]["HEADWAY_SET"] == "packing.order=boost"
     fixed = {name for name, spec in services.items() if spec.get("profiles") == ["fixed"]}
     assert fixed == {"prefill-1", "prefill-2", "decode-1", "decode-2"}
@@ -247,7 +249,7 @@ def test_an_autoscaled_plan_is_emitted_with_its_bounds(tmp_path: Path) -> None:
     assert config["HEADWAY_MAX_DECODE"] == str(scaled["headway-decode"]["maxReplicaCount"]) == "5"
     assert scaled["headway-prefill"]["minReplicaCount"] == 1
     assert "--autoscale --max-prefill 2 --max-decode 5" in flags(plan, "org/model", bounds)
-    with pytest.raises(HeadwayError, match="fixed replicas"):
+    with pytest.raises(HeadwayError, match="fixed workers"):
         compose(plan, "org/model", bounds)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from dataclasses import replace
@@ -18,6 +19,7 @@ from bench.plan.emit import EMITTERS
 from bench.plan.space import Profiles, make_space
 from cli import command_line, main
 from cli.up import cluster_options
+from headway.cluster import Role
 from headway.cost.profile import load_profile, save_profile
 from headway.cost.schema import Profile
 from headway.errors import HeadwayError
@@ -25,6 +27,7 @@ from headway.sim.network import NetworkParams
 from services.local.options import process_specs
 from services.runtime.config import read_config
 from services.worker.config import WorkerConfig
+from tests.fakes.compose_files import COMPOSE, CONFIGS
 from tests.fakes.kustomize import render
 
 H100 = load_profile("llama-8b-h100")
@@ -68,11 +71,40 @@ def test_every_role_has_its_own_chunk_in_compose() -> None:
     plan = pair(H100, SMALL_CHUNK, prefill=1, decode=2, convertible=1)
     services = yaml.safe_load(emitted("compose", plan))["services"]
     chunks = {
-        role: services[role]["environment"]["HEADWAY_CHUNK_TOKENS"]
+        role: services[f"plan-{role}-1"]["environment"]["HEADWAY_CHUNK_TOKENS"]
         for role in ("prefill", "decode", "convertible")
     }
     own = str(H100.convertible_chunk_tokens)
     assert chunks == {"prefill": "8192", "decode": "2048", "convertible": own}
+
+
+def test_every_worker_has_a_gpu_and_a_name_of_its_own_in_compose() -> None:
+    plan = pair(H100, SMALL_CHUNK, prefill=2, decode=2, convertible=1)
+    services = yaml.safe_load(emitted("compose", plan))["services"]
+    workers = {name: each for name, each in services.items() if name.startswith("plan-")}
+    devices = [each["deploy"]["resources"]["reservations"]["devices"] for each in workers.values()]
+    assert [device["device_ids"] for (device,) in devices] == [["0"], ["1"], ["2"], ["3"], ["4"]]
+    assert [each["environment"]["HEADWAY_SERVICE_ID"] for each in workers.values()] == [*workers]
+    assert not any("replicas" in each["deploy"] for each in workers.values())
+
+
+def test_every_service_reads_what_compose_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = pair(H100, SMALL_CHUNK, prefill=1, decode=2, convertible=1)
+    services = yaml.safe_load(emitted("compose", plan))["services"]
+    for name, each in services.items():
+        if each.get("profiles"):
+            continue
+        base = COMPOSE["services"][each.get("extends", {}).get("service", name)]
+        with monkeypatch.context() as patched:
+            for key, value in {**base["environment"], **each["environment"]}.items():
+                patched.setenv(key, re.sub(r"\$\{\w+(?::-([^}]*)|[^}]*)\}", r"\1", str(value)))
+            config = read_config(CONFIGS[base["command"][2]], [])
+        assert config.service_id == name
+        if isinstance(config, WorkerConfig):
+            role = name.split("-")[1]
+            chunk = plan.deployed(Role(role)).chunk_tokens
+            assert (config.role, config.device, config.chunk_tokens) == (role, "cuda", chunk)
+            assert (config.model, config.profile) == ("org/model", H100.name)
 
 
 def test_every_role_has_its_own_chunk_in_kubernetes(tmp_path: Path) -> None:
@@ -89,6 +121,38 @@ def test_every_role_has_its_own_chunk_in_kubernetes(tmp_path: Path) -> None:
     assert (prefill["HEADWAY_ROLE"], decode["HEADWAY_ROLE"]) == ("prefill", "decode")
     chunks = prefill["HEADWAY_CHUNK_TOKENS"], decode["HEADWAY_CHUNK_TOKENS"]
     assert chunks == ("8192", "2048")
+
+
+def test_every_service_reads_what_a_kustomization_gives_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(ROOT / "deploy" / "kubernetes", tmp_path / "kubernetes")
+    folder = tmp_path / "kubernetes" / "plan"
+    folder.mkdir()
+    (folder / "kustomization.yaml").write_text(emitted("kubernetes", pair(H100, SMALL_CHUNK)))
+    objects = render(folder)
+    shared = {o["metadata"]["name"]: o["data"] for o in objects if o["kind"] == "ConfigMap"}
+    read = {}
+    for each in objects:
+        if each["kind"] not in ("Deployment", "StatefulSet"):
+            continue
+        (container,) = each["spec"]["template"]["spec"]["containers"]
+        module = next((word for word in container.get("command", ()) if word in CONFIGS), "")
+        if not module:
+            continue
+        with monkeypatch.context() as patched:
+            for key, value in {**shared["headway"], **_environment(each)}.items():
+                secret = "redis://store" if key == "HEADWAY_STORE" else "one"
+                patched.setenv(key, value or secret)
+            read[each["metadata"]["name"]] = read_config(CONFIGS[module], [])
+    assert {"headway-gateway", "headway-scheduler", "headway-autoscaler"} <= read.keys()
+    chunks = {
+        name.removeprefix("headway-"): (config.chunk_tokens, config.device)
+        for name, config in read.items()
+        if isinstance(config, WorkerConfig)
+    }
+    assert chunks["prefill"] == (8192, "cuda")
+    assert chunks["decode"] == (2048, "cuda")
 
 
 def _environment(deployment: dict[str, Any]) -> dict[str, str]:
