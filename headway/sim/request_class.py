@@ -78,6 +78,7 @@ def _standing(table: Mapping[str, Any], services: ServiceClasses) -> Standing:
         if not isinstance(table.get(name, ""), str):
             raise invalid(f"workload.classes.{name}", table[name], "a name")
     share = number("workload.classes.tenant_share", table.get("tenant_share", 1.0))
+    require_between("workload.classes.tenant_share", share, 1e-6, 1e6)
     return Standing(str(table.get("tenant", "")), share, services.find(str(table.get("class", ""))))
 
 

@@ -160,12 +160,21 @@ def parse_workload(
         raise invalid("workload.rate", None, "given, in requests/s")
     plain = ("process", "burstiness", "num_requests", "seconds")
     return Workload(
-        [parse_class(each, folder, services) for each in classes],
+        _with_own_names([parse_class(each, folder, services) for each in classes]),
         float(table.get("rate", 0.0)),
         bursts=Bursts(**{to: table[name] for name, to in _BURSTS.items() if name in table}),
         trace=trace,
         **{name: table[name] for name in plain if name in table},
     )
+
+
+def _with_own_names(classes: Sequence[RequestClass]) -> Sequence[RequestClass]:
+    """Return the classes; refuse a name that two have, because requests are told apart by it."""
+    names = [each.name for each in classes]
+    for name in names:
+        if names.count(name) > 1:
+            raise invalid("workload.classes.name", name, "a name of its own for each class")
+    return classes
 
 
 def _recorded(table: Mapping[str, Any], folder: Path) -> Recorded | None:

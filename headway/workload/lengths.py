@@ -18,10 +18,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from headway.errors import HeadwayError, invalid
+from headway.errors import HeadwayError, invalid, require_between
 from headway.workload.rows import load_column, load_columns
 
 MOST_TOKENS = 1 << 30
+_MOST_SIGMA = 20.0
 Lengths = Callable[[random.Random], int]
 """Draws one length, tokens."""
 
@@ -57,10 +58,12 @@ def empirical(values: Sequence[float], weights: Iterable[float] | None = None) -
 
 
 def _constant(value: float) -> _Draw:
+    _no_less_than_0("value", value)
     return lambda rng: value
 
 
 def _uniform(low: float, high: float) -> _Draw:
+    _no_less_than_0("low", low)
     if not low <= high:
         raise invalid("high", high, f"at least low ({low:g})")
     return lambda rng: rng.uniform(low, high)
@@ -73,6 +76,8 @@ def _exponential(mean: float) -> _Draw:
 
 def _lognormal(median: float, sigma: float) -> _Draw:
     _over_0("median", median)
+    require_between("median", median, 0, MOST_TOKENS)
+    require_between("sigma", sigma, 0, _MOST_SIGMA)
     mu = math.log(median)
     return lambda rng: rng.lognormvariate(mu, sigma)
 
@@ -81,6 +86,11 @@ def _beta(scale: float, a: float, b: float) -> _Draw:
     for name, value in (("scale", scale), ("a", a), ("b", b)):
         _over_0(name, value)
     return lambda rng: scale * rng.betavariate(a, b)
+
+
+def _no_less_than_0(name: str, value: float) -> None:
+    if not value >= 0:
+        raise invalid(name, value, "0 or more")
 
 
 def _over_0(name: str, value: float) -> None:
