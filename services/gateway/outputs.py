@@ -235,13 +235,14 @@ class Outputs:
             self._note_end(output, error.code.value)
             output.fail(error)
 
-    def let_go(self, outputs: Iterable[Output]) -> None:
-        """Stop outputs whose client is gone or whose call has failed, and free their KV blocks."""
+    def let_go(self, outputs: Iterable[Output], error: HeadwayError | None = None) -> None:
+        """Stop outputs and free their KV blocks: their call failed, or (None) its client left."""
         for output in outputs:
             if self._close(output.request_id) is not None:
                 self._metrics.finished("cancelled", 0, 0, ())
                 self._count(output, "cancelled")
-                self._unkept(output, left=True)
+                if error is None or error.code not in _OWN_FAULT:
+                    self._unkept(output, left=error is None)
                 self._note_end(output, "cancelled")
                 self._release(output.request_id)
 

@@ -37,7 +37,9 @@ _UNPRINTABLE = re.compile(r"[^ -~]")
 
 FindLife = Callable[[str], LifeRecord | None]
 """A function that returns the life of a request, by its id."""
-LetGo = Callable[[Sequence[Output]], None]
+LetGo = Callable[[Sequence[Output], HeadwayError | None], None]
+"""A function that stops outputs; the error is what their call failed with, None: its client left.
+"""
 
 
 class ResponseWriter(Protocol):
@@ -162,11 +164,11 @@ class HttpReplyBase:
                 respond_error(self.exchange, error)
         finally:
             self.exchange.abort()  # does nothing after an answer
-            self.let_go(self.outputs)
+            self.let_go(self.outputs, error)
 
     def _gone(self) -> None:
         self.ended = True
-        self.let_go(self.outputs)
+        self.let_go(self.outputs, None)
 
 
 class StreamReply(HttpReplyBase):

@@ -63,6 +63,19 @@ async def test_a_refusal_breaks_promises_unless_the_request_is_at_fault(
         assert counts(running) == {("ttft", "no"): 1.0}
 
 
+async def test_all_outputs_of_a_call_break_their_promises_with_the_one_that_fails(
+    tmp_path: Path, store_url: str
+) -> None:
+    classes = write(tmp_path, ttft=3600)
+    async with cluster(tmp_path, store_url, classes=classes) as running:
+        running.emulated.rejection = Rejected(StreamKey("", 0), Code.RESOURCE_EXHAUSTED, "full")
+        assert (await post(running, n=3)).status_code == 429
+        assert counts(running) == {("ttft", "no"): 3.0}
+        running.emulated.rejection = Rejected(StreamKey("", 0), Code.INVALID_ARGUMENT, "too long")
+        assert (await post(running, n=3)).status_code == 400
+        assert counts(running) == {("ttft", "no"): 3.0}
+
+
 async def test_a_client_that_leaves_breaks_what_is_overdue_alone(
     tmp_path: Path, store_url: str
 ) -> None:

@@ -131,7 +131,7 @@ def test_a_calls_last_arguments_may_come_with_text() -> None:
     exchange = Sent()
     identity = CallIdentity("chatcmpl-1", "m", 0, "", chat=True)
     style = ReplyStyle(chat=True, responses=True)
-    reply = ResponseReply(exchange, identity, style, CODEC, lambda outputs: None)
+    reply = ResponseReply(exchange, identity, style, CODEC, lambda outputs, error: None)
     output = cast("Output", None)  # what it shows is in the pieces
     reply.show(output, Piece("", "See: ", (CallPiece(0, "f", ""), CallPiece(0, "", '{"a"'))), None)
     last = (CallPiece(0, "", ": 1}"), CallPiece(1, "g", "{}"))
