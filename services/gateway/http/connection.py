@@ -162,6 +162,7 @@ class HttpConnection(asyncio.Protocol):
         self._in_head = False
         if self._lingering or self._parser is None:
             return
+        self._client = self._address  # who asked before on this connection need not ask again
         most = self._limits.max_head_bytes
         if self._most_head_bytes > most and self._head_bytes() > most:
             raise self._head_too_long()

@@ -215,6 +215,21 @@ async def test_a_request_that_is_refused_has_a_line_in_the_log(
     assert refused[1]["client"] == "key ann"
 
 
+async def test_a_refusal_is_not_laid_to_who_asked_before_on_the_connection(
+    tmp_path: Path, store_url: str
+) -> None:
+    ring(tmp_path, key_line("ann", "a"))
+    async with cluster(tmp_path, store_url, api_key_file=tmp_path / "keys") as running:
+        with capture_logs() as logs:
+            async with running.http() as client:
+                for key, status in (("a", 200), ("b", 401)):
+                    headers = {"authorization": f"Bearer {key}"}
+                    found = await client.get("/v1/models", headers=headers)
+                    assert found.status_code == status
+        (refused,) = [log for log in logs if log["event"] == "request_refused"]
+    assert refused["client"].startswith("address ")
+
+
 async def test_strangers_do_not_fill_the_log_and_clients_keep_their_lines(
     tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
