@@ -112,7 +112,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             pacing="token-pacer",
             burst="dual-signal",
             scaling="tokenscale",
-            params=_with(packing=MappingProxyType({"order": "boost"})),
+            params=_with(packing=MappingProxyType({"order": "readers"})),
         ),
     }
 )

@@ -91,6 +91,7 @@ class _Waiting:
     predicted_remaining: float = 0.0
     bucket: int = 0
     barred: tuple[UnitId, ...] = ()
+    opens_answer: bool = True
 
 
 def _waiting(rng: random.Random, num_requests: int) -> list[_Waiting]:

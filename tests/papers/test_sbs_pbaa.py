@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from headway.cluster import UnitId
 from headway.policies.packing import Assigned, Room
-from headway.policies.packing.pbaa import Pbaa
+from headway.policies.packing.pbaa import Pbaa, PbaaParams
 from headway.request import StreamKey
 
 
@@ -15,6 +15,7 @@ class Waiting:
     name: int
     num_tokens: int
     arrival_at: float = 0.0
+    opens_answer: bool = True
 
     @property
     def key(self) -> StreamKey:
@@ -91,6 +92,22 @@ def test_a_hit_beyond_the_prompt_counts_as_the_prompt() -> None:
     (unit,) = rooms(30)
     assigned = Pbaa().pack([], [Waiting(1, 100)], [unit], hits=lambda r: {unit.unit: 10_000})
     assert assigned[0].capacity == 30
+
+
+def test_who_waits_for_a_first_visible_token_is_packed_before_who_reasons() -> None:
+    reasons = [Waiting(1, 10, arrival_at=0.0, opens_answer=False), Waiting(2, 10, 9.0, False)]
+    reads = [Waiting(3, 90, arrival_at=5.0), Waiting(4, 10, arrival_at=9.5)]
+    policy = Pbaa(PbaaParams(order="readers", gamma=0.01, seconds_per_token=1e-3))
+    in_turn = [name for name, _ in where(policy.pack(reasons, reads, rooms(1000)))]
+    assert set(in_turn[:2]) == {3, 4}
+    assert in_turn == [
+        *(name for name, _ in where(_boost().pack([], reads, rooms(1000)))),
+        *(name for name, _ in where(_boost().pack([], reasons, rooms(1000)))),
+    ]
+
+
+def _boost() -> Pbaa:
+    return Pbaa(PbaaParams(order="boost", gamma=0.01, seconds_per_token=1e-3))
 
 
 def test_a_unit_without_kv_room_is_no_candidate() -> None:

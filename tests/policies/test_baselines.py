@@ -32,6 +32,7 @@ class Any:
     bucket: int = 0
     barred: Collection[UnitId] = ()
     is_burst: bool = False
+    opens_answer: bool = True
 
     @property
     def arrival_at(self) -> float:

@@ -32,6 +32,7 @@ class Item:
     name: int
     num_tokens: int
     arrival_at: float = 0.0
+    opens_answer: bool = True
     num_growth_tokens: int = 1
     predicted_remaining: float = 0.0
     bucket: int = 0

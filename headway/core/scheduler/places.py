@@ -128,6 +128,11 @@ class Tracked:
         return self.request.arrival_at if self.request is not None else self.since
 
     @property
+    def opens_answer(self) -> bool:
+        """True if a reader waits for its first token."""
+        return self.request is not None and self.request.is_read and not self.request.reasons
+
+    @property
     def tenant(self) -> str:
         """The name that it counts for."""
         return self.request.standing.tenant if self.request is not None else ""

@@ -18,7 +18,7 @@ from headway.policies.batching.boost import boosted
 from headway.policies.packing.protocol import Assigned, Hits, P, Room
 from headway.policies.readers import CostReader, GammaReader, chosen
 
-LONGEST, BOOST = "longest", "boost"
+LONGEST, BOOST, READERS = "longest", "boost", "readers"
 _GAMMA, _PER_TOKEN = 0.5, 1e-4
 """While nothing is known, 1/s and seconds."""
 
@@ -27,12 +27,13 @@ _GAMMA, _PER_TOKEN = 0.5, 1e-4
 class PbaaParams(Bounded):
     """``order``: who is packed first. ``longest`` as printed, requests left over from earlier
     cycles before new ones; ``boost`` by Φ of the prompt, least first, in which leftovers age by
-    themselves. ``gamma``: γ of that, 1/s; None: the pool's, as fitted for its workers, and 0.5
-    before. ``seconds_per_token``: of prefill, a prompt token's part of the pool's time; None: as
-    its passes cost, by profile or measured.
+    themselves; ``readers`` the same, but first those whose readers wait for the first token.
+    ``gamma``: γ of that, 1/s; None: the pool's, as fitted for its workers, and 0.5 before.
+    ``seconds_per_token``: of prefill, a prompt token's part of the pool's time; None: as its
+    passes cost, by profile or measured.
     """
 
-    order: str = one_of(LONGEST, BOOST, default=LONGEST)
+    order: str = one_of(LONGEST, BOOST, READERS, default=LONGEST)
     gamma: float | None = between(1e-9, 1e9, default=None)
     seconds_per_token: float | None = over(0, 1, default=None)
 
@@ -57,15 +58,20 @@ class Pbaa(CostReader, GammaReader):
 
     def constants(self) -> Sequence[Constant]:
         """Return what Φ uses; the printed order uses nothing."""
-        return (self._gamma, self._per_token) if self._params.order == BOOST else ()
+        return () if self._params.order == LONGEST else (self._gamma, self._per_token)
 
     def _in_order(self, requests: Sequence[P]) -> list[P]:
         if self._params.order == LONGEST:
             return _longest_first(requests)
         gamma, seconds = self._gamma.value, self._per_token.value
+        reads = self._params.order == READERS
         return sorted(
             requests,
-            key=lambda r: (boosted(r.arrival_at, max(1, r.num_tokens) * seconds, gamma), r.key),
+            key=lambda r: (
+                reads and not r.opens_answer,
+                boosted(r.arrival_at, max(1, r.num_tokens) * seconds, gamma),
+                r.key,
+            ),
         )
 
     def pack(
@@ -78,7 +84,7 @@ class Pbaa(CostReader, GammaReader):
         capped: bool = True,
     ) -> list[Assigned[P]]:
         """Basic mode, or cache-aware where hits are given."""
-        if self._params.order == BOOST:
+        if self._params.order != LONGEST:
             legacy, new = (), [*legacy, *new]
         legacy, new = self._in_order(legacy), self._in_order(new)
         by_unit = {room.unit: room for room in rooms}

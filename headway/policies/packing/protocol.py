@@ -27,7 +27,15 @@ class Packable(Protocol):
         """len(r): tokens that the prefill has to compute."""
 
 
-P = TypeVar("P", bound=Packable)
+class Prompted(Packable, Protocol):
+    """A request whose prompt waits for a DP unit."""
+
+    @property
+    def opens_answer(self) -> bool:
+        """True if its reader waits for its first token: it is read as it comes, and reasons not."""
+
+
+P = TypeVar("P", bound=Prompted)
 
 
 @dataclass(slots=True)

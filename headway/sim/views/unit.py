@@ -82,6 +82,11 @@ class ViewRequest:
         return self.ends_at_clock >= 0
 
     @property
+    def opens_answer(self) -> bool:
+        """True if a reader waits for its first token."""
+        return self.request.is_read and not self.request.num_reasoning_tokens
+
+    @property
     def num_total(self) -> int:
         """Prompt and output tokens at its end."""
         return self.num_prompt_tokens + self.request.num_output_tokens

@@ -32,6 +32,7 @@ class Waiter:
     number: int
     arrival_at: float
     num_tokens: int
+    opens_answer: bool = True
 
     @property
     def key(self) -> StreamKey:
