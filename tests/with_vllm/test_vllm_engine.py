@@ -42,6 +42,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed in this environment: m
 from headway_vllm.backend import VllmBackend
 from headway_vllm.loading import load_parts
 from headway_vllm.order import SETTING, read_settings
+from headway_vllm.shim import VERSIONS, require_version
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
@@ -279,3 +280,17 @@ def test_wrong_settings_of_the_plug_in_are_refused(
     monkeypatch.setenv(SETTING, given)
     with pytest.raises(HeadwayError, match=SETTING):
         read_settings()
+
+
+# --- versions -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["0.30.2", "0.33.0+cpu", "0.310.0", "1.32.0", "dev"])
+def test_another_minor_of_vllm_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    require_version()
+    monkeypatch.setattr("vllm.__version__", version)
+    with pytest.raises(HeadwayError) as refused:
+        require_version()
+    assert all(named in refused.value.message for named in (version, *VERSIONS))

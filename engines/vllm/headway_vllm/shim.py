@@ -1,4 +1,4 @@
-"""Most of what this package touches of vLLM's inside, for one minor version.
+"""Most of what this package touches of vLLM's inside, for two minor versions.
 
 ``scheduler.py``, ``waiting.py`` and ``kv.py`` touch the rest. Another version is refused: what they
 use is not public there, and changes without notice.
@@ -14,8 +14,8 @@ import torch
 
 from headway.errors import Code, HeadwayError
 
-VERSION = "0.32"
-"""The minor version that this package is written for and tested with."""
+VERSIONS = ("0.31", "0.32")
+"""The minor versions that this package is written for and tested with."""
 
 
 def prepare_environment() -> None:
@@ -40,8 +40,9 @@ def require_version() -> None:
     import vllm
 
     found = vllm.__version__
-    if found.split(".")[:2] != VERSION.split("."):
-        message = f"vLLM is {found}; this headway-vllm works with {VERSION}.x: install that one"
+    if ".".join(found.split(".")[:2]) not in VERSIONS:
+        known = " and ".join(f"{minor}.x" for minor in VERSIONS)
+        message = f"vLLM is {found}; this headway-vllm works with {known}: install one of them"
         raise HeadwayError(Code.FAILED_PRECONDITION, message, param="engine")
 
 
