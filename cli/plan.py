@@ -27,6 +27,7 @@ from headway.sim.clients import SimRequest
 from headway.sim.spec import Autoscaling
 
 _MOST_RATE = 1e6
+_SOME_MODEL = "MODEL"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--seeds", type=int, default=3, metavar="N", help="runs of a finalist on the cores (3)")
     add("--autoscale", action="store_true", help="autoscaled fleets, too")
     add("--emit", choices=tuple(EMITTERS), help="print what to deploy, or write it to --out")
-    add("--model", default="MODEL", help="named in what is emitted: a hub id or a folder")
+    add("--model", default=_SOME_MODEL, help="named in what is emitted: a hub id or a folder")
     add("--out", type=Path, metavar="FILE", help="of --emit")
     add("--plot", type=Path, metavar="FOLDER", help="draw the attainment over GPUs")
     add_json(parser, "write the plan")
@@ -79,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
         drawn = [p for p, found in space.topologies.items() if plan.fixed.candidate.kind in found]
         plots.attainment_over_gpus(args.plot, by_gpus(trial, plan.fixed.candidate, drawn), goal)
     if args.emit is not None:
+        if args.model == _SOME_MODEL:
+            _say(console, [f"{_SOME_MODEL} stands for your model: --model NAME writes its name"])
         _emit(args, plan.best, source)
     return 0
 

@@ -29,13 +29,15 @@ class _HopelessError(Exception):
 class Outcome:
     """A candidate's result: the share that kept the limits, at most that where it was given up.
 
-    ``missed``: requests by the first limit that they missed.
+    ``missed``: requests by the first limit that they missed. ``num_ended``: requests that had ended
+    when it was given up; the more, the nearer it came.
     """
 
     candidate: Sizing
     attainment: float
     missed: Counter[str] = field(default_factory=Counter)
     is_whole: bool = True
+    num_ended: int = 0
 
 
 @dataclass(slots=True)
@@ -45,9 +47,11 @@ class _Seen:
     goal: Goal
     most: int
     missed: Counter[str] = field(default_factory=Counter)
+    num_ended: int = 0
 
     def ended(self, record: Record) -> None:
         """Judge a request."""
+        self.num_ended += 1
         limit = self.goal.missed(record)
         if limit:
             self.missed[limit] += 1
@@ -93,9 +97,9 @@ class Trial:
     def closest(self) -> Outcome | None:
         """Return the whole result that comes nearest to the goal; None if nothing was tried.
 
-        Of those that were given up, the largest ones count.
+        Of those that were given up, those count that came furthest.
         """
-        order = sorted(self.outcomes, key=lambda o: (-o.attainment, -o.candidate.num_gpus))
+        order = sorted(self.outcomes, key=lambda o: (-o.attainment, -o.num_ended))
         nearest = [self.run(each.candidate, whole=True) for each in order[:_NEAREST]]
         return max(nearest, key=lambda each: each.attainment, default=None)
 
@@ -115,7 +119,7 @@ class Trial:
         except _HopelessError:
             is_whole = False
         share = 1 - seen.missed.total() / len(self.requests)
-        return Outcome(candidate, share, seen.missed, is_whole)
+        return Outcome(candidate, share, seen.missed, is_whole, seen.num_ended)
 
     @property
     def _most_missed(self) -> int:

@@ -280,7 +280,9 @@ def test_the_command_plans_from_a_trace(tmp_path: Path, capsys: pytest.CaptureFi
     arguments += ["--profiles", "llama-8b-a100", "--max-gpus", "8", "--seeds", "1"]
     arguments += ["--emit", "flags", "--out", str(out), "--json", str(table)]
     assert main(["plan", *arguments]) == 0
-    assert "cheapest: " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "cheapest: " in said
+    assert "MODEL stands for your model" in said
     assert out.read_text().startswith("headway up --model MODEL")
     assert json.loads(table.read_text())["gpus"] >= 1
 

@@ -79,6 +79,18 @@ def test_what_comes_nearest_is_said_with_what_it_misses() -> None:
     assert said.endswith("give more --max-gpus, or another --slo")
 
 
+def test_of_those_that_were_given_up_the_one_counts_that_came_furthest() -> None:
+    asked = [*SMALL, *(SimRequest(f"l{n}", 10 + n / 10, 3000, 9) for n in range(40))]
+    tried = Trial(asked, Goal(SloLimits(ttft=0.4), 0.95), NETWORK)
+    few, more = (Sizing("vllm-like", PROFILE, PROFILE, unified=n) for n in (1, 2))
+    first, second = tried.run(few), tried.run(more)
+    assert first.attainment == second.attainment == 1 - 8 / 140  # both were given up
+    assert first.num_ended < second.num_ended < 140
+    nearest = tried.closest()
+    assert nearest is not None
+    assert nearest.candidate == more
+
+
 def test_nothing_that_was_tried_is_said_as_that() -> None:
     assert Trial(SMALL, Goal(SloLimits()), NETWORK).closest() is None
     assert "prompts alone" in nothing_keeps(None, Goal(SloLimits()), 3)
