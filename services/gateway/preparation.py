@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from headway.core.gateway.admission import over_context
 from headway.core.reasoning import EFFORTS
 from headway.errors import Code, HeadwayError, invalid
 from headway.request import BadWord, Constraints, Request
@@ -55,6 +56,10 @@ class Preparation:
                 max_model_len=model.max_model_len,
                 seed=secrets.randbits(63),
             )
+            if (
+                len(token_ids) + sampling.max_tokens > model.max_model_len
+            ):  # it costs its key nothing
+                raise over_context(len(token_ids), sampling.max_tokens, model.max_model_len)
             expected = min(self._predict(len(token_ids)), sampling.max_tokens)
             reasons = self._reasons(call, token_ids)
             fields, count = call.request_fields, sampling.num_prompt_logprobs

@@ -105,11 +105,22 @@ async def test_limits_are_told_and_kept(tmp_path: Path, store_url: str) -> None:
 async def test_limits_are_told_where_the_core_refuses_a_request(
     tmp_path: Path, store_url: str
 ) -> None:
-    async with serving(tmp_path, store_url, **{"tokens-per-minute": 1000}) as running:
-        refused = await post(running, max_tokens=10**6)
-        assert refused.status_code == 400
+    file = write(tmp_path, **{"tokens-per-minute": 1000})
+    async with cluster(tmp_path, store_url, api_key_file=file, max_waiting=1) as running:
+        running.emulated.paused = True
+        refused = await post(running, n=1, prompt=["a", "b"])
+        assert refused.status_code == 429
         assert refused.headers["x-ratelimit-limit-tokens"] == "1000"
-        assert int(refused.headers["x-ratelimit-remaining-tokens"]) < 1000
+
+
+async def test_a_request_that_the_context_cannot_hold_costs_its_key_nothing(
+    tmp_path: Path, store_url: str
+) -> None:
+    async with serving(tmp_path, store_url, **{"tokens-per-minute": 1000}) as running:
+        refused = await post(running, prompt="long " * 600, max_tokens=10**6)
+        assert refused.status_code == 400
+        assert "prompt and output may have" in refused.json()["error"]["message"]
+        assert (await post(running)).status_code == 200
 
 
 async def test_usage_and_promises_are_in_the_metrics(tmp_path: Path, store_url: str) -> None:
