@@ -16,9 +16,7 @@ from headway.core.defaults import REPORT_INTERVAL, SIMULATED_REPORT_INTERVAL
 from headway.core.worker.settings import WorkerSettings
 from headway.errors import HeadwayError
 from headway.presets import PRESETS
-from headway.sim.cluster import SimCluster, SimRequest
 from headway.sim.experiment import cluster_spec, simulate
-from headway.sim.failures import Failure
 from headway.sim.hop_costs import HopCosts
 from headway.sim.hops import hops_text, load_hops
 from headway.sim.records import Record
@@ -26,35 +24,7 @@ from headway.sim.scenario import load_scenario, parse_scenario, scenario_names
 from headway.sim.summary import keeps, summarise
 from headway.sim.workload import SloLimits
 from headway.workload.lengths import parse_lengths
-
-SMALL = """
-name = "small"
-[[instances]]
-role = "unified"
-count = 2
-profile = "llama-8b-a100"
-chunk_tokens = 512
-[workload]
-rate = 5.0
-num_requests = 40
-[[workload.classes]]
-name = "chat"
-prompt = { distribution = "exponential", mean = 200 }
-answer = { distribution = "uniform", low = 5, high = 50 }
-[[workload.classes]]
-name = "think"
-share = 0.5
-prompt = 100
-reasoning = { distribution = "lognormal", median = 50, sigma = 0.5, max = 400 }
-answer = 20
-[slo]
-ttft = 0.5
-"""
-
-
-def dies(*names: str) -> str:
-    """The table of SLOs, behind failures of these."""
-    return "".join(f'[[failures]]\ninstance = "{name}"\nat = 1e6\n' for name in names) + "[slo]"
+from tests.fakes.small_scenario import SMALL, dies
 
 
 @pytest.mark.parametrize("name", scenario_names())
@@ -262,53 +232,6 @@ def test_a_trace_that_is_not_there_is_named() -> None:
         parse_scenario(f'{head}[workload]\ntrace = "/nowhere.csv"', "test")
 
 
-def test_an_instance_fails_on_schedule_and_all_requests_still_end() -> None:
-    text = SMALL + '[[failures]]\nat = 2.0\ninstance = "unified-1"\nback_after = 1.0\n'
-    scenario = parse_scenario(text, "test")
-    spec = cluster_spec(PRESETS["vllm-like"], scenario.conditions)
-    found = simulate(spec, scenario.workload.requests(1), failures=scenario.failures)
-    assert len(found.records) == 40
-    assert all(record.finished for record in found.records)
-    with pytest.raises(HeadwayError, match="unified-9"):
-        simulate(spec, scenario.workload.requests(1), failures=[Failure("unified-9", 2.0)])
-
-
-def test_whoever_may_be_there_may_die() -> None:
-    back = dies("unified-2").replace("1e6", "1.0\nback_after = 0.5")
-    late = dies("unified-3", "scheduler").replace("1e6", "3.0")
-    text = SMALL.replace("= 512", "= 512\nstart_up = 0.5").replace("[slo]", back)
-    scenario = parse_scenario(text.replace("[slo]", late), "test")
-    spec = cluster_spec(PRESETS["vllm-like"], scenario.conditions)
-    run = simulate(spec, scenario.workload.requests(1), failures=scenario.failures)
-    assert all(record.finished for record in run.records)
-    gateways = SMALL.replace('name = "small"', "gateways = 3")
-    parse_scenario(gateways.replace("[slo]", dies("gateway", "gateway-3")), "test")
-    with pytest.raises(HeadwayError, match="a gateway that leaves another"):
-        parse_scenario(gateways.replace("[slo]", dies("gateway", "gateway-2", "gateway-3")), "test")
-
-
-def test_an_autoscaler_orders_instances_of_any_name() -> None:
-    text = SMALL.replace("[slo]", dies("decode-99"))
-    assert parse_scenario(text, "test", autoscales=True).failures[0].instance == "decode-99"
-    assert parse_scenario(text + "[autoscale]\n", "test").failures[0].instance == "decode-99"
-
-
-def test_gpu_seconds_count_start_ups_and_instances_that_died() -> None:
-    scenario = parse_scenario(SMALL, "test")
-    spec = cluster_spec(PRESETS["vllm-like"], scenario.conditions)
-
-    def gpu_seconds(*failures: Failure) -> tuple[float, float]:
-        run = simulate(spec, scenario.workload.requests(1), failures=failures)
-        return run.gpu_seconds, run.ended_at
-
-    found, ended_at = gpu_seconds()
-    assert found == pytest.approx(2 * ended_at)
-    found, ended_at = gpu_seconds(Failure("unified-1", 2.0))
-    assert found == pytest.approx(2 * ended_at - (ended_at - 2.0))
-    found, ended_at = gpu_seconds(Failure("unified-1", 2.0, back_after=1.0))
-    assert found == pytest.approx(2 * ended_at - 1.0)  # its successor is paid while it starts
-
-
 def lost_under(limits: str) -> tuple[float, set[str]]:
     """The share of requests lost, and why, at 50 times the load."""
     text = SMALL.replace("rate = 5.0", "rate = 250.0").replace("num_requests = 40", "seconds = 1")
@@ -352,22 +275,6 @@ def test_instances_have_host_memory_by_the_live_options_name() -> None:
     assert kind.profile.host_capacity_tokens == 4 * 2**30 // 131_072 // 2
     with pytest.raises(HeadwayError, match="host_kv_gib is -4"):
         parse_scenario(text.replace("= 4", "= -4"), "test")
-
-
-def test_passes_of_an_instance_that_died_are_counted() -> None:
-    spec = cluster_spec(PRESETS["vllm-like"], parse_scenario(SMALL, "test").conditions)
-    seen = list[tuple[int, int]]()
-
-    def look(cluster: SimCluster) -> None:
-        for at in (4.9, 5.1):
-            kernel = cluster.kernel
-            kernel.at(at, lambda: seen.append((cluster.num_passes, len(cluster.workers))))
-
-    requests = [SimRequest(f"r{n}", 0.1 * n, 100, 50) for n in range(40)]
-    simulate(spec, requests, failures=[Failure("unified-1", 5.0)], watch=look)
-    (before, both), (after, one) = seen
-    assert (both, one) == (2, 1)
-    assert after >= before > 0
 
 
 def test_hop_costs_come_from_a_table_or_from_a_file(tmp_path: Path) -> None:
