@@ -23,4 +23,4 @@ def test_every_preset_is_listed_with_its_policies(capsys: pytest.CaptureFixture[
         assert f"\n{name} " in f"\n{text}"
         assert preset.description in text
     assert "batching      pascal\n" in text
-    assert "packing       pbaa (order='boost')" in text
+    assert "packing       pbaa (order='readers')" in text
