@@ -1,4 +1,4 @@
-"""What a plan is for: the load, SLO, profiles and network of a trace or a scenario."""
+"""The load, SLO, profiles and network that a plan is for, of a trace or a scenario."""
 
 from __future__ import annotations
 

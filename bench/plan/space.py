@@ -1,4 +1,4 @@
-"""What a search may try: profiles of prefillers and of all others, and topologies by preset."""
+"""The space of a search: profiles of prefillers and of all others, and topologies by preset."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ALONE = {
     UNIFIED: "prefillers and decoders alone",
     DISAGGREGATED: "unified instances alone",
 }
-"""What is tried where a topology is not."""
+"""The instances that are tried where a topology is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Profiles:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What a search may try: pairs of profiles, and ``topologies`` by preset."""
+    """The space of a search: pairs of profiles, and ``topologies`` by preset."""
 
     profiles: Profiles
     topologies: Mapping[str, Sequence[str]]

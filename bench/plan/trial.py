@@ -42,7 +42,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Seen:
-    """What requests missed that have ended; HopelessError when that is more than ``most``."""
+    """Promises that ended requests missed; HopelessError when they are more than ``most``."""
 
     goal: Goal
     most: int
@@ -68,7 +68,7 @@ class Trial:
     network: NetworkParams
     num_runs: int = 0
     num_by_cores: int = 0
-    """Those of the runs that needed the cores."""
+    """Runs that needed the cores."""
     _known: dict[tuple[Sizing, str], Outcome] = field(default_factory=dict)
 
     def run(self, candidate: Sizing, *, whole: bool = False) -> Outcome:

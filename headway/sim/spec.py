@@ -80,7 +80,7 @@ class ClusterSpec:
     num_gateways: int = 1
     """Gateways, which clients take in turn."""
     prediction_seconds: float = 0.0
-    """What a prediction from a hidden state adds to the pass that it is made in.
+    """Seconds that a prediction from a hidden state adds to the pass that it is made in.
 
     Workers then predict as live ones are asked to, and every pass has a single step.
     """

@@ -1,4 +1,4 @@
-"""What is emitted is what was simulated; what a target cannot say is refused with the way out."""
+"""Emit what was simulated; refuse what a target cannot say, with the way out."""
 
 from __future__ import annotations
 

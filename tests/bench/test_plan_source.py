@@ -1,4 +1,4 @@
-"""What a plan takes of a trace or a scenario, and what it may try: as ``headway simulate`` does."""
+"""Take from a trace or a scenario what ``headway simulate`` takes, and try what a plan may."""
 
 from __future__ import annotations
 

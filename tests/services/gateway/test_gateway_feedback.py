@@ -10,7 +10,7 @@ from protos import autoscaler_pb2, autoscaler_pb2_grpc, predictor_pb2, predictor
 from services.gateway.feedback import MeanLengths
 from services.runtime.config import ServiceConfig
 from services.runtime.server import GrpcServer
-from services.runtime.store import Member
+from services.runtime.store import Member, Store
 from tests.fakes.gateway_harness import cluster, until
 
 
@@ -66,6 +66,16 @@ class Listener(predictor_pb2_grpc.PredictorServicer, autoscaler_pb2_grpc.Autosca
         return autoscaler_pb2.ScalingDecisions()
 
 
+async def listen(listener: Listener, store: Store, *services: str) -> GrpcServer:
+    """Start the listener as these services."""
+    server = GrpcServer(ServiceConfig(service_id="listener"))
+    server.add(listener)
+    address = await server.start()
+    for service in services:
+        await store.join(Member(service, f"{service}-1", address), ttl=60)
+    return server
+
+
 def test_a_table_predicts_by_bucket_with_the_last_one_open() -> None:
     lengths = MeanLengths((4, 8), (10.0, 20.0, 30.0))
     assert [lengths.predict(n) for n in (1, 4, 5, 8, 9, 10**6)] == [10, 10, 20, 20, 30, 30]
@@ -76,13 +86,8 @@ async def test_lengths_are_reported_and_asked_for_and_rates_told(
     tmp_path: Path, store_url: str
 ) -> None:
     async with cluster(tmp_path, store_url) as running:
-        listener = Listener()
-        server = GrpcServer(ServiceConfig(service_id="listener"))
-        server.add(listener)
-        address = await server.start()
-        for service in ("predictor", "autoscaler"):
-            await running.store.join(Member(service, f"{service}-1", address), ttl=60)
-        client = running.openai()
+        listener, client = Listener(), running.openai()
+        server = await listen(listener, running.store, "predictor", "autoscaler")
         await client.completions.create(model="tiny", prompt="abc")
         await until(lambda: bool(listener.observed) and bool(listener.rates))
         assert listener.observed[0].num_prompt_tokens == [3]
@@ -112,12 +117,8 @@ async def test_requests_that_yield_by_their_class_are_no_arrivals(
     tmp_path: Path, store_url: str
 ) -> None:
     async with cluster(tmp_path, store_url) as running:
-        listener = Listener()
-        server = GrpcServer(ServiceConfig(service_id="listener"))
-        server.add(listener)
-        address = await server.start()
-        await running.store.join(Member("autoscaler", "autoscaler-1", address), ttl=60)
-        client = running.openai()
+        listener, client = Listener(), running.openai()
+        server = await listen(listener, running.store, "autoscaler")
         for name in ("batch", "interactive"):
             await client.completions.create(
                 model="tiny", prompt="abc", extra_headers={"x-headway-class": name}
