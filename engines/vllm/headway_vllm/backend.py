@@ -16,7 +16,7 @@ from headway.errors import Code
 from headway.forward_pass import ForwardPass, HiddenStates, PassItem, PassResult, Sampled
 from headway.request import SamplingParams, StreamKey
 from headway_vllm.draws import draw_rows, refusal
-from headway_vllm.kv import HostBlocks, VllmKvStore
+from headway_vllm.kv import HostBlocks, VllmKvStore, planes_of
 from headway_vllm.plans import NULL_BLOCKS, PassTranslator
 from headway_vllm.shim import EngineParts, eos_token_ids, settle_threads
 from services.worker.engine.backend import none_drawn, with_drawn
@@ -36,6 +36,8 @@ class VllmBackend:
         model, spec = parts.config.model_config, parts.kv_spec
         dtype = str(model.dtype).removeprefix("torch.")
         shape = KvShape(len(parts.layer_names), spec.num_kv_heads, spec.head_size, dtype)
+        size, caches = spec.block_size, parts.kv_caches
+        planes = planes_of(parts.attention, shape, size, caches)
         self.info = EngineInfo(
             num_blocks=num_blocks,
             num_host_blocks=num_host_blocks,
@@ -45,15 +47,15 @@ class VllmBackend:
             eos_token_ids=eos_token_ids(parts.config),
             dtype=dtype,
             kernels="vllm",
-            kv_layout=VllmKvStore.layout,
+            kv_layout=VllmKvStore.layout if planes is not None else "",
         )
         self._vocab_size = int(model.get_vocab_size())
-        size, caches = spec.block_size, parts.kv_caches
         self._host = HostBlocks(caches, num_host_blocks)
-        self._store = VllmKvStore(shape, num_blocks, size, caches, NULL_BLOCKS)
-        self._host_store = VllmKvStore(shape, num_host_blocks, size, self._host.blocks)
+        hosted = planes_of(parts.attention, shape, size, self._host.blocks)
+        self._store = VllmKvStore(shape, num_blocks, size, planes or (), NULL_BLOCKS)
+        self._host_store = VllmKvStore(shape, num_host_blocks, size, hosted or ())
         self._grammars = Grammars(tokenizer, self._vocab_size, self.info.eos_token_ids)
-        self._plans = PassTranslator(parts.num_outputs)
+        self._plans = PassTranslator(keeps_requests=parts.keeps_requests, most=parts.most_requests)
         self._items: Mapping[str, PassItem] = {}
         self._masks = NO_MASKS
         self._thread: Thread | None = None

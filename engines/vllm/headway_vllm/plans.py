@@ -6,7 +6,8 @@ the one before, over the same blocks, continues. Any other is new there under a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,14 +27,21 @@ class _Known:
     blocks: list[int] = field(default_factory=list)
     next_start: int = 0
     """The position that its next item must start at."""
+    num_prompt: int = 0
+    num_given: int = 0
+    """The tokens that vLLM was given, its prompt first; those behind them it has drawn."""
 
 
 class PassTranslator:
-    """The memory of what vLLM has been told, from pass to pass."""
+    """The memory of what vLLM has been told, from pass to pass.
 
-    def __init__(self, num_outputs: Callable[[str], int]) -> None:
-        """``num_outputs``: the tokens that vLLM believes it has drawn for a request."""
-        self._num_outputs = num_outputs
+    It knows at most ``most`` requests at a time, and for each of them what it was told last.
+    """
+
+    def __init__(self, *, keeps_requests: bool = False, most: int = sys.maxsize) -> None:
+        """``keeps_requests`` and ``most``: see ``Runner``."""
+        self._keeps_requests = keeps_requests
+        self._most = most
         self._known: dict[StreamKey, _Known] = {}
         self._last: set[str] = set()
         self._gone: set[str] = set()
@@ -53,6 +61,7 @@ class PassTranslator:
     def translate(self, items: Sequence[PassItem]) -> tuple[Any, Mapping[str, PassItem]]:
         """Return vLLM's plan of a pass, and the items by their names there."""
         plan, by_name = PlanBuilder(), {}
+        self._make_room(items)
         for item in items:
             known = self._known.get(item.key)
             if known is not None and not _continues(known, item):
@@ -64,6 +73,7 @@ class PassTranslator:
                 self._go_on(plan, known, item)
             known.blocks = list(item.block_table)
             known.next_start = item.start + len(item.token_ids)
+            self._known[item.key] = self._known.pop(item.key)  # the last to be forgotten
             by_name[known.name] = item
         gone, self._gone = self._gone, set()
         self._last = set(by_name)
@@ -77,18 +87,29 @@ class PassTranslator:
         stop = item.start + len(item.token_ids)
         if len(tokens) < stop:  # the newest token is not in the output yet
             tokens += item.token_ids[len(tokens) - stop :]
+        prompt = list(item.prompt_token_ids) if self._keeps_requests else tokens
+        known.num_prompt, known.num_given = len(prompt), len(tokens)
         blocks = _their(item.block_table)
-        plan.begin(known.name, tokens, blocks, item.start, len(item.token_ids))
+        plan.begin(known.name, prompt, tokens, blocks, item.start, len(item.token_ids))
         return known
 
     def _go_on(self, plan: PlanBuilder, known: _Known, item: PassItem) -> None:
         name, count = known.name, len(item.token_ids)
-        num_outputs = self._num_outputs(name)
-        if name in self._last:
+        num_outputs = max(item.start + count, known.num_given) - known.num_prompt
+        if self._keeps_requests or name in self._last:
             new = _their(item.block_table[len(known.blocks) :])
             plan.go_on(name, new, item.start, num_outputs, count)
         else:
             plan.resume(name, _their(item.block_table), item.start, num_outputs, count)
+
+    def _make_room(self, items: Sequence[PassItem]) -> None:
+        """Forget those that were in no pass for longest, if vLLM cannot know all of them."""
+        if len(self._known) + len(items) <= self._most:
+            return
+        keys = {item.key for item in items}
+        excess = len(keys | self._known.keys()) - self._most
+        if excess > 0:
+            self.forget([key for key in self._known if key not in keys][:excess])
 
 
 def _continues(known: _Known, item: PassItem) -> bool:

@@ -1,18 +1,19 @@
 """Most of what this package touches of vLLM's inside, for two minor versions.
 
-``scheduler.py``, ``waiting.py`` and ``kv.py`` touch the rest. Another version is refused: what they
-use is not public there, and changes without notice.
+``scheduler.py``, ``waiting.py``, ``kv.py`` and the modules of the two runners touch the rest.
+Another version is refused: what they use is not public there, and changes without notice.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from headway.errors import Code, HeadwayError
+from headway_vllm.runners import Draw, runner_of
 
 VERSIONS = ("0.31", "0.32")
 """The minor versions that this package is written for and tested with."""
@@ -56,11 +57,7 @@ class EngineParts:
         self.config = config
         self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
         self.executor: Any = self.core.model_executor
-        worker = getattr(getattr(self.executor, "driver_worker", None), "worker", None)
-        self.runner: Any = getattr(worker, "model_runner", None)
-        if not hasattr(self.runner, "input_batch") or not hasattr(self.runner, "sampler"):
-            message = "headway-vllm speaks vLLM's model runner V1 alone, in one process"
-            raise HeadwayError(Code.FAILED_PRECONDITION, message, param="engine")
+        self.runner, self._adapter = runner_of(self.executor)
         groups = self.core.scheduler.kv_cache_config.kv_cache_groups
         self.num_kinds = len(groups)
         """Kinds of KV: more than one where some layers keep a window alone."""
@@ -69,28 +66,37 @@ class EngineParts:
 
     @property
     def kv_caches(self) -> Sequence[torch.Tensor]:
-        """Return each layer's KV, blocks first."""
-        caches: Sequence[torch.Tensor] = self.runner.kv_caches
-        return caches
+        """See ``Runner``."""
+        return self._adapter.kv_caches
+
+    @property
+    def attention(self) -> str:
+        """Return the name of vLLM's attention, which decides how a block of KV lies."""
+        return str(self.runner.attn_groups[0][0].backend.get_name())
+
+    @property
+    def keeps_requests(self) -> bool:
+        """See ``Runner``."""
+        return self._adapter.keeps_requests
+
+    @property
+    def most_requests(self) -> int:
+        """See ``Runner``."""
+        return self._adapter.most_requests
 
     @property
     def request_ids(self) -> Sequence[str]:
-        """Return the requests of the pass, in the order of its rows."""
-        return list(self.runner.input_batch.req_ids)
+        """See ``Runner``."""
+        return self._adapter.request_ids
 
     @property
     def last_states(self) -> torch.Tensor:
-        """Return what the head was given, a row for each of ``request_ids``."""
-        states: torch.Tensor = self.runner.execute_model_state.sample_hidden_states
-        return states
+        """See ``Runner``."""
+        return self._adapter.last_states
 
-    def num_outputs(self, name: str) -> int:
-        """Return how many tokens vLLM believes that it has drawn for a request."""
-        return len(self.runner.requests[name].output_token_ids)
-
-    def draw_with(self, draw: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Let ``draw`` choose the tokens (rows,) from the logits (rows, vocabulary)."""
-        self.runner.sampler = _Drawer(draw)
+    def draw_with(self, draw: Draw) -> None:
+        """See ``Runner``."""
+        self._adapter.draw_with(draw)
 
     def run(self, plan: Any) -> Any:
         """Compute a plan; return the result if nothing is left to draw, else None."""
@@ -162,20 +168,6 @@ def finish_reason(output: Any) -> str:
     return "" if output.finish_reason is None else str(output.finish_reason)
 
 
-class _Drawer(torch.nn.Module):
-    """A module in the place of vLLM's sampler."""
-
-    def __init__(self, draw: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self._draw = draw
-
-    def forward(self, logits: torch.Tensor, sampling_metadata: Any, **_: Any) -> Any:
-        from vllm.v1.outputs import SamplerOutput
-
-        tokens = self._draw(logits).to(torch.int32)
-        return SamplerOutput(tokens.unsqueeze(-1), None)
-
-
 class PlanBuilder:
     """One pass as vLLM's ``SchedulerOutput``, request by request."""
 
@@ -189,15 +181,21 @@ class PlanBuilder:
         self._counts: dict[str, int] = {}
 
     def begin(
-        self, name: str, tokens: list[int], block_ids: list[int], num_computed: int, count: int
+        self,
+        name: str,
+        prompt: list[int],
+        tokens: list[int],
+        block_ids: list[int],
+        num_computed: int,
+        count: int,
     ) -> None:
-        """Add a request that vLLM does not know."""
+        """Add a request that vLLM does not know; ``tokens``: its prompt and its output so far."""
         from vllm.v1.core.sched.output import NewRequestData
 
         self._new.append(
             NewRequestData(
                 req_id=name,
-                prompt_token_ids=tokens,
+                prompt_token_ids=prompt,
                 mm_features=[],
                 sampling_params=self._greedy,
                 pooling_params=None,
