@@ -1,9 +1,10 @@
 """An engine under measurement: loads a model, then runs jobs from its input, a JSON line each.
 
 ``python bench/engine/contender.py ENGINE MODEL``. The engine ``vllm`` needs nothing of this
-project, so that it can have an environment of its own. A job is
-``{"prompts": [[id, …], …], "output_tokens": n}``, greedy, without an end of sequence; its result is
-``{"seconds": s, "tokens": [[id, …], …], "peak_bytes": n}``. The first line is the engine's version.
+project, so that it can have an environment of its own; ``headway-vllm`` and ``vllm-core`` need
+both. A job is ``{"prompts": [[id, …], …], "output_tokens": n}``: greedy, without an end of
+sequence. Its result is ``{"seconds": s, "tokens": [[id, …], …], "peak_bytes": n}``. The first line
+is the engine's version.
 """
 
 from __future__ import annotations
@@ -57,21 +58,21 @@ def headway(args: argparse.Namespace) -> tuple[str, Generate]:
     """Run the worker's core and engine as a worker does, without a network."""
     from importlib.metadata import version
 
-    from bench.engine.loop import EngineLoop
+    from bench.engine.loop import EngineLoop, torch_backend
 
-    loop = EngineLoop(args.model, args.dtype, args.threads, args.concurrency, MAX_MODEL_LEN)
-    return version("headway"), loop.generate
+    sizes = (args.threads, args.concurrency, MAX_MODEL_LEN)
+    return version("headway"), EngineLoop(torch_backend(args.model, args.dtype, *sizes)).generate
 
 
 def deterministic(args: argparse.Namespace) -> tuple[str, Generate]:
     """Run the same with ``--deterministic``."""
     from importlib.metadata import version
 
-    from bench.engine.loop import EngineLoop
+    from bench.engine.loop import EngineLoop, torch_backend
 
     sizes = (args.threads, args.concurrency, MAX_MODEL_LEN)
-    loop = EngineLoop(args.model, args.dtype, *sizes, deterministic=True)
-    return version("headway"), loop.generate
+    backend = torch_backend(args.model, args.dtype, *sizes, deterministic=True)
+    return version("headway"), EngineLoop(backend).generate
 
 
 def generate(args: argparse.Namespace) -> tuple[str, Generate]:
@@ -156,12 +157,34 @@ def vllm(args: argparse.Namespace) -> tuple[str, Generate]:
     return f"vllm {module.__version__}", run
 
 
+def headway_vllm(args: argparse.Namespace) -> tuple[str, Generate]:
+    """Run the worker's core over vLLM's kernels, as ``--engine vllm`` does."""
+    from bench.engine.loop import EngineLoop
+
+    sizes = (args.threads, args.concurrency, MAX_MODEL_LEN)
+    loaded, version = _over_vllm().backend(args.model, args.dtype, *sizes)
+    return version, EngineLoop(loaded).generate
+
+
+def vllm_core(args: argparse.Namespace) -> tuple[str, Generate]:
+    """Run the same engine of vLLM under its own scheduler and sampler, without its front."""
+    sizes = (args.threads, args.concurrency, MAX_MODEL_LEN)
+    loop = _over_vllm().StockLoop(args.model, args.dtype, *sizes)
+    return loop.version, loop.generate
+
+
+def _over_vllm() -> Any:
+    return importlib.import_module("headway_vllm.contenders")
+
+
 ENGINES: dict[str, Callable[[argparse.Namespace], tuple[str, Generate]]] = {
     "headway": headway,
     "deterministic": deterministic,
     "generate": generate,
     "continuous": continuous,
     "vllm": vllm,
+    "headway-vllm": headway_vllm,
+    "vllm-core": vllm_core,
 }
 
 if __name__ == "__main__":

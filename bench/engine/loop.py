@@ -11,6 +11,7 @@ import torch
 from headway.cluster import Role, WorkerInfo
 from headway.core.worker.core import WorkerCore, WorkerSettings
 from headway.core.worker.events import SendTokens, WorkerEvent
+from headway.engine import Backend
 from headway.forward_pass import ForwardPass
 from headway.messages import Dispatch, UnitBatch
 from headway.policies import registry
@@ -19,45 +20,50 @@ from services.worker.engine.backend import TorchBackend
 from services.worker.engine.options import EngineOptions
 
 BLOCK_SIZE = 16
+CHUNK_TOKENS = 2048
+
+
+def torch_backend(
+    model: str,
+    dtype: str,
+    num_threads: int,
+    concurrency: int,
+    max_model_len: int,
+    *,
+    deterministic: bool = False,
+) -> TorchBackend:
+    """Return Headway's own engine, warm, with KV for ``concurrency`` of the longest requests."""
+    options = EngineOptions(
+        concurrency * max_model_len // BLOCK_SIZE,
+        block_size=BLOCK_SIZE,
+        device="cpu",
+        dtype=dtype,
+        deterministic=deterministic,
+        num_threads=num_threads,
+    )
+    backend = TorchBackend.load(model, options)
+    backend.warm_up()
+    return backend
 
 
 class EngineLoop:
     """A worker of one DP unit with ``sarathi``; requests go in and tokens come out."""
 
-    def __init__(
-        self,
-        model: str,
-        dtype: str,
-        num_threads: int,
-        concurrency: int,
-        max_model_len: int,
-        *,
-        device: str = "cpu",
-        chunk_tokens: int = 2048,
-        deterministic: bool = False,
-    ) -> None:
-        num_blocks = concurrency * max_model_len // BLOCK_SIZE
-        options = EngineOptions(
-            num_blocks,
-            block_size=BLOCK_SIZE,
-            device=device,
-            dtype=dtype,
-            deterministic=deterministic,
-            num_threads=num_threads,
-        )
-        self.backend = TorchBackend.load(model, options)
-        self.backend.warm_up()
+    def __init__(self, backend: Backend) -> None:
+        """``backend``: a warm one."""
+        self.backend = backend
+        engine = backend.info
         info = WorkerInfo(
             worker_id="w",
             address="w:1",
             role=Role.UNIFIED,
             model="m",
             num_units=1,
-            chunk_tokens=chunk_tokens,
-            block_size=BLOCK_SIZE,
-            num_blocks=num_blocks,
-            max_model_len=max_model_len,
-            kv_bytes_per_token=self.backend.info.kv_bytes_per_token,
+            chunk_tokens=CHUNK_TOKENS,
+            block_size=engine.block_size,
+            num_blocks=engine.num_blocks,
+            max_model_len=engine.max_model_len,
+            kv_bytes_per_token=engine.kv_bytes_per_token,
         )
         policy = registry.make("batching", "sarathi")
         self._core = WorkerCore(info, (), policy, WorkerSettings(watermark=0.0))

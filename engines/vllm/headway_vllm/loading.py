@@ -123,6 +123,12 @@ def load_parts(config: WorkerConfig) -> tuple[EngineParts, int, int]:
     return parts, num_blocks, num_host_blocks
 
 
+def load_stock(config: WorkerConfig) -> PlanningParts:
+    """Return vLLM under its own scheduler and sampler, to compare with."""
+    chosen, _, _ = _configuration(config, {"enable_prefix_caching": config.prefix_caching})
+    return PlanningParts(chosen)
+
+
 def _configuration(config: WorkerConfig, own: dict[str, Any]) -> tuple[Any, int, int]:
     """Return vLLM's configuration, the KV blocks, and the blocks that host memory may have."""
     args = parse_args(config.engine_args)

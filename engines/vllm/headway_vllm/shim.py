@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -172,10 +173,8 @@ class PlanBuilder:
     """One pass as vLLM's ``SchedulerOutput``, request by request."""
 
     def __init__(self) -> None:
-        from vllm.sampling_params import SamplingParams
         from vllm.v1.core.sched.output import CachedRequestData
 
-        self._greedy = SamplingParams(temperature=0.0)
         self._new: list[Any] = []
         self._cached = CachedRequestData.make_empty()
         self._counts: dict[str, int] = {}
@@ -197,7 +196,7 @@ class PlanBuilder:
                 req_id=name,
                 prompt_token_ids=prompt,
                 mm_features=[],
-                sampling_params=self._greedy,
+                sampling_params=_greedy(),
                 pooling_params=None,
                 block_ids=(block_ids,),
                 num_computed_tokens=num_computed,
@@ -240,6 +239,14 @@ class PlanBuilder:
             finished_req_ids=finished,
             free_encoder_mm_hashes=[],
         )
+
+
+@cache
+def _greedy() -> Any:
+    """Return the parameters of every request of a plan: vLLM draws none."""
+    from vllm.sampling_params import SamplingParams
+
+    return SamplingParams(temperature=0.0)
 
 
 def engine_config(model: str, options: Mapping[str, Any]) -> Any:

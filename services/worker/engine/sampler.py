@@ -9,6 +9,7 @@ a change alters a draw only if the uniform number lies that close to a boundary 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import isfinite
 
 import torch
 
@@ -68,21 +69,22 @@ def draw(
     the items admit.
     """
     best, tokens = find(logits)
+    if all(_is_plain(item) for item in items):
+        found = zip(best.tolist(), tokens.tolist(), strict=True)
+        return [(token if isfinite(value) else NOT_FINITE, None) for value, token in found]
     sound = finite = best.isfinite()
-    logprobs: dict[int, TokenLogprobs] = {}
-    if not all(_is_plain(item) for item in items):
-        logits = logits.float()
-        over = frozenset(key for key, mask in masks.items() if mask.is_over)
-        adjusted = constrain(adjust(logits, items, eos_token_ids, over), items, masks)
-        if adjusted is not logits:
-            best, tokens = find(adjusted)
-            finite = finite & best.isfinite()
-        random = [n for n, item in enumerate(items) if not _is_greedy(item.sampling)]
-        if random:
-            rows = torch.tensor(random, device=logits.device)
-            chosen = [items[n] for n in random]
-            tokens[rows] = _draw_random(adjusted[rows], chosen, finite[rows])
-        logprobs = _logprobs(logits, tokens, items)
+    logits = logits.float()
+    over = frozenset(key for key, mask in masks.items() if mask.is_over)
+    adjusted = constrain(adjust(logits, items, eos_token_ids, over), items, masks)
+    if adjusted is not logits:
+        best, tokens = find(adjusted)
+        finite = finite & best.isfinite()
+    random = [n for n, item in enumerate(items) if not _is_greedy(item.sampling)]
+    if random:
+        rows = torch.tensor(random, device=logits.device)
+        chosen = [items[n] for n in random]
+        tokens[rows] = _draw_random(adjusted[rows], chosen, finite[rows])
+    logprobs = _logprobs(logits, tokens, items)
     ids = tokens.masked_fill(~finite, NONE_ADMITTED).masked_fill(~sound, NOT_FINITE).tolist()
     return [(token, logprobs.get(n)) for n, token in enumerate(ids)]
 
