@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from math import inf
 from typing import Any, NamedTuple
 
+import aiohttp
 import httpx
 
 from headway.engine import Drawn, EngineInfo, EngineStepped
@@ -79,7 +80,7 @@ class OpenAIEngine:
         self._last = self._heard = 0.0
         self._watching: asyncio.Task[Any]
         self._stepped: Callable[[EngineStepped], None]
-        self._client: httpx.AsyncClient
+        self._client: aiohttp.ClientSession
 
     @property
     def losses(self) -> Sequence[str]:
@@ -95,11 +96,12 @@ class OpenAIEngine:
         """See ``PlanningEngine.start``."""
         self._stepped = stepped
         args = self._endpoint.args
-        self._client = httpx.AsyncClient(
-            base_url=args.root,
+        trusted = httpx.create_ssl_context()  # as the endpoint was examined
+        self._client = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=trusted),
             headers=args.headers(),
-            timeout=httpx.Timeout(args.patience, read=None),
-            limits=httpx.Limits(max_connections=None),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=args.patience),
+            trust_env=True,
         )
         self._watching = essential(self._watch(), "endpoint watch", may_return=True)
 
@@ -129,7 +131,7 @@ class OpenAIEngine:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._client.aclose()
+        await self._client.close()
 
     # --- one request ------------------------------------------------------------------
 
@@ -169,12 +171,12 @@ class OpenAIEngine:
         """Read one stream to its end; return None, or why it broke before the request's end."""
         status = 0
         try:
-            async with self._client.stream("POST", "/v1/completions", json=body) as reply:
-                status = reply.status_code
+            async with self._request("POST", "/v1/completions", json=body) as reply:
+                status = reply.status
                 if status in _BUSY:
                     return _Break(f"the endpoint answered {status}", status)
                 if status != 200:
-                    text = (await anext(reply.aiter_bytes(), b""))[:_LONGEST_ERROR]
+                    text = await reply.content.read(_LONGEST_ERROR)
                     self._refused(request.key, status, text.decode(errors="replace"))
                     return None
                 async for line in self._lines(reply):
@@ -182,14 +184,14 @@ class OpenAIEngine:
                         continue
                     if self._take(request, json.loads(line[6:]), output):
                         return None
-        except httpx.TransportError as error:
+        except (aiohttp.ClientError, OSError) as error:
             return _Break(repr(error), status)
         return _Break("its stream ended before its request", status)
 
-    async def _lines(self, reply: httpx.Response) -> AsyncIterator[bytearray]:
+    async def _lines(self, reply: aiohttp.ClientResponse) -> AsyncIterator[bytearray]:
         """Yield the lines of a reply; HeadwayError for one that does not end."""
         rest = bytearray()
-        async for piece in reply.aiter_bytes():
+        async for piece in reply.content.iter_any():
             self._heard = _now()
             rest += piece
             if b"\n" in piece:
@@ -234,6 +236,12 @@ class OpenAIEngine:
 
     # --- the endpoint -----------------------------------------------------------------
 
+    def _request(
+        self, method: str, path: str, **options: Any
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        url = self._endpoint.args.root + path
+        return self._client.request(method, url, allow_redirects=False, **options)
+
     async def _watch(self) -> None:
         """Ask the endpoint whether it is there when all streams are silent; give it up if not."""
         patience = self._endpoint.args.patience
@@ -241,12 +249,12 @@ class OpenAIEngine:
             await asyncio.sleep(patience / 4)
             if not self._tasks or _now() - self._heard < patience:
                 continue
-            with suppress(httpx.HTTPError, TimeoutError):
+            with suppress(aiohttp.ClientError, OSError):
                 async with (
                     asyncio.timeout(patience),
-                    self._client.stream("GET", "/v1/models") as reply,
+                    self._request("GET", "/v1/models") as reply,
                 ):
-                    if reply.status_code < 500:
+                    if reply.status < 500:
                         self._heard = _now()
                         continue
             self._log.error("endpoint_does_not_answer", problem="it is silent")
