@@ -134,6 +134,18 @@ class Backend(KvAccess, Protocol):
         """Release everything; writers that wait for a pass continue."""
 
 
+@runtime_checkable
+class QueueingBackend(Backend, Protocol):
+    """A backend whose device takes a pass while it still computes the one before."""
+
+    def launch(self, forward_pass: ForwardPass) -> Callable[[], PassResult]:
+        """Queue a pass behind the one under way; return what waits for its result.
+
+        Raises as ``run`` does. One thread launches all passes; another may wait for the results,
+        in the same order.
+        """
+
+
 class Drawn(NamedTuple):
     """Tokens that a planning engine has drawn for one request, or its end without any."""
 

@@ -1,4 +1,7 @@
-"""The thread that runs forward passes, so that the event loop never waits for an engine."""
+"""The thread that runs forward passes, so that the event loop never waits for an engine.
+
+An engine that queues passes has two: one launches them, the other waits for their results.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from headway.core.worker.events import PassFailed
-from headway.engine import Backend, PassFailure
+from headway.engine import Backend, PassFailure, QueueingBackend
 from headway.errors import Code
 from headway.forward_pass import ForwardPass, PassResult
 from headway.request import StreamKey
@@ -83,21 +87,31 @@ class EngineThread:
         self._post = post
         self._loop = asyncio.get_running_loop()
         self._executor = ThreadPoolExecutor(1, "engine")
+        self._queueing = backend if isinstance(backend, QueueingBackend) else None
+        self._launcher = ThreadPoolExecutor(1, "launcher")
         self._log = get_logger()
         self._passes = PassWatch()
 
     def start(self, forward_pass: ForwardPass) -> None:
         """Queue a pass behind the one under way."""
         self._backend.expect(forward_pass)
-        future = self._executor.submit(self._run, forward_pass)
+        compute = self._computing(forward_pass)
+        future = self._executor.submit(self._run, forward_pass, compute)
         future.add_done_callback(
             lambda done: self._loop.call_soon_threadsafe(self._ended, forward_pass, done)
         )
 
-    def _run(self, forward_pass: ForwardPass) -> PassResult:
+    def _computing(self, forward_pass: ForwardPass) -> Callable[[], PassResult]:
+        """Return what computes the pass, or waits for one that is launched beside others."""
+        if self._queueing is None:
+            return partial(self._backend.run, forward_pass)
+        launched = self._launcher.submit(self._queueing.launch, forward_pass)
+        return lambda: launched.result()()
+
+    def _run(self, forward_pass: ForwardPass, compute: Callable[[], PassResult]) -> PassResult:
         with self._passes.running(_num_tokens(forward_pass)):
             began_at = time.monotonic()
-            result = self._backend.run(forward_pass)
+            result = compute()
             if not self._least_pass_time or not forward_pass.items:
                 return result
             time.sleep(max(0.0, began_at + self._least_pass_time - time.monotonic()))
@@ -141,6 +155,7 @@ class EngineThread:
     def end_passes(self) -> None:
         """Wait for the pass in flight and drop the others; the engine stays open."""
         self._executor.shutdown(wait=True, cancel_futures=True)
+        self._launcher.shutdown(wait=True, cancel_futures=True)
 
     def close(self) -> None:
         """End the passes, and close the engine."""

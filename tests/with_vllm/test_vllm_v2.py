@@ -6,30 +6,50 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
-from headway.forward_pass import ForwardPass, PassItem
-from headway.request import SamplingParams, StreamKey
+from headway.cluster import Role, WorkerInfo
+from headway.core.worker.core import WorkerCore
+from headway.core.worker.events import PassFailed, SendTokens
+from headway.core.worker.settings import WorkerSettings
+from headway.engine import PassFailure
+from headway.forward_pass import PENDING, ForwardPass, PassItem, PassResult
+from headway.messages import Dispatch, UnitBatch
+from headway.policies import registry
+from headway.request import Request, SamplingParams, StreamKey
 from services.runtime.reasoning import tokenizer_file
-from tests.fakes.vllm_rig import MODEL, NUM_REQUESTS, prompt_of, stock_outputs, worker_config
+from services.worker.engine_thread import EngineThread
+from tests.fakes.vllm_rig import (
+    BLOCKS,
+    CHUNK,
+    MODEL,
+    NUM_REQUESTS,
+    SIZE,
+    prompt_of,
+    request_of,
+    stock_outputs,
+    worker_config,
+)
 
 pytest.importorskip("vllm", reason="vLLM is not installed in this environment: make test-vllm")
 if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") != "1":
     pytest.skip("needs -p tests.fakes.triton_cpu: make test-vllm", allow_module_level=True)
 
-from headway_vllm.backend import VllmBackend
+from headway_vllm.ahead import AheadBackend
 from headway_vllm.loading import load_parts
 from headway_vllm.plans import NULL_BLOCKS, PassTranslator
 from headway_vllm.runner_v2 import RunnerV2
 from headway_vllm.runners import runner_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
+PATIENCE = 600.0
 
 
 @dataclass
@@ -79,8 +99,9 @@ def _key(name: str) -> StreamKey:
 class Loaded:
     """The engine, and what its own scheduler has said to it."""
 
-    backend: VllmBackend
+    backend: AheadBackend
     recorded: Recorded
+    stock: Mapping[int, list[int]]
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +110,10 @@ def loaded() -> Iterator[Loaded]:
     assert isinstance(runner_of(parts.executor)[1], RunnerV2)
     recorded = Recorded()
     recorded.listen(parts.core.scheduler)
-    stock_outputs(parts.core)
-    backend = VllmBackend(parts, num_blocks, 0, tokenizer_file(str(MODEL)))
+    outputs, _ = stock_outputs(parts.core)
+    backend = AheadBackend(parts, num_blocks, 0, tokenizer_file(str(MODEL)))
     backend.warm_up()
-    yield Loaded(backend, recorded)
+    yield Loaded(backend, recorded, outputs)
     backend.close()
 
 
@@ -142,6 +163,15 @@ def test_a_plan_has_the_form_of_one_by_vllms_own_scheduler(loaded: Loaded) -> No
     assert len({key for items in recorded.items for key, *_ in items}) == NUM_REQUESTS
 
 
+@pytest.mark.parametrize("keeps_requests", [False, True])
+def test_one_that_begins_is_given_no_token_that_came_after_its_plan(keeps_requests: bool) -> None:
+    item = Decoding(1, list(range(40, 64))).item()
+    grown = item._replace(output_token_ids=[*item.output_token_ids, PENDING])
+    plan, _ = PassTranslator(keeps_requests=keeps_requests).translate([grown])
+    (new,) = plan.scheduled_new_reqs
+    assert list(new.prefill_token_ids) == list(range(40, 64))
+
+
 @dataclass
 class Decoding:
     """A greedy request over blocks of its own, which grows past a block's end."""
@@ -165,7 +195,7 @@ class Decoding:
         )
 
 
-def _serve(backend: VllmBackend, rounds: Sequence[Sequence[int]]) -> Mapping[int, list[int]]:
+def _serve(backend: AheadBackend, rounds: Sequence[Sequence[int]]) -> Mapping[int, list[int]]:
     """Run passes with the named requests in each; return their tokens."""
     numbers = sorted({number for each in rounds for number in each})
     requests = {number: Decoding(number, list(prompt_of(number)[:20])) for number in numbers}
@@ -189,3 +219,102 @@ def test_requests_that_passes_leave_out_go_on_with_or_without_a_slot(
     monkeypatch.setattr(loaded.backend, "_plans", translator)
     pairs = [[0, 1], [2, 3], [1, 2], [3, 0], [2, 0], [1, 3]] * 10
     assert _serve(loaded.backend, pairs) == alone
+
+
+# --- passes behind passes -----------------------------------------------------------------
+
+
+def test_a_pass_is_computed_before_anybody_has_read_the_tokens_of_the_one_before(
+    loaded: Loaded,
+) -> None:
+    backend, numbers = loaded.backend, (1, 2)
+    alone = {n: _serve(backend, [[n]] * 20)[n] for n in numbers}
+    requests = {n: Decoding(n, list(prompt_of(n)[:20])) for n in numbers}
+    waiting, queued = [], backend.num_queued
+    for pass_id in range(1, 21):
+        items = tuple(requests[n].item() for n in numbers)
+        waiting.append(backend.launch(ForwardPass(pass_id, items)))
+        for request in requests.values():
+            request.start = len(request.tokens)
+            request.tokens.append(PENDING)
+    assert backend.num_queued == queued + 19
+    found: dict[int, list[int]] = {n: [] for n in numbers}
+    for wait in waiting:
+        for number, sampled in zip(numbers, wait().sampled, strict=True):
+            found[number].append(sampled.token_id)
+    assert found == alone
+    backend.run(ForwardPass(0, (), ended=tuple(StreamKey("g", 100 + n) for n in numbers)))
+
+
+async def _serve_ahead(
+    backend: AheadBackend, requests: Sequence[Request], policy: str, *, runs_ahead: bool
+) -> Mapping[int, list[int]]:
+    """Serve them all with the core and the threads of a worker."""
+    info = WorkerInfo("w", "w:1", Role.UNIFIED, "m", 1, CHUNK, SIZE, BLOCKS, 512, 3072)
+    settings = WorkerSettings(prefix_caching=True, watermark=0.0, runs_ahead=runs_ahead)
+    core = WorkerCore(info, (), registry.make("batching", policy), settings)
+    results: asyncio.Queue[PassResult | PassFailed] = asyncio.Queue()
+    thread = EngineThread(backend, results.put_nowait)
+    outputs: dict[int, list[int]] = {request.stream_id: [] for request in requests}
+    now = 10.0
+    actions = [*core.handle(Dispatch(1, (UnitBatch(0, tuple(requests)),)), now=now)]
+    num_in_flight = 0
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while actions or num_in_flight:
+                for action in actions:
+                    if isinstance(action, SendTokens):
+                        batch = action.batch
+                        for stream, token in zip(batch.stream_ids, batch.token_ids, strict=True):
+                            outputs[stream].append(token)
+                    elif isinstance(action, ForwardPass):
+                        thread.start(action)
+                        num_in_flight += 1
+                actions = []
+                if num_in_flight:
+                    result = await results.get()
+                    assert isinstance(result, PassResult), result
+                    num_in_flight -= 1
+                    now += 0.01
+                    actions = [*core.handle(replace(result, pass_time=0.01), now=now)]
+    finally:
+        thread.end_passes()
+    assert not core.num_held
+    return outputs
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "uniboost", "pascal"])
+async def test_passes_behind_passes_say_what_stock_vllm_says(loaded: Loaded, policy: str) -> None:
+    backend, queued = loaded.backend, loaded.backend.num_queued
+    requests = [request_of(number) for number in range(NUM_REQUESTS)]
+    assert await _serve_ahead(backend, requests, policy, runs_ahead=True) == loaded.stock
+    assert backend.num_queued > queued
+
+
+async def test_what_reads_its_output_waits_for_it_and_what_is_drawn_at_random_does_not(
+    loaded: Loaded,
+) -> None:
+    backend = loaded.backend
+    sampled = [request_of(n, temperature=1.0, seed=n, num_logprobs=2) for n in range(4)]
+    behind = await _serve_ahead(backend, sampled, "fcfs", runs_ahead=False)
+    queued = backend.num_queued
+    assert await _serve_ahead(backend, sampled, "fcfs", runs_ahead=True) == behind
+    assert backend.num_queued > queued
+    penalised = [request_of(n, repetition_penalty=1.3) for n in range(4)]
+    behind = await _serve_ahead(backend, penalised, "fcfs", runs_ahead=False)
+    queued = backend.num_queued
+    assert await _serve_ahead(backend, penalised, "fcfs", runs_ahead=True) == behind
+    assert backend.num_queued == queued
+
+
+async def test_a_failed_pass_fails_the_one_behind_it_and_no_other(loaded: Loaded) -> None:
+    backend = loaded.backend
+    good, bad = Decoding(1, list(prompt_of(1)[:20])), Decoding(2, [10**6] * 20)
+    with pytest.raises(PassFailure, match="not a token"):
+        backend.launch(ForwardPass(1, (good.item(), bad.item())))
+    for request in (good, bad):
+        request.start = len(request.tokens)
+        request.tokens.append(PENDING)
+    with pytest.raises(PassFailure, match="not a token"):
+        backend.launch(ForwardPass(2, (good.item(),)))
+    assert _serve(backend, [[1]] * 3)[1] == _serve(backend, [[1]] * 30)[1][:3]

@@ -7,22 +7,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Thread, current_thread
 
-import numpy as np
 import torch
 
 from headway.blocks import blocks_for
 from headway.engine import EngineInfo, PassFailure
 from headway.errors import Code
-from headway.forward_pass import ForwardPass, HiddenStates, PassItem, PassResult, Sampled
+from headway.forward_pass import PENDING, ForwardPass, PassItem, PassResult
 from headway.request import SamplingParams, StreamKey
-from headway_vllm.draws import draw_rows, refusal
+from headway_vllm.begun import BegunPass
+from headway_vllm.draws import begin_rows, refusal
 from headway_vllm.kv import HostBlocks, VllmKvStore, planes_of
 from headway_vllm.plans import NULL_BLOCKS, PassTranslator
 from headway_vllm.shim import EngineParts, eos_token_ids, settle_threads
-from services.worker.engine.backend import none_drawn, with_drawn
+from services.worker.engine.backend import with_drawn
 from services.worker.engine.grammar import NO_MASKS, Grammars
 from services.worker.engine.kv.pool import KvShape, KvWriter
-from services.worker.engine.sampler import Drawn
 
 
 class VllmBackend:
@@ -57,9 +56,9 @@ class VllmBackend:
         self._grammars = Grammars(tokenizer, self._vocab_size, self.info.eos_token_ids)
         self._plans = PassTranslator(keeps_requests=parts.keeps_requests, most=parts.most_requests)
         self._items: Mapping[str, PassItem] = {}
-        self._masks = NO_MASKS
         self._thread: Thread | None = None
-        self._drawn: dict[StreamKey, Drawn] = {}  # by the last pass
+        self._begun = BegunPass(0, 0.0)  # the last one with items
+        self._ended_at = 0.0
         self._parts.draw_with(self._draw)
 
     # --- forward passes ---------------------------------------------------------------
@@ -71,29 +70,45 @@ class VllmBackend:
 
     def run(self, forward_pass: ForwardPass) -> PassResult:
         """See ``Backend.run``."""
+        return self.end(self.begin(forward_pass))
+
+    def begin(self, forward_pass: ForwardPass) -> BegunPass:
+        """Queue a pass on vLLM's device; all passes from one thread."""
         if self._thread is not current_thread():  # numbers of threads are used again
             self._thread = current_thread()
             settle_threads()
-        started_at = time.perf_counter()
+        begun = BegunPass(forward_pass.pass_id, time.perf_counter())
         self._plans.forget(forward_pass.ended)
-        swap_time = self._swap(forward_pass)
-        sampled: tuple[Sampled, ...] = ()
-        hidden = None
-        if forward_pass.items:
-            before, self._drawn = self._drawn, {}
-            tokens = {key: max(0, token) for key, (token, _) in before.items()}
-            items = with_drawn(forward_pass.items, tokens)
-            for item in items:
-                self._check(item)
-            try:
-                with torch.inference_mode():
-                    hidden = self._compute(items, forward_pass.hidden)
-            except BaseException:
-                self._plans.forget_all()
-                raise
-            sampled = self._sampled(items)
-        pass_time = time.perf_counter() - started_at
-        return PassResult(forward_pass.pass_id, pass_time, sampled, hidden, swap_time)
+        begun.swap_time = self._swap(forward_pass)
+        if not forward_pass.items:
+            return begun
+        before, self._begun = self._begun, begun
+        begun.items = self._filled_in(forward_pass.items, before, begun)
+        for item in begun.items:
+            self._check(item, begun.least_token)
+        try:
+            with torch.inference_mode():
+                self._compute(begun, forward_pass.hidden)
+        except BaseException:
+            self._plans.forget_all()
+            raise
+        return begun
+
+    def end(self, begun: BegunPass) -> PassResult:
+        """Wait for the tokens of a pass, in the order in which passes began."""
+        sampled, hidden = begun.sampled(), begun.hidden_states()
+        ended_at = time.perf_counter()
+        since = max(begun.began_at, self._ended_at)
+        self._ended_at = ended_at
+        return PassResult(begun.pass_id, ended_at - since, sampled, hidden, begun.swap_time)
+
+    def _filled_in(
+        self, items: Sequence[PassItem], before: BegunPass, begun: BegunPass
+    ) -> Sequence[PassItem]:
+        """Replace pending tokens by what the pass before has drawn."""
+        if not any(item.token_ids[0] == PENDING for item in items if item.token_ids):
+            return items
+        return with_drawn(items, before.tokens())
 
     def _swap(self, forward_pass: ForwardPass) -> float:
         """Copy the pass's swaps; return the seconds that they took."""
@@ -106,41 +121,28 @@ class VllmBackend:
         self._store.writable.set()
         return time.perf_counter() - started_at
 
-    def _compute(self, items: Sequence[PassItem], wanted: Sequence[int]) -> HiddenStates | None:
-        plan, self._items = self._plans.translate(items)
-        masks = self._grammars.begin(items)
-        self._masks = NO_MASKS if masks is None else masks.result()
-        hidden = None
+    def _compute(self, begun: BegunPass, wanted: Sequence[int]) -> None:
+        plan, self._items = self._plans.translate(begun.items)
+        masks = self._grammars.begin(begun.items)
+        begun.masks = NO_MASKS if masks is None else masks.result()
         if self._parts.run(plan) is None:
             if wanted:
-                hidden = self._hidden([items[place].key for place in wanted])
+                begun.keep_hidden(self._parts, self._items, [begun.items[n].key for n in wanted])
             self._parts.sample()
-        return hidden
 
     def _draw(self, logits: torch.Tensor) -> torch.Tensor:
         """Return a token for each row; rows that draw none get any."""
-        items = [self._items[name] for name in self._parts.request_ids]
+        items, begun = [self._items[name] for name in self._parts.request_ids], self._begun
         sampling = [item if item.sample else None for item in items]
-        tokens, drawn = draw_rows(logits, sampling, self.info.eos_token_ids, self._masks)
-        self._drawn |= {items[row].key: found for row, found in drawn.items()}
-        return tokens
+        draws = begin_rows(logits, sampling, self.info.eos_token_ids, begun.masks)
+        begun.drew([item.key for item in items], draws)
+        return draws.tokens
 
-    def _sampled(self, items: Sequence[PassItem]) -> tuple[Sampled, ...]:
-        drawn = [(item.key, *self._drawn[item.key]) for item in items if item.sample]
-        return tuple(
-            Sampled(key, token, logprobs) if token >= 0 else none_drawn(key, token, self._masks)
-            for key, token, logprobs in drawn
-        )
+    def _check(self, item: PassItem, least: int) -> None:
+        """Refuse an item that contradicts itself, before anything is computed.
 
-    def _hidden(self, keys: Sequence[StreamKey]) -> HiddenStates:
-        rows = {self._items[name].key: n for n, name in enumerate(self._parts.request_ids)}
-        states = self._parts.last_states[[rows[key] for key in keys]].float()
-        most = torch.finfo(torch.float16).max
-        values = states.clamp(-most, most).to(torch.float16).cpu().numpy()
-        return HiddenStates(tuple(keys), np.ascontiguousarray(values))
-
-    def _check(self, item: PassItem) -> None:
-        """Refuse an item that contradicts itself, before anything is computed."""
+        ``least`` is PENDING where the device knows the tokens that are missing, else 0.
+        """
         stop, size = item.start + len(item.token_ids), self.info.block_size
         name = f"request {item.key.gateway_id}/{item.key.stream_id}"
         problem = ""
@@ -150,7 +152,7 @@ class VllmBackend:
             problem = f"its block table holds {len(item.block_table) * size} tokens of {stop}"
         elif not 0 <= min(item.block_table) <= max(item.block_table) < self.info.num_blocks:
             problem = f"its block table names blocks beyond {self.info.num_blocks - 1}"
-        elif not 0 <= min(item.token_ids) <= max(item.token_ids) < self._vocab_size:
+        elif not least <= min(item.token_ids) <= max(item.token_ids) < self._vocab_size:
             wrong = next(t for t in item.token_ids if not 0 <= t < self._vocab_size)
             problem = f"{wrong} is not a token id"
         if problem:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from headway.core.reasoning import Markers
 from headway.engine import EngineInfo, ModelSize
 from headway.errors import Code, HeadwayError, invalid
+from headway_vllm.ahead import AheadBackend
 from headway_vllm.backend import VllmBackend
 from headway_vllm.kv import require_cpu
 from headway_vllm.native import NativeEngine, ShownOrder
@@ -60,7 +61,9 @@ def parse_args(given: dict[str, Any]) -> VllmArgs:
 
 def load(config: WorkerConfig) -> VllmBackend:
     """Load the model into vLLM, reserve its KV and warm up; HeadwayError for what it refuses."""
-    backend = VllmBackend(*load_parts(config), tokenizer_file(config.model))
+    parts, num_blocks, num_host_blocks = load_parts(config)
+    kind = AheadBackend if config.async_scheduling and parts.keeps_requests else VllmBackend
+    backend = kind(parts, num_blocks, num_host_blocks, tokenizer_file(config.model))
     backend.warm_up()
     return backend
 

@@ -58,6 +58,11 @@ class PassTranslator:
         """Note that vLLM's state is not to be trusted: a pass has failed."""
         self.forget(list(self._known))
 
+    def goes_on(self, item: PassItem) -> bool:
+        """Return whether vLLM knows the request up to this item."""
+        known = self._known.get(item.key)
+        return known is not None and _continues(known, item)
+
     def translate(self, items: Sequence[PassItem]) -> tuple[Any, Mapping[str, PassItem]]:
         """Return vLLM's plan of a pass, and the items by their names there."""
         plan, by_name = PlanBuilder(), {}
@@ -85,6 +90,8 @@ class PassTranslator:
         known = self._known[key] = _Known(f"{key.gateway_id}/{key.stream_id}/{self._number}")
         tokens = [*item.prompt_token_ids, *item.output_token_ids]
         stop = item.start + len(item.token_ids)
+        if item.sample:  # its output may have grown since, by a token that is not drawn yet
+            del tokens[stop:]
         if len(tokens) < stop:  # the newest token is not in the output yet
             tokens += item.token_ids[len(tokens) - stop :]
         prompt = list(item.prompt_token_ids) if self._keeps_requests else tokens

@@ -59,6 +59,7 @@ class EngineParts:
         self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
         self.executor: Any = self.core.model_executor
         self.runner, self._adapter = runner_of(self.executor)
+        self._output: Any = None  # vLLM copies from it until the next pass
         groups = self.core.scheduler.kv_cache_config.kv_cache_groups
         self.num_kinds = len(groups)
         """Kinds of KV: more than one where some layers keep a window alone."""
@@ -104,8 +105,10 @@ class EngineParts:
         return self.executor.execute_model(plan)
 
     def sample(self) -> None:
-        """Draw the tokens of the plan that ``run`` has computed."""
-        self.executor.sample_tokens(None)
+        """Draw the tokens of the plan that ``run`` has computed; a GPU may still be at it."""
+        self._output = self.executor.sample_tokens(None, non_block=self.keeps_requests)
+        if self.keeps_requests and self._output.done():
+            self._output.result()  # or its exception
 
     def close(self) -> None:
         """Shut vLLM down."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import isfinite
+from typing import NamedTuple
 
 import torch
 
@@ -56,6 +57,32 @@ def greatest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return best, tokens
 
 
+class Drawing:
+    """A draw that the device may still compute; other passes may be queued behind it."""
+
+    def __init__(
+        self,
+        tokens: torch.Tensor,
+        best: torch.Tensor,
+        ids: torch.Tensor | None = None,
+        logprobs: _Logprobs | None = None,
+    ) -> None:
+        """``best``: the logits of greedy tokens, where ``ids`` does not say what was drawn."""
+        self.tokens = tokens
+        """A token of the vocabulary for each row (rows,), any where none can be drawn."""
+        self._best = best
+        self._ids = ids
+        self._logprobs = logprobs
+
+    def read(self) -> list[Drawn]:
+        """Wait for it; return each row's token, or ``problem_of``'s number."""
+        if self._ids is None:
+            found = zip(self._best.tolist(), self.tokens.tolist(), strict=True)
+            return [(token if isfinite(value) else NOT_FINITE, None) for value, token in found]
+        logprobs = {} if self._logprobs is None else self._logprobs.read()
+        return [(token, logprobs.get(n)) for n, token in enumerate(self._ids.tolist())]
+
+
 def draw(
     logits: torch.Tensor,
     items: Sequence[PassItem],
@@ -68,10 +95,20 @@ def draw(
     ``find`` is ``greatest``, or a kernel that computes the same. ``masks``: what the grammars of
     the items admit.
     """
+    return begin_draw(logits, items, eos_token_ids, find, masks).read()
+
+
+def begin_draw(
+    logits: torch.Tensor,
+    items: Sequence[PassItem],
+    eos_token_ids: Sequence[int],
+    find: Greatest = greatest,
+    masks: Masks = NO_MASKS,
+) -> Drawing:
+    """Queue what ``draw`` computes on the logits' device; its result may be read later."""
     best, tokens = find(logits)
     if all(_is_plain(item) for item in items):
-        found = zip(best.tolist(), tokens.tolist(), strict=True)
-        return [(token if isfinite(value) else NOT_FINITE, None) for value, token in found]
+        return Drawing(tokens, best)
     sound = finite = best.isfinite()
     logits = logits.float()
     over = frozenset(key for key, mask in masks.items() if mask.is_over)
@@ -81,12 +118,12 @@ def draw(
         finite = finite & best.isfinite()
     random = [n for n, item in enumerate(items) if not _is_greedy(item.sampling)]
     if random:
-        rows = torch.tensor(random, device=logits.device)
+        rows = sent(random, logits.device)
         chosen = [items[n] for n in random]
         tokens[rows] = _draw_random(adjusted[rows], chosen, finite[rows])
     logprobs = _logprobs(logits, tokens, items)
-    ids = tokens.masked_fill(~finite, NONE_ADMITTED).masked_fill(~sound, NOT_FINITE).tolist()
-    return [(token, logprobs.get(n)) for n, token in enumerate(ids)]
+    ids = tokens.masked_fill(~finite, NONE_ADMITTED).masked_fill(~sound, NOT_FINITE)
+    return Drawing(tokens, best, ids, logprobs)
 
 
 def problem_of(token: int, mask: Mask | None) -> HeadwayError | None:
@@ -177,7 +214,16 @@ def filtered_probs(logits: torch.Tensor, params: Sequence[SamplingParams]) -> to
 
 
 def _column(like: torch.Tensor, values: Sequence[float]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]
+    return sent(values, like.device, torch.float64)[:, None]
+
+
+def sent(
+    values: Sequence[float], device: torch.device, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Return the values on a device; a GPU takes them when it comes to it."""
+    if device.type != "cuda":
+        return torch.tensor(values, dtype=dtype, device=device)
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
 def _kth_prob(probs: torch.Tensor, top_k: Sequence[int]) -> torch.Tensor:
@@ -185,8 +231,8 @@ def _kth_prob(probs: torch.Tensor, top_k: Sequence[int]) -> torch.Tensor:
     size = probs.shape[-1]
     ranks = [k if 0 < k < size else 0 for k in top_k]
     best = probs.topk(max(ranks), -1).values
-    columns = torch.tensor([max(k - 1, 0) for k in ranks], device=probs.device)[:, None]
-    on = torch.tensor([k > 0 for k in ranks], device=probs.device)[:, None]
+    columns = sent([max(k - 1, 0) for k in ranks], probs.device)[:, None]
+    on = sent([k > 0 for k in ranks], probs.device)[:, None]
     return best.gather(-1, columns) * on
 
 
@@ -198,27 +244,42 @@ def _nucleus_edge(probs: torch.Tensor, top_p: Sequence[float]) -> torch.Tensor:
         best = probs.sort(-1, descending=True).values
     before = best.cumsum(-1) - best
     num_kept = (before < wanted).sum(-1, keepdim=True).clamp(min=1)
-    off = torch.tensor([p >= 1 for p in top_p], device=probs.device)[:, None]
+    off = sent([p >= 1 for p in top_p], probs.device)[:, None]
     return best.gather(-1, num_kept - 1).masked_fill(off, 0.0)
+
+
+class _Logprobs(NamedTuple):
+    """Log probabilities on the device: of the tokens of some rows, and the best of each."""
+
+    counts: dict[int, int]
+    """Best ones that were asked for, by row."""
+    own: torch.Tensor
+    best: torch.Tensor
+    best_ids: torch.Tensor
+
+    def read(self) -> dict[int, TokenLogprobs]:
+        """Wait for them; return them by row."""
+        columns = self.own.tolist(), self.best_ids.tolist(), self.best.tolist()
+        table = zip(self.counts.items(), *columns, strict=True)
+        return {
+            n: TokenLogprobs(logprob, tuple(ids[:count]), tuple(values[:count]))
+            for (n, count), logprob, ids, values in table
+        }
 
 
 def _logprobs(
     logits: torch.Tensor, tokens: torch.Tensor, items: Sequence[PassItem]
-) -> dict[int, TokenLogprobs]:
-    """Return log probabilities by row, without penalties and temperature."""
+) -> _Logprobs | None:
+    """Return the log probabilities that are asked for, without penalties and temperature."""
     asked = {
         n: item.sampling.num_logprobs
         for n, item in enumerate(items)
         if item.sampling.num_logprobs is not None
     }
     if not asked:
-        return {}
-    rows = torch.tensor(list(asked), device=logits.device)
+        return None
+    rows = sent(list(asked), logits.device)
     logprobs = logits[rows].log_softmax(-1)
-    own = logprobs.gather(-1, tokens[rows, None])[:, 0].tolist()
+    own = logprobs.gather(-1, tokens[rows, None])[:, 0]
     best = logprobs.topk(min(max(asked.values()), logits.shape[-1]), -1)
-    table = zip(asked.items(), own, best.indices.tolist(), best.values.tolist(), strict=True)
-    return {
-        n: TokenLogprobs(logprob, tuple(ids[:count]), tuple(values[:count]))
-        for (n, count), logprob, ids, values in table
-    }
+    return _Logprobs(asked, own, best.values, best.indices)
