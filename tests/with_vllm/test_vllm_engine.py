@@ -294,3 +294,25 @@ def test_another_minor_of_vllm_is_refused_by_name(
     with pytest.raises(HeadwayError) as refused:
         require_version()
     assert all(named in refused.value.message for named in (version, *VERSIONS))
+
+
+# --- GPUs ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("device", "allowed", "more", "named"),
+    [
+        ("cuda", False, {}, "untested_gpu"),
+        ("cuda:1", True, {}, "CUDA_VISIBLE_DEVICES"),
+        ("cuda", True, {"num_blocks": 0}, "kv_cache_gib"),
+        ("cuda", True, {}, "computes on 'cpu'"),
+    ],
+)
+def test_a_gpu_is_refused_unless_it_is_asked_for_and_there(
+    device: str, allowed: bool, more: dict[str, Any], named: str
+) -> None:
+    args = {"untested_gpu": True} if allowed else {}
+    config = worker_config(engine="vllm", device=device, engine_args=args, **more)
+    with pytest.raises(HeadwayError, match=named) as refused:
+        load_parts(config)
+    assert refused.value.param == "device"

@@ -8,7 +8,6 @@ from threading import Event
 import torch
 
 from headway.cluster import TOKEN_LAYOUT
-from headway.errors import Code, HeadwayError
 from headway.forward_pass import ForwardPass, Swap
 from headway_vllm.plans import NULL_BLOCKS
 from services.worker.engine.kv.pool import DTYPES, KvShape, KvStore
@@ -105,10 +104,3 @@ def _places(swap: Swap) -> tuple[torch.Tensor, torch.Tensor]:
     count = min(len(swap.blocks), len(swap.host_blocks))
     device = torch.tensor(swap.blocks[:count], dtype=torch.int64) + NULL_BLOCKS
     return device, torch.tensor(swap.host_blocks[:count], dtype=torch.int64)
-
-
-def require_cpu(device: str) -> None:
-    """Raise HeadwayError for a device whose KV layout has no view here yet."""
-    if device != "cpu":
-        message = f"device is {device!r}; headway-vllm runs vLLM on a CPU so far: --engine openai"
-        raise HeadwayError(Code.FAILED_PRECONDITION, message, param="device")

@@ -14,7 +14,7 @@ from headway.engine import EngineInfo, ModelSize
 from headway.errors import Code, HeadwayError, invalid
 from headway_vllm.ahead import AheadBackend
 from headway_vllm.backend import VllmBackend
-from headway_vllm.kv import require_cpu
+from headway_vllm.device import device_options, require_device, require_platform, require_queue
 from headway_vllm.native import NativeEngine, ShownOrder
 from headway_vllm.plans import NULL_BLOCKS
 from headway_vllm.shim import (
@@ -44,6 +44,8 @@ class VllmArgs(BaseModel):
 
     block_size: int = 32
     """Tokens per KV block, as vLLM's attention wants it: on a CPU a multiple of 32."""
+    untested_gpu: bool = False
+    """True to let vLLM compute on a GPU, where nothing of this has ever been run."""
     vllm: dict[str, Any] = {}
     """More arguments of vLLM's ``EngineArgs``."""
 
@@ -62,6 +64,7 @@ def parse_args(given: dict[str, Any]) -> VllmArgs:
 def load(config: WorkerConfig) -> VllmBackend:
     """Load the model into vLLM, reserve its KV and warm up; HeadwayError for what it refuses."""
     parts, num_blocks, num_host_blocks = load_parts(config)
+    require_queue(config, keeps_tokens=parts.keeps_requests)
     kind = AheadBackend if config.async_scheduling and parts.keeps_requests else VllmBackend
     backend = kind(parts, num_blocks, num_host_blocks, tokenizer_file(config.model))
     backend.warm_up()
@@ -135,13 +138,14 @@ def load_stock(config: WorkerConfig) -> PlanningParts:
 def _configuration(config: WorkerConfig, own: dict[str, Any]) -> tuple[Any, int, int]:
     """Return vLLM's configuration, the KV blocks, and the blocks that host memory may have."""
     args = parse_args(config.engine_args)
-    require_cpu(config.device)
+    require_device(config, untested_gpu=args.untested_gpu)
     prepare_environment()
     require_version()
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
     sized = config.model_copy(update={"block_size": args.block_size})
     chosen = engine_config(config.model, _options(sized, args) | own)
+    require_platform(config, chosen)
     size = _size(chosen)
     num_blocks = config.dp * blocks_per_unit(sized, size)
     num_host_blocks = config.dp * host_blocks_per_unit(sized, size)
@@ -162,13 +166,12 @@ def _options(config: WorkerConfig, args: VllmArgs) -> dict[str, Any]:
         "max_model_len": config.max_model_len or None,
         "block_size": config.block_size,
         "kv_cache_memory_bytes": 1 << 30,
-        "enforce_eager": True,
         "max_num_seqs": rows,
         "max_num_batched_tokens": max(config.chunk_tokens * config.dp, rows),
         "skip_tokenizer_init": True,
-        "async_scheduling": False,
         "quantization": config.quantization or None,
         "disable_log_stats": True,
+        **device_options(config),
         **args.vllm,
     }
 
