@@ -18,7 +18,7 @@ import pytest
 from pydantic_settings import BaseSettings
 
 from cli import main
-from headway_vllm.order import SETTING
+from headway_vllm.settings import SETTING
 from services.runtime import failpoints
 
 ROOT = Path(__file__).parents[1]

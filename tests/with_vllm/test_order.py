@@ -6,13 +6,17 @@ from typing import Any
 
 import pytest
 
+from headway.core.worker.settings import WorkerSettings
 from headway.cost.costs import Source
 from headway.cost.pass_time import PassTime
 from headway.policies.batching.headway import Headway
+from headway.policies.batching.protocol import Batching, Candidate, Ranked
 from headway.policies.batching.uniboost import UniBoost
 from headway.policies.readers import constants_of
 from headway.request import StreamKey
-from headway_vllm.order import Hints, OrderSettings, PolicyOrder, read_hints
+from headway_vllm.hints import Hints, read_hints
+from headway_vllm.order import PolicyOrder
+from headway_vllm.settings import OrderSettings
 
 
 @pytest.mark.parametrize(
@@ -57,6 +61,45 @@ def test_a_request_that_has_ended_leaves_nothing() -> None:
     assert (order.queue.running, order.queue.waiting) == ([], [])
     assert (order.num_voluntary, order.num_forced) == (1, 0)
     assert order.key_of("r") == StreamKey("r", 0)
+
+
+class Refusing(Batching):
+    """By service; it refuses all but those with so many output tokens."""
+
+    def __init__(self, fewest: int) -> None:
+        self.fewest = fewest
+        self.num_asked = 0
+
+    def rank(self, candidate: Candidate, *, now: float) -> Ranked:
+        attained = candidate.attained_tokens
+        return Ranked((float(attained),), attained + 1)
+
+    def may_preempt(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
+        self.num_asked += 1
+        return victim.num_output_tokens >= self.fewest
+
+
+def test_who_was_refused_is_asked_for_again_when_its_rank_changes() -> None:
+    policy = Refusing(fewest=3)
+    order = PolicyOrder(policy, WorkerSettings())
+    for number in range(3):
+        order.came(f"r{number}", [1] * 8, 10, Hints(), 100.0 + number, now=110.0)
+    counts, starts = {"r0": 8, "r1": 8}, {"r0": 0, "r1": 0}
+    order.planned(counts, starts, now=110.0)
+    for name in counts:
+        order.computed(name, 8, (5,), 0.01, 110.0, ended=False)
+    order.settle(now=110.0)
+    for _ in range(2):
+        assert list(order.yielding("r2", now=110.0)) == []
+        assert policy.num_asked == 2
+    for place in range(2):
+        order.planned({"r1": 1}, {"r1": 8 + place}, now=110.1)
+        order.computed("r1", 1, (5,), 0.01, 110.1, ended=False)
+        order.settle(now=110.1)
+    assert list(order.yielding("r2", now=110.1)) == ["r1"]
+    assert policy.num_asked == 3
+    assert list(order.yielding("r2", now=112.0)) == ["r1"]
+    assert policy.num_asked == 5
 
 
 TRUE = PassTime(0.01, 2e-4, 1e-3, 1e-5)

@@ -41,7 +41,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed in this environment: m
 
 from headway_vllm.backend import VllmBackend
 from headway_vllm.loading import load_parts
-from headway_vllm.order import SETTING, read_settings
+from headway_vllm.settings import SETTING, read_settings
 from headway_vllm.shim import VERSIONS, require_version
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
@@ -264,13 +264,31 @@ def test_first_come_first_served_through_the_plug_in_is_stock_vllm_step_for_step
 @pytest.mark.parametrize("policy", ["uniboost", "pascal", "headway", "srpt", "las"])
 def test_a_plain_vllm_in_another_order_says_the_same(loaded: Loaded, policy: str) -> None:
     scheduler = loaded.under(policy)
+    pause, orders = scheduler._pause, list[list[Any]]()
+
+    def noted() -> Any:
+        orders.append([scheduler._place(request) for request in scheduler.running])
+        return pause()
+
+    scheduler._pause = noted
     outputs, steps = loaded.run(scheduler)
     assert outputs == loaded.stock
+    assert orders
+    assert orders == [sorted(order) for order in orders]
     if policy in ("uniboost", "las"):  # the others know too little of these requests
         assert steps != loaded.steps
     assert scheduler.headway.num_voluntary + scheduler.headway.num_forced > 0
     assert not scheduler.headway.queue.running
     assert not scheduler.headway.queue.waiting
+
+
+def test_what_the_order_costs_can_be_measured() -> None:
+    from headway_vllm.overhead import POLICIES, measure
+
+    for policy in POLICIES:
+        cost = measure(str(MODEL), policy, running=8, waiting=4, num_steps=3)
+        assert cost.step > 0
+        assert (cost.order > 0) == (policy != "stock")
 
 
 @pytest.mark.parametrize("given", ["{", '{"batchng": "las"}'])

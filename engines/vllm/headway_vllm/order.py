@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
-from typing import Any, NamedTuple
 
 from headway.cluster import Role, WorkerInfo
+from headway.core.reasoning import Markers
 from headway.core.worker import sequence as candidates
 from headway.core.worker.costs import CostMeter
 from headway.core.worker.lifecycle import Stage
@@ -17,90 +14,56 @@ from headway.core.worker.rates import MemoryRates
 from headway.core.worker.reading import Readers, ReadTokens
 from headway.core.worker.settings import WorkerSettings
 from headway.cost.pass_time import Share
-from headway.errors import Code, HeadwayError
 from headway.forward_pass import Sampled
-from headway.policies import registry
 from headway.policies.batching import Batching, RankedQueue
 from headway.policies.batching.queue import Entry
 from headway.policies.readers import teach
 from headway.request import Request, SamplingParams, StreamKey
+from headway_vllm.hints import Hints
+from headway_vllm.steady import Followed, PolicyAsked, SteadyRequests, StepOutput
 
 _ENGINE = WorkerInfo("vllm", "", Role.UNIFIED, "", 1, 512, 1, 1, 1, 0)
 """What a meter of costs asks of a worker: units, and tokens of a chunk where nothing is known."""
-SETTING = "HEADWAY_VLLM"
-"""Environment variable with the policy as JSON; the engine's process inherits it."""
-_MOST_TOKENS = 1e9
-_FIELDS = ("batching", "params", "end_of_reasoning", "start_of_reasoning", "reader_pace")
+_REFUSED = 1.0
+"""Seconds for which a policy's refusal of a victim stands."""
 
 
-@dataclass(frozen=True, slots=True)
-class OrderSettings:
-    """The policy that orders a vLLM engine."""
+class _Refusals:
+    """Running requests that a policy would not let yield to the best one that waits.
 
-    batching: str = "fcfs"
-    """A name of ``headway policies``."""
-    params: Mapping[str, object] = field(default_factory=dict)
-    end_of_reasoning: tuple[int, ...] = ()
-    """Token ids that end the reasoning of a request that reasons."""
-    start_of_reasoning: tuple[int, ...] = ()
-    reader_pace: float = 0.1
-    """Seconds that a reader takes for a token."""
+    A refusal stands while both keep their ranks, for a second at most.
+    """
 
-    def order(self) -> PolicyOrder:
-        """Return the order; HeadwayError for a policy or parameter that does not exist."""
-        policy: Batching = registry.make("batching", self.batching, **self.params)
-        readers = WorkerSettings(
-            end_of_reasoning=self.end_of_reasoning,
-            start_of_reasoning=self.start_of_reasoning,
-            reader_pace=self.reader_pace,
-        )
-        return PolicyOrder(policy, readers)
+    def __init__(self) -> None:
+        self._asked: tuple[object, ...] = ()
+        self._until = -inf
+        self._ranks: dict[StreamKey, tuple[float, ...]] = {}
 
-
-def read_settings() -> OrderSettings:
-    """Return the settings of the environment; HeadwayError for what is no setting."""
-    try:
-        given = json.loads(os.environ.get(SETTING, "") or "{}")
-    except ValueError as error:
-        message = f"{SETTING} is no JSON: {error}"
-        raise HeadwayError(Code.INVALID_ARGUMENT, message) from error
-    unknown = sorted(set(given) - set(_FIELDS))
-    if unknown:
-        message = f"{SETTING} has {unknown[0]!r}; it knows {', '.join(_FIELDS)}"
-        raise HeadwayError(Code.INVALID_ARGUMENT, message)
-    for name in ("end_of_reasoning", "start_of_reasoning"):
-        given[name] = tuple(given.get(name, ()))
-    return OrderSettings(**given)
-
-
-class Hints(NamedTuple):
-    """The words of a client about its request."""
-
-    reasons: bool = False
-    predicted_output_tokens: float = 0.0
-
-
-def read_hints(told: Mapping[str, Any] | None) -> Hints:
-    """Return the hints among a request's extra arguments; what is no hint is ignored."""
-    given: Mapping[str, Any] = told or {}
-    length: Any = given.get("headway_predicted_output_tokens")
-    reasons: Any = given.get("headway_reasons")
-    if type(length) not in (int, float) or not 0 <= length < _MOST_TOKENS:
-        length = 0.0
-    return Hints(type(reasons) in (int, bool) and bool(reasons), length)
+    def of(self, *asked: object, now: float) -> dict[StreamKey, tuple[float, ...]]:
+        """Return the refused with their ranks; none where something else is asked for."""
+        if asked != self._asked or now >= self._until:
+            self._asked, self._until, self._ranks = asked, now + _REFUSED, {}
+        return self._ranks
 
 
 class PolicyOrder:
-    """The order of a batching policy over the requests of a vLLM engine."""
+    """The order of a batching policy over the requests of a vLLM engine.
+
+    Requests that draw a token in every step are counted together (``steady.py``).
+    """
 
     def __init__(self, policy: Batching, settings: WorkerSettings) -> None:
         """``settings``: of the requests' readers."""
         self.policy = policy
-        self.queue: RankedQueue[candidates.Sequence] = RankedQueue(policy)
         self._readers = Readers(settings)
-        self._sequences: dict[str, candidates.Sequence] = {}
-        self._entries: dict[str, Entry[candidates.Sequence]] = {}
+        markers = Markers(settings.end_of_reasoning, settings.start_of_reasoning)
+        self._steady = SteadyRequests(self._readers, markers)
+        asked = PolicyAsked(policy, self._steady)
+        self.queue: RankedQueue[candidates.Sequence] = RankedQueue(asked)
+        self._followed: dict[str, Followed] = {}
+        self._names: dict[StreamKey, str] = {}
         self._served: list[Entry[candidates.Sequence]] = []
+        self._refusals = _Refusals()
         self._number = 0
         self.num_voluntary = self.num_forced = self.num_paused = 0
         self._costs = CostMeter(_ENGINE, settings.costs, MemoryRates(), can_swap=False)
@@ -138,49 +101,80 @@ class PolicyOrder:
         length = candidates.Length(request.predicted_output_tokens or None)
         reader = self._readers.of(request, output)
         sequence = candidates.Sequence(Stage.WAITING, request, 0, output, length, reader)
-        self._sequences[name] = sequence
         self.queue.touch(sequence, now=now)
         entry = self.queue.find(sequence.key)
         assert entry is not None, "it has just been ordered"
-        self._entries[name] = entry
+        self._followed[name] = Followed(name, sequence, entry)
+        self._names[sequence.key] = name
 
     def went(self, name: str) -> None:
         """Forget a request that has ended."""
-        sequence = self._sequences.pop(name, None)
-        self._entries.pop(name, None)
-        if sequence is not None:
-            self.queue.discard(sequence.key)
-            self.policy.forget(sequence.key)
+        self._steady.leave(name)
+        followed = self._followed.pop(name, None)
+        if followed is not None:
+            key = followed.sequence.key
+            self._names.pop(key, None)
+            self.queue.discard(key)
+            self.policy.forget(key)
 
     def knows(self, name: str) -> bool:
         """Return whether a request is here."""
-        return name in self._sequences
+        return name in self._followed
 
     def key_of(self, name: str) -> StreamKey:
         """Return a request's key in the order; one that is not here has a key of its own."""
-        sequence = self._sequences.get(name)
-        return StreamKey(name, 0) if sequence is None else sequence.key
+        followed = self._followed.get(name)
+        return StreamKey(name, 0) if followed is None else followed.sequence.key
 
     def place_of(self, name: str) -> tuple[tuple[float, ...], StreamKey]:
         """Return a request's place, the least first."""
-        entry = self._entries[name]
+        entry = self._followed[name].entry
         return entry.rank, entry.candidate.key
 
-    def may_preempt(self, victim: str, for_: str, *, now: float) -> bool:
-        """Return whether the policy lets a running request yield to a waiting one."""
-        running, waiting = self._sequences[victim], self._sequences[for_]
-        return self.policy.may_preempt(running, waiting, now=now)
+    def look_at(self, name: str) -> candidates.Sequence:
+        """Return a request as it is after the last step."""
+        followed = self._followed[name]
+        if name in self._steady:
+            self._steady.catch_up(followed)
+        return followed.sequence
+
+    @property
+    def num_steady(self) -> int:
+        """Number of requests that are counted by the step."""
+        return len(self._steady)
+
+    def running(self) -> list[str]:
+        """Return the requests that run, best first."""
+        names = self._names
+        return [names[key] for _, key, _ in self.queue.running]
+
+    def yielding(self, for_: str, *, now: float) -> Iterator[str]:
+        """Yield the running requests that may yield to a better one that waits, the worst first."""
+        waiting = self._followed[for_]
+        rank, key = place = waiting.entry.rank, waiting.sequence.key
+        refused = self._refusals.of(key, rank, self.policy.epoch, now=now)
+        for victim_rank, victim, _ in reversed(self.queue.running):
+            if refused.get(victim) is victim_rank:
+                continue
+            if (victim_rank, victim) <= place:
+                return
+            name = self._names[victim]
+            if self.policy.may_preempt(self.look_at(name), waiting.sequence, now=now):
+                yield name
+            else:
+                refused[victim] = victim_rank
 
     # --- steps ------------------------------------------------------------------------
 
     def settle(self, *, now: float) -> None:
         """Rank anew what the last step or the time has moved."""
-        self.queue.settle(self._served, now=now)
+        self.queue.settle([*self._served, *self._steady.due()], now=now)
         self._served = []
 
     def preempted(self, name: str, *, voluntary: bool, now: float) -> None:
         """Note that a request has lost its blocks."""
-        sequence = self._sequences[name]
+        self._steady.leave(name)
+        sequence = self._followed[name].sequence
         self.policy.preempted(sequence, voluntary=voluntary)
         sequence.kv.num_computed, sequence.stage = 0, Stage.WAITING
         sequence.num_preemptions += 1
@@ -193,21 +187,22 @@ class PolicyOrder:
 
         Return what the step has to compute.
         """
-        parts = [0, 0, 0, 0]
-        for name, count in counts.items():
-            sequence = self._sequences.get(name)
-            if sequence is None:
+        apart = self._steady.apart(counts)
+        num_decoding = len(counts) - len(apart)
+        parts = [0, 0, num_decoding, num_decoding + sum(starts.values())]
+        for name in apart:
+            count, start = counts[name], starts.get(name, 0)
+            parts[3] -= start
+            followed = self._followed.get(name)
+            if followed is None:
                 continue
-            entry = self._entries[name]
+            sequence = followed.sequence
             if sequence.stage is Stage.WAITING:
-                sequence.kv.num_computed = starts.get(name, 0)
+                sequence.kv.num_computed = start
                 if not sequence.output:
-                    sequence.num_cached_tokens = sequence.kv.num_computed
+                    sequence.num_cached_tokens = start
                 sequence.stage = Stage.RUNNING
                 self.queue.touch(sequence, now=now)
-            if entry.until_tokens != inf:
-                self._served.append(entry)
-            start = starts.get(name, 0)
             if count == 1 and sequence.output:
                 parts[2] += 1
                 parts[3] += start + 1
@@ -225,26 +220,47 @@ class PolicyOrder:
         if self._costs.ran([share], step, 1):
             teach(self.policy, self._costs.costs)
 
+    def stepped(
+        self, counts: Mapping[str, int], drawn: Sequence[StepOutput], step: float, now: float
+    ) -> None:
+        """Note what a step has computed of each request, and the tokens that some have drawn."""
+        apart = self._steady.leavers(counts, drawn)
+        self._steady.passed(step, now)
+        for name, count, tokens, ended in apart:
+            self.computed(name, count, tokens, step, now, ended=ended)
+
     def computed(
         self, name: str, count: int, tokens: Sequence[int], step: float, now: float, *, ended: bool
     ) -> None:
-        """Note what a step has computed of a request, and the tokens that it has drawn."""
-        sequence = self._sequences.get(name)
-        if sequence is None:
+        """Note what a step has computed of one request, and the tokens that it has drawn."""
+        followed = self._followed.get(name)
+        if followed is None:
             return
+        self._steady.leave(name)
+        sequence = followed.sequence
         sequence.computed(count)
         sequence.served += step
         if tokens:
-            reader, was_new = sequence.reader, not sequence.output
-            answer_start = reader.answer_start
-            sequence.output.extend(tokens)
-            if answer_start is None:
-                sampled = Sampled(sequence.key, tokens[-1], None, tuple(tokens[:-1]))
-                self._readers.drew(sequence, sampled, now=now, step=step)
-            else:
-                self._readers.read_on(sequence, [ReadTokens(len(tokens), step, now)])
-            if was_new or reader.answer_start != answer_start:
-                self.queue.touch(sequence, now=now)
+            self._drew(sequence, tokens, step, now)
         if ended:
             self.policy.completed(sequence, now=now)
             self.went(name)
+            return
+        if followed.entry.until_tokens != inf:
+            self._served.append(followed.entry)
+        if count == len(tokens) == 1:
+            self._steady.join(followed)
+
+    def _drew(
+        self, sequence: candidates.Sequence, tokens: Sequence[int], step: float, now: float
+    ) -> None:
+        reader, was_new = sequence.reader, not sequence.output
+        answer_start = reader.answer_start
+        sequence.output.extend(tokens)
+        if answer_start is None:
+            sampled = Sampled(sequence.key, tokens[-1], None, tuple(tokens[:-1]))
+            self._readers.drew(sequence, sampled, now=now, step=step)
+        else:
+            self._readers.read_on(sequence, [ReadTokens(len(tokens), step, now)])
+        if was_new or reader.answer_start != answer_start:
+            self.queue.touch(sequence, now=now)

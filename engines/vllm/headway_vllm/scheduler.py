@@ -17,7 +17,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from headway.cost.pass_time import Share
-from headway_vllm.order import PolicyOrder, read_hints, read_settings
+from headway_vllm.hints import read_hints
+from headway_vllm.order import PolicyOrder
+from headway_vllm.settings import read_settings
 from headway_vllm.shim import require_version
 from headway_vllm.waiting import Order, RankedWaiting
 
@@ -40,6 +42,8 @@ class OrderedScheduler(Scheduler):
         self._is_voluntary = False
         self._planned: dict[int, tuple[float, Share]] = {}
         self._ended_at = 0.0
+        self._sorted: list[Request] = []
+        self._version = -1
 
     def follow(self, order: PolicyOrder) -> None:
         """Take another order, before the first request."""
@@ -68,7 +72,7 @@ class OrderedScheduler(Scheduler):
         began, now = time.perf_counter(), time.time()
         order = self.headway
         order.settle(now=now)
-        self.running.sort(key=lambda request: order.place_of(request.request_id))
+        self._sort_running()
         limit = self._make_room(now)
         paused = self._pause()
         self.waiting.redraw(limit)
@@ -95,13 +99,8 @@ class OrderedScheduler(Scheduler):
         self._ended_at = began
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         began, now, order = time.perf_counter(), time.time(), self.headway
-        drawn = {out.request_id: out for each in outputs.values() for out in each.outputs}
-        counts = scheduler_output.num_scheduled_tokens
-        for name, count in counts.items():
-            out = drawn.get(name)
-            tokens = () if out is None else out.new_token_ids
-            ended = out is not None and out.finish_reason is not None
-            order.computed(name, count, tokens, step, now, ended=ended)
+        drawn = [out for each in outputs.values() for out in each.outputs]
+        order.stepped(scheduler_output.num_scheduled_tokens, drawn, step, now)
         order.ran(step, share)
         self.headway_seconds += time.perf_counter() - began
         return outputs
@@ -119,6 +118,18 @@ class OrderedScheduler(Scheduler):
 
     # --- what a policy decides beyond the order ---------------------------------------
 
+    def _sort_running(self) -> None:
+        """Put the running requests into the policy's order, if something has moved."""
+        version = self.headway.queue.version
+        if version == self._version and self.running == self._sorted:
+            return
+        found = [self.requests.get(name) for name in self.headway.running()]
+        if set(found) == set(self.running):
+            self.running[:] = found
+        else:
+            self.running.sort(key=self._place)
+        self._version, self._sorted = version, list(self.running)
+
     def _place(self, request: Request) -> Order:
         return self.headway.place_of(request.request_id)
 
@@ -129,14 +140,14 @@ class OrderedScheduler(Scheduler):
         pool = self.kv_cache_manager.block_pool
         free, limit = pool.get_num_free_blocks(), None
         places = self.max_num_active_reqs - len(self.running)
-        for place, request in list(islice(self.waiting.best_first(), _MOST_TRIED)):
+        for place, request in islice(self.waiting.best_first(), _MOST_TRIED):
             if limit is not None and place >= limit:
                 break
             need = -(-request.num_tokens // self.block_size)
             if need <= free and places > 0:
                 free, places = free - need, places - 1
                 continue
-            victims = self._victims(request, place, need - free, places, now)
+            victims = self._victims(request, need - free, places, now)
             if not victims:  # whoever is behind it must not pass it
                 behind = (*place, 1)
                 return behind if limit is None else min(limit, behind)
@@ -148,23 +159,18 @@ class OrderedScheduler(Scheduler):
             places += len(victims) - 1
         return limit
 
-    def _victims(
-        self, request: Request, place: Order, missing: int, places: int, now: float
-    ) -> list[Request]:
+    def _victims(self, request: Request, missing: int, places: int, now: float) -> list[Request]:
         """Return whom a waiting request may preempt to fit, worst first; none if it cannot."""
         victims: list[Request] = []
-        for victim in reversed(self.running):
-            if missing <= 0 and places + len(victims) > 0:
-                break
-            if self._place(victim) <= place:
-                return []
-            if not self._request_blocks_can_be_freed(victim):
+        for name in self.headway.yielding(request.request_id, now=now):
+            victim = self.requests.get(name)
+            if victim not in self.running or not self._request_blocks_can_be_freed(victim):
                 continue
-            name = request.request_id
-            if self.headway.may_preempt(victim.request_id, name, now=now):
-                victims.append(victim)
-                missing -= self._own_blocks(victim)
-        return victims if missing <= 0 and places + len(victims) > 0 else []
+            victims.append(victim)
+            missing -= self._own_blocks(victim)
+            if missing <= 0 and places + len(victims) > 0:
+                return victims
+        return []
 
     def _own_blocks(self, request: Request) -> int:
         """Count the blocks that come free with a request: those that no other shares."""

@@ -33,11 +33,12 @@ class RankedWaiting(RequestQueue):
 
     def redraw(self, limit: Order | None = None) -> None:
         """Begin a step."""
-        self._places, self._next, self._limit = list(self._ranked()), 0, limit
+        self._places = list(self._ranked()) if self._members else ()
+        self._next, self._limit = 0, limit
 
     def best_first(self) -> Iterator[tuple[Order, Request]]:
-        """Yield the requests with their places, best first."""
-        for rank, key, _ in self._ranked():
+        """Yield the requests with their places, best first, as they wait now."""
+        for rank, key, _ in list(self._ranked()):
             request = self._members.get(key)
             if request is not None:
                 yield (rank, key), request

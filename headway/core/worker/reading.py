@@ -60,6 +60,9 @@ class Readers:
         pace = self._pace if service is None or service.tpot is None else service.tpot
         until = reader.in_hand_until
         for num_drawn, step, last_at in passes:
+            if num_drawn == 1:
+                until = (until if until > last_at else last_at) + pace
+                continue
             reading = num_drawn * pace
             first_at = last_at - (num_drawn - 1) * step
             until = max(until + reading, first_at + reading, last_at + pace)
