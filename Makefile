@@ -33,7 +33,7 @@ test-slow: install-dev
 # torch, and then nothing can be imported.
 VLLM_VENV ?= $(VENV)-vllm$(addprefix -,$(VLLM))
 # Run once more, in a process of their own, with the model runner that vLLM has on GPUs.
-VLLM_V2 := tests/with_vllm/test_vllm_v2.py tests/with_vllm/test_vllm_v2_attention.py \
+VLLM_V2 := tests/with_vllm/test_vllm_v2.py tests/with_vllm/test_vllm_v2_attention.py tests/with_vllm/test_vllm_card.py \
 	tests/with_vllm/test_vllm_engine.py tests/with_vllm/test_vllm_native.py tests/services/worker/test_every_engine.py
 test-vllm:
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)

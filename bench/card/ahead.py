@@ -5,21 +5,28 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.cluster import Role, WorkerInfo
 from headway.core.worker.core import WorkerCore, WorkerSettings
 from headway.core.worker.events import PassFailed, SendTokens
+from headway.engine import Backend
 from headway.forward_pass import ForwardPass, PassResult
 from headway.messages import Dispatch, UnitBatch
 from headway.policies import registry
 from headway.request import Request, SamplingParams
 from services.runtime.clock import Clock
 from services.runtime.driver import Driver
-from services.worker.engine.backend import TorchBackend
 from services.worker.engine_thread import EngineThread
 
 _VOCABULARY = 90
+
+
+def random_prompts(count: int, num_tokens: int, seed: int) -> list[list[int]]:
+    """Return prompts of so many tokens."""
+    rng = random.Random(seed)
+    return [rng.choices(range(_VOCABULARY), k=num_tokens) for _ in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +40,7 @@ class DrivenRun:
 class DrivenEngine:
     """A unified worker of one unit; ``plans_ahead`` is its ``--async-scheduling``. Close it."""
 
-    def __init__(self, backend: TorchBackend, plans_ahead: bool) -> None:
+    def __init__(self, backend: Backend, plans_ahead: bool) -> None:
         engine = backend.info
         info = WorkerInfo(
             worker_id="w",
@@ -55,11 +62,16 @@ class DrivenEngine:
         self._left = 0
         self._done = asyncio.Event()
         self._failure = ""
+        self._outputs: dict[int, list[int]] = {}
         self._passes: list[tuple[float, float]] = []
 
     async def generate(self, batch: int, num_prompt: int, num_tokens: int) -> DrivenRun:
         """Generate for ``batch`` requests at once, greedily; RuntimeError where a pass fails."""
-        rng, first = random.Random(self._num_seen), self._num_seen
+        return await self.answer(random_prompts(batch, num_prompt, self._num_seen), num_tokens)
+
+    async def answer(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> DrivenRun:
+        """Answer these prompts at once, greedily; ``outputs`` has the tokens of each."""
+        first, batch = self._num_seen, len(prompts)
         sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
         requests = tuple(
             Request(
@@ -69,13 +81,14 @@ class DrivenEngine:
                 gateway_id="g",
                 gateway_address="g:1",
                 model="m",
-                prompt_token_ids=tuple(rng.choices(range(_VOCABULARY), k=num_prompt)),
+                prompt_token_ids=tuple(prompt),
                 sampling=sampling,
                 arrival_at=time.time(),
             )
-            for n in range(batch)
+            for n, prompt in enumerate(prompts)
         )
         self._num_seen += batch
+        self._outputs = {request.stream_id: [] for request in requests}
         self._left, self._passes = batch * num_tokens, []
         self._done.clear()
         self._driver.post(Dispatch(first + 1, (UnitBatch(0, requests),)))
@@ -83,6 +96,11 @@ class DrivenEngine:
         if self._failure:
             raise RuntimeError(self._failure)
         return self._timed(num_tokens)
+
+    @property
+    def outputs(self) -> list[list[int]]:
+        """Return the tokens of the last answers, in the order of their prompts."""
+        return list(self._outputs.values())
 
     def close(self) -> None:
         """Stop its thread; the backend goes on."""
@@ -101,7 +119,10 @@ class DrivenEngine:
         if isinstance(action, ForwardPass):
             self._thread.start(action)
         elif isinstance(action, SendTokens):
-            self._left -= len(action.batch.token_ids)
+            batch = action.batch
+            for stream_id, token in zip(batch.stream_ids, batch.token_ids, strict=True):
+                self._outputs[stream_id].append(token)
+            self._left -= len(batch.token_ids)
             if self._left <= 0:
                 self._done.set()
 

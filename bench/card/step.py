@@ -50,6 +50,12 @@ STEPS: Mapping[str, CardStep] = MappingProxyType(
             5.0,
             "two presets under a burst and an overload, on the card",
         ),
+        "vllm": CardStep(
+            "bench.card.over_vllm",
+            ("answers", "kv", "decode"),
+            8.0,
+            "Headway over vLLM on the card, beside the same vLLM by itself",
+        ),
     }
 )
 SHAPE_NAMES = ("llama-8b", "tiny")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -60,6 +61,8 @@ def _loaded_once(name: str) -> Iterator[EngineUnderTest]:
         "num_blocks": NUM_BLOCKS,
         "max_model_len": 1024,
     }
+    if name == "vllm" and os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
+        options["async_scheduling"] = True  # passes begin behind others
     engine: Any = find_engine(name)(
         WorkerConfig(service_id="w", model=str(MODEL), num_threads=1, dtype="float32", **options)
     )
