@@ -14,10 +14,11 @@ from headway.errors import Code, HeadwayError
 NUM_REQUESTS = 120  # of the mix
 SECONDS = 15.0  # in which they begin
 PATIENCE = 60.0  # seconds, for one answer
-MOST_SECONDS = SECONDS + 2 * 5.0 + 3 * PATIENCE
+MOST_SECONDS = SECONDS + 20.0 + 5.0 + 3 * PATIENCE
 _NUM_ALONE, _NUM_PROMPTS = 5, 48
 _TYPICAL = (110, 100)  # tokens of a prompt and its output
-_SIDE_SECONDS = 5.0  # in which the requests alone begin, and the prompts
+_ALONE_SECONDS = 20.0  # in which the requests alone begin
+_PROMPT_SECONDS = 5.0  # in which the prompts begin
 _IN_FLIGHT = 8  # prompts
 
 
@@ -31,12 +32,12 @@ async def warm_up(
     rng = random.Random(f"warm-up {seed}")
     in_flight = 2 * places
     one_by_one = _plan([completion(model, rng, *_TYPICAL) for _ in range(_NUM_ALONE)])
-    alone = await looped(url, one_by_one, 1, _SIDE_SECONDS, PATIENCE)
+    alone = await looped(url, one_by_one, 1, _ALONE_SECONDS, PATIENCE)
     if len(alone) < 2:
-        message = f"one request alone took over {_SIDE_SECONDS:g} s: too slow to be measured"
+        message = f"one request alone took over {_ALONE_SECONDS:g} s: too slow to be measured"
         raise HeadwayError(Code.FAILED_PRECONDITION, message)
     prompts = _plan([completion(model, rng, _TYPICAL[0], 1) for _ in range(_NUM_PROMPTS)])
-    read = await looped(url, prompts, _IN_FLIGHT, _SIDE_SECONDS, PATIENCE)
+    read = await looped(url, prompts, _IN_FLIGHT, _PROMPT_SECONDS, PATIENCE)
     mixed = unread(mix(model, max(num_requests, 4 * in_flight), rng, max_tokens))
     return capacity_of(alone, read, await looped(url, mixed, in_flight, SECONDS, PATIENCE))
 

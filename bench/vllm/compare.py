@@ -42,6 +42,8 @@ class ComparedLoad:
     num_warm_up: int
     most_slowdown: float
     """A request attains its objective within so many times its time alone."""
+    max_tokens: int
+    """Most tokens of a chat's output, 0 for any number."""
 
 
 @dataclass(slots=True)
@@ -106,7 +108,7 @@ async def _run(
         await _prepare(setting, url, load, found, console)
         for regime, offer in found.offers.items():
             model = Path(setting.model).name
-            plan = offer.plan(model, load.seed)
+            plan = offer.plan(model, load.seed, load.max_tokens)
             requests = await replayed(url, plan, within=offer.seconds + PATIENCE)
             num_failed += print_failures(console, f"{name}, {regime}", requests)
             assert found.capacity is not None
@@ -123,7 +125,7 @@ async def _prepare(
     """Warm a contender up; the first one's capacity sets the load of all."""
     model, places = Path(setting.model).name, setting.limits.max_running
     if found.capacity is None:
-        numbers = (places, load.num_warm_up, load.seed)
+        numbers = (places, load.num_warm_up, load.seed, load.max_tokens)
         found.capacity = await warm_up.warm_up(url, model, *numbers)
         console.print(f"  {found.capacity}")
         for regime in load.regimes:
@@ -131,7 +133,8 @@ async def _prepare(
             found.offers[regime.name] = offer
             console.print(f"  {regime.name}: {offer}")
         return
-    plan: Plan = unread(mix(model, 4 * places, random.Random(f"warm {load.seed}")))
+    rng = random.Random(f"warm {load.seed}")
+    plan: Plan = unread(mix(model, 4 * places, rng, load.max_tokens))
     await looped(url, plan, 2 * places, _WARM_SECONDS, _WARM_PATIENCE)
 
 

@@ -39,6 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="the most time in which a regime's requests arrive (30s)",
     )
     add("--num-requests", type=int, default=300, metavar="N", help="the most of a regime (300)")
+    add("--max-tokens", type=int, default=0, metavar="N", help="of a chat's output (0: any)")
     add("--warm-up", type=int, default=60, metavar="N", help="requests of the measuring loop (60)")
     add("--max-running", type=int, default=4, metavar="N", help="requests in one pass (4)")
     add("--threads", type=int, default=1, metavar="N", help="of an engine (1)")
@@ -63,10 +64,11 @@ def run(args: argparse.Namespace) -> int:
     require_between("--for", args.seconds, 1, 600)
     require_between("--slowdown", args.slowdown, 1, 1000)
     require_ranges(args, num_requests=(LEAST_REQUESTS, 10_000), warm_up=(16, 1000))
-    require_ranges(args, max_running=(1, 256), threads=(1, 256))
+    require_ranges(args, max_tokens=(0, 100_000), max_running=(1, 256), threads=(1, 256))
     limits = EngineLimits(args.max_running, num_threads=args.threads)
     setting = Comparison(args.model, limits, args.preset, args.batching, args.log_dir)
     regimes = [each for name, each in REGIMES.items() if args.regime in (name, "both")]
     bounds = LoadBounds(args.seconds, args.num_requests)
-    load = ComparedLoad(regimes, bounds, args.seed, args.warm_up, args.slowdown)
+    numbers = (args.seed, args.warm_up, args.slowdown, args.max_tokens)
+    load = ComparedLoad(regimes, bounds, *numbers)
     return asyncio.run(compare(setting, names, load, args.json))
