@@ -44,6 +44,8 @@ class EngineInfo:
     eos_token_ids: tuple[int, ...]
     dtype: str
     """Type of the KV: "float32", "bfloat16" or "float16"."""
+    max_running: int = 0
+    """Most requests that it takes in one pass, 0 for any number."""
     kernels: str = "none"
     """Name of the kernels in use, for the log."""
     swaps_beside: bool = False

@@ -227,6 +227,12 @@ def _refuse_role(kv_layout: str, role: Role) -> None:
         raise HeadwayError(Code.FAILED_PRECONDITION, message, param="role")
 
 
+def _max_running(config: WorkerConfig, engine: EngineInfo) -> int:
+    """Return the most requests of a DP unit in one pass, 0 for any number."""
+    limits = (config.max_running, engine.max_running // config.dp)
+    return min((limit for limit in limits if limit), default=0)
+
+
 def _core(
     config: WorkerConfig, info: WorkerInfo, loaded: Engine, reasoning: Markers
 ) -> WorkerCore | PlanningEngineCore:
@@ -237,6 +243,7 @@ def _core(
         start_of_reasoning=reasoning.start,
         swaps_beside=engine.swaps_beside,
         host_tokens=engine.num_host_blocks // config.dp * engine.block_size,
+        max_running=_max_running(config, engine),
     )
     batching, estimation = policies.make_batching(), policies.make_estimation()
     if isinstance(loaded, PlanningEngine):

@@ -314,6 +314,10 @@ def test_another_minor_of_vllm_is_refused_by_name(
     assert all(named in refused.value.message for named in (version, *VERSIONS))
 
 
+def test_a_worker_is_told_how_many_requests_a_pass_of_vllm_takes(loaded: Loaded) -> None:
+    assert loaded.backend.info.max_running == loaded.runner.max_num_reqs == 256
+
+
 # --- GPUs ---------------------------------------------------------------------------------
 
 

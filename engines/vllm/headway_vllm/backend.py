@@ -45,6 +45,7 @@ class VllmBackend:
             max_model_len=model.max_model_len,
             eos_token_ids=eos_token_ids(parts.config),
             dtype=dtype,
+            max_running=parts.config.scheduler_config.max_num_seqs,
             kernels="vllm",
             kv_layout=VllmKvStore.layout if planes is not None else "",
         )
