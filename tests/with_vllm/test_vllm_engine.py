@@ -11,31 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headway.cluster import Role, WorkerInfo
-from headway.core.worker.core import WorkerCore
-from headway.core.worker.events import SendTokens
-from headway.core.worker.settings import WorkerSettings
 from headway.engine import PassFailure
 from headway.errors import HeadwayError
-from headway.forward_pass import ForwardPass, PassItem, PassResult
-from headway.messages import Dispatch, UnitBatch
-from headway.policies import registry
-from headway.request import Request, SamplingParams, StreamKey
+from headway.forward_pass import ForwardPass, PassItem
+from headway.request import SamplingParams, StreamKey
 from services.runtime.reasoning import tokenizer_file
 from services.worker.engine.backend import TorchBackend
 from services.worker.engine.options import EngineOptions
 from tests.fakes.vllm_rig import (
-    BLOCKS,
-    CHUNK,
     MODEL,
     NUM_REQUESTS,
-    SIZE,
     Steps,
     prompt_of,
     request_of,
     stock_outputs,
     worker_config,
 )
+from tests.fakes.vllm_serving import HOST_BLOCKS, serve
 
 pytest.importorskip("vllm", reason="vLLM is not installed in this environment: make test-vllm")
 
@@ -45,8 +37,6 @@ from headway_vllm.settings import SETTING, read_settings
 from headway_vllm.shim import VERSIONS, require_version
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
-
-HOST_BLOCKS = 30
 
 
 @dataclass
@@ -109,49 +99,6 @@ def torch_engine() -> Iterator[TorchBackend]:
     backend.warm_up()
     yield backend
     backend.close()
-
-
-@dataclass
-class Served:
-    """What a worker's core and an engine have made of some requests."""
-
-    outputs: dict[int, list[int]]
-    core: WorkerCore
-    num_swaps: int
-
-
-def serve(
-    backend: VllmBackend,
-    requests: list[Request],
-    policy: str = "fcfs",
-    *,
-    host_blocks: int = 0,
-    **settings: Any,
-) -> Served:
-    """Serve them all, as a worker does."""
-    info = WorkerInfo("w", "w:1", Role.UNIFIED, "m", 1, CHUNK, SIZE, BLOCKS, 512, 3072)
-    chosen = WorkerSettings(
-        host_tokens=host_blocks * SIZE, prefix_caching=True, watermark=0.0, **settings
-    )
-    core = WorkerCore(info, (), registry.make("batching", policy), chosen)
-    outputs: dict[int, list[int]] = {request.stream_id: [] for request in requests}
-    now, num_swaps = 10.0, 0
-    actions = [*core.handle(Dispatch(1, (UnitBatch(0, tuple(requests)),)), now=now)]
-    while actions:
-        action = actions.pop(0)
-        if isinstance(action, SendTokens):
-            batch = action.batch
-            for stream, token in zip(batch.stream_ids, batch.token_ids, strict=True):
-                outputs[stream].append(token)
-        elif isinstance(action, ForwardPass):
-            num_swaps += len(action.swapped_out)
-            backend.expect(action)
-            result: PassResult = backend.run(action)
-            now += 0.01
-            # Recomputing is made to look slow where KV may go to host memory.
-            slow = 0.5 if host_blocks else 0.01
-            actions += core.handle(replace(result, pass_time=slow, swap_time=1e-6), now=now)
-    return Served(outputs, core, num_swaps)
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "uniboost", "pascal", "headway", "srpt", "las"])

@@ -16,8 +16,9 @@ from headway.forward_pass import PENDING, ForwardPass, PassItem, PassResult
 from headway.request import SamplingParams, StreamKey
 from headway_vllm.begun import BegunPass
 from headway_vllm.draws import begin_rows, refusal
-from headway_vllm.kv import HostBlocks, VllmKvStore, planes_of
-from headway_vllm.plans import NULL_BLOCKS, PassTranslator
+from headway_vllm.kv import VllmKvStore
+from headway_vllm.plans import PassTranslator
+from headway_vllm.shared_kv import KvOfRank, SharedKv
 from headway_vllm.shim import EngineParts, eos_token_ids, settle_threads
 from services.worker.engine.backend import with_drawn
 from services.worker.engine.grammar import NO_MASKS, Grammars
@@ -34,26 +35,24 @@ class VllmBackend:
         self._parts = parts
         model, spec = parts.config.model_config, parts.kv_spec
         dtype = str(model.dtype).removeprefix("torch.")
-        shape = KvShape(len(parts.layer_names), spec.num_kv_heads, spec.head_size, dtype)
-        size, caches = spec.block_size, parts.kv_caches
-        planes = planes_of(parts.attention, shape, size, caches)
+        share = KvShape(len(parts.layer_names), spec.num_kv_heads, spec.head_size, dtype)
+        sizes = (share, spec.block_size, num_blocks, num_host_blocks)
+        own = KvOfRank(parts.attention, parts.kv_caches, *sizes)
+        kv = own if parts.ranks is None else SharedKv(own, parts.ranks)
+        self._host, self._store, self._host_store = kv.host, kv.store, kv.host_store
         self.info = EngineInfo(
             num_blocks=num_blocks,
             num_host_blocks=num_host_blocks,
             block_size=spec.block_size,
-            kv_bytes_per_token=shape.bytes_per_token,
+            kv_bytes_per_token=kv.store.shape.bytes_per_token,
             max_model_len=model.max_model_len,
             eos_token_ids=eos_token_ids(parts.config),
             dtype=dtype,
             max_running=parts.config.scheduler_config.max_num_seqs,
             kernels="vllm",
-            kv_layout=VllmKvStore.layout if planes is not None else "",
+            kv_layout=VllmKvStore.layout if own.is_known else "",
         )
         self._vocab_size = int(model.get_vocab_size())
-        self._host = HostBlocks(caches, num_host_blocks)
-        hosted = planes_of(parts.attention, shape, size, self._host.blocks)
-        self._store = VllmKvStore(shape, num_blocks, size, planes or (), NULL_BLOCKS)
-        self._host_store = VllmKvStore(shape, num_host_blocks, size, hosted or ())
         self._grammars = Grammars(tokenizer, self._vocab_size, self.info.eos_token_ids)
         self._plans = PassTranslator(keeps_requests=parts.keeps_requests, most=parts.most_requests)
         self._items: Mapping[str, PassItem] = {}

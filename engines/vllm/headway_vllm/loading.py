@@ -16,6 +16,7 @@ from headway_vllm.ahead import AheadBackend
 from headway_vllm.backend import VllmBackend
 from headway_vllm.device import device_options, require_device, require_platform, require_queue
 from headway_vllm.native import NativeEngine, ShownOrder
+from headway_vllm.parallel import num_processes, parallel_options, require_shares, threads_of_each
 from headway_vllm.plans import NULL_BLOCKS
 from headway_vllm.shim import (
     EngineParts,
@@ -83,7 +84,7 @@ def load_native(config: WorkerConfig) -> NativeEngine:
         num_blocks=num_blocks,
         num_host_blocks=0,
         block_size=parts.kv_spec.block_size,
-        kv_bytes_per_token=_size(parts.config).kv_bytes_per_token,
+        kv_bytes_per_token=_size(parts.config).kv_bytes_per_token * num_processes(parts.config),
         max_model_len=model.max_model_len,
         eos_token_ids=eos_token_ids(parts.config),
         dtype=str(model.dtype).removeprefix("torch."),
@@ -141,11 +142,13 @@ def _configuration(config: WorkerConfig, own: dict[str, Any]) -> tuple[Any, int,
     require_device(config, untested_gpu=args.untested_gpu)
     prepare_environment()
     require_version()
-    if config.num_threads:
-        torch.set_num_threads(config.num_threads)
+    parallel = parallel_options(args.vllm, config.device)
+    if config.num_threads or parallel:
+        torch.set_num_threads(threads_of_each(args.vllm, config.num_threads))
     sized = config.model_copy(update={"block_size": args.block_size})
-    chosen = engine_config(config.model, _options(sized, args) | own)
+    chosen = engine_config(config.model, _options(sized, args) | parallel | own)
     require_platform(config, chosen)
+    require_shares(chosen)
     size = _size(chosen)
     num_blocks = config.dp * blocks_per_unit(sized, size)
     num_host_blocks = config.dp * host_blocks_per_unit(sized, size)

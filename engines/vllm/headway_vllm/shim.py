@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from headway.errors import Code, HeadwayError
+from headway_vllm.ranks import Ranks
 from headway_vllm.runners import Draw, runner_of
 
 VERSIONS = ("0.31", "0.32")
@@ -58,6 +59,8 @@ class EngineParts:
         self.config = config
         self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
         self.executor: Any = self.core.model_executor
+        self.ranks: Ranks | None = getattr(self.executor, "ranks", None)
+        """The other processes of the worker, if there are any."""
         self.runner, self._adapter = runner_of(self.executor)
         self._output: Any = None  # vLLM copies from it until the next pass
         groups = self.core.scheduler.kv_cache_config.kv_cache_groups
@@ -74,7 +77,7 @@ class EngineParts:
     @property
     def attention(self) -> str:
         """Return the name of vLLM's attention, which decides how a block of KV lies."""
-        return str(self.runner.attn_groups[0][0].backend.get_name())
+        return attention_of(self.runner)
 
     @property
     def keeps_requests(self) -> bool:
@@ -98,7 +101,7 @@ class EngineParts:
 
     def draw_with(self, draw: Draw) -> None:
         """See ``Runner``."""
-        self._adapter.draw_with(draw)
+        self._adapter.draw_with(draw if self.ranks is None else self.ranks.shared(draw))
 
     def run(self, plan: Any) -> Any:
         """Compute a plan; return the result if nothing is left to draw, else None."""
@@ -113,6 +116,11 @@ class EngineParts:
     def close(self) -> None:
         """Shut vLLM down."""
         self.core.shutdown()
+
+
+def attention_of(runner: Any) -> str:
+    """Return the name of a runner's attention, which decides how a block of KV lies."""
+    return str(runner.attn_groups[0][0].backend.get_name())
 
 
 class PlanningParts(EngineParts):
