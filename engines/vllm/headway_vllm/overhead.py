@@ -12,6 +12,7 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from headway_vllm.settings import SETTING
@@ -61,7 +62,8 @@ def main() -> None:
 
 def measure(model: str, policy: str, running: int, waiting: int, num_steps: int) -> Cost:
     """Return the cost of a decode step with so many requests."""
-    scheduler = _scheduler(model, policy, running)
+    num_blocks = (running + 8) * (PROMPT + OUTPUT) // BLOCK
+    scheduler = make_scheduler(model, policy, running, num_blocks)
     now = time.time()
     for number in range(running):
         scheduler.add_request(_request(number, now - 10_000 + number, policy))
@@ -85,45 +87,70 @@ def measure(model: str, policy: str, running: int, waiting: int, num_steps: int)
 
 def _step(scheduler: Any) -> float:
     """Plan a step and take a token for each request; return the seconds of the model's part."""
-    from vllm.v1.outputs import ModelRunnerOutput
-
     plan = scheduler.schedule()
     began = time.perf_counter()
-    names = list(plan.num_scheduled_tokens)
-    requests = scheduler.requests
-    drawn = [[] if requests[name].is_prefill_chunk else [5] for name in names]
-    result = ModelRunnerOutput(names, {n: i for i, n in enumerate(names)}, drawn)
+    requests, names = scheduler.requests, plan.num_scheduled_tokens
+    result = drawn_by({name: [] if requests[name].is_prefill_chunk else [5] for name in names})
     spent = time.perf_counter() - began
     scheduler.update_from_output(plan, result)
     return spent
 
 
-def _scheduler(model: str, policy: str, running: int) -> Any:
+def drawn_by(tokens: Mapping[str, list[int]]) -> Any:
+    """Return what vLLM's runner would: the tokens that each request of a plan has drawn."""
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    places = {name: place for place, name in enumerate(tokens)}
+    return ModelRunnerOutput(list(tokens), places, list(tokens.values()))
+
+
+def make_scheduler(
+    model: str,
+    policy: str,
+    num_places: int,
+    num_blocks: int,
+    *,
+    chunk: int = 2048,
+    is_ahead: bool = False,
+) -> Any:
+    """Return a scheduler of vLLM for so many requests, without an engine.
+
+    ``is_ahead``: it plans a step before it has the last one's tokens.
+    """
     import torch
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.structured_output import StructuredOutputManager
 
-    from headway_vllm.scheduler import HeadwayScheduler
+    from headway_vllm.scheduler import HeadwayAsyncScheduler, HeadwayScheduler
 
-    options = {"max_num_seqs": running, "max_num_batched_tokens": 2048, "block_size": BLOCK}
+    options = {"max_num_seqs": num_places, "max_num_batched_tokens": chunk, "block_size": BLOCK}
     given = {"skip_tokenizer_init": True, "async_scheduling": False, "seed": 0}
     lengths = {"max_model_len": PROMPT + OUTPUT, "enable_prefix_caching": False}
     config = engine_config(model, {**options, **given, **lengths})
     spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
-    num_blocks = (running + 8) * (PROMPT + OUTPUT) // BLOCK
     config.cache_config.num_gpu_blocks = num_blocks
     kv = KVCacheConfig(num_blocks, [], [KVCacheGroupSpec(["layer"], spec)])
-    setting = {"batching": policy, "end_of_reasoning": [END]}
-    os.environ[SETTING] = json.dumps({} if policy == STOCK else setting)
-    kind = Scheduler if policy == STOCK else HeadwayScheduler
-    return kind(
-        vllm_config=config,
-        kv_cache_config=kv,
-        structured_output_manager=StructuredOutputManager(config),
-        block_size=BLOCK,
-        log_stats=False,
+    kinds = {
+        (True, True): AsyncScheduler,
+        (True, False): Scheduler,
+        (False, True): HeadwayAsyncScheduler,
+        (False, False): HeadwayScheduler,
+    }
+    os.environ[SETTING] = json.dumps(
+        {} if policy == STOCK else {"batching": policy, "end_of_reasoning": [END]}
     )
+    try:
+        return kinds[policy == STOCK, is_ahead](
+            vllm_config=config,
+            kv_cache_config=kv,
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=BLOCK,
+            log_stats=False,
+        )
+    finally:
+        del os.environ[SETTING]
 
 
 def _request(number: int, arrived_at: float, policy: str) -> Any:

@@ -8,6 +8,7 @@ better ones, and pauses prompts that would take the chunk from better ones.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from heapq import merge
 from itertools import islice
 from typing import Any
@@ -44,6 +45,8 @@ class OrderedScheduler(Scheduler):
         self._ended_at = 0.0
         self._sorted: list[Request] = []
         self._version = -1
+        self._is_held_up = False
+        """True if a step has computed nothing because of its pauses."""
 
     def follow(self, order: PolicyOrder) -> None:
         """Take another order, before the first request."""
@@ -74,13 +77,14 @@ class OrderedScheduler(Scheduler):
         order.settle(now=now)
         self._sort_running()
         limit = self._make_room(now)
-        paused = self._pause()
+        paused = [] if self._is_held_up else self._pause(limit)
         self.waiting.redraw(limit)
         self.kv_holding_waiting.redraw()
         self.headway_seconds += time.perf_counter() - began
         output = super().schedule(*args, **kwargs)
         began = time.perf_counter()
         self.running.extend(paused)
+        self._is_held_up = bool(paused) and not output.num_scheduled_tokens
         starts = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         cached = output.scheduled_cached_reqs
         starts |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
@@ -185,36 +189,46 @@ class OrderedScheduler(Scheduler):
         finally:
             self._is_voluntary = False
 
-    def _pause(self) -> list[Request]:
-        """Hide running prompts that would take the chunk's tokens from better ones that wait."""
+    def _pause(self, limit: Order | None) -> list[Request]:
+        """Hide running prompts that would take the chunk's tokens from better ones that wait.
+
+        Only those that have a place, and blocks, in this step keep others from theirs.
+        """
         chunks = [request for request in self.running if request.is_prefill_chunk]
         if not chunks or not len(self.waiting):
             return []
         budget = self.max_num_scheduled_tokens - (len(self.running) - len(chunks))
-        places = self.max_num_active_reqs - len(self.running)
         both = merge(
             ((self._place(request), False, request) for request in chunks),
-            ((place, True, request) for place, request in self.waiting.best_first()),
+            ((place, True, request) for place, request in self._entering(limit)),
             key=lambda each: each[:2],
         )
         paused: list[Request] = []
         num_left = len(chunks)
         for _, waits, request in both:
             num_left -= not waits
-            if waits and (not num_left or places <= 0):
-                if not num_left:
-                    break
-                continue
+            if waits and not num_left:
+                break
             if budget <= 0 and not waits:
                 paused.append(request)
                 continue
-            places -= waits
             budget -= request.num_tokens - request.num_computed_tokens
         if paused:
             names = {request.request_id for request in paused}
             self.running = [r for r in self.running if r.request_id not in names]
             self.headway.num_paused += len(paused)
         return paused
+
+    def _entering(self, limit: Order | None) -> Iterator[tuple[Order, Request]]:
+        """Yield who waits and can be admitted, best first; vLLM passes nobody who cannot."""
+        places = self.max_num_active_reqs - len(self.running)
+        free = self.kv_cache_manager.block_pool.get_num_free_blocks()
+        for place, request in self.waiting.best_first():
+            places -= 1
+            free -= -(-request.num_tokens // self.block_size)
+            if places < 0 or free < 0 or (limit is not None and place >= limit):
+                return
+            yield place, request
 
 
 class HeadwayScheduler(OrderedScheduler):
