@@ -50,7 +50,9 @@ class Engines:
 @pytest.fixture(scope="module")
 def engines() -> Iterator[Engines]:
     from vllm.platforms import current_platform
+    from vllm.v1.attention import selector
 
+    selector._cached_get_attn_backend.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         chosen = classmethod(lambda *_, **__: TRITON)
         patch.setattr(type(current_platform), "get_attn_backend_cls", chosen)
@@ -64,6 +66,7 @@ def engines() -> Iterator[Engines]:
         yield Engines(vllm, own, parts.attention)
         own.close()
         vllm.close()
+    selector._cached_get_attn_backend.cache_clear()
 
 
 def run(engine: Any, tokens: list[int], start: int, blocks: list[int], **more: Any) -> Any:
