@@ -203,9 +203,11 @@ class PolicyOrder:
                     sequence.num_cached_tokens = start
                 sequence.stage = Stage.RUNNING
                 self.queue.touch(sequence, now=now)
-            if count == 1 and sequence.output:
+            if sequence.output and start + 1 >= sequence.num_tokens:
                 parts[2] += 1
                 parts[3] += start + 1
+                parts[0] += count - 1  # drafts cost what a prompt's tokens cost
+                parts[1] += (count - 1) * start
             else:
                 parts[0] += count
                 parts[1] += count * start

@@ -18,6 +18,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from headway.cost.pass_time import Share
+from headway_vllm.admission import Adapters, kept, num_blocks
 from headway_vllm.hints import read_hints
 from headway_vllm.order import PolicyOrder
 from headway_vllm.settings import read_settings
@@ -104,7 +105,9 @@ class OrderedScheduler(Scheduler):
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         began, now, order = time.perf_counter(), time.time(), self.headway
         drawn = [out for each in outputs.values() for out in each.outputs]
-        order.stepped(scheduler_output.num_scheduled_tokens, drawn, step, now)
+        counts = scheduler_output.num_scheduled_tokens
+        counts = kept(counts, scheduler_output.scheduled_spec_decode_tokens, drawn)
+        order.stepped(counts, drawn, step, now)
         order.ran(step, share)
         self.headway_seconds += time.perf_counter() - began
         return outputs
@@ -143,11 +146,13 @@ class OrderedScheduler(Scheduler):
             return None
         pool = self.kv_cache_manager.block_pool
         free, limit = pool.get_num_free_blocks(), None
-        places = self.max_num_active_reqs - len(self.running)
+        places, adapters = self.max_num_active_reqs - len(self.running), self._adapters()
         for place, request in islice(self.waiting.best_first(), _MOST_TRIED):
             if limit is not None and place >= limit:
                 break
-            need = -(-request.num_tokens // self.block_size)
+            if not self._may_begin(request, adapters):
+                continue
+            need = num_blocks(self.kv_cache_manager, self.block_size, request)
             if need <= free and places > 0:
                 free, places = free - need, places - 1
                 continue
@@ -176,10 +181,18 @@ class OrderedScheduler(Scheduler):
                 return victims
         return []
 
+    def _adapters(self) -> Adapters:
+        """Return the adapters that a step has places for."""
+        return Adapters(self.running, self.lora_config.max_loras if self.lora_config else 0)
+
+    def _may_begin(self, request: Request, adapters: Adapters) -> bool:
+        """Return whether vLLM would admit a waiting request that finds room."""
+        return not self._is_blocked_waiting_status(request.status) and adapters.take(request)
+
     def _own_blocks(self, request: Request) -> int:
         """Count the blocks that come free with a request: those that no other shares."""
         groups = self.kv_cache_manager.get_blocks(request.request_id).blocks
-        return sum(block.ref_cnt == 1 for group in groups for block in group)
+        return sum(block.ref_cnt == 1 and not block.is_null for group in groups for block in group)
 
     def _evict(self, victim: Request) -> None:
         self.running.remove(victim)
@@ -198,6 +211,7 @@ class OrderedScheduler(Scheduler):
         if not chunks or not len(self.waiting):
             return []
         budget = self.max_num_scheduled_tokens - (len(self.running) - len(chunks))
+        adapters = self._adapters()
         both = merge(
             ((self._place(request), False, request) for request in chunks),
             ((place, True, request) for place, request in self._entering(limit)),
@@ -209,7 +223,7 @@ class OrderedScheduler(Scheduler):
             num_left -= not waits
             if waits and not num_left:
                 break
-            if budget <= 0 and not waits:
+            if budget <= 0 and not waits and adapters.leave(request):
                 paused.append(request)
                 continue
             budget -= request.num_tokens - request.num_computed_tokens
@@ -222,10 +236,12 @@ class OrderedScheduler(Scheduler):
     def _entering(self, limit: Order | None) -> Iterator[tuple[Order, Request]]:
         """Yield who waits and can be admitted, best first; vLLM passes nobody who cannot."""
         places = self.max_num_active_reqs - len(self.running)
-        free = self.kv_cache_manager.block_pool.get_num_free_blocks()
+        free, adapters = self.kv_cache_manager.block_pool.get_num_free_blocks(), self._adapters()
         for place, request in self.waiting.best_first():
+            if request in self.deferred_waiting or not self._may_begin(request, adapters):
+                continue
             places -= 1
-            free -= -(-request.num_tokens // self.block_size)
+            free -= num_blocks(self.kv_cache_manager, self.block_size, request)
             if places < 0 or free < 0 or (limit is not None and place >= limit):
                 return
             yield place, request
