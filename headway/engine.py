@@ -166,7 +166,10 @@ class Drawn(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """A request's share of a pass: ``num_tokens`` of its tokens from position ``start`` on."""
+    """A request's share of a pass: ``num_tokens`` of its tokens from position ``start`` on.
+
+    Guessed tokens that turned out wrong are not among them.
+    """
 
     key: StreamKey
     start: int
@@ -201,6 +204,10 @@ class EngineStepped:
     """None from an engine that does not show its plans."""
     ended_at: float = 0.0
     """Instant of its end by the process's ``time.perf_counter``, for records; 0 if not known."""
+    num_drafts: int = 0
+    """Guessed tokens that the pass checked, where the engine speculates."""
+    num_accepted: int = 0
+    """Those of them that were right."""
 
 
 @runtime_checkable

@@ -15,6 +15,7 @@ from headway.core.worker.events import PlanningAction, WorkerEvent
 from headway.core.worker.room import Preemptions
 from headway.core.worker.unit import PrefixCounts
 from headway.cost.costs import Constant
+from headway.engine import EngineStepped
 from headway.forward_pass import ForwardPass
 from headway.messages import EndForward, MeasuredCosts, Tuned
 from services.runtime.vllm_names import VllmNames
@@ -111,6 +112,11 @@ class WorkerMetrics:
         )
         for end in TRANSFER_ENDS:  # a rate needs the series before its first count
             self._transfers.labels(end)
+        self._drafts = counter(
+            "drafts", "Tokens that the engine guessed: accepted or refused", ["outcome"]
+        )
+        for outcome in ("accepted", "refused"):
+            self._drafts.labels(outcome)
         self._broken_links = counter(
             "broken_token_links", "Token streams to gateways that broke or could not be opened"
         )
@@ -155,9 +161,12 @@ class WorkerMetrics:
         yield costs
 
     def heard(self, event: WorkerEvent) -> None:
-        """Show the γ that the scheduler sent; no other event is measured."""
+        """Show the γ that the scheduler sent, and count guesses; no other event is measured."""
         if isinstance(event, Tuned):
             self._gamma.set(event.gamma)
+        elif isinstance(event, EngineStepped) and event.num_drafts:
+            self._drafts.labels("accepted").inc(event.num_accepted)
+            self._drafts.labels("refused").inc(event.num_drafts - event.num_accepted)
 
     def performed(self, action: PlanningAction) -> None:
         """Measure passes and reports; no other action is measured."""

@@ -111,15 +111,15 @@ def load_planning_parts(config: WorkerConfig) -> tuple[PlanningParts, int]:
             "enable_prefix_caching": config.prefix_caching,
         },
     )
-    if chosen.speculative_config is not None:
-        message = "vllm-native draws with Headway's sampler, which does not speculate"
-        raise HeadwayError(Code.FAILED_PRECONDITION, message, param="engine_args")
     return PlanningParts(chosen), num_blocks
 
 
 def load_parts(config: WorkerConfig) -> tuple[EngineParts, int, int]:
     """Return a loaded vLLM engine, its KV blocks, and the blocks that host memory may have."""
     chosen, num_blocks, num_host_blocks = _configuration(config, {"enable_prefix_caching": False})
+    if chosen.speculative_config is not None:
+        message = "--engine vllm does not take speculative_config: take --engine vllm-native"
+        raise HeadwayError(Code.FAILED_PRECONDITION, message, param="engine_args")
     parts = EngineParts(chosen)
     if parts.num_kinds != 1:
         message = (
@@ -153,7 +153,8 @@ def _configuration(config: WorkerConfig, own: dict[str, Any]) -> tuple[Any, int,
     num_blocks = config.dp * blocks_per_unit(sized, size)
     num_host_blocks = config.dp * host_blocks_per_unit(sized, size)
     block_bytes = args.block_size * size.kv_bytes_per_token
-    chosen.cache_config.num_gpu_blocks_override = num_blocks + NULL_BLOCKS
+    if not _has_windows(chosen):  # a block of those has one kind of layers alone
+        chosen.cache_config.num_gpu_blocks_override = num_blocks + NULL_BLOCKS
     chosen.cache_config.kv_cache_memory_bytes = (num_blocks + 2 * NULL_BLOCKS) * block_bytes
     return chosen, num_blocks, num_host_blocks
 
@@ -177,6 +178,11 @@ def _options(config: WorkerConfig, args: VllmArgs) -> dict[str, Any]:
         **device_options(config),
         **args.vllm,
     }
+
+
+def _has_windows(config: Any) -> bool:
+    """Return whether some layers keep a window of the tokens, and others all."""
+    return len(set(getattr(config.model_config.hf_text_config, "layer_types", None) or ())) > 1
 
 
 def _size(config: Any) -> ModelSize:

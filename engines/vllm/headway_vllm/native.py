@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -29,13 +29,14 @@ from headway.engine import (
 from headway.errors import Code, HeadwayError
 from headway.forward_pass import PassItem
 from headway.request import FinishReason, Request, SamplingParams, StreamKey, TokenLogprobs
-from headway_vllm.draws import draw_rows, refusal
+from headway_vllm.drafts import draw_along
+from headway_vllm.draws import refusal
 from headway_vllm.order import PolicyOrder
 from headway_vllm.shim import PlanningParts, finish_reason, settle_threads
 from services.runtime.logs import get_logger
 from services.runtime.watchdog import end_process
 from services.worker.engine.grammar import NO_MASKS, Grammars
-from services.worker.engine.sampler import problem_of
+from services.worker.engine.sampler import draw, problem_of
 from services.worker.engine_thread import PassWatch
 
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
@@ -76,17 +77,18 @@ class _Held:
 
     request: Request
     output: list[int]
-    logprobs: TokenLogprobs | None = None
-    """The newest token's."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of the tokens of the last pass, or none."""
     problem: HeadwayError | None = None
     """The reason why no token could be drawn."""
 
-    def item(self) -> PassItem:
-        """Return what drawing its next token needs."""
+    def item(self, drawn: Sequence[int] = ()) -> PassItem:
+        """Return what drawing the next token needs, behind those that the pass has drawn."""
         request = self.request
-        start = len(request.prompt_token_ids) + len(self.output) - 1
+        output = [*self.output, *drawn] if drawn else self.output
+        start = len(request.prompt_token_ids) + len(output) - 1
         sampling, prompt = request.sampling, request.prompt_token_ids
-        return PassItem(request.key, (0,), start, (), True, sampling, prompt, self.output)
+        return PassItem(request.key, (0,), start, (), True, sampling, prompt, output)
 
 
 class _Named(Protocol):
@@ -122,7 +124,9 @@ class NativeEngine:
         self._stepped: Callable[[EngineStepped], None]
         self._loop: asyncio.AbstractEventLoop
         self._thread: Thread
+        self._num_drafts: dict[str, int] = {}  # of the pass, by request
         parts.draw_with(self._draw)
+        parts.check_with(self._check)
         self._warm_up()
         self._order = make_order()  # which has not learnt from the warm-up
         parts.follow(self._order)
@@ -177,13 +181,14 @@ class NativeEngine:
         drawn: Iterable[tuple[str, Drawn]],
         computed: Iterable[tuple[str, Computed]] = (),
         lost: Iterable[tuple[str, Preempted]] = (),
+        drafts: tuple[int, int] = (0, 0),
     ) -> None:
         plan = PassPlan(num_added, self._live(computed), self._live(lost))
         found = self._live(drawn)
         for each in found:
             if each.finish_reason is not None:
                 del self._names[each.key]
-        self._stepped(EngineStepped(pass_time, found, plan, ended_at))
+        self._stepped(EngineStepped(pass_time, found, plan, ended_at, *drafts))
 
     def _live(self, pairs: Iterable[tuple[str, _T]]) -> tuple[_T, ...]:
         """Return what is told of requests that have not been aborted since."""
@@ -241,12 +246,20 @@ class NativeEngine:
             time.sleep(0.001)  # it waits for something that is not in this thread
             return
         held = {name: each.request.key for name, each in self._held.items()}
+        refused = {
+            out.request_id: self._num_drafts[out.request_id] + 1 - len(out.new_token_ids)
+            for out in outputs
+            if out.request_id in self._num_drafts
+        }
         computed = [
-            (name, Computed(held[name], start, count)) for name, start, count in order.shares
+            (name, Computed(held[name], start, count - refused.get(name, 0)))
+            for name, start, count in order.shares
         ]
+        num_drafts = sum(self._num_drafts.values())
+        drafts = num_drafts, num_drafts - sum(refused.values())
         lost = [(name, Preempted(held[name], is_voluntary)) for name, is_voluntary in order.lost]
         drawn = [(out.request_id, self._take(out.request_id, out)) for out in outputs]
-        self._tell(time.perf_counter() - started_at, drawn, num_added, computed, lost)
+        self._tell(time.perf_counter() - started_at, drawn, num_added, computed, lost, drafts)
 
     def _tell(
         self,
@@ -255,12 +268,14 @@ class NativeEngine:
         num_added: int = 0,
         computed: Sequence[tuple[str, Computed]] = (),
         lost: Sequence[tuple[str, Preempted]] = (),
+        drafts: tuple[int, int] = (0, 0),
     ) -> None:
-        told = (pass_time, time.perf_counter(), num_added, drawn, computed, lost)
+        told = (pass_time, time.perf_counter(), num_added, drawn, computed, lost, drafts)
         self._loop.call_soon_threadsafe(self._report, *told)
 
     def _compute(self) -> Sequence[Any] | None:
         self._order.begin()
+        self._num_drafts = {}
         with self._passes.running(1):
             return self._parts.step()
 
@@ -270,7 +285,7 @@ class NativeEngine:
         if held.problem:
             self._end(name)
             return _failed(held.request.key, held.problem.message, held.problem.code)
-        logprobs = (held.logprobs,) if held.logprobs is not None else ()
+        logprobs = tuple(held.logprobs[: len(tokens)])
         held.output += tokens
         if reason:
             del self._held[name]
@@ -288,16 +303,53 @@ class NativeEngine:
 
     def _draw(self, logits: torch.Tensor) -> torch.Tensor:
         """Return a token for each row; rows that draw none get any."""
-        names, parts = self._parts.request_ids, self._parts
-        items = [self._held[name].item() if parts.draws(name) else None for name in names]
-        future = self._grammars.begin([item for item in items if item is not None])
+        names = self._parts.request_ids
+        tokens = [drawn[0] for drawn in self._draw_along(logits, names, [()] * len(names))]
+        return torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+
+    def _check(
+        self, logits: torch.Tensor, drafts: Sequence[Sequence[int]]
+    ) -> Sequence[Sequence[int]]:
+        """See ``drafts.Check``."""
+        names = self._parts.request_ids
+        counted = zip(names, drafts, strict=True)
+        self._num_drafts = {name: len(guesses) for name, guesses in counted if guesses}
+        return self._draw_along(logits, names, drafts)
+
+    def _draw_along(
+        self, logits: torch.Tensor, names: Sequence[str], drafts: Sequence[Sequence[int]]
+    ) -> list[list[int]]:
+        """Return the tokens of each request; one that draws none gets any."""
+        found: list[list[int]] = [[] for _ in names]
+        going = [n for n, name in enumerate(names) if self._parts.draws(name)]
+        for n in going:
+            self._held[names[n]].logprobs = []
+
+        def draw_rows(places: Sequence[int], rows: Sequence[int]) -> Sequence[int]:
+            own = logits if len(rows) == len(logits) else logits[rows]
+            return self._draw_rows(own, [(self._held[names[n]], found[n]) for n in places])
+
+        draw_along(drafts, going, draw_rows)
+        return [tokens or [0] for tokens in found]
+
+    def _draw_rows(
+        self, logits: torch.Tensor, each: Sequence[tuple[_Held, list[int]]]
+    ) -> Sequence[int]:
+        """Draw a token for each row, behind those that the pass has drawn, and add it to them.
+
+        A row without one fails its request. If tokens were drawn before it, the next pass does.
+        """
+        items = [held.item(found) for held, found in each]
+        future = self._grammars.begin(items)
         masks = NO_MASKS if future is None else future.result()
-        tokens, drawn = draw_rows(logits, items, self.info.eos_token_ids, masks)
-        for row, (token, logprobs) in drawn.items():
-            held = self._held[names[row]]
-            held.logprobs = logprobs
-            held.problem = problem_of(token, masks.get(held.request.key))
-        return tokens
+        drawn = draw(logits, items, self.info.eos_token_ids, masks=masks)
+        for (held, found), (token, logprobs) in zip(each, drawn, strict=True):
+            if token >= 0:
+                found.append(token)
+                held.logprobs += [logprobs] if logprobs is not None else []
+            elif not found:
+                held.problem = problem_of(token, masks.get(held.request.key))
+        return [token for token, _ in drawn]
 
     def _warm_up(self) -> None:
         """Run a prompt and a decoding step, which compile what vLLM compiles late."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from headway.errors import Code, HeadwayError
+from headway_vllm.drafts import Check, check_with
 from headway_vllm.ranks import Ranks
 from headway_vllm.runners import Draw, runner_of
 
@@ -134,6 +135,11 @@ class PlanningParts(EngineParts):
     def has_requests(self) -> bool:
         """True if a step has something to do."""
         return bool(self.core.scheduler.has_requests())
+
+    def check_with(self, check: Check) -> None:
+        """Let ``check`` choose the tokens of passes with drafts, if this engine speculates."""
+        if self.config.speculative_config is not None:
+            check_with(self.runner, check)
 
     def add(
         self, name: str, tokens: Sequence[int], max_tokens: int, stops: Sequence[int], salt: str

@@ -314,7 +314,7 @@ class PlanningEngineCore:
         """Add the tokens and send them; return why the request ends with them, or None."""
         is_told = len(drawn.logprobs) == len(token_ids)
         for n, token in enumerate(token_ids):  # an entry each: the wire has no tokens without one
-            if n:
+            if n and step.plan is None:
                 sequence.computed(1)
             sampled = Sampled(sequence.key, token, drawn.logprobs[n] if is_told else None)
             self._state.drew(sequence, sampled, now=now, step=step.pass_time)

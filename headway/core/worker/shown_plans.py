@@ -35,12 +35,15 @@ def _compute(unit: WorkerUnit, sequence: Sequence, computed: Computed) -> Work:
     start, count, kv = computed.start, computed.num_tokens, sequence.kv
     if sequence.stage is Stage.WAITING:
         _admit(unit, sequence, start)
-    decodes = count == 1 and bool(sequence.output) and start + 1 == sequence.num_tokens
+    decodes = bool(sequence.output) and start + 1 == sequence.num_tokens
     sequence.computed(start + count - kv.num_computed)
     hold(unit, sequence, kv.num_computed)
     if sequence.num_fills is not None:
         sequence.num_fills += 1
-    return Work(0, 0, 1, start + 1) if decodes else Work(count, count * start, 0, 0)
+    if not decodes:
+        return Work(count, count * start, 0, 0)
+    num_guessed = count - 1
+    return Work(num_guessed, num_guessed * start, 1, start + 1)
 
 
 def _admit(unit: WorkerUnit, sequence: Sequence, num_cached: int) -> None:

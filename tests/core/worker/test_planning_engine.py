@@ -308,6 +308,19 @@ def test_its_load_is_what_the_passes_have_computed() -> None:
     assert (load.queued_prefill_tokens, load.num_running, load.kv_tokens) == (0, 1, 20)
 
 
+def test_several_tokens_of_a_pass_count_once_and_end_at_the_one_that_ends_the_request() -> None:
+    worker = serving(make_request(1, 6, max_tokens=9))
+    worker.planned(1, Computed(key(1), 0, 6), drawn=(Drawn(key(1), (11,)),))
+    worker.planned(1, Computed(key(1), 6, 3), drawn=(Drawn(key(1), (12, 13, 14)),))
+    (load,) = worker.core.loads
+    assert (load.num_running, load.kv_tokens) == (1, 9)
+    ended = Drawn(key(1), (15, EOS), FinishReason.STOP)
+    worker.planned(1, Computed(key(1), 9, 2), drawn=(ended,))
+    assert [row[1:3] for row in worker.tokens()] == list(enumerate((11, 12, 13, 14, 15, EOS)))
+    assert [row[3] for row in worker.tokens()] == [None] * 5 + [FinishReason.STOP]
+    assert worker.core.num_held == 0
+
+
 def test_cached_tokens_are_told_to_the_gateway_and_counted() -> None:
     worker = serving(make_request(1, 20))
     worker.planned(1, Computed(key(1), 16, 4), drawn=(Drawn(key(1), (11,)),))
