@@ -63,6 +63,19 @@ def test_a_request_that_has_ended_leaves_nothing() -> None:
     assert order.key_of("r") == StreamKey("r", 0)
 
 
+def test_where_memory_is_short_those_that_give_way_are_behind_all_others() -> None:
+    order = OrderSettings("headway", {"long_tokens": 1}, (3,), (2,)).order()
+    for number in range(4):
+        hints = Hints(reasons=number in (0, 2))
+        order.came(f"r{number}", [1] * 8, 10, hints, 100.0 + number, now=110.0)
+        order.planned({f"r{number}": 8}, {f"r{number}": 0}, now=110.0)
+        order.computed(f"r{number}", 8, (5,), 0.01, 110.0, ended=False)
+    order.settle(now=110.0)
+    best_first = order.running(is_short=False)
+    assert sorted(best_first, key=order.place_of) == best_first
+    assert order.running(is_short=True)[2:] == [n for n in best_first if n in ("r0", "r2")]
+
+
 class Refusing(Batching):
     """By service; it refuses all but those with so many output tokens."""
 

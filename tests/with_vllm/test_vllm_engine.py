@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -15,6 +16,7 @@ from headway.engine import PassFailure
 from headway.errors import HeadwayError
 from headway.forward_pass import ForwardPass, PassItem
 from headway.request import SamplingParams, StreamKey
+from services.local.store import free_port
 from services.runtime.reasoning import tokenizer_file
 from services.worker.engine.backend import TorchBackend
 from services.worker.engine.options import EngineOptions
@@ -229,7 +231,57 @@ def test_a_plain_vllm_in_another_order_says_the_same(loaded: Loaded, policy: str
     assert not scheduler.headway.queue.waiting
 
 
-@pytest.mark.parametrize("given", ["{", '{"batchng": "las"}'])
+def test_who_gives_way_loses_its_blocks_ahead_of_need_until_the_reserve_is_free(
+    loaded: Loaded,
+) -> None:
+    scheduler = loaded.under("headway", reserve=0.3)
+    order, clear, kept = scheduler.headway, scheduler._clear, list[bool]()
+    order.policy.gives_way = lambda candidate: candidate.key.stream_id % 2 == 0
+
+    def gives_way(request: Any) -> bool:
+        return bool(order.gives_way(request.request_id))
+
+    def noted() -> Any:
+        names = [gives_way(request) for request in scheduler.running]
+        limit, running = clear(), scheduler.running
+        free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        if scheduler._is_short():
+            kept.append(names == sorted(names))
+        kept.append(free >= scheduler._reserve or len(running) < 2 or not gives_way(running[-1]))
+        return limit
+
+    scheduler._clear = noted
+    outputs, _ = loaded.run(scheduler)
+    assert outputs == loaded.stock
+    assert all(kept)
+    assert 0 < order.num_voluntary < NUM_REQUESTS  # nobody comes back before there is room for it
+
+
+def test_a_plain_vllm_serves_metrics_of_its_order(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headway_vllm.metrics import serve_metrics
+
+    port = free_port()
+    scheduler = loaded.under("uniboost")
+    serve_metrics(scheduler, str(port))
+    loaded.run(scheduler)
+    found = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+    values = dict(line.rsplit(" ", 1) for line in found.splitlines() if line[0] != "#")
+    assert float(values["headway_vllm_steps_total"]) == scheduler.headway_steps > 0
+    assert float(values["headway_vllm_order_seconds_total"]) > 0
+    assert float(values["headway_vllm_gamma_per_s"]) == scheduler.headway.policy.gamma
+    kinds = [f'headway_vllm_preemptions_total{{kind="{kind}"}}' for kind in ("voluntary", "forced")]
+    assert sum(float(values[kind]) for kind in kinds) > 0
+    with pytest.raises(HeadwayError, match=f"127.0.0.1:{port}"):
+        serve_metrics(scheduler, f"127.0.0.1:{port}")
+    monkeypatch.setenv(SETTING, json.dumps({"metrics": "127.0.0.1:9402"}))
+    assert read_settings().metrics == "127.0.0.1:9402"
+
+
+@pytest.mark.parametrize(
+    "given", ["{", '{"batchng": "las"}', '{"metrics": "all"}', '{"metrics": "h:99999"}']
+)
 def test_wrong_settings_of_the_plug_in_are_refused(
     monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:

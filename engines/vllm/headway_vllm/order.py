@@ -143,10 +143,20 @@ class PolicyOrder:
         """Number of requests that are counted by the step."""
         return len(self._steady)
 
-    def running(self) -> list[str]:
-        """Return the requests that run, best first."""
+    def running(self, *, is_short: bool) -> list[str]:
+        """Return the requests that run, best first.
+
+        Where memory ``is_short``, those that give way are behind all others: they lose it first.
+        """
         names = self._names
-        return [names[key] for _, key, _ in self.queue.running]
+        found = [names[key] for _, key, _ in self.queue.running]
+        if is_short and type(self.policy).gives_way is not Batching.gives_way:
+            found.sort(key=self.gives_way)
+        return found
+
+    def gives_way(self, name: str) -> bool:
+        """Return whether a request may lose its blocks ahead of need."""
+        return self.policy.gives_way(self.look_at(name))
 
     def yielding(self, for_: str, *, now: float) -> Iterator[str]:
         """Yield the running requests that may yield to a better one that waits, the worst first."""

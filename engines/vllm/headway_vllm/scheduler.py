@@ -20,6 +20,7 @@ from vllm.v1.request import Request
 from headway.cost.pass_time import Share
 from headway_vllm.admission import Adapters, kept, num_blocks
 from headway_vllm.hints import read_hints
+from headway_vllm.metrics import serve_metrics
 from headway_vllm.order import PolicyOrder
 from headway_vllm.settings import read_settings
 from headway_vllm.shim import require_version
@@ -37,7 +38,8 @@ class OrderedScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         require_version()
         super().__init__(*args, **kwargs)
-        self.follow(read_settings().order())
+        settings = read_settings()
+        self.follow(settings.order())
         self.headway_seconds = 0.0
         """Seconds spent on the order so far."""
         self.headway_steps = 0
@@ -45,9 +47,11 @@ class OrderedScheduler(Scheduler):
         self._planned: dict[int, tuple[float, Share]] = {}
         self._ended_at = 0.0
         self._sorted: list[Request] = []
-        self._version = -1
+        self._version = (-1, False)
         self._is_held_up = False
         """True if a step has computed nothing because of its pauses."""
+        if settings.metrics:
+            serve_metrics(self, settings.metrics)
 
     def follow(self, order: PolicyOrder) -> None:
         """Take another order, before the first request."""
@@ -77,7 +81,7 @@ class OrderedScheduler(Scheduler):
         order = self.headway
         order.settle(now=now)
         self._sort_running()
-        limit = self._make_room(now)
+        limit = self._make_room(self._clear(), now)
         paused = [] if self._is_held_up else self._pause(limit)
         self.waiting.redraw(limit)
         self.kv_holding_waiting.redraw()
@@ -127,25 +131,59 @@ class OrderedScheduler(Scheduler):
 
     def _sort_running(self) -> None:
         """Put the running requests into the policy's order, if something has moved."""
-        version = self.headway.queue.version
+        is_short = self._is_short()
+        version = self.headway.queue.version, is_short
         if version == self._version and self.running == self._sorted:
             return
-        found = [self.requests.get(name) for name in self.headway.running()]
+        names = self.headway.running(is_short=is_short)
+        found = [self.requests.get(name) for name in names]
         if set(found) == set(self.running):
             self.running[:] = found
         else:
             self.running.sort(key=self._place)
         self._version, self._sorted = version, list(self.running)
 
+    def _is_short(self) -> bool:
+        """Return whether the step may need more blocks than are free beside the reserve."""
+        manager = self.kv_cache_manager
+        most = len(self.running) + self.max_num_scheduled_tokens // self.block_size + 1
+        free = manager.block_pool.get_num_free_blocks()
+        return bool(free < most * manager.num_kv_cache_groups + self._reserve)
+
+    @property
+    def _reserve(self) -> int:
+        """Blocks that the policy wants free ahead of need."""
+        return int(self.headway.policy.reserve * self.kv_cache_manager.block_pool.num_gpu_blocks)
+
     def _place(self, request: Request) -> Order:
         return self.headway.place_of(request.request_id)
 
-    def _make_room(self, now: float) -> Order | None:
-        """Preempt running requests for better ones that wait; return who may not be admitted."""
+    def _clear(self) -> Order | None:
+        """Preempt who gives way until the policy's reserve is free; return who may not pass them.
+
+        One request always keeps its blocks.
+        """
+        pool, limit = self.kv_cache_manager.block_pool, None
+        least = self._reserve
+        while pool.get_num_free_blocks() < least and len(self.running) > 1:
+            victim = self.running[-1]
+            if not self.headway.gives_way(victim.request_id):
+                break
+            if not self._request_blocks_can_be_freed(victim):
+                break
+            limit = self._place(victim)
+            self._evict(victim)
+        return limit
+
+    def _make_room(self, limit: Order | None, now: float) -> Order | None:
+        """Preempt running requests for better ones that wait; return who may not be admitted.
+
+        ``limit``: who may not be, because requests made room already.
+        """
         if not self.headway.policy.preempts or not self.running or not len(self.waiting):
-            return None
+            return limit
         pool = self.kv_cache_manager.block_pool
-        free, limit = pool.get_num_free_blocks(), None
+        free = pool.get_num_free_blocks()
         places, adapters = self.max_num_active_reqs - len(self.running), self._adapters()
         for place, request in islice(self.waiting.best_first(), _MOST_TRIED):
             if limit is not None and place >= limit:
@@ -153,12 +191,15 @@ class OrderedScheduler(Scheduler):
             if not self._may_begin(request, adapters):
                 continue
             need = num_blocks(self.kv_cache_manager, self.block_size, request)
+            fits = need <= free and places > 0
+            if self._reserve and self.headway.gives_way(request.request_id):
+                need += self._reserve  # or it would be the next to lose its blocks
             if need <= free and places > 0:
                 free, places = free - need, places - 1
                 continue
             victims = self._victims(request, need - free, places, now)
             if not victims:  # whoever is behind it must not pass it
-                behind = (*place, 1)
+                behind = place if fits else (*place, 1)
                 return behind if limit is None else min(limit, behind)
             for victim in victims:
                 worst = self._place(victim)

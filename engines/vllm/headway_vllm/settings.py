@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -15,7 +16,11 @@ from headway_vllm.order import PolicyOrder
 
 SETTING = "HEADWAY_VLLM"
 """Environment variable with the policy as JSON; the engine's process inherits it."""
-_FIELDS = ("batching", "params", "end_of_reasoning", "start_of_reasoning", "reader_pace")
+_FIELDS = (
+    *("batching", "params", "end_of_reasoning", "start_of_reasoning", "reader_pace"),
+    "metrics",
+)
+_ADDRESS = re.compile(r"(([\w.-]+|\[[0-9a-fA-F:]+\]):)?\d{1,5}|")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,16 @@ class OrderSettings:
     start_of_reasoning: tuple[int, ...] = ()
     reader_pace: float = 0.1
     """Seconds that a reader takes for a token."""
+    metrics: str = ""
+    """``host:port`` that serves the order's metrics, ``port`` for loopback alone, "" for none."""
+
+    def __post_init__(self) -> None:
+        if (
+            not _ADDRESS.fullmatch(self.metrics)
+            or int(self.metrics.rpartition(":")[2] or 0) > 65535
+        ):
+            message = f"{SETTING}: metrics is {self.metrics!r}; it must be a port or host:port"
+            raise HeadwayError(Code.INVALID_ARGUMENT, message)
 
     def order(self) -> PolicyOrder:
         """Return the order; HeadwayError for a policy or parameter that does not exist."""
