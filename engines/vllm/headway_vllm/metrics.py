@@ -19,7 +19,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class OrderMetrics(Collector):
-    """What a scheduler's order has done and goes by, read when it is asked for."""
+    """Counts and constants of a scheduler's order, read when they are asked for."""
 
     def __init__(self, scheduler: Any) -> None:
         """``scheduler``: an ``OrderedScheduler``."""

@@ -23,7 +23,7 @@ from headway_vllm.hints import Hints
 from headway_vllm.steady import Followed, PolicyAsked, SteadyRequests, StepOutput
 
 _ENGINE = WorkerInfo("vllm", "", Role.UNIFIED, "", 1, 512, 1, 1, 1, 0)
-"""What a meter of costs asks of a worker: units, and tokens of a chunk where nothing is known."""
+"""A worker for the meter of costs: its units, and a chunk's tokens where nothing is known."""
 _REFUSED = 1.0
 """Seconds for which a policy's refusal of a victim stands."""
 

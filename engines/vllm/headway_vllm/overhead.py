@@ -1,4 +1,4 @@
-"""What the order costs a step of vLLM's scheduler: ``python -m headway_vllm.overhead``.
+"""The cost of the order in a step of vLLM's scheduler: ``python -m headway_vllm.overhead``.
 
 vLLM's own scheduler plans real steps and takes their tokens; nothing computes a model. Each request
 decodes, and those that wait find no place. Beside the seconds that the plug-in counts for itself
@@ -31,7 +31,7 @@ class Cost(NamedTuple):
     """Medians over the steps, in microseconds."""
 
     order: float
-    """What the plug-in counts: before vLLM's plan, and after its result."""
+    """As the plug-in counts: before vLLM's plan, and after its result."""
     mean: float
     """The same, on average."""
     step: float

@@ -1,4 +1,4 @@
-"""What this package needs of vLLM's model runner, whichever of the two it has.
+"""The part of vLLM's model runner that this package needs, whichever of the two it has.
 
 A runner keeps requests' tokens and block tables from pass to pass. V1 is the one of CPUs, V2
 (``vllm.v1.worker.gpu``) the default on GPUs.

@@ -28,7 +28,7 @@ _LOOK_AGAIN = 64
 
 
 class StepOutput(Protocol):
-    """What vLLM tells of a request after a step."""
+    """A request after a step, as vLLM tells."""
 
     @property
     def request_id(self) -> str:
@@ -44,7 +44,7 @@ class StepOutput(Protocol):
 
 
 class Apart(NamedTuple):
-    """What a step has computed of a request that is not counted by the step."""
+    """A step's part of a request that is not counted by the step."""
 
     name: str
     num_tokens: int
