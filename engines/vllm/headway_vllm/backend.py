@@ -141,21 +141,23 @@ class VllmBackend:
     def _check(self, item: PassItem, least: int) -> None:
         """Refuse an item that contradicts itself, before anything is computed.
 
-        ``least`` is PENDING where the device knows the tokens that are missing, else 0.
+        ``least`` is PENDING where the device knows the tokens that are missing, else 0. An item of
+        one token has one new block at most: the others were looked at before.
         """
         stop, size = item.start + len(item.token_ids), self.info.block_size
-        name = f"request {item.key.gateway_id}/{item.key.stream_id}"
+        blocks = item.block_table if len(item.token_ids) > 1 else item.block_table[-1:]
         problem = ""
         if stop > self.info.max_model_len:
             problem = f"it reaches {stop} tokens: over the limit of {self.info.max_model_len}"
         elif blocks_for(stop, size) > len(item.block_table):
             problem = f"its block table holds {len(item.block_table) * size} tokens of {stop}"
-        elif not 0 <= min(item.block_table) <= max(item.block_table) < self.info.num_blocks:
+        elif not 0 <= min(blocks) <= max(blocks) < self.info.num_blocks:
             problem = f"its block table names blocks beyond {self.info.num_blocks - 1}"
         elif not least <= min(item.token_ids) <= max(item.token_ids) < self._vocab_size:
             wrong = next(t for t in item.token_ids if not 0 <= t < self._vocab_size)
             problem = f"{wrong} is not a token id"
         if problem:
+            name = f"request {item.key.gateway_id}/{item.key.stream_id}"
             raise PassFailure([item.key], f"{name}: {problem}")
         refused = refusal(item.sampling)
         if refused:
