@@ -99,12 +99,16 @@ class Engine:
                 each.num_computed = self.random.choice([0, each.num_prompt // 2, most])
             each.runs = True
             left = each.num_prompt + each.num_output - each.num_computed
+            if not left:  # its token was stale: it waits until it is preempted
+                continue
             speculates = left == 1 and not calm and self.random.random() < 0.1
             count = 3 if speculates else min(left, self.random.choice([8, 16, 64]))
             counts[name], starts[name] = count, each.num_computed
-            if count == 1 and each.num_output:
+            if (count == 1 or speculates) and each.num_output:
                 expected[2] += 1
                 expected[3] += each.num_computed + 1
+                expected[0] += count - 1  # drafts cost what a prompt's tokens cost
+                expected[1] += (count - 1) * each.num_computed
             else:
                 expected[0] += count
                 expected[1] += count * each.num_computed
