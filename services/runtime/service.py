@@ -31,6 +31,7 @@ from services.runtime.watchdog import watch_event_loop
 C = TypeVar("C", bound=ServiceConfig)
 STOP_GRACE = 1.0
 _REFUSED = 2
+_FINAL = (Code.FAILED_PRECONDITION, Code.INVALID_ARGUMENT)
 """Exit status of a start that would fail again: the supervisor tries no more."""
 _MOST_FILES = 65_536
 _LAST_PATIENCE = 5.0
@@ -88,7 +89,7 @@ def run_service(
         uvloop.run(_live(config, build, lines))
     except HeadwayError as error:
         get_logger().error("cannot_start", error=error.message)
-        _leave(_REFUSED if error.code is Code.FAILED_PRECONDITION else 1)
+        _leave(_REFUSED if error.code in _FINAL else 1)
     except Exception as error:
         get_logger().error("crashed", error=repr(error), exc_info=error)
         _leave(1)

@@ -229,7 +229,8 @@ def _refuse_role(kv_layout: str, role: Role) -> None:
 
 def _max_running(config: WorkerConfig, engine: EngineInfo) -> int:
     """Return the most requests of a DP unit in one pass, 0 for any number."""
-    limits = (config.max_running, engine.max_running // config.dp)
+    most = engine.max_running
+    limits = (config.max_running, max(1, most // config.dp) if most else 0)
     return min((limit for limit in limits if limit), default=0)
 
 

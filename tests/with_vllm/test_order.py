@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from headway.core.worker.settings import WorkerSettings
 from headway.cost.costs import Source
 from headway.cost.pass_time import PassTime
+from headway.errors import Code, HeadwayError
 from headway.policies.batching.headway import Headway
 from headway.policies.batching.protocol import Batching, Candidate, Ranked
 from headway.policies.batching.uniboost import UniBoost
@@ -16,7 +18,7 @@ from headway.policies.readers import constants_of
 from headway.request import StreamKey
 from headway_vllm.hints import Hints, read_hints
 from headway_vllm.order import PolicyOrder
-from headway_vllm.settings import OrderSettings
+from headway_vllm.settings import SETTING, OrderSettings, read_settings
 
 
 @pytest.mark.parametrize(
@@ -74,6 +76,34 @@ def test_where_memory_is_short_those_that_give_way_are_behind_all_others() -> No
     best_first = order.running(is_short=False)
     assert sorted(best_first, key=order.place_of) == best_first
     assert order.running(is_short=True)[2:] == [n for n in best_first if n in ("r0", "r2")]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("[]", "5", "null", '[["batching", "fcfs"]]', '{"batching": 5}', '{"batching": null}'),
+        *('{"params": null}', '{"params": []}', '{"end_of_reasoning": 5}'),
+        *('{"end_of_reasoning": ["x"]}', '{"end_of_reasoning": [-1]}', '{"reader_pace": "x"}'),
+        *('{"reader_pace": -1}', '{"reader_pace": NaN}', '{"reader_pace": null}'),
+        *('{"metrics": null}', '{"metrics": "0"}', '{"metrics": "a b:80"}', '{"metrics": ":80"}'),
+        '{"metrics": 65536}',
+    ],
+)
+def test_a_setting_of_the_wrong_kind_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.setenv(SETTING, given)
+    with pytest.raises(HeadwayError, match=SETTING) as refused:
+        read_settings()
+    assert refused.value.code is Code.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("metrics", [9402, "9402", "127.0.0.1:9402", "[::1]:9402", "pod-1:9402"])
+def test_metrics_have_a_port_or_an_address(
+    monkeypatch: pytest.MonkeyPatch, metrics: int | str
+) -> None:
+    monkeypatch.setenv(SETTING, json.dumps({"batching": "uniboost", "metrics": metrics}))
+    assert read_settings().metrics == metrics
 
 
 class Refusing(Batching):

@@ -231,6 +231,25 @@ def test_a_plain_vllm_in_another_order_says_the_same(loaded: Loaded, policy: str
     assert not scheduler.headway.queue.waiting
 
 
+@pytest.mark.parametrize(
+    ("options", "way_out"),
+    [
+        ({"scheduler_cls": "x.Y"}, "batching"),
+        ({"block_size": 64}, "block_size"),
+        ({"kv_cache_memory_bytes": 1}, "kv-cache-gib"),
+        ({"enable_lora": True}, "plain vLLM"),
+        ({"max_num_batched_tokens": 64}, "chunk-tokens"),
+        ({"speculative_config": "ngram"}, "vLLM refuses"),
+    ],
+)
+def test_options_that_are_not_a_workers_are_refused_with_the_way_out(
+    options: dict[str, object], way_out: str
+) -> None:
+    config = worker_config(engine="vllm", max_running=8, engine_args={"vllm": options})
+    with pytest.raises(HeadwayError, match=way_out):
+        load_parts(config)
+
+
 def test_who_gives_way_loses_its_blocks_ahead_of_need_until_the_reserve_is_free(
     loaded: Loaded,
 ) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from headway.forward_pass import ForwardPass
+from headway_vllm.ranks import clear_away
 from headway_vllm.runners import runner_of
 from headway_vllm.shared_kv import KvOfRank
 from headway_vllm.shim import attention_of, prepare_environment
@@ -33,6 +34,8 @@ class Follower:
         self._questions = kv
         self._executor: Any
         self._kv: KvOfRank
+        self.meeting = ""
+        """The place where torch.distributed meets, once it is known."""
 
     def serve(self) -> None:
         """Obey until rank 0 lets it end."""
@@ -68,6 +71,7 @@ class Follower:
     def _begin(self, config: Any, rank: int, meeting: str) -> None:
         from headway_vllm.ranked import RankExecutor
 
+        self.meeting = meeting
         self._executor = RankExecutor(config, rank, meeting)
 
     def _take_draws(self) -> None:
@@ -99,11 +103,12 @@ class Follower:
             os._exit(1)
 
 
-def _end_with(orders: Connection) -> None:
+def _end_with(orders: Connection, follower: Follower) -> None:
     """End this process when the pipe's other end is closed, whatever its threads wait for."""
     poll = select.poll()
     poll.register(orders.fileno(), select.POLLRDHUP)
     poll.poll()
+    clear_away(follower.meeting)
     os._exit(0)
 
 
@@ -112,12 +117,13 @@ def main(orders: str, kv: str) -> None:
     for ignored in (signal.SIGINT, signal.SIGTERM):  # its worker says when
         signal.signal(ignored, signal.SIG_IGN)
     connection = Connection(int(orders))
-    Thread(target=_end_with, args=[connection], name="end", daemon=True).start()
+    follower = Follower(connection, Connection(int(kv)))
+    Thread(target=_end_with, args=[connection, follower], name="end", daemon=True).start()
     prepare_environment()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     from headway_vllm import ranked  # noqa: F401 (it takes long, and rank 0 waits for a sign)
 
-    Follower(connection, Connection(int(kv))).serve()
+    follower.serve()
 
 
 if __name__ == "__main__":

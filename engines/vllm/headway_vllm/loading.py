@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -18,6 +19,7 @@ from headway_vllm.device import device_options, require_device, require_platform
 from headway_vllm.native import NativeEngine, ShownOrder
 from headway_vllm.parallel import num_processes, parallel_options, require_shares, threads_of_each
 from headway_vllm.plans import NULL_BLOCKS
+from headway_vllm.settings import SETTING
 from headway_vllm.shim import (
     EngineParts,
     PlanningParts,
@@ -38,6 +40,18 @@ _ROWS = 256
 """Most requests of a pass, where ``--worker.max-running`` gives none."""
 
 
+_OURS = {
+    "block_size": "--engine-args '{\"block_size\": N}'",
+    "enable_prefix_caching": "--worker.no-prefix-caching",
+    "kv_cache_memory_bytes": "--worker.kv-cache-gib",
+    "num_gpu_blocks_override": "--worker.num-blocks",
+    "scheduler_cls": "--policy batching=NAME",
+    "enable_lora": "a plain vLLM in Headway's order",
+    "runner": "a plain vLLM in Headway's order",
+}
+"""Arguments of vLLM that a worker sets by itself or does not have, and what to take instead."""
+
+
 class VllmArgs(BaseModel):
     """The ``--engine-args`` of this engine."""
 
@@ -54,7 +68,11 @@ class VllmArgs(BaseModel):
 def parse_args(given: dict[str, Any]) -> VllmArgs:
     """Return the arguments; HeadwayError for a wrong one."""
     try:
-        return VllmArgs(**given)
+        args = VllmArgs(**given)
+        for name in sorted(_OURS.keys() & args.vllm.keys()):
+            message = f"--engine-args: vllm.{name} is not for a worker: take {_OURS[name]}"
+            raise HeadwayError(Code.INVALID_ARGUMENT, message, param="engine_args")
+        return args
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
@@ -104,6 +122,7 @@ def load_planning_parts(config: WorkerConfig) -> tuple[PlanningParts, int]:
     """Return a loaded vLLM engine that plans, and its KV blocks."""
     if config.host_kv_gib:
         raise invalid("host_kv_gib", config.host_kv_gib, "0 with engine vllm-native")
+    os.environ.pop(SETTING, None)  # of a plain vLLM; here the worker's policies order
     chosen, num_blocks, _ = _configuration(
         config,
         {
@@ -120,6 +139,13 @@ def load_parts(config: WorkerConfig) -> tuple[EngineParts, int, int]:
     if chosen.speculative_config is not None:
         message = "--engine vllm does not take speculative_config: take --engine vllm-native"
         raise HeadwayError(Code.FAILED_PRECONDITION, message, param="engine_args")
+    chunk, most = config.chunk_tokens * config.dp, chosen.scheduler_config.max_num_batched_tokens
+    if most < chunk:
+        message = (
+            f"vLLM's max_num_batched_tokens is {most}, and a pass has up to {chunk} tokens: "
+            "take a smaller --worker.chunk-tokens"
+        )
+        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="engine_args")
     parts = EngineParts(chosen)
     if parts.num_kinds != 1:
         message = (

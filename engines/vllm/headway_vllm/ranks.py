@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
+from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
 
@@ -31,6 +32,15 @@ PATIENCE = 600
 """Seconds that each step of the start may take, where vLLM's options give none."""
 _LAST_WORDS = 30.0
 """Seconds that a rank has to end by itself."""
+
+
+def clear_away(meeting: str) -> None:
+    """Remove what ranks that were killed leave: where they met, and the memory that they shared."""
+    place = Path(meeting.removeprefix("file://"))
+    if place.name:
+        for left in (place, *Path("/dev/shm").glob(f"{place.name}-*")):
+            with suppress(OSError):
+                left.unlink()
 
 
 class RankProcess:
@@ -91,6 +101,7 @@ class Ranks:
         self.size = size
         self._patience = patience
         self._closing = False
+        self._meeting = ""
         self._kv_lock = Lock()
         """Held from a question about KV to its answer."""
         self._others = [RankProcess(rank, num_threads) for rank in range(1, size)]
@@ -103,6 +114,7 @@ class Ranks:
 
     def begin(self, config: Any, meeting: str) -> None:
         """Let each load its share; ``meeting``: where torch.distributed meets."""
+        self._meeting = meeting
         for each in self._others:
             self._send([each], ("begin", (config, each.rank, meeting), {}, True))
 
@@ -174,4 +186,5 @@ class Ranks:
             with suppress(subprocess.TimeoutExpired):
                 ended[0].process.wait(1.0)
             status = ended[0].process.returncode
+            clear_away(self._meeting)
             end_process("vllm_rank_ended", rank=ended[0].rank, status=status)

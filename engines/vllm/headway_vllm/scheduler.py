@@ -51,7 +51,7 @@ class OrderedScheduler(Scheduler):
         self._is_held_up = False
         """True if a step has computed nothing because of its pauses."""
         if settings.metrics:
-            serve_metrics(self, settings.metrics)
+            serve_metrics(self, str(settings.metrics))
 
     def follow(self, order: PolicyOrder) -> None:
         """Take another order, before the first request."""

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 
 from headway.errors import Code, HeadwayError
 from headway_vllm.drafts import Check, check_with
@@ -58,7 +59,11 @@ class EngineParts:
         from vllm.v1.executor import Executor
 
         self.config = config
-        self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        try:
+            self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        except ValueError as error:  # its KV is too small, a file cannot be read
+            message = f"vLLM cannot serve the model so: {error}"
+            raise HeadwayError(Code.FAILED_PRECONDITION, message, param="engine_args") from error
         self.executor: Any = self.core.model_executor
         self.ranks: Ranks | None = getattr(self.executor, "ranks", None)
         """The other processes of the worker, if there are any."""
@@ -272,8 +277,9 @@ def engine_config(model: str, options: Mapping[str, Any]) -> Any:
 
     try:
         return EngineArgs(model=model, **options).create_engine_config()
-    except (TypeError, ValueError) as error:
-        message = f"vLLM refuses the model or its options: {error}"
+    except Exception as error:  # what its options may hold is checked in many places
+        said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        message = f"vLLM refuses the model or its options: {said}"
         raise HeadwayError(Code.INVALID_ARGUMENT, message, param="engine_args") from error
 
 

@@ -51,7 +51,11 @@ class EndpointArgs(BaseModel):
         """Return the headers of every request."""
         if self.api_key_file is None:
             return {}
-        return {"Authorization": f"Bearer {self.api_key_file.read_text().strip()}"}
+        try:
+            return {"Authorization": f"Bearer {self.api_key_file.read_text().strip()}"}
+        except (OSError, UnicodeDecodeError) as error:
+            message = f"--engine-args: api_key_file cannot be read: {error}"
+            raise HeadwayError(Code.INVALID_ARGUMENT, message, param="engine_args") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,12 @@ class KnownEndpoint:
 def parse_args(given: dict[str, Any]) -> EndpointArgs:
     """Return the arguments; HeadwayError for a wrong one."""
     try:
-        return EndpointArgs(**given)
+        args = EndpointArgs(**given)
+        httpx.URL(args.url)
+        return args
+    except httpx.InvalidURL as error:
+        message = f"--engine-args: url is {given['url']!r}: {error}"
+        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="engine_args") from error
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
