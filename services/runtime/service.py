@@ -77,9 +77,9 @@ def run_service(
 ) -> None:
     """Run until SIGTERM or SIGINT: drain, stop, exit 0. A second signal exits at once.
 
-    Exits with 1 if the service cannot start, crashes, or loses a task that it lives by; with 2
-    if a file or the store refuses it, so that it would fail again; with 128 + signal number at
-    a second signal.
+    Exits with 1 if the service cannot start, crashes, or loses a task that it lives by; with 2 if
+    an option, a file or the store refuses it, so that it would fail again; with 128 + signal
+    number at a second signal.
     """
     _allow_many_files()
     names = (config.service_name(), config.service_id)

@@ -58,7 +58,7 @@ async def test_a_process_serves_https_and_leaves_on_sigterm(
 async def test_a_process_without_a_model_says_so_and_ends(tmp_path: Path, store_url: str) -> None:
     process = await started(store_url, tmp_path.name, "--model", str(tmp_path / "none"))
     output, _ = await asyncio.wait_for(process.communicate(), 30)
-    assert process.returncode == 1
+    assert process.returncode == 2
     assert b"none" in output
     assert b"Traceback" not in output
 
