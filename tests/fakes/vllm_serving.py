@@ -21,7 +21,7 @@ HOST_BLOCKS = 30
 
 @dataclass
 class Served:
-    """What a worker's core and an engine have made of some requests."""
+    """Requests, as a worker's core and an engine have served them."""
 
     outputs: dict[int, list[int]]
     core: WorkerCore

@@ -39,7 +39,7 @@ def config_of(engine: str, size: int, **options: Any) -> Any:
 
 
 def with_headways_plans(size: int, folder: Path) -> dict[str, Any]:
-    """What ``--engine vllm`` says."""
+    """Return the answers of ``--engine vllm``."""
     from headway_vllm.backend import VllmBackend
     from headway_vllm.loading import load_parts
 
@@ -88,7 +88,7 @@ def _states_and_kv(backend: Any, written: Path, read: Path) -> dict[str, Any]:
 
 
 async def with_its_own_plans(size: int) -> dict[str, Any]:
-    """What ``--engine vllm-native`` says."""
+    """Return the answers of ``--engine vllm-native``."""
     from headway_vllm.loading import load_native
 
     engine = load_native(config_of("vllm-native", size, policy="batching=uniboost"))

@@ -21,7 +21,7 @@ POLICIES = ("fcfs", "uniboost", "pascal", "headway", "clocks", "las", "skip-join
 
 @dataclass
 class Told:
-    """What vLLM would tell of a request after a step."""
+    """A request after a step, as vLLM would tell."""
 
     request_id: str
     new_token_ids: list[int]
@@ -54,7 +54,7 @@ class Engine:
     each: PolicyOrder
     steady: PolicyOrder
     is_ahead: bool
-    """It plans a step before it takes the last one's tokens."""
+    """True if it plans a step before it takes the last one's tokens."""
     now: float = 1_700_000_000.0
     number: int = 0
     live: dict[str, Live] = field(default_factory=dict)

@@ -10,7 +10,7 @@ import torch
 from headway.forward_pass import PassItem
 from headway.request import SamplingParams
 from services.worker.engine.grammar import Masks
-from services.worker.engine.sampler import Drawing, Drawn, begin_draw, draw, sent
+from services.worker.engine.sampler import Drawing, Drawn, begin_draw, sent
 
 
 def refusal(sampling: SamplingParams) -> str:
@@ -58,24 +58,3 @@ def begin_rows(
     drawing = begin_draw(logits[own], chosen, eos_token_ids, masks=masks)
     tokens[own] = drawing.tokens
     return RowDraws(tokens, rows, drawing)
-
-
-def draw_rows(
-    logits: torch.Tensor,
-    items: Sequence[PassItem | None],
-    eos_token_ids: Sequence[int],
-    masks: Masks,
-) -> tuple[torch.Tensor, Mapping[int, Drawn]]:
-    """Return a token for each row (rows, vocabulary), and what was drawn by row.
-
-    A row whose item is None draws nothing and gets any token, and so does one without a finite
-    logit: what was drawn there is ``problem_of``'s.
-    """
-    rows = [row for row, item in enumerate(items) if item is not None]
-    chosen = [item for item in items if item is not None]
-    drawn: dict[int, Drawn] = {}
-    if rows:
-        own = logits if len(rows) == len(logits) else logits[rows]
-        drawn = dict(zip(rows, draw(own, chosen, eos_token_ids, masks=masks), strict=True))
-    tokens = [max(0, drawn[row][0]) if row in drawn else 0 for row in range(len(logits))]
-    return torch.tensor(tokens, dtype=torch.int32, device=logits.device), drawn

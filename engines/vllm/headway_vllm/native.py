@@ -78,7 +78,7 @@ class _Held:
     request: Request
     output: list[int]
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Of the tokens of the last pass, or none."""
+    """Log probabilities of the last pass's tokens, or none."""
     problem: HeadwayError | None = None
     """The reason why no token could be drawn."""
 

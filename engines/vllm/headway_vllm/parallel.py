@@ -1,4 +1,4 @@
-"""Which of vLLM's ways to share a model between processes a worker takes."""
+"""The ways of vLLM to share a model between processes that a worker takes."""
 
 from __future__ import annotations
 

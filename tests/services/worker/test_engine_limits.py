@@ -15,7 +15,7 @@ from tests.fakes.worker_service import Leader, Sink, make_request, served
 
 
 class NarrowEngine(FakeEngine):
-    """It takes two requests in a pass."""
+    """An engine that takes two requests in a pass."""
 
     def __init__(self) -> None:
         super().__init__(num_blocks=160)

@@ -18,7 +18,7 @@ PATIENCE = 120.0
 
 
 class QueueingEngine(FakeEngine):
-    """It computes a pass when its result is asked for, and not before the gate opens."""
+    """A backend that computes a pass when its result is asked for, once the gate is open."""
 
     def __init__(self) -> None:
         super().__init__(num_blocks=8)
