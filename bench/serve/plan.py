@@ -55,8 +55,9 @@ class Options:
 class Planned:
     """A request to send; ``arrival_at`` in seconds after the start.
 
-    ``path``: of this request alone, "" for the plan's. ``headers``: beside its own. ``reasons``: False where all of the output
-    is an answer. ``is_read``: False where nobody reads it as it comes.
+    ``path``: of this request alone, "" for the plan's. ``headers``: beside the client's own.
+    ``reasons``: False where all of the output is an answer. ``is_read``: False where nobody reads
+    it as it comes.
     """
 
     index: int
