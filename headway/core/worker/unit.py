@@ -6,7 +6,7 @@ from collections import Counter, abc
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headway.blocks import BlockHash, BlockPool, block_hash, chain_hashes, salt_hash
+from headway.blocks import BlockHash, BlockPool, PrefixNamer, block_names
 from headway.cluster import Role, UnitLoad, WorkerInfo
 from headway.core.worker.batch import BatchSums
 from headway.core.worker.host import HostMemory
@@ -83,8 +83,8 @@ class WorkerUnit:
             kv.hashes = list(self._hashes_of(request))
         elif self._settings.prefix_caching:
             token_ids = (*request.prompt_token_ids, *request.output_token_ids)
-            salt = salt_hash(request.cache_salt)
-            kv.hashes = chain_hashes(token_ids, self.pool.block_size, salt)
+            kv.namer = PrefixNamer(request.cache_salt)
+            kv.hashes = block_names(token_ids, self.pool.block_size, kv.namer)
         if sequence.stage is Stage.WAITING and kv.hashes:
             num_blocks = self.pool.count_cached(self.adoptable(sequence))
             kv.num_hit_tokens = num_blocks * self.pool.block_size
@@ -146,11 +146,9 @@ class WorkerUnit:
         if num_full <= kv.num_named:
             return
         hashes = kv.hashes
-        if self._settings.prefix_caching:
-            salt = None if hashes else salt_hash(sequence.request.cache_salt)
-            for n in range(len(hashes), num_full):
-                tokens = sequence.tokens(n * size, (n + 1) * size)
-                hashes.append(block_hash(hashes[-1] if hashes else salt, tokens))
+        if kv.namer is not None and len(hashes) < num_full:
+            tokens = sequence.tokens(len(hashes) * size, num_full * size)
+            hashes += block_names(tokens, size, kv.namer)
         self.pool.cache(kv.blocks, hashes, kv.num_named, num_full)
         kv.num_named = num_full
 
