@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Protocol, cast
 
 BlockHash = Hashable
 """The name of a full block *and of all blocks before it*: equal hashes mean equal KV."""
 
-_HASH_BYTES = 16
+NAME_BYTES = 16
 _FINE_TOKENS, _FINE_SPAN, _COARSE_TOKENS = 64, 2048, 512
 """Gaps between waypoints, and the tokens in which they are narrow."""
 
@@ -23,7 +23,7 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 
 def salt_hash(salt: str) -> bytes:
     """Return the name of the empty beginning of prompts with this salt; "" for no salt."""
-    return blake2b(salt.encode(), digest_size=_HASH_BYTES, person=b"salt").digest()
+    return blake2b(salt.encode(), digest_size=NAME_BYTES, person=b"salt").digest()
 
 
 def num_waypoints(num_tokens: int) -> int:
@@ -62,7 +62,7 @@ class PrefixNamer:
     def _begin(self, name: bytes) -> None:
         """Go on behind a waypoint of this name."""
         self._name: bytes | None = name
-        self._hasher = blake2b(name, digest_size=_HASH_BYTES)
+        self._hasher = blake2b(name, digest_size=NAME_BYTES)
         self._left = waypoint(self._num_waypoints + 1) - waypoint(self._num_waypoints)
 
     def advance(self, token_ids: Sequence[int]) -> bytes:
@@ -132,6 +132,7 @@ class BlockPool:
         self._refs = [0] * num_blocks
         self._cached: dict[BlockHash, int] = {}
         self._hashes: dict[int, BlockHash] = {}
+        self._ends: dict[int, int] = {}  # blocks up to and with a cached one
         self._unused: dict[int, None] = {}  # cached, without references; oldest first
         self._num_shared_refs = 0  # references beyond a block's first
         self._num_promised = 0
@@ -219,6 +220,16 @@ class BlockPool:
             if hashes[n] not in self._cached and table[n] not in self._hashes:
                 self._cached[hashes[n]] = table[n]
                 self._hashes[table[n]] = hashes[n]
+                self._ends[table[n]] = n + 1
+
+    def cached(self) -> Iterator[tuple[BlockHash, int]]:
+        """Yield the names that are cached, and where their blocks end in tokens.
+
+        Least recently used first; those in use come last.
+        """
+        in_use = (block for block in self._hashes if block not in self._unused)
+        for block in chain(self._unused, in_use):
+            yield self._hashes[block], self._ends[block] * self.block_size
 
     def forget(self, table: Iterable[int]) -> None:
         """Withdraw these blocks from the prefix cache."""
