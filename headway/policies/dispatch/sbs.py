@@ -215,7 +215,7 @@ class StaggeredBatch(Dispatching, CostReader):
         prefillers = [load for load in loads if load.role is not Role.CONVERTIBLE]
         turns = self._turns(prefillers, num_waiting, now)
         due_in = 0.0 if turns else max(0.0, self._cycle_at + self.interval - now)
-        ready = [load for load in convertibles if _can_take(load) and self._ready_at(load) <= now]
+        ready = [load for load in convertibles if can_take(load) and self._ready_at(load) <= now]
         keys = self._excess(prefillers, waiting, due_in, now) if ready else []
         armed = sorted(ready, key=self._rank) if keys else []
         idle = {load.worker_id for load in prefillers if load.task_depth == 0}
@@ -248,7 +248,7 @@ class StaggeredBatch(Dispatching, CostReader):
         return max(num_tokens, 1.0) / self._pass_times.value if self._pass_times.value else inf
 
     def _turns(self, loads: Sequence[InstanceLoad], num_waiting: int, now: float) -> list[Turn]:
-        ready = [load for load in loads if _can_take(load) and self._ready_at(load) <= now]
+        ready = [load for load in loads if can_take(load) and self._ready_at(load) <= now]
         ready.sort(key=self._rank)
         turns = [Turn(load.worker_id, TOP_UP) for load in ready if self._has_leftovers(load, now)]
         if now >= self._cycle_at + self.interval:
@@ -260,9 +260,17 @@ class StaggeredBatch(Dispatching, CostReader):
     def _has_leftovers(self, load: InstanceLoad, now: float) -> bool:
         return load.queued_tokens > 0 and self._instances[load.worker_id].ended_at == now
 
-    def _rank(self, load: InstanceLoad) -> tuple[bool, int, str]:
+    def _rank(self, load: InstanceLoad) -> tuple[bool, int, int, str]:
+        """Rank by the last turn; those that decode as well by what delays a prompt there.
+
+        The paper's instances only prefill. Where requests of one batch delay each other, turns
+        alone would treat a busy unit like an idle one.
+        """
         instance = self._instances[load.worker_id]
-        return instance.fallback, instance.turn, load.worker_id
+        delay = 0
+        if load.role is Role.UNIFIED:
+            delay = (load.queued_tokens + 1) * (load.num_outstanding + 1)
+        return instance.fallback, delay, instance.turn, load.worker_id
 
     def _rule(self, load: InstanceLoad) -> str:
         if self._instances[load.worker_id].fallback:
@@ -279,13 +287,14 @@ class StaggeredBatch(Dispatching, CostReader):
             regular = loads
             if self._num_convertible:
                 regular = [load for load in loads if load.role is not Role.CONVERTIBLE] or loads
-            ready_at = [self._ready_at(load) for load in regular if _can_take(load)]
+            ready_at = [self._ready_at(load) for load in regular if can_take(load)]
             times = [turn_at for r in ready_at if (turn_at := max(r, due_at)) > now]
             earliest = min(earliest, *times) if times else earliest
         return earliest if earliest < inf else None
 
 
-def _can_take(load: InstanceLoad) -> bool:
+def can_take(load: InstanceLoad) -> bool:
+    """Return whether a unit of it has chunk left, and one has free blocks."""
     return load.has_capacity and load.has_room
 
 
