@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from types import MappingProxyType
 
 from headway.blocks import blocks_for
 from headway.cluster import Role, UnitId, UnitLoad, WorkerInfo
@@ -20,6 +21,9 @@ from headway.policies.placement import DecodeUnit
 from headway.policies.placement.ahead import LoadAhead
 from headway.policies.rescheduling import Horizon
 from headway.request import Request, StreamKey
+
+
+NOTHING: Mapping[StreamKey, int] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -142,7 +146,9 @@ class Instance:
         self.info, self.has_changed = info, True
         self.changed()
 
-    def sent(self, dispatch: Dispatch, cached: Mapping[StreamKey, int], *, now: float) -> None:
+    def sent(
+        self, dispatch: Dispatch, *, now: float, cached: Mapping[StreamKey, int] = NOTHING
+    ) -> None:
         """Book a dispatch: U_flight without the tokens that are ``cached`` there, and KV blocks."""
         tokens: dict[int, int] = {}
         blocks: dict[int, int] = {}

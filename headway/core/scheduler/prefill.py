@@ -254,7 +254,7 @@ class PrefillPool:
             else:
                 break
         if tried:
-            cycle_time = self._dispatching.interval or self._dispatching.mean_pass_time
+            cycle_time = self._dispatching.cycle_time
             self.window.end_cycle(cycle_time, now=now, rested=self._num_fruitless > _MOST_FRUITLESS)
             self._rest(cycle_time, used, now)
         if tried and self._num_fruitless <= _MOST_FRUITLESS:
@@ -375,7 +375,7 @@ class PrefillPool:
                 a.request.hit = self._prefixes.hit(a.request, a.unit)
                 self._prefixes.note(a.request, a.unit)
         cached = {a.request.key: a.request.hit.num_tokens for a in assigned}
-        instance.sent(dispatch, cached, now=now)
+        instance.sent(dispatch, now=now, cached=cached)
         self._state.tell_worker(worker_id, dispatch)
         for a in assigned:
             self._books.dispatch(a.request, a.unit, rule)

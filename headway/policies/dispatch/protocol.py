@@ -201,6 +201,11 @@ class Dispatching(ABC):
         return 0.0
 
     @property
+    def cycle_time(self) -> float:
+        """Seconds of a dispatch cycle, by which flow control counts how long requests wait."""
+        return self.interval or self.mean_pass_time
+
+    @property
     def mean_pass_time(self) -> float:
         """T̄ over the last passes, seconds."""
         return self._pass_times.value

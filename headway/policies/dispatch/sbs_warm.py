@@ -211,6 +211,11 @@ class WarmStaggeredBatch(StaggeredBatch):
         """Return the tokens whose computing a hit saves; the link costs a share of those on it."""
         return hit.num_device_tokens + hit.num_host_tokens * (1.0 - self._host_share)
 
+    def uncached(self, request: Waiting) -> int:
+        """Return the tokens that every unit lacks of a prompt."""
+        matches = self.matches(request)
+        return request.num_tokens - (matches.shortest if matches is not None else 0)
+
     def _unit_seconds(self, load: InstanceLoad) -> float:
         """Return t: one unit's seconds for a prompt token; its instance computes all at once."""
         return self._per_token.value * len(load.units)
@@ -231,7 +236,7 @@ class WarmStaggeredBatch(StaggeredBatch):
     def _wait(self, unit: Unit, now: float) -> float:
         """Return W: the seconds until a unit's next turn, as far as known."""
         load = unit.load
-        ends_at = self._instances[load.worker_id].dispatched_at + self._cycle_time
+        ends_at = self._instances[load.worker_id].dispatched_at + self._turn_round
         behind = max(0.0, unit.num_owed_tokens - load.chunk_tokens / len(load.units))
         return max(0.0, ends_at - now) + behind * self._unit_seconds(load)
 
