@@ -22,7 +22,6 @@ from headway.policies.placement.ahead import LoadAhead
 from headway.policies.rescheduling import Horizon
 from headway.request import Request, StreamKey
 
-
 NOTHING: Mapping[StreamKey, int] = MappingProxyType({})
 
 
