@@ -8,23 +8,58 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.blocks import BlockPool, blocks_for, chain_hashes
+from headway.blocks import (
+    BlockPool,
+    PrefixNamer,
+    block_names,
+    blocks_for,
+    num_waypoints,
+    waypoint,
+    waypoint_names,
+)
 
 SIZE = 4
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=40)
 
 
 def test_a_chain_names_a_block_and_all_before_it() -> None:
-    assert chain_hashes([1, 2, 3, 4, 5], 2) == chain_hashes([1, 2, 3, 4, 6], 2)
-    first, second = chain_hashes([1, 2, 1, 2], 2)
+    assert block_names([1, 2, 3, 4, 5], 2) == block_names([1, 2, 3, 4, 6], 2)
+    first, second = block_names([1, 2, 1, 2], 2)
     assert first != second
-    assert chain_hashes([9, 9, 3, 4], 2)[1] != chain_hashes([1, 2, 3, 4], 2)[1]
-    assert chain_hashes([1], 2) == []
+    assert block_names([9, 9, 3, 4], 2)[1] != block_names([1, 2, 3, 4], 2)[1]
+    assert block_names([1], 2) == []
+
+
+@given(size=st.integers(1, 700), num_tokens=st.integers(0, 6000), salt=st.sampled_from(["", "s"]))
+def test_a_block_that_ends_at_a_waypoint_has_its_name(
+    size: int, num_tokens: int, salt: str
+) -> None:
+    tokens = [n * 7919 % 1000 for n in range(num_tokens)]
+    names = block_names(tokens, size, PrefixNamer(salt))
+    marks = waypoint_names([*tokens, 0], salt)
+    assert len(marks) == num_waypoints(num_tokens)
+    for number, name in enumerate(marks, start=1):
+        if waypoint(number) % size == 0:
+            assert names[waypoint(number) // size - 1] == name
+    assert len({*names, *marks}) == len(
+        {*range(size, num_tokens + 1, size)}
+        | {waypoint(number) for number in range(1, len(marks) + 1)}
+    )
+
+
+@given(st.lists(st.integers(0, 3), max_size=300), st.lists(st.integers(1, 90), max_size=20))
+def test_a_name_does_not_depend_on_how_its_tokens_came(tokens: list[int], cuts: list[int]) -> None:
+    whole, parts, at = PrefixNamer(), PrefixNamer(), 0
+    for cut in cuts:
+        parts.advance(tokens[at : at + cut])
+        at += cut
+    assert whole.advance(tokens) == parts.advance(tokens[at:])
+    assert PrefixNamer("salt").advance(tokens) != whole.advance([])
 
 
 def test_a_prefix_is_found_again_after_its_request_has_ended() -> None:
     pool, table = BlockPool(8, SIZE), list[int]()
-    hashes = chain_hashes(range(12), SIZE)
+    hashes = block_names(range(12), SIZE)
     assert pool.grow(table, 12)
     pool.cache(table, hashes)
     kept = list(table)
@@ -63,7 +98,7 @@ def test_every_block_is_referred_to_free_or_cached_and_holds_what_its_hash_says(
     for arrives, prompt, which in steps:
         if arrives:
             table: list[int] = []
-            hashes = chain_hashes(prompt, SIZE)
+            hashes = block_names(prompt, SIZE)
             num_cached = pool.adopt(table, hashes)
             for n, block in enumerate(table):
                 assert contents[block] == tuple(prompt[: (n + 1) * SIZE])

@@ -6,7 +6,14 @@ from collections import Counter, abc
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headway.blocks import BlockHash, BlockPool, block_hash, chain_hashes, salt_hash
+from headway.blocks import (
+    BlockHash,
+    BlockPool,
+    PrefixNamer,
+    block_names,
+    num_waypoints,
+    waypoint,
+)
 from headway.cluster import Role, UnitLoad, WorkerInfo
 from headway.core.worker.batch import BatchSums
 from headway.core.worker.host import HostMemory
@@ -15,6 +22,7 @@ from headway.core.worker.news import LifeNews
 from headway.core.worker.rates import MemoryRates
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.settings import WorkerSettings
+from headway.messages import Admission, CachedPrefixes
 from headway.request import Request, StreamKey
 
 HashesOf = Callable[[Request], abc.Sequence[BlockHash]]
@@ -37,7 +45,8 @@ class WorkerUnit:
     ``changed``: requests that joined, left, or changed in a way that the batching policy reads,
     since the last plan. Tokens computed by a pass are not listed. ``batch``: the requests that are
     on a clock (``clock.py``), None for none; the others are ``apart``. ``released``: requests
-    removed since the last pass. ``decodes_first``: true on a convertible decoder, where decoding
+    removed since the last pass. ``admitted``: for the first time, since the last report.
+    ``decodes_first``: true on a convertible decoder, where decoding
     requests have their places before prompts, whatever the policy (TokenScale).
     """
 
@@ -66,6 +75,7 @@ class WorkerUnit:
         self.batch: BatchSums | None = None
         self.changed: dict[StreamKey, None] = {}
         self.released: list[StreamKey] = []
+        self.admitted: list[Admission] = []
         self.tenants: Counter[str] = Counter()
         """Requests by tenant."""
         self.prompts: dict[StreamKey, Sequence] = {}
@@ -83,8 +93,8 @@ class WorkerUnit:
             kv.hashes = list(self._hashes_of(request))
         elif self._settings.prefix_caching:
             token_ids = (*request.prompt_token_ids, *request.output_token_ids)
-            salt = salt_hash(request.cache_salt)
-            kv.hashes = chain_hashes(token_ids, self.pool.block_size, salt)
+            kv.namer = PrefixNamer(request.cache_salt)
+            kv.hashes = block_names(token_ids, self.pool.block_size, kv.namer)
         if sequence.stage is Stage.WAITING and kv.hashes:
             num_blocks = self.pool.count_cached(self.adoptable(sequence))
             kv.num_hit_tokens = num_blocks * self.pool.block_size
@@ -133,6 +143,7 @@ class WorkerUnit:
             sequence.num_cached_tokens = num_hit_tokens
         if not sequence.num_preemptions:
             kv.num_hit_tokens = num_hit_tokens
+            self.admitted.append(Admission(sequence.key, num_hit_tokens))
             self.prefix_counts.num_asked_tokens += sequence.num_tokens
             self.prefix_counts.num_hit_tokens += num_hit_tokens
 
@@ -146,11 +157,9 @@ class WorkerUnit:
         if num_full <= kv.num_named:
             return
         hashes = kv.hashes
-        if self._settings.prefix_caching:
-            salt = None if hashes else salt_hash(sequence.request.cache_salt)
-            for n in range(len(hashes), num_full):
-                tokens = sequence.tokens(n * size, (n + 1) * size)
-                hashes.append(block_hash(hashes[-1] if hashes else salt, tokens))
+        if kv.namer is not None and len(hashes) < num_full:
+            tokens = sequence.tokens(len(hashes) * size, num_full * size)
+            hashes += block_names(tokens, size, kv.namer)
         self.pool.cache(kv.blocks, hashes, kv.num_named, num_full)
         kv.num_named = num_full
 
@@ -200,6 +209,23 @@ class WorkerUnit:
         self.tenants[tenant] -= 1
         if not self.tenants[tenant]:
             del self.tenants[tenant]
+
+    # --- cached prefixes --------------------------------------------------------------
+
+    def waypoint_names(self, sequence: Sequence) -> tuple[BlockHash, ...]:
+        """Return the names of the waypoints behind its prompt whose KV is cached."""
+        kv, size = sequence.kv, self.pool.block_size
+        first = num_waypoints(sequence.num_prompt_tokens - 1) + 1
+        num_named = min(kv.num_named, len(kv.hashes))
+        ends = map(waypoint, range(first, num_waypoints(num_named * size) + 1))
+        return tuple([kv.hashes[end // size - 1] for end in ends if not end % size])
+
+    def prefixes(self, most: int) -> CachedPrefixes:
+        """Return the beginnings that it has cached, the ``most`` most recently used of them."""
+        found = ((name, num_waypoints(end), end) for name, end in self.pool.cached())
+        named = [(name, number) for name, number, end in found if waypoint(number) == end]
+        kept = named[max(0, len(named) - most) :]
+        return CachedPrefixes(self.unit, tuple(n for n, _ in kept), tuple(n for _, n in kept))
 
     # --- load -------------------------------------------------------------------------
 
