@@ -101,7 +101,7 @@ def _print_compared(console: Console, runs: Mapping[str, Sequence[SystemRun]]) -
         pairs = list(zip(ones, found, strict=False))
         if pairs:
             rows = compared([a.figures for a, _ in pairs], [b.figures for _, b in pairs], FIGURES)
-            print_compared(console, f"{len(pairs)} seeds", (first, name), rows)
+            print_compared(console, f"pairs: {len(pairs)}", (first, name), rows)
 
 
 def _report(runs: Mapping[str, Sequence[SystemRun]], seeds: Sequence[int]) -> dict[str, Any]:
