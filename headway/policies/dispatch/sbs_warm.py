@@ -66,7 +66,8 @@ class WarmStaggeredBatch(StaggeredBatch):
 
     def __init__(self, params: SbsWarmParams | None = None) -> None:
         self._table = UnitTable()
-        self._waits_since: dict[StreamKey, float] = {}
+        self._waits_since: dict[StreamKey, tuple[float, float]] = {}
+        """When requests first could not go to their own unit, and W then."""
         self._recheck_at = inf
         super().__init__(params or SbsWarmParams())
 
@@ -111,8 +112,7 @@ class WarmStaggeredBatch(StaggeredBatch):
         }
         if not ready:
             return super().turns(loads, num_waiting, now=now, waiting=waiting)
-        prefillers = [load for load in loads if load.role is not Role.CONVERTIBLE]
-        self._table.update(prefillers or loads)
+        self._table.update(loads)
         look = self._judge_all(waiting, ready, now)
         self._table.restore()
         self._forget_gone(waiting)
@@ -173,7 +173,8 @@ class WarmStaggeredBatch(StaggeredBatch):
             return entry.num_tokens
         self._table.take(own.unit, uncached, entry.num_tokens)
         if is_ready:
-            look.own.setdefault(unit.load.worker_id, {})[entry.key] = own
+            _, wait = self._waits_since.get(entry.key, (now, 0.0))
+            look.own.setdefault(unit.load.worker_id, {})[entry.key] = own._replace(wait=wait)
             return uncached
         look.held[entry.key] = None
         return 0.0
@@ -189,6 +190,7 @@ class WarmStaggeredBatch(StaggeredBatch):
         ranked = sorted(
             (self._cost(table[unit], num_tokens, matches.hit(unit)), unit)
             for unit in table.candidates(matches)
+            if self._may_own(table[unit].load)
         )
         if not ranked:
             return None
@@ -201,6 +203,11 @@ class WarmStaggeredBatch(StaggeredBatch):
             return own
         return own._replace(runner_up=ranked[1][1], runner_up_cost=ranked[1][0])
 
+    def _may_own(self, load: InstanceLoad) -> bool:
+        """Return whether requests wait for an instance: not for a silent or a convertible one."""
+        is_silent = self._instances[load.worker_id].fallback
+        return not is_silent and (load.role is not Role.CONVERTIBLE or self._all_convert)
+
     def _cost(self, unit: Unit, num_tokens: int, hit: Hit) -> float:
         """Return the seconds until a prompt is through, for it and for all that it delays."""
         uncached = max(1.0, num_tokens - self._saved(hit))
@@ -210,11 +217,6 @@ class WarmStaggeredBatch(StaggeredBatch):
     def _saved(self, hit: Hit) -> float:
         """Return the tokens whose computing a hit saves; the link costs a share of those on it."""
         return hit.num_device_tokens + hit.num_host_tokens * (1.0 - self._host_share)
-
-    def uncached(self, request: Waiting) -> int:
-        """Return the tokens that every unit lacks of a prompt."""
-        matches = self.matches(request)
-        return request.num_tokens - (matches.shortest if matches is not None else 0)
 
     def _unit_seconds(self, load: InstanceLoad) -> float:
         """Return t: one unit's seconds for a prompt token; its instance computes all at once."""
@@ -227,8 +229,9 @@ class WarmStaggeredBatch(StaggeredBatch):
 
         In all it waits no longer than that takes; then it is anybody's for good.
         """
-        until = self._waits_since.setdefault(key, now) + saved
-        if now >= until or self._wait(unit, now) >= saved:
+        wait = self._wait(unit, now)
+        until = self._waits_since.setdefault(key, (now, wait))[0] + saved
+        if now >= until or wait >= saved:
             return False
         self._recheck_at = min(self._recheck_at, until)
         return True
@@ -244,7 +247,7 @@ class WarmStaggeredBatch(StaggeredBatch):
         """Forget since when requests waited that are gone, once they are the majority."""
         if len(self._waits_since) > 2 * len(waiting) + 64:
             alive = {entry.key for entry in waiting}
-            kept = ((key, at) for key, at in self._waits_since.items() if key in alive)
+            kept = (each for each in self._waits_since.items() if each[0] in alive)
             self._waits_since = dict(kept)
 
     def wakeup(
