@@ -82,8 +82,8 @@ class OwnUnit(NamedTuple):
     """The unit that a request goes to for what that unit holds of it, and why.
 
     ``num_hit_tokens`` and ``num_owed_tokens``: cached there, and owed before it. ``cost`` in
-    seconds, and that of the ``runner_up``: inf for none. ``wait``: seconds until the unit's turn, as
-    expected when the request first could not go there; 0 if it went at once.
+    seconds, and that of the ``runner_up``: inf for none. ``wait``: seconds until the unit's turn,
+    as expected when the request first could not go there; 0 if it went at once.
     """
 
     unit: UnitId

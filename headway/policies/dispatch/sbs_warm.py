@@ -139,7 +139,7 @@ class WarmStaggeredBatch(StaggeredBatch):
         look = _Look()
         left = float(_MOST_CHUNKS * sum(load.chunk_tokens for load in ready.values()))
         for entry in waiting:
-            matches = self.matches(entry)
+            matches = self._telling(entry)
             if left <= 0:
                 look.is_complete = matches is None and not (look.own or look.held)
                 if not look.is_complete:
@@ -179,13 +179,17 @@ class WarmStaggeredBatch(StaggeredBatch):
         look.held[entry.key] = None
         return 0.0
 
+    def _telling(self, entry: Waiting) -> Matches | None:
+        """Return who holds its beginning, if that tells units apart."""
+        matches, least = self.matches(entry), self._least_hit
+        if matches is None or matches.longest < least:
+            return None
+        return matches if matches.longest - matches.shortest >= least else None
+
     # --- where ------------------------------------------------------------------------
 
     def _own_unit(self, entry: Waiting, matches: Matches) -> OwnUnit | None:
         """Return the unit of least cost, if it holds enough; None if the request is anybody's."""
-        least = self._least_hit
-        if matches.longest < least or matches.longest - matches.shortest < least:
-            return None
         table, num_tokens = self._table, entry.num_tokens
         ranked = sorted(
             (self._cost(table[unit], num_tokens, matches.hit(unit)), unit)
@@ -196,7 +200,7 @@ class WarmStaggeredBatch(StaggeredBatch):
             return None
         cost, unit = ranked[0]
         hit = matches.hit(unit).num_tokens
-        if hit < least:
+        if hit < self._least_hit:
             return None
         own = OwnUnit(unit, hit, int(table[unit].num_owed_tokens), cost)
         if len(ranked) == 1:
