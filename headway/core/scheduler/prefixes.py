@@ -325,7 +325,7 @@ def _names(entry: Tracked) -> Sequence[BlockHash]:
         if request is None:
             return ()
         tokens = request.prompt_token_ids
-        if request.output_token_ids:
+        if request.output_token_ids and isinstance(tokens, tuple):  # others are simulated
             tokens = (*tokens, *request.output_token_ids)
         entry.waypoint_names = waypoint_names(tokens, request.cache_salt)
     return entry.waypoint_names

@@ -69,6 +69,11 @@ class InstanceLoad:
     units: Sequence[UnitDebt] = ()
     """Its units, in order."""
 
+    @property
+    def num_units(self) -> int:
+        """Number of its units; 1 where they are not told."""
+        return max(1, len(self.units))
+
 
 class Waiting(Packable, Protocol):
     """A request of the window, as a dispatch policy sees it."""

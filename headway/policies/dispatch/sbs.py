@@ -317,7 +317,7 @@ def _is_lone(load: InstanceLoad) -> bool:
     Such a one has no batch to pack over units, and its next pass begins before a message could say
     that the last one has ended: what waits for that word waits for a pass more.
     """
-    return load.role is Role.UNIFIED and len(load.units) == 1
+    return load.role is Role.UNIFIED and load.num_units == 1
 
 
 def can_take(load: InstanceLoad) -> bool:

@@ -110,7 +110,7 @@ class WarmStaggeredBatch(StaggeredBatch):
         ready = {
             load.worker_id: load for load in loads if can_take(load) and self._ready_at(load) <= now
         }
-        if not ready:
+        if not ready or not any(map(self._telling, waiting)):
             return super().turns(loads, num_waiting, now=now, waiting=waiting)
         self._table.update(loads)
         look = self._judge_all(waiting, ready, now)
@@ -224,7 +224,7 @@ class WarmStaggeredBatch(StaggeredBatch):
 
     def _unit_seconds(self, load: InstanceLoad) -> float:
         """Return t: one unit's seconds for a prompt token; its instance computes all at once."""
-        return self._per_token.value * len(load.units)
+        return self._per_token.value * load.num_units
 
     # --- how long ---------------------------------------------------------------------
 
@@ -244,7 +244,7 @@ class WarmStaggeredBatch(StaggeredBatch):
         """Return W: the seconds until a unit's next turn, as far as known."""
         load = unit.load
         ends_at = self._instances[load.worker_id].dispatched_at + self._turn_round
-        behind = max(0.0, unit.num_owed_tokens - load.chunk_tokens / len(load.units))
+        behind = max(0.0, unit.num_owed_tokens - load.chunk_tokens / load.num_units)
         return max(0.0, ends_at - now) + behind * self._unit_seconds(load)
 
     def _forget_gone(self, waiting: Collection[Waiting]) -> None:

@@ -44,7 +44,7 @@ class Unit:
     @property
     def rank(self) -> float:
         """The cost of another chunk here, in tokens."""
-        chunk = self.load.chunk_tokens / len(self.load.units)
+        chunk = self.load.chunk_tokens / self.load.num_units
         return (self.num_owed_tokens + chunk) * (1 + self.num_requests)
 
 
