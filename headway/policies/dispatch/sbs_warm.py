@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import ClassVar
 
-from headway.cluster import Role
+from headway.cluster import Role, UnitId
 from headway.cost.costs import Constant, Costs
 from headway.policies.answer import Answer
 from headway.policies.dispatch.prefix_hits import Hit, Matches
@@ -69,6 +69,7 @@ class WarmStaggeredBatch(StaggeredBatch):
         self._waits_since: dict[StreamKey, tuple[float, float]] = {}
         """When requests first could not go to their own unit, and W then."""
         self._recheck_at = inf
+        self._barred: frozenset[str] = frozenset()
         super().__init__(params or SbsWarmParams())
 
     # --- constants --------------------------------------------------------------------
@@ -113,6 +114,7 @@ class WarmStaggeredBatch(StaggeredBatch):
         if not ready or not any(map(self._telling, waiting)):
             return super().turns(loads, num_waiting, now=now, waiting=waiting)
         self._table.update(loads)
+        self._barred = self._ownerless(loads)
         look = self._judge_all(waiting, ready, now)
         self._table.restore()
         self._forget_gone(waiting)
@@ -190,37 +192,41 @@ class WarmStaggeredBatch(StaggeredBatch):
 
     def _own_unit(self, entry: Waiting, matches: Matches) -> OwnUnit | None:
         """Return the unit of least cost, if it holds enough; None if the request is anybody's."""
-        table, num_tokens = self._table, entry.num_tokens
-        ranked = sorted(
-            (self._cost(table[unit], num_tokens, matches.hit(unit)), unit)
-            for unit in table.candidates(matches)
-            if self._may_own(table[unit].load)
-        )
-        if not ranked:
+        table, num_tokens, barred = self._table, entry.num_tokens, self._barred
+        costs: list[tuple[float, UnitId]] = []
+        for name in table.candidates(matches):
+            if name.worker_id in barred:
+                continue
+            unit = table[name]
+            uncached = max(1.0, num_tokens - self._saved(matches.hit(name)))
+            costs.append(((unit.num_owed_tokens + uncached) * unit.weight, name))
+        if not costs:
             return None
-        cost, unit = ranked[0]
-        hit = matches.hit(unit).num_tokens
+        tokens, name = best = min(costs)
+        hit = matches.hit(name).num_tokens
         if hit < self._least_hit:
             return None
-        own = OwnUnit(unit, hit, int(table[unit].num_owed_tokens), cost)
-        if len(ranked) == 1:
+        seconds = self._per_token.value
+        own = OwnUnit(name, hit, int(table[name].num_owed_tokens), tokens * seconds)
+        costs.remove(best)
+        if not costs:
             return own
-        return own._replace(runner_up=ranked[1][1], runner_up_cost=ranked[1][0])
+        tokens, name = min(costs)
+        return own._replace(runner_up=name, runner_up_cost=tokens * seconds)
 
-    def _may_own(self, load: InstanceLoad) -> bool:
-        """Return whether requests wait for an instance: not for a silent or a convertible one."""
-        is_silent = self._instances[load.worker_id].fallback
-        return not is_silent and (load.role is not Role.CONVERTIBLE or self._all_convert)
-
-    def _cost(self, unit: Unit, num_tokens: int, hit: Hit) -> float:
-        """Return the seconds until a prompt is through, for it and for all that it delays."""
-        uncached = max(1.0, num_tokens - self._saved(hit))
-        tokens = (unit.num_owed_tokens + uncached) * (1 + unit.num_requests)
-        return tokens * self._unit_seconds(unit.load)
+    def _ownerless(self, loads: Iterable[InstanceLoad]) -> frozenset[str]:
+        """Return the instances for which nobody waits: silent ones, and convertible ones."""
+        return frozenset(
+            load.worker_id
+            for load in loads
+            if self._instances[load.worker_id].fallback
+            or (load.role is Role.CONVERTIBLE and not self._all_convert)
+        )
 
     def _saved(self, hit: Hit) -> float:
         """Return the tokens whose computing a hit saves; the link costs a share of those on it."""
-        return hit.num_device_tokens + hit.num_host_tokens * (1.0 - self._host_share)
+        num_device, num_host = hit
+        return num_device + num_host * (1.0 - self._host_share) if num_host else num_device
 
     def _unit_seconds(self, load: InstanceLoad) -> float:
         """Return t: one unit's seconds for a prompt token; its instance computes all at once."""
