@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bench.agents.history import History
+from bench.agents.dialogue import Dialogue
 from bench.agents.texts import Measure, Texts
 from bench.serve.client import NO_HEADERS, Client, RequestFailedError
 from bench.serve.plan import PATHS, Planned
@@ -145,9 +145,9 @@ class AgentLoop:
             await asyncio.sleep(at - self._now())
             system = self._system.get(session.number, 0)
             own = str(session.number)
-            await self._live(session, History(self._texts, self._measure, own, system))
+            await self._live(session, Dialogue(self._texts, self._measure, own, system))
 
-    async def _live(self, session: Session, conversation: History) -> None:
+    async def _live(self, session: Session, conversation: Dialogue) -> None:
         """Ask every turn of a session, and wait for the children of each."""
         is_task = session.at is not None
         life = SessionLife(session.number, session.kind, is_task, self._now())
@@ -157,7 +157,7 @@ class AgentLoop:
         finally:
             life.ended_at = self._now()
 
-    async def _turns(self, session: Session, conversation: History) -> str:
+    async def _turns(self, session: Session, conversation: Dialogue) -> str:
         """Return why the session was cut, "" where it ended."""
         limit = self._asking.limit
         for place, turn in enumerate(session.turns):
@@ -175,11 +175,11 @@ class AgentLoop:
             )
         return ""
 
-    def _branch(self, conversation: History, child: Session) -> History:
+    def _branch(self, conversation: Dialogue, child: Session) -> Dialogue:
         system = self._system.get(child.number, 0)
         return conversation.branch(child.turns[0], str(child.number), system, self._block)
 
-    async def _ask(self, session: Session, place: int, conversation: History) -> bool:
+    async def _ask(self, session: Session, place: int, conversation: Dialogue) -> bool:
         """Ask one turn and keep its outcome; return whether it was answered."""
         turn, num_repeated = session.turns[place], conversation.num_prompt_tokens
         body = self._asking.body(conversation.ask(turn), turn.output_length)

@@ -185,6 +185,12 @@ async def _measured(client: Client, asking: AgentRequests) -> Measure:
     alone, longer = [{"role": "user", "content": short}], [{"role": "user", "content": long}]
     three = [*alone, {"role": "assistant", "content": short}, *alone]
     counts = [await _num_prompt_tokens(client, asking, each) for each in (alone, longer, three)]
+    if counts[1] <= counts[0]:
+        message = (
+            f"the endpoint counts {counts[0]} tokens for a short prompt and {counts[1]} for a "
+            "longer one: its usage has to count each prompt"
+        )
+        raise HeadwayError(Code.FAILED_PRECONDITION, message)
     return Measure.of(_PROBE_CHARS, counts[0], counts[1], counts[2])
 
 

@@ -32,7 +32,7 @@ class Measure:
         ``short`` and ``long``: the tokens of prompts of one message, with so many ``chars``.
         ``three``: of a prompt of three messages, each with the text of the short one.
         """
-        per_token = (chars[1] - chars[0]) / max(1, long - short)
+        per_token = (chars[1] - chars[0]) / (long - short)
         text = round(chars[0] / per_token)
         return cls(per_token, max(0, short - text), max(0, three - short - 2 * text))
 

@@ -62,6 +62,8 @@ def read_sessions(lines: Iterable[str], name: str) -> list[Session]:
             raise rows.wrong(number, bad) from None
         found[session.number] = session
         children.update(named)
+    if not found:
+        raise HeadwayError(Code.INVALID_ARGUMENT, f"{name} has no session; it must have one a line")
     _refuse_lost(found, children, name)
     return list(found.values())
 

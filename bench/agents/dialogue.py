@@ -13,7 +13,7 @@ LEAST_TOKENS = 8
 Message = dict[str, str]
 
 
-class History:
+class Dialogue:
     """The history of one session, which every prompt repeats as a whole.
 
     ``own`` names its texts. ``system``: tokens of its first prompt that are the system's message.
@@ -66,13 +66,13 @@ class History:
         self.messages.append({"role": "assistant", "content": text})
         self._ends.append(self.num_tokens + min(visible, num_tokens))
 
-    def branch(self, turn: SessionTurn, own: str, system: int, block: int) -> History:
+    def branch(self, turn: SessionTurn, own: str, system: int, block: int) -> Dialogue:
         """Return the conversation of a child whose first turn is ``turn``.
 
         It begins with the messages whose greater part lies within the blocks (of ``block`` tokens)
         that both prompts begin with; a question takes its answer along.
         """
-        child = History(self._texts, self._measure, own, system)
+        child = Dialogue(self._texts, self._measure, own, system)
         shared = num_shared(self._ids, turn.hash_ids) * block
         middles = [(start + end) / 2 for start, end in pairwise([0, *self._ends])]
         num_kept = sum(middle < shared for middle in middles)
